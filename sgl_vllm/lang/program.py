@@ -108,7 +108,7 @@ class Program:
         function. Raises the ProgramError of the first operation that failed, and whatever the
         function itself raises; requests still under way are then cancelled.
         """
-        state, finished = self._start(
+        run = Run(
             _backend(backend),
             _defaults(
                 max_new_tokens=max_new_tokens,
@@ -124,29 +124,21 @@ class Program:
                 return_logprob=return_logprob,
                 top_logprobs_num=top_logprobs_num,
             ),
-            args,
-            kwargs,
+            background_loop(),
         )
-        run = state._stream.run
         try:
-            run.background.wait_for(finished)
+            state = self._call_in(run, *args, **kwargs)
+            run.background.wait_for(run.check())
         except BaseException:
             run.cancel()
             raise
         return state
 
-    def _start(
-        self, backend: Backend, defaults: Sampling, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[ProgramState, Future[None]]:
-        """Call the function; the future is done when all operations it submitted are."""
-        run = Run(backend, defaults, background_loop())
+    def _call_in(self, run: Run, *args: Any, **kwargs: Any) -> ProgramState:
+        """Call the function on a new prompt; what it submits may still be under way after."""
         state = ProgramState(Stream(run))
-        try:
-            state.ret_value = self.func(state, *args, **{**self._bound, **kwargs})
-        except BaseException:
-            run.cancel()
-            raise
-        return state, run.check()
+        state.ret_value = self.func(state, *args, **{**self._bound, **kwargs})
+        return state
 
     @overload
     def run_batch(
@@ -166,7 +158,7 @@ class Program:
         **options: Any,
     ) -> Iterator[ProgramState]: ...
 
-    def run_batch(
+    def run_batch(  # type: ignore[misc]  # the overloads' `options` are the arguments below
         self,
         batch_kwargs: Sequence[Mapping[str, Any]] | Sequence[Sequence[Any]],
         *,
@@ -320,24 +312,22 @@ class _Batch:
             self._workers.close()
 
     def _run_one(self, index: int) -> None:
+        run = self._runs[index] = Run(self._backend, self._defaults, background_loop())
         try:
-            state, finished = self._program._start(
-                self._backend, self._defaults, (), self._items[index]
-            )
+            state = self._program._call_in(run, **self._items[index])
+            finished = run.check()
         except BaseException as error:
             self._done(index, error)
             return
-        self._runs[index] = state._stream.run
         if self._stopped:
-            state._stream.run.cancel()
+            run.cancel()
         finished.add_done_callback(lambda done: self._done(index, done.exception() or state))
 
     def _done(self, index: int, result: ProgramState | BaseException) -> None:
-        run = self._runs.pop(index, None)
+        run = self._runs.pop(index)
         self._slots.release()
         if isinstance(result, BaseException):
-            if run is not None:
-                run.cancel()
+            run.cancel()
             self._results[index].set_exception(result)
         else:
             self._results[index].set_result(result)
@@ -351,7 +341,6 @@ class _Workers:
         self._changed = threading.Condition()
         self._tasks: deque[Callable[[], None]] = deque()
         self._threads = 0
-        self._idle = 0
         self._closed = False
 
     def submit(self, task: Callable[[], None]) -> None:
@@ -383,7 +372,7 @@ class _Workers:
 
 
 def _progress_bar(results: Sequence[Future[ProgramState]]) -> Any:
-    from tqdm.auto import tqdm
+    from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     bar = tqdm(total=len(results))
     for result in results:

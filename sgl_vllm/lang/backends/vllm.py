@@ -185,8 +185,12 @@ class VLLM(Backend):
         return await self._call("POST", f"{self.url}/v1/{path}", body)
 
     async def _warm_ids(self, ids: list[int]) -> Usage:
-        body = {"model": await self._model_name(), "prompt": ids}
-        body |= {"max_tokens": 1, "temperature": 0.0}
+        body = {
+            "model": await self._model_name(),
+            "prompt": ids,
+            "max_tokens": 1,
+            "temperature": 0.0,
+        }
         answer = await self._call("POST", f"{self.url}/v1/completions", body)
         with _reading(self.name):
             return _usage(answer)
