@@ -117,10 +117,8 @@ class VllmServer:
         if plugin_config:
             self.command += ["--plugin-config", json.dumps(plugin_config)]
         self.command += extra_args
-        self.environment = (
-            QUIET_ENVIRONMENT | (CPU_ENVIRONMENT if on_cpu else {}) | dict(os.environ)
-        )
-        self.environment |= env or {}
+        defaults = QUIET_ENVIRONMENT | (CPU_ENVIRONMENT if on_cpu else {})
+        self.environment = {**defaults, **os.environ, **(env or {})}
 
     def __enter__(self) -> VllmServer:
         self.start()

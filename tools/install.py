@@ -125,7 +125,7 @@ def is_current(target: str) -> bool:
 
 
 def fingerprint(target: str) -> str:
-    """Changes with the pins, the package's metadata, the installer, the interpreter and the place."""
+    """Changes with the pins, the package's metadata, the installer, the interpreter, the path."""
     digest = hashlib.sha256(f"{target} {VENV} {os.path.realpath(VENV_PYTHON)}".encode())
     inputs = [ROOT / "pyproject.toml", Path(__file__), ROOT / "sgl_vllm" / "metadata_shim.py"]
     for path in [*inputs, *sorted((ROOT / "constraints").glob("*.txt"))]:
