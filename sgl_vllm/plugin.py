@@ -20,7 +20,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from sgl_vllm.compat import installed_vllm, support_of
+from sgl_vllm.compat import Support, installed_vllm, server_requirements, unsupported_message
 from sgl_vllm.config import CONFIG_ENV, CONFIG_KEY, OptionError, Options, words_to_mapping
 
 PLUGIN_NAME = "sgl_vllm"
@@ -211,11 +211,11 @@ def probe_parts() -> list[PartStatus]:
     Imports vLLM. What a model or a configuration rules out beyond that is said when it is served.
     """
     found = installed_vllm()
-    if found is None:
-        return [PartStatus("server", False, "vLLM is not installed: pip install vllm")]
-    support = support_of(found.version)
-    if not support.usable:
-        return [PartStatus("server", False, support.message)]
+    if found is None or found.support is Support.UNSUPPORTED:
+        return [PartStatus("server", False, unsupported_message(found) or "")]
+    for requirement in server_requirements():
+        if requirement.problem:
+            return [PartStatus("server", False, requirement.problem)]
     return [
         PartStatus(name, not missing, f"vLLM {found.version} lacks {', '.join(missing)}" if missing else "")
         for name, missing in (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import xgrammar
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
@@ -48,7 +49,7 @@ class ForcedTokens:
         if not text and not can_end:
             return []
         if self._tokenizer is None:
-            self._build(backend)
+            self._build(backend, grammar.ctx.tokenizer_info)
         assert self._tokenizer is not None
         tokens: list[int] = []
         if text:
@@ -77,8 +78,7 @@ class ForcedTokens:
         grammar.fill_bitmask(self._mask, 0)
         return self._mask.numpy()[0].view(np.uint32)
 
-    def _build(self, backend: XgrammarBackend) -> None:
-        info = backend.compiler.tokenizer_info
+    def _build(self, backend: XgrammarBackend, info: xgrammar.TokenizerInfo) -> None:
         token_bytes = list(info.decoded_vocab)
         for token in {*info.special_token_ids, *info.stop_token_ids}:
             token_bytes[token] = b""
