@@ -29,7 +29,7 @@ from sgl_vllm import compat
 from sgl_vllm.demo.program import FIRST_COUNTRY, MORE_COUNTRIES, Guide, city_guide
 from sgl_vllm.serving import Counters, ServerFailed, VllmServer
 
-DEFAULT_MODEL = Path(__file__).with_name("model")
+DEFAULT_MODEL = MODEL_PATH
 MAX_MODEL_LEN = 2048
 ROLE_STYLES = {"system": "dim", "user": "bold cyan", "assistant": "green"}
 MAX_TREE_CHILDREN = 6

@@ -1,0 +1,73 @@
+"""SGLang's ideas in an unforked vLLM; this module is the language: ``import sgl_vllm as sgl``.
+
+Imports neither vLLM nor torch: it is the client, and runs where no server is installed.
+"""
+
+from sgl_vllm.lang.backends.base import Backend, ServerInfo, Usage
+from sgl_vllm.lang.backends.vllm import VLLM, RuntimeEndpoint
+from sgl_vllm.lang.choices import (
+    greedy_token_selection,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+)
+from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError, UnsupportedError
+from sgl_vllm.lang.interpreter import ProgramGroup, ProgramState
+from sgl_vllm.lang.ir import (
+    assistant,
+    assistant_begin,
+    assistant_end,
+    gen,
+    gen_int,
+    gen_string,
+    select,
+    system,
+    system_begin,
+    system_end,
+    user,
+    user_begin,
+    user_end,
+)
+from sgl_vllm.lang.program import (
+    Program,
+    flush_cache,
+    function,
+    get_server_info,
+    set_default_backend,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "VLLM",
+    "Backend",
+    "BackendError",
+    "Program",
+    "ProgramCancelled",
+    "ProgramError",
+    "ProgramGroup",
+    "ProgramState",
+    "RuntimeEndpoint",
+    "ServerInfo",
+    "UnsupportedError",
+    "Usage",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "get_server_info",
+    "greedy_token_selection",
+    "select",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+]

@@ -1,0 +1,1 @@
+"""Backends: where a program's text is computed."""

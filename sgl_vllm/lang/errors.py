@@ -1,0 +1,45 @@
+"""What can go wrong in a program, as exceptions.
+
+Owns the exception types of the language and nothing else. `ProgramError` is what a program raises;
+`BackendError` is what a backend raises, and is then the cause of a `ProgramError`.
+"""
+
+from __future__ import annotations
+
+
+class BackendError(Exception):
+    """A server did not do what was asked.
+
+    `status` is the HTTP status it answered with, or None when it did not answer at all.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class UnsupportedError(BackendError):
+    """The backend has no such feature, and no fall-back gives the same answer."""
+
+    def __init__(self, backend: str, feature: str, advice: str) -> None:
+        super().__init__(f"{feature} is not supported by {backend}: {advice}")
+        self.backend = backend
+        self.feature = feature
+
+
+class ProgramError(Exception):
+    """An operation of a program failed; the operations after it on its stream did not run.
+
+    `operation` names it as it stands in the program, such as ``gen 'answer'``. The reason is the
+    chained ``__cause__``.
+    """
+
+    def __init__(self, operation: str, where: str, cause: BaseException) -> None:
+        place = f" in {where}" if where else ""
+        super().__init__(f"{operation}{place} failed: {cause or type(cause).__name__}")
+        self.operation = operation
+        self.__cause__ = cause
+
+
+class ProgramCancelled(Exception):
+    """The program was given up before this operation ran: its body raised or was interrupted."""

@@ -1,0 +1,80 @@
+"""One event loop in one background thread, on which all programs' operations run.
+
+Owns the thread and hand-over of work to it. Knows nothing of programs. The loop is made on first
+use and again in a forked child process, where the parent's thread does not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class BackgroundLoop:
+    """An event loop running in a daemon thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="sgl-vllm-loop", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run `coroutine` on the loop; does not wait."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def soon(self, callback: Callable[[], object]) -> None:
+        """Call `callback` on the loop; does not wait."""
+        self.loop.call_soon_threadsafe(callback)
+
+    def wait_for(self, future: Future[T]) -> T:
+        """Block until `future` is done and return its result or raise its exception.
+
+        RuntimeError on the loop's own thread, which would wait for itself for ever.
+        """
+        if not future.done() and threading.current_thread() is self._thread:
+            raise RuntimeError("a program cannot be waited for on the language's own event loop")
+        return future.result()
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=1.0)
+
+
+_lock = threading.Lock()
+_background: BackgroundLoop | None = None
+
+
+def background_loop() -> BackgroundLoop:
+    """The process's background loop."""
+    global _background
+    with _lock:
+        if _background is None:
+            _background = BackgroundLoop()
+        return _background
+
+
+def _forget_after_fork() -> None:
+    global _background, _lock
+    _lock = threading.Lock()
+    _background = None
+
+
+def _stop_at_exit() -> None:
+    if _background is not None:
+        _background.stop()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
+atexit.register(_stop_at_exit)

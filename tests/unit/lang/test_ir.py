@@ -1,0 +1,86 @@
+"""Building expressions."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.ir import DEFAULT_SAMPLING, Gen, Sampling, Select, Text, parts_of
+
+
+def test_strings_and_expressions_concatenate_in_order():
+    expr = "a" + sgl.gen("x") + "b" + sgl.select("y", ["c"])
+    kinds = [type(part) for part in parts_of(expr)]
+    assert kinds == [Text, Gen, Text, Select]
+
+
+def test_a_turn_wraps_its_content():
+    assert [str(part) for part in parts_of(sgl.user("hi"))] == [
+        "user_begin",
+        "text 'hi'",
+        "user_end",
+    ]
+
+
+def test_only_strings_and_expressions_can_be_appended():
+    with pytest.raises(TypeError, match="not int"):
+        parts_of(7)
+
+
+def test_choices_make_a_gen_a_select():
+    assert isinstance(sgl.gen("x", choices=["a", "b"]), Select)
+
+
+def test_a_gen_has_at_most_one_constraint():
+    with pytest.raises(ValueError, match="only one of dtype and regex"):
+        sgl.gen("x", dtype=int, regex="a")
+
+
+@pytest.mark.parametrize("choices", [None, [], "yes", ["a", ""], ["a", 1]])
+def test_a_select_needs_choices_that_are_non_empty_strings(choices):
+    with pytest.raises(ValueError):
+        sgl.select("x", choices)
+
+
+def test_an_unknown_dtype_is_refused():
+    with pytest.raises(ValueError, match="int, float, str or bool"):
+        sgl.gen("x", dtype=dict)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text", "value"),
+    [
+        (int, "-17", -17),
+        ("int", "0", 0),
+        (float, "2.50", 2.5),
+        (bool, "False", False),
+        (str, '"say \\"hi\\""', 'say "hi"'),
+    ],
+)
+def test_a_dtype_is_a_regex_and_a_reader_that_fit_each_other(dtype, text, value):
+    expr = sgl.gen("x", dtype=dtype)
+    assert re.fullmatch(expr.regex, text)
+    assert expr.parse(text) == value
+
+
+@pytest.mark.parametrize("text", ["007", "+1", "1.5", "", "--1", "1" * 30])
+def test_the_int_regex_holds_to_one_bounded_form(text):
+    assert not re.fullmatch(sgl.gen_int("x").regex, text)
+
+
+def test_a_json_schema_may_be_a_dict_or_its_json():
+    schema = {"type": "object"}
+    as_dict = sgl.gen("x", json_schema=schema)
+    as_text = sgl.gen("x", json_schema=json.dumps(schema))
+    assert json.loads(as_dict.json_schema) == schema == json.loads(as_text.json_schema)
+
+
+def test_none_inherits_and_anything_else_overrides():
+    merged = Sampling(temperature=0.0, stop=("a",)).over(DEFAULT_SAMPLING)
+    assert merged.temperature == 0.0
+    assert merged.stop == ("a",)
+    assert merged.max_new_tokens == 128
+    assert merged.top_k == -1
