@@ -26,10 +26,10 @@ from rich.tree import Tree
 
 import sgl_vllm as sgl
 from sgl_vllm import compat
+from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.demo.program import FIRST_COUNTRY, MORE_COUNTRIES, Guide, city_guide
 from sgl_vllm.serving import Counters, ServerFailed, VllmServer
 
-DEFAULT_MODEL = MODEL_PATH
 MAX_MODEL_LEN = 2048
 ROLE_STYLES = {"system": "dim", "user": "bold cyan", "assistant": "green"}
 MAX_TREE_CHILDREN = 6
@@ -132,12 +132,14 @@ def read_tree(url: str) -> CacheNode:
     answer = httpx.get(f"{url}/v1/sgl/tree", timeout=30)
     if answer.status_code != 200:
         raise DemoFailed(f"{url}/v1/sgl/tree answered {answer.status_code}: {answer.text[:200]}")
+    (engine,) = answer.json()["engines"]
+    (namespace,) = engine["namespaces"]  # one: the program uses neither cache_salt nor LoRA
+    return cache_node(namespace)
 
-    def node(content: Mapping[str, Any]) -> CacheNode:
-        children = tuple(node(child) for child in content["children"])
-        return CacheNode(content["num_tokens"], content["hits"], children)
 
-    return node(answer.json())
+def cache_node(content: Mapping[str, Any]) -> CacheNode:
+    children = tuple(cache_node(child) for child in content["children"])
+    return CacheNode(content["num_tokens"], content["hits"], children)
 
 
 def _warm_up(server: VllmServer) -> None:
@@ -176,7 +178,7 @@ def _gpu_arguments() -> tuple[str, ...]:
 
 
 def _model_folder(model: Path | None) -> Path:
-    folder = model or DEFAULT_MODEL
+    folder = model or MODEL_PATH
     if not (folder / "config.json").is_file():
         raise DemoFailed(f"{folder} holds no model (no config.json); name one with --model PATH")
     return folder
@@ -207,9 +209,9 @@ def show(comparison: Comparison, console: Console) -> None:
         console.print(Text.assemble((f"{message['role']:>9}  ", style), message["content"]))
     console.rule("The other countries")
     console.print(_guides_table(more))
-    console.rule("The radix tree after it (tokens per node)")
+    console.rule("The radix tree afterwards")
     console.print(draw_tree(comparison.tree))
-    console.rule("The same program, with the same answers, on both")
+    console.rule("The same program on both")
     console.print(Group(_counts_table(comparison), _verdict(comparison)))
 
 
@@ -236,7 +238,7 @@ def subtree_tokens(node: CacheNode) -> int:
 
 def _label(node: CacheNode) -> str:
     hits = f", {node.hits} hits" if node.hits else ""
-    return f"{node.num_tokens}[dim]{hits}[/dim]" if node.num_tokens else "root"
+    return f"{node.num_tokens} tokens[dim]{hits}[/dim]" if node.num_tokens else "root"
 
 
 def _guides_table(guides: list[Guide]) -> Table:
