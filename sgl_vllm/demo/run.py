@@ -60,10 +60,18 @@ class CacheNode:
 
 
 @dataclass(frozen=True)
+class CacheTree:
+    """The radix tree of a server; a KV block holds `block_size_tokens`, on both servers."""
+
+    block_size_tokens: int
+    root: CacheNode
+
+
+@dataclass(frozen=True)
 class Comparison:
     stock: Arm
     plugin: Arm
-    tree: CacheNode
+    tree: CacheTree
 
     @property
     def same_answers(self) -> bool:
@@ -127,14 +135,14 @@ def run_program(server: VllmServer) -> Arm:
     return Arm(guides, tuple(first.messages()), server.counters() - before, wall_s)
 
 
-def read_tree(url: str) -> CacheNode:
+def read_tree(url: str) -> CacheTree:
     """The radix tree of a server with the plugin, without any text."""
     answer = httpx.get(f"{url}/v1/sgl/tree", timeout=30)
     if answer.status_code != 200:
         raise DemoFailed(f"{url}/v1/sgl/tree answered {answer.status_code}: {answer.text[:200]}")
     (engine,) = answer.json()["engines"]
     (namespace,) = engine["namespaces"]  # one: the program uses neither cache_salt nor LoRA
-    return cache_node(namespace)
+    return CacheTree(engine["block_size"], cache_node(namespace))
 
 
 def cache_node(content: Mapping[str, Any]) -> CacheNode:
@@ -208,10 +216,15 @@ def show(comparison: Comparison, console: Console) -> None:
         style = ROLE_STYLES.get(message["role"], "")
         console.print(Text.assemble((f"{message['role']:>9}  ", style), message["content"]))
     console.rule("The other countries")
-    console.print(_guides_table(more))
+    for guide in more:
+        console.print(_guide_table(guide))
     console.rule("The radix tree afterwards")
-    console.print(draw_tree(comparison.tree))
+    console.print(draw_tree(comparison.tree.root))
     console.rule("The same program on both")
+    console.print(
+        f"vLLM's defaults, with KV blocks of {comparison.tree.block_size_tokens} tokens.",
+        style="dim",
+    )
     console.print(Group(_counts_table(comparison), _verdict(comparison)))
 
 
@@ -241,18 +254,15 @@ def _label(node: CacheNode) -> str:
     return f"{node.num_tokens} tokens[dim]{hits}[/dim]" if node.num_tokens else "root"
 
 
-def _guides_table(guides: list[Guide]) -> Table:
-    table = Table(show_header=True, header_style="dim", box=None, pad_edge=False)
-    for heading in ("country", "asked", "tips (from the branches)", "card (regex)", "select"):
-        table.add_column(heading)
-    for guide in guides:
-        table.add_row(
-            guide.country,
-            escape(f"{guide.capital}\n{guide.dish}"),
-            escape("\n".join(guide.tips)),
-            escape(guide.card),
-            guide.continent,
-        )
+def _guide_table(guide: Guide) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", style="dim", min_width=9)
+    table.add_column()
+    table.add_row("", f"[bold]{guide.country}[/bold]")
+    table.add_row("gen", escape(f"{guide.capital} {guide.dish}"))
+    table.add_row("fork", escape(" ".join(guide.tips)))
+    table.add_row("regex", escape(guide.card))
+    table.add_row("select", guide.continent)
     return table
 
 
