@@ -26,6 +26,7 @@ from rich.tree import Tree
 
 import sgl_vllm as sgl
 from sgl_vllm import compat
+from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.demo.program import FIRST_COUNTRY, MORE_COUNTRIES, Guide, city_guide
 from sgl_vllm.serving import Counters, ServerFailed, VllmServer
 
