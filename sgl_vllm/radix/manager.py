@@ -190,7 +190,8 @@ class RadixKVCacheManager(KVCacheManager):
         namespace = namespace_of(request)
         if self.tree is None or namespace is None:
             return 0
-        return self.tree.match_length(namespace, self._tokens_of(request)[:-1])
+        tokens = self._tokens_of(request)[:-1]
+        return self._guarded(self.tree.match_length, namespace, tokens) or 0
 
     def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
         super().record_prefix_cache_stats(request, num_hits)

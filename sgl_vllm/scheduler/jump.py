@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from weakref import WeakSet
 
+from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop, remove_all
@@ -29,6 +30,8 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.fsm.backend import ForcedTokens
+
+logger = init_logger("vllm.sgl_vllm.jump")
 
 
 @dataclass(slots=True)
@@ -45,7 +48,7 @@ class JumpForward:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._forced = ForcedTokens(scheduler.structured_output_manager)
+        self._forced: ForcedTokens | None = ForcedTokens(scheduler.structured_output_manager)
         self._jumped: WeakSet[Request] = WeakSet()
         self.counters = JumpCounters()
 
@@ -59,7 +62,7 @@ class JumpForward:
             request = scheduler.requests.get(output.request_id)
             if request is None or not may_jump(request):
                 continue
-            forced = self._forced.take(request)
+            forced = self._take(request)
             if forced:
                 self._append(request, forced, output)
                 left.add(request)
@@ -78,6 +81,20 @@ class JumpForward:
             request = scheduler.requests.get(output.request_id)
             if request is not None and request in left:
                 scheduler._enqueue_waiting_request(request)
+
+    def _take(self, request: Request) -> list[int]:
+        """What is forced now. An unexpected error ends jumping, not the engine."""
+        if self._forced is None:
+            return []
+        try:
+            return self._forced.take(request)
+        except Exception:
+            logger.exception(
+                "jump-forward failed and is switched off; structured output goes on token by "
+                "token. Please report this with the lines below"
+            )
+            self._forced = None
+            return []
 
     def _append(self, request: Request, forced: list[int], output: EngineCoreOutput) -> None:
         """Stop conditions are checked token by token, as if each had been sampled."""

@@ -70,7 +70,7 @@ class OneByOne(JumpForward):
             narrowed = grammar if isinstance(grammar, NarrowedGrammar) else NarrowedGrammar(grammar)
             if not narrowed.pending:
                 structured.grammar = narrowed.inner
-                narrowed.pending.extend(self._forced.take(request))
+                narrowed.pending.extend(self._take(request))
             structured.grammar = narrowed
 
 
