@@ -160,6 +160,8 @@ class SglSchedulerMixin(Scheduler):
         if part == "schedule":
             if self.policy != SchedulingPolicy.FCFS:
                 return f"the scheduling policy is {self.policy.value!r}"
+            if not self.cache_config.enable_prefix_caching:
+                return "prefix caching is off"
             return None
         if self.use_v2_model_runner:
             return "not verified on vLLM's V2 model runner yet"
@@ -286,7 +288,7 @@ class SglSchedulerMixin(Scheduler):
     # -- for the server -----------------------------------------------------------------------
 
     def sgl_vllm_stats(self) -> dict[str, Any]:
-        """Counters of every part; see `docs/stats.md`. Numbers and reasons only, no text."""
+        """Counters of every part; see `docs/server.md`. Numbers and reasons only, no text."""
         radix = self._radix
         tree = radix.tree if radix is not None else None
         return {
