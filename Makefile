@@ -1,0 +1,41 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both set up .venv first.
+
+override ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
+PYTHON3 ?= python3
+BIN := $(ROOT)/.venv/bin
+IN_ROOT := cd "$(ROOT)" &&
+TEST_FOLDERS = $(wildcard $(foreach part,unit engine server,$(ROOT)/tests/$(part)))
+
+.PHONY: help install demo test unit check format clean distclean
+.DEFAULT_GOAL := help
+
+help:  ## what can be made
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' "$(ROOT)/Makefile" | expand -t 18
+
+install:  ## set up .venv (a second time: nothing to do)
+	@$(PYTHON3) "$(ROOT)/tools/install.py"
+
+demo: install  ## a program on stock vLLM and on vLLM with the plugin, side by side
+	@$(IN_ROOT) exec "$(BIN)/sgl-vllm" demo
+
+test: check  ## lint, types and every test: pure parts, the engine, the server
+	@$(IN_ROOT) exec "$(BIN)/python" -m pytest $(TEST_FOLDERS)
+
+unit: install  ## the tests of the pure parts (seconds)
+	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"
+
+check: install  ## ruff (lint and format) and mypy
+	@$(IN_ROOT) "$(BIN)/ruff" check .
+	@$(IN_ROOT) "$(BIN)/ruff" format --check .
+	@$(IN_ROOT) "$(BIN)/mypy"
+
+format: install  ## let ruff put the code in order
+	@$(IN_ROOT) "$(BIN)/ruff" check --fix .
+	@$(IN_ROOT) "$(BIN)/ruff" format .
+
+clean:  ## remove caches and build leftovers
+	@cd "$(ROOT)" && rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find "$(ROOT)" -name __pycache__ -not -path '*/.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean  ## and .venv
+	@rm -rf "$(ROOT)/.venv"

@@ -1,0 +1,115 @@
+"""Every option of the server plugin, as one typed object.
+
+Options come from `--plugin-config`, from the environment variable `SGL_VLLM_CONFIG`, or from
+`additional_config={"sgl_vllm": {...}}`, and travel to the engine's process in the last of these.
+No vLLM here: a bad option is refused before an engine starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+CONFIG_ENV = "SGL_VLLM_CONFIG"
+CONFIG_KEY = "sgl_vllm"
+"""The plugin's place in vLLM's `additional_config`."""
+
+
+class OptionError(ValueError):
+    """An option that does not exist, or a value that it cannot take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the plugin does. Each of the first four parts can be switched off by itself.
+
+    Attributes:
+        radix: token-granular prefix cache; finished requests keep their last, partial block.
+        schedule: waiting requests in the order of their longest cached prefix.
+        jump_forward: text that a grammar forces enters in one forward pass.
+        select: prompt scores (`prompt_logprobs`) may read the prefix from the cache.
+        schedule_max_passes: a waiting request that so many later ones overtook goes first.
+        schedule_max_wait_s: a request that has waited longer goes before all that have not
+            (seconds).
+        schedule_window: at most so many requests at the head of the queue are put in order.
+    """
+
+    radix: bool = True
+    schedule: bool = True
+    jump_forward: bool = True
+    select: bool = True
+    schedule_max_passes: int = 64
+    schedule_max_wait_s: float = 30.0
+    schedule_window: int = 128
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, bool):
+                if not isinstance(value, bool):
+                    raise OptionError(f"{field.name} takes true or false, not {value!r}")
+            elif isinstance(value, bool) or not isinstance(value, int | float):
+                raise OptionError(f"{field.name} takes a number, not {value!r}")
+            elif isinstance(field.default, int) and not isinstance(value, int):
+                raise OptionError(f"{field.name} takes a whole number, not {value!r}")
+            elif value < 0:
+                raise OptionError(f"{field.name} cannot be negative, as {value!r} is")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Options:
+        """From names and values.
+
+        Raises:
+            OptionError: names the option and what it could have been.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in values:
+            if name not in names:
+                near = difflib.get_close_matches(str(name), names, n=1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise OptionError(
+                    f"sgl-vllm has no option {name!r}: {hint}the options are {', '.join(names)}"
+                )
+        return cls(**values)
+
+    @classmethod
+    def from_words(cls, words: Sequence[str]) -> Options:
+        """From command-line words: JSON objects and `key=value` pairs; later ones win.
+
+        A value is read as JSON (`false`, `12`, `0.5`).
+
+        Raises:
+            OptionError: as for `from_mapping`, or if a word is neither form.
+        """
+        return cls.from_mapping(words_to_mapping(words))
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The inverse of `from_mapping`."""
+        return dataclasses.asdict(self)
+
+
+def words_to_mapping(words: Sequence[str]) -> dict[str, Any]:
+    """Command-line words to names and values; see `Options.from_words`."""
+    values: dict[str, Any] = {}
+    for word in words:
+        if word.lstrip().startswith("{"):
+            try:
+                part = json.loads(word)
+            except json.JSONDecodeError as error:
+                raise OptionError(f"--plugin-config {word!r} is not valid JSON: {error}") from None
+            values.update(part)
+            continue
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise OptionError(
+                f"--plugin-config takes a JSON object or key=value pairs, not {word!r}"
+            )
+        try:
+            values[name] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name] = text
+    return values

@@ -1,0 +1,131 @@
+"""Forced text -> the canonical tokens of it that can be appended now.
+
+Owns: tokenization of text that a grammar leaves no choice about. Does not own the grammar, nor
+what a jump does to a request (`scheduler/jump.py`). Pure: no vLLM, no torch.
+
+A grammar forces *characters*; the model reads *tokens*. Two things can go wrong at the ends of a
+run, and both have changed answers elsewhere:
+
+    context      forced              not decided yet
+    ... {"name  |": "Ann", "age": 3|?
+               ^ seam             ^ end
+
+- Seam: the run is tokenized together with the text before it, and taken from where the context
+  ends. If the tokenizer would merge across the seam, the context's last token cannot be taken
+  back, and the run is tokenized on its own.
+- End: a token that reaches past the end of the run might be what the model wants (`3` forced, `31`
+  a token). Trailing tokens that a longer token could absorb, given which bytes may follow, are
+  held back for the model to decide.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+MAX_CONTEXT_TOKENS = 16
+"""How much left context is tokenized again with a run. Pre-tokenizers split text into words, so a
+few tokens decide how a seam merges."""
+
+_MAX_REMEMBERED_SUFFIXES = 65_536
+
+
+class ForcedTokenizer:
+    """Turns forced text into tokens for one vocabulary.
+
+    Built once per vocabulary (a sort of it); a run then costs one `encode` of the run and its
+    context, and a dictionary look-up per byte that the longest token could span.
+
+    Args:
+        encode: text -> token ids, adding no special tokens.
+        token_bytes: what each token id decodes to; empty where a token is no text (special ones).
+    """
+
+    def __init__(self, encode: Callable[[str], list[int]], token_bytes: Sequence[bytes]) -> None:
+        self._encode = encode
+        self._token_bytes = token_bytes
+        self._sorted_tokens = sorted(set(token_bytes) - {b""})
+        self._max_token_bytes = max(map(len, self._sorted_tokens), default=0)
+        self._followers: dict[bytes, int] = {}
+
+    def tokenize(self, context: Sequence[int], forced: str) -> list[int]:
+        """The tokens of `forced` after the tokens `context`; empty if it has no exact tokenization.
+
+        The bytes of the result are exactly those of `forced`.
+        """
+        forced_bytes = forced.encode()
+        context_text = self._text_before(context)
+        seam = len(context_text.encode())
+        if seam:
+            tokens = self._encode(context_text + forced)
+            position = 0
+            for index, token in enumerate(tokens):
+                if position == seam:
+                    if self._bytes_of(tokens[index:]) == forced_bytes:
+                        return tokens[index:]
+                    break
+                position += len(self._token_bytes[token])
+        tokens = self._encode(forced)
+        return tokens if self._bytes_of(tokens) == forced_bytes else []
+
+    def num_settled(self, tokens: Sequence[int], next_bytes: int) -> int:
+        """How many of a run's leading `tokens` no longer token could absorb.
+
+        Args:
+            tokens: the tokens of a run, as from `tokenize`.
+            next_bytes: the bytes that may follow the run, as a set of bits (bit b for byte b);
+                0 when nothing may.
+
+        Returns: a count in [0, len(tokens)]. The rest is to be left to the model.
+        """
+        if not next_bytes:
+            return len(tokens)
+        run = self._bytes_of(tokens)
+        earliest = len(run)
+        for start in range(max(0, len(run) - self._max_token_bytes + 1), len(run)):
+            if self._followers_of(run[start:]) & next_bytes:
+                earliest = start
+                break
+        position = 0
+        for count, token in enumerate(tokens):
+            position += len(self._token_bytes[token])
+            if position > earliest:
+                return count
+        return len(tokens)
+
+    def _bytes_of(self, tokens: Sequence[int]) -> bytes:
+        return b"".join([self._token_bytes[token] for token in tokens])
+
+    def _text_before(self, context: Sequence[int]) -> str:
+        """The text of the last few context tokens, from after the last special token on."""
+        tail: list[bytes] = []
+        for token in reversed(context[-MAX_CONTEXT_TOKENS:]):
+            piece = self._token_bytes[token] if token < len(self._token_bytes) else b""
+            if not piece:
+                break
+            tail.append(piece)
+        data = b"".join(reversed(tail))
+        begin = 0
+        while begin < len(data) and data[begin] & 0xC0 == 0x80:  # inside a UTF-8 character
+            begin += 1
+        try:
+            return data[begin:].decode()
+        except UnicodeDecodeError:
+            return ""
+
+    def _followers_of(self, prefix: bytes) -> int:
+        """The bytes that come after `prefix` in tokens longer than it, as bits."""
+        known = self._followers.get(prefix)
+        if known is None:
+            tokens, known = self._sorted_tokens, 0
+            length = len(prefix)
+            for index in range(bisect_left(tokens, prefix), len(tokens)):
+                token = tokens[index]
+                if not token.startswith(prefix):
+                    break
+                if len(token) > length:
+                    known |= 1 << token[length]
+            if len(self._followers) >= _MAX_REMEMBERED_SUFFIXES:
+                self._followers.clear()
+            self._followers[prefix] = known
+        return known

@@ -1,0 +1,273 @@
+"""vLLM's entry point: the `--plugin` switch. The only file that patches anything.
+
+vLLM calls `register` in every process it starts, whether or not anyone asked for us, so it must do
+no more than teach the command line its two options. The plugin is *active* for an engine when it
+is named: `--plugin sgl_vllm`, `VLLM_PLUGINS=sgl_vllm`, or `additional_config={"sgl_vllm": {}}`.
+Only then is the engine's resolved configuration given our scheduler.
+
+Patched, each by wrapping and calling the original: `EngineArgs.add_cli_args`, `.from_cli_args`,
+`.create_engine_config`. Added: `EngineCore.sgl_vllm_call`, the way of the server's routes to the
+scheduler. Without being named, the wrappers change nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from sgl_vllm.compat import Support, installed_vllm, server_requirements, unsupported_message
+from sgl_vllm.config import CONFIG_ENV, CONFIG_KEY, OptionError, Options, words_to_mapping
+
+PLUGIN_NAME = "sgl_vllm"
+_PLUGIN_GROUPS = (
+    "vllm.general_plugins",
+    "vllm.platform_plugins",
+    "vllm.io_processor_plugins",
+    "vllm.stat_logger_plugins",
+)
+_CLI_OPTIONS = "_sgl_vllm_cli_options"
+
+
+class ActivationError(RuntimeError):
+    """The plugin was asked for and cannot work here; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatus:
+    """Whether a part can work with the installed vLLM, and if not, why."""
+
+    name: str
+    on: bool
+    reason: str
+
+
+def register() -> None:
+    """Entry point of `vllm.general_plugins`. Idempotent; imports no more than vLLM has already."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.core import EngineCore
+
+    if "sgl_vllm_call" in vars(EngineCore):
+        return
+    EngineCore.sgl_vllm_call = _engine_call
+    _wrap_add_cli_args(EngineArgs)
+    _wrap_from_cli_args(EngineArgs)
+    _wrap_create_engine_config(EngineArgs)
+
+
+def _engine_call(engine: Any, what: str) -> dict[str, Any]:
+    """In the engine's process: ask our scheduler for `what` ("stats" or "tree")."""
+    answer = getattr(engine.scheduler, f"sgl_vllm_{what}", None)
+    return {} if answer is None else answer()
+
+
+# -- the three wrappers ---------------------------------------------------------------------------
+
+
+def _wrap_add_cli_args(engine_args: Any) -> None:
+    original = engine_args.add_cli_args
+
+    @functools.wraps(original)
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        parser = original(parser)
+        group = parser.add_argument_group(
+            "sgl-vllm", "RadixAttention, prefix-aware scheduling and jump-forward decoding"
+        )
+        group.add_argument(
+            "--plugin",
+            nargs="+",
+            action="extend",
+            metavar="NAME",
+            help=f"Activate an installed plugin by name: {PLUGIN_NAME}.",
+        )
+        group.add_argument(
+            "--plugin-config",
+            nargs="+",
+            action="extend",
+            metavar="JSON|KEY=VALUE",
+            help="Options of the plugin, as a JSON object or key=value pairs, e.g. "
+            "'{\"jump_forward\": false}' or jump_forward=false.",
+        )
+        return parser
+
+    engine_args.add_cli_args = staticmethod(add_cli_args)
+
+
+def _wrap_from_cli_args(engine_args: Any) -> None:
+    original = engine_args.from_cli_args.__func__
+
+    @functools.wraps(original)
+    def from_cli_args(cls: Any, args: argparse.Namespace) -> Any:
+        made = original(cls, args)
+        plugins = getattr(args, "plugin", None) or []
+        words = [str(word) for word in getattr(args, "plugin_config", None) or []]
+        for name in plugins:
+            if name != PLUGIN_NAME:
+                raise ActivationError(
+                    f"--plugin {name}: the only plugin of that switch is {PLUGIN_NAME}; "
+                    "other vLLM plugins are named in the environment variable VLLM_PLUGINS"
+                )
+        if plugins or (words and _named_in_environment()):
+            setattr(made, _CLI_OPTIONS, words_to_mapping(words))
+            _allow_in_environment()
+        elif words:
+            raise ActivationError(f"--plugin-config has no effect without --plugin {PLUGIN_NAME}")
+        return made
+
+    engine_args.from_cli_args = classmethod(from_cli_args)
+
+
+def _wrap_create_engine_config(engine_args: Any) -> None:
+    original = engine_args.create_engine_config
+
+    @functools.wraps(original)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        options = _requested_options(self)
+        if options is None:
+            return original(self, *args, **kwargs)
+        _require_supported()
+        if self.scheduler_cls is not None:
+            raise ActivationError(
+                f"{PLUGIN_NAME} brings its own scheduler and cannot share the engine with "
+                f"--scheduler-cls {self.scheduler_cls}: name one of the two"
+            )
+        vllm_config = original(self, *args, **kwargs)
+        scheduler_config = vllm_config.scheduler_config
+        if scheduler_config.scheduler_cls is not None:
+            raise ActivationError(
+                f"vLLM chose the scheduler {scheduler_config.scheduler_cls} for this model, which "
+                f"{PLUGIN_NAME} cannot extend: serve it without --plugin {PLUGIN_NAME}"
+            )
+        scheduler_config.scheduler_cls = "sgl_vllm.scheduler.scheduler." + (
+            "SglAsyncScheduler" if scheduler_config.async_scheduling else "SglScheduler"
+        )
+        vllm_config.additional_config = {
+            **(vllm_config.additional_config or {}),
+            CONFIG_KEY: options.to_mapping(),
+        }
+        return vllm_config
+
+    engine_args.create_engine_config = create_engine_config
+
+
+# -- being named ----------------------------------------------------------------------------------
+
+
+def _named_in_environment() -> bool:
+    return PLUGIN_NAME in (os.environ.get("VLLM_PLUGINS") or "").split(",")
+
+
+def _allow_in_environment() -> None:
+    """Add us to `VLLM_PLUGINS`, which vLLM's endpoint plugins and child processes look at.
+
+    Unset means "every plugin", and has to go on meaning that for the others.
+    """
+    from importlib.metadata import entry_points
+
+    value = os.environ.get("VLLM_PLUGINS")
+    if value is None:
+        names = {point.name for group in _PLUGIN_GROUPS for point in entry_points(group=group)}
+    else:
+        names = set(value.split(","))
+    os.environ["VLLM_PLUGINS"] = ",".join(sorted(names | {PLUGIN_NAME}))
+
+
+def _requested_options(engine_args: Any) -> Options | None:
+    """The options, from the environment, `additional_config` and the command line, the last
+    winning; None if nobody named the plugin."""
+    from_config = (engine_args.additional_config or {}).get(CONFIG_KEY)
+    from_cli = getattr(engine_args, _CLI_OPTIONS, None)
+    if from_config is None and from_cli is None and not _named_in_environment():
+        return None
+    values: dict[str, Any] = {}
+    if text := os.environ.get(CONFIG_ENV):
+        try:
+            values = words_to_mapping([text])
+        except OptionError as error:
+            raise OptionError(f"environment variable {CONFIG_ENV}: {error}") from None
+    return Options.from_mapping({**values, **(from_config or {}), **(from_cli or {})})
+
+
+# -- what the installed vLLM must offer -----------------------------------------------------------
+
+
+def _require_supported() -> None:
+    parts = probe_parts()
+    problems = [f"{part.name}: {part.reason}" for part in parts if not part.on]
+    if problems:
+        raise ActivationError(
+            f"{PLUGIN_NAME} cannot work with this installation: {'; '.join(problems)}. "
+            "Run 'sgl-vllm doctor' for details"
+        )
+
+
+def probe_parts() -> list[PartStatus]:
+    """What each part would touch in the installed vLLM, looked up by name and signature.
+
+    Imports vLLM. What a model or a configuration rules out beyond that is said when it is served.
+    """
+    found = installed_vllm()
+    if found is None or found.support is Support.UNSUPPORTED:
+        return [PartStatus("server", False, unsupported_message(found) or "")]
+    for requirement in server_requirements():
+        if requirement.problem:
+            return [PartStatus("server", False, requirement.problem)]
+    return [
+        PartStatus(
+            name, not missing, f"vLLM {found.version} lacks {', '.join(missing)}" if missing else ""
+        )
+        for name, missing in (
+            (name, [hook for hook in hooks if not _has_hook(hook)])
+            for name, hooks in _HOOKS.items()
+        )
+    ]
+
+
+_HOOKS = {
+    "radix": (
+        "vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks(request)",
+        "vllm.v1.core.kv_cache_manager:KVCacheManager.free(request)",
+        "vllm.v1.core.kv_cache_manager:KVCacheManager.pop_blocks_for_free(request)",
+        "vllm.v1.core.kv_cache_manager:KVCacheManager.take_kv_cache_block_copies()",
+        "vllm.v1.core.kv_cache_manager:KVCacheManager.prefix_cache_lookup_enabled(request)",
+        "vllm.v1.core.kv_cache_manager:KVCacheManager.record_prefix_cache_stats(request, num_hits)",
+        "vllm.v1.core.block_pool:BlockPool._maybe_evict_cached_block(block)",
+        "vllm.v1.core.block_pool:BlockPool._insert_block_hash(block, num_tokens)",
+        "vllm.v1.core.block_pool:BlockPool._emit_block_removed_events(block_hashes)",
+        "vllm.v1.core.block_pool:BlockPool._remove_cached_block_hashes(block)",
+    ),
+    "schedule": (
+        "vllm.v1.core.sched.scheduler:Scheduler.schedule()",
+        "vllm.v1.core.sched.request_queue:FCFSRequestQueue",
+    ),
+    "jump_forward": (
+        "vllm.v1.core.sched.scheduler:Scheduler._enqueue_waiting_request(request)",
+        "vllm.v1.core.sched.scheduler:Scheduler._free_request(request)",
+        "vllm.v1.core.sched.scheduler:Scheduler._free_request_blocks(request)",
+        "vllm.v1.core.sched.utils:check_stop(request, max_model_len)",
+        "vllm.v1.structured_output.backend_xgrammar:XgrammarGrammar.validate_tokens(tokens)",
+    ),
+    "select": ("vllm.v1.core.sched.scheduler:Scheduler.update_from_output()",),
+}
+"""Every contact with vLLM that the parts rely on, as `module:name(parameters it must have)`."""
+
+
+def _has_hook(hook: str) -> bool:
+    import importlib
+
+    module_name, _, rest = hook.partition(":")
+    path, _, parameters = rest.partition("(")
+    try:
+        thing: Any = importlib.import_module(module_name)
+        for name in path.split("."):
+            thing = getattr(thing, name)
+        wanted = {name for name in parameters.rstrip(")").split(", ") if name}
+        return wanted <= set(inspect.signature(thing).parameters) if wanted else True
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return False
+
+
+__all__ = ["ActivationError", "PartStatus", "probe_parts", "register"]

@@ -1,0 +1,342 @@
+"""vLLM's schedulers with the plugin's parts in them: narrow overrides only.
+
+Owns: when each part gets its turn in a step, and which parts this engine can have. The parts
+themselves are elsewhere: `radix/manager.py`, `policy.py`, `jump.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue, SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from sgl_vllm import __version__
+from sgl_vllm.config import CONFIG_KEY, Options
+from sgl_vllm.radix import manager as radix_manager
+from sgl_vllm.radix.manager import RadixKVCacheManager
+from sgl_vllm.scheduler.jump import JumpForward
+from sgl_vllm.scheduler.policy import Candidate, LongestPrefixFirst
+
+logger = init_logger("vllm.sgl_vllm")
+
+SCORE_FROM = "sgl_score_from"
+"""Key in a request's `extra_args` (HTTP: `vllm_xargs`): the index n >= 1 of the first prompt token
+whose log-probability is wanted. With it, `prompt_logprobs` reads the first n - 1 tokens from the
+cache; rows before n then hold zeros."""
+
+
+@dataclasses.dataclass(slots=True)
+class OrderCounters:
+    """Counts since start."""
+
+    ordered_steps: int = 0
+    changed_orders: int = 0
+    passes: int = 0
+
+
+class WaitingOrder:
+    """Puts the head of a scheduler's waiting queue into the policy's order, once a step.
+
+    Costs nothing with fewer than two waiting or with no room to admit one. Otherwise one match per
+    request in the window whose score is older than the tree.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        options: Options,
+        matched_tokens: Callable[[Request], int],
+        cache_version: Callable[[], int | None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._policy = LongestPrefixFirst(options.schedule_max_passes, options.schedule_max_wait_s)
+        self._window = options.schedule_window
+        self._matched_tokens = matched_tokens
+        self._cache_version = cache_version
+        self._scores: WeakKeyDictionary[Request, tuple[int | None, int]] = WeakKeyDictionary()
+        self._passes: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
+        self._ordered: list[Request] = []
+        self.counters = OrderCounters()
+
+    def before_schedule(self) -> None:
+        scheduler = self._scheduler
+        queue = scheduler.waiting
+        self._ordered = []
+        if len(queue) < 2 or len(scheduler.running) >= scheduler.max_num_active_reqs:
+            return
+        assert isinstance(queue, FCFSRequestQueue)
+        head = list(itertools.islice(queue, self._window))
+        version = self._cache_version()
+        order = self._policy.order([self._candidate(r, version) for r in head], time.time())
+        self._ordered = [head[index] for index in order]
+        self.counters.ordered_steps += 1
+        if self._ordered != head:
+            self.counters.changed_orders += 1
+            for _ in head:
+                queue.popleft()
+            queue.extendleft(reversed(self._ordered))
+
+    def after_schedule(self) -> None:
+        """Count, for every request that still waits, the later ones admitted before it."""
+        admitted = [r.arrival_time for r in self._ordered if r.status == RequestStatus.RUNNING]
+        if not admitted:
+            return
+        for request in self._ordered:
+            if request.status != RequestStatus.RUNNING:
+                passes = sum(arrival > request.arrival_time for arrival in admitted)
+                if passes:
+                    self._passes[request] = self._passes.get(request, 0) + passes
+                    self.counters.passes += passes
+
+    def _candidate(self, request: Request, version: int | None) -> Candidate:
+        known = self._scores.get(request)
+        if known is None or version is None or known[0] != version:
+            score = 0 if request.skip_reading_prefix_cache else self._matched_tokens(request)
+            known = self._scores[request] = (version, score)
+        return Candidate(
+            matched_tokens=known[1],
+            arrival_s=request.arrival_time,
+            passes=self._passes.get(request, 0),
+            goes_first=request.num_preemptions > 0,
+        )
+
+
+class SglSchedulerMixin(Scheduler):
+    """The parts, over whichever scheduler vLLM's resolved configuration asks for."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
+        additional = vllm_config.additional_config or {}
+        options = Options.from_mapping(additional.get(CONFIG_KEY, {}))
+        self._off: dict[str, str] = {
+            part: reason
+            for part in ("radix", "schedule", "jump_forward", "select")
+            if (reason := self._why_off(part, options, kv_cache_config)) is not None
+        }
+        self._radix: RadixKVCacheManager | None = None
+        if "radix" not in self._off:
+            self._radix = RadixKVCacheManager.adopt(self.kv_cache_manager)
+        self._order: WaitingOrder | None = None
+        if "schedule" not in self._off:
+            self.waiting = FCFSRequestQueue()
+            self._order = WaitingOrder(self, options, self._matched_tokens, self._cache_version)
+        self._jump = JumpForward(self) if "jump_forward" not in self._off else None
+        self._score_from: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
+        self._num_unscored: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
+        self._num_scored_requests = 0
+        if self._radix is not None:
+            self._radix.score_from = self._score_from.get
+        self._num_steps = 0
+        parts = ("radix", "schedule", "jump_forward", "select")
+        logger.info(
+            "sgl-vllm %s: %s",
+            __version__,
+            "; ".join(f"{p} off ({self._off[p]})" if p in self._off else f"{p} on" for p in parts),
+        )
+
+    def _why_off(self, part: str, options: Options, kv_cache_config: KVCacheConfig) -> str | None:
+        """Why a part is off in this engine; None if it is on."""
+        if not getattr(options, part):
+            return "by option"
+        if part == "radix":
+            return radix_manager.unsupported_reason(self.vllm_config, kv_cache_config)
+        if part == "schedule":
+            if self.policy != SchedulingPolicy.FCFS:
+                return f"the scheduling policy is {self.policy.value!r}"
+            if not self.cache_config.enable_prefix_caching:
+                return "prefix caching is off"
+            return None
+        if self.use_v2_model_runner:
+            return "not verified on vLLM's V2 model runner yet"
+        if self.scheduler_config.async_scheduling:
+            return "not verified with asynchronous scheduling yet (--no-async-scheduling)"
+        if part == "select":
+            reason = radix_manager.unsupported_reason(self.vllm_config, kv_cache_config)
+            return "it needs radix" if not options.radix or reason else None
+        backend = self.vllm_config.structured_outputs_config.backend
+        if backend not in ("auto", "xgrammar"):
+            return f"it needs the xgrammar backend, not {backend!r}"
+        if self.vllm_config.speculative_config is not None:
+            return "speculative decoding is configured"
+        if self.connector is not None:
+            return "a KV connector would see a jumped request as new"
+        if self.use_pp:
+            return "pipeline parallelism keeps several steps in flight"
+        return None
+
+    # -- a step -------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        if "select" not in self._off:
+            self._read_score_from(request)
+        super().add_request(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        if self._order is not None:
+            self._order.before_schedule()
+        output = super().schedule(*args, **kwargs)
+        if self._order is not None:
+            self._order.after_schedule()
+        if self._jump is not None:
+            self._jump.rewrite_resumed(output)
+            self._jump.release_one_if_stuck(output)
+        if self._score_from:
+            for data in output.scheduled_new_reqs:
+                request = self.requests[data.req_id]
+                if request in self._score_from:
+                    self._num_unscored.setdefault(request, data.num_computed_tokens)
+        self._num_steps += bool(output.num_scheduled_tokens)
+        return output
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        prompts_done = self._prompts_done_by(scheduler_output)
+        num_unscored = {r.request_id: n for r, n in self._num_unscored.items()}
+        results = super().update_from_output(scheduler_output, model_runner_output)
+        for request in prompts_done:
+            if not request.is_finished() and self._radix is not None:
+                self._radix.index_computed(request)
+        outputs = [output for result in results.values() for output in result.outputs]
+        for output in outputs if num_unscored else ():
+            tensors = output.new_prompt_logprobs_tensors
+            if tensors is not None and output.request_id in num_unscored:
+                num_rows = num_unscored[output.request_id]
+                output.new_prompt_logprobs_tensors = _zero_rows(tensors, num_rows)
+                self._num_scored_requests += 1
+        if self._jump is not None:
+            self._jump.after_step(outputs)
+        return results
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, *args: Any, **kw: Any
+    ) -> bool:
+        if reset_running_requests and self._jump is not None:
+            self._jump.release_all()
+        return super().reset_prefix_cache(reset_running_requests, *args, **kw)
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _prompts_done_by(self, scheduler_output: SchedulerOutput) -> list[Request]:
+        """The requests whose whole prompt is computed with this step; later ones may share it."""
+        if self._radix is None:
+            return []
+        return [
+            request
+            for request_id in scheduler_output.num_scheduled_tokens
+            if (request := self.requests.get(request_id)) is not None
+            and not request.num_output_tokens
+            and not request.is_prefill_chunk
+        ]
+
+    def _matched_tokens(self, request: Request) -> int:
+        if self._radix is not None and self._radix.tree is not None:
+            return self._radix.matched_tokens(request)
+        _, num_tokens, *_ = self.kv_cache_manager.coordinator.find_longest_cache_hit(
+            request.block_hashes, request.num_tokens - 1
+        )
+        return num_tokens
+
+    def _cache_version(self) -> int | None:
+        """Changes when a score may; None if that cannot be told."""
+        if self._radix is not None and self._radix.tree is not None:
+            return self._radix.tree.version
+        return None
+
+    def _read_score_from(self, request: Request) -> None:
+        params = request.sampling_params
+        value = params.extra_args.get(SCORE_FROM) if params and params.extra_args else None
+        if value is None:
+            return
+        assert params is not None
+        valid = (
+            isinstance(value, int)
+            and not isinstance(value, bool)
+            and 1 <= value <= request.num_prompt_tokens
+            and params.prompt_logprobs is not None
+        )
+        if not valid:
+            logger.warning(
+                "%s=%r of request %s is not used: it takes an index from 1 to the prompt's length "
+                "(%d), in a request with prompt_logprobs. The whole prompt is computed instead",
+                SCORE_FROM,
+                value,
+                request.request_id,
+                request.num_prompt_tokens,
+            )
+            return
+        request.skip_reading_prefix_cache = False
+        self._score_from[request] = value
+
+    # -- for the server -----------------------------------------------------------------------
+
+    def sgl_vllm_stats(self) -> dict[str, Any]:
+        """Counters of every part; see `docs/server.md`. Numbers and reasons only, no text."""
+        radix = self._radix
+        tree = radix.tree if radix is not None else None
+        return {
+            "version": __version__,
+            "parts": {
+                part: self._off.get(part, "on")
+                for part in ("radix", "schedule", "jump_forward", "select")
+            },
+            "forward_passes": self._num_steps,
+            "radix": {
+                **(dataclasses.asdict(radix.counters) if radix is not None else {}),
+                "tree_nodes": tree.num_nodes if tree is not None else 0,
+                "tree_tokens": tree.num_tokens if tree is not None else 0,
+                "tree_blocks": tree.num_blocks if tree is not None else 0,
+                "block_size": self.block_size,
+            },
+            "schedule": dataclasses.asdict(self._order.counters) if self._order else {},
+            "jump_forward": dataclasses.asdict(self._jump.counters) if self._jump else {},
+            "select": {"scored_requests": self._num_scored_requests},
+        }
+
+    def sgl_vllm_tree(self) -> dict[str, object]:
+        """The shape of the radix tree; empty if it is off."""
+        if self._radix is None or self._radix.tree is None:
+            return {}
+        return self._radix.tree.describe()
+
+
+class SglScheduler(SglSchedulerMixin):
+    """Over vLLM's synchronous scheduler."""
+
+
+class SglAsyncScheduler(SglSchedulerMixin, AsyncScheduler):
+    """Over vLLM's asynchronous scheduler, the default on GPUs."""
+
+
+def _zero_rows(tensors: Any, num_rows: int) -> Any:
+    """The same prompt log-probabilities with the first rows, which no pass computed, set to zero.
+
+    The runner hands out uninitialized memory there, which must not be detokenized. New tensors:
+    the runner's cannot be written to.
+    """
+
+    def cleared(rows: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.zeros_like(rows[:num_rows]), rows[num_rows:]])
+
+    return tensors._replace(
+        logprob_token_ids=cleared(tensors.logprob_token_ids),
+        logprobs=cleared(tensors.logprobs),
+        selected_token_ranks=cleared(tensors.selected_token_ranks),
+    )

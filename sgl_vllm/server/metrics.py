@@ -1,0 +1,85 @@
+"""The plugin's counters in vLLM's own Prometheus registry, prefix `sgl_vllm:`.
+
+Owns nothing that counts: the engine does. A scrape of `/metrics` asks it first, so the numbers are
+of that moment, and between scrapes nothing runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from prometheus_client.core import REGISTRY, CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+logger = logging.getLogger("vllm.sgl_vllm.server")
+
+REFRESH_TIMEOUT_S = 2.0
+
+_COUNTERS = {
+    "forward_passes": ("forward_passes", None, "Steps in which the model ran."),
+    "prefix_lookups": ("radix", "lookups", "Admitted requests that were looked up in the cache."),
+    "prefix_lookup_tokens": ("radix", "prompt_tokens", "Tokens of the requests looked up."),
+    "prefix_hit_tokens": ("radix", "hit_tokens", "Tokens found in the prefix cache."),
+    "partial_block_hits": ("radix", "partial_block_hits", "Hits that end inside a block."),
+    "retained_tails": ("radix", "retained_tails", "Partial last blocks kept for later requests."),
+    "ordered_steps": ("schedule", "ordered_steps", "Steps with an order to decide."),
+    "changed_orders": (
+        "schedule",
+        "changed_orders",
+        "Steps whose order was not first come first served.",
+    ),
+    "passes": ("schedule", "passes", "Times a later request was admitted before a waiting one."),
+    "jumps": ("jump_forward", "jumps", "Times forced text was appended to a request."),
+    "forced_tokens": ("jump_forward", "forced_tokens", "Output tokens that no pass had to decide."),
+    "scored_requests": ("select", "scored_requests", "Prompt scores that read a cached prefix."),
+}
+_GAUGES = {
+    "tree_nodes": ("radix", "tree_nodes", "Nodes of the radix tree."),
+    "tree_tokens": ("radix", "tree_tokens", "Tokens that the radix tree holds."),
+    "tree_blocks": ("radix", "tree_blocks", "KV blocks that the radix tree holds."),
+}
+
+
+class SglCollector(Collector):
+    """Shows `stats`, the engine's last answer."""
+
+    def __init__(self) -> None:
+        self.stats: dict[str, Any] = {}
+        self._registered = False
+
+    def register(self) -> None:
+        if not self._registered:
+            REGISTRY.register(self)
+            self._registered = True
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        for family, names in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
+            for name, (part, key, text) in names.items():
+                value: Any = self.stats.get(part)
+                if key is not None and value is not None:
+                    value = value.get(key)
+                if value is not None:
+                    yield family(f"sgl_vllm:{name}", text, value=value)
+
+
+class MetricsMiddleware:
+    """Refreshes the counters before `/metrics` is answered; any other request passes untouched."""
+
+    def __init__(self, app: ASGIApp, refresh: Callable[[], Awaitable[None]]) -> None:
+        self._app = app
+        self._refresh = refresh
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].rstrip("/") == "/metrics":
+            try:
+                await asyncio.wait_for(self._refresh(), REFRESH_TIMEOUT_S)
+            except Exception as error:
+                logger.warning("sgl_vllm: metrics are not refreshed: %r", error)
+        await self._app(scope, receive, send)

@@ -1,0 +1,45 @@
+"""The real engine, in this process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`): it starts in about two
+seconds and its scheduler can be looked into."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_NO_USAGE_STATS="1",
+    VLLM_LOGGING_LEVEL="WARNING",
+    HF_HUB_OFFLINE="1",
+    DO_NOT_TRACK="1",
+    TOKENIZERS_PARALLELISM="false",
+)
+os.environ.pop("VLLM_PLUGINS", None)
+
+from tests.engine.engine import Engine
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Callable[..., Engine]]:
+    """Start an engine: `start(plugin={...})` with the plugin and its options, `start()` stock.
+
+    Each is stopped when the next one starts, so at most one runs at a time.
+    """
+    running: list[Engine] = []
+
+    def start_engine(plugin: dict[str, Any] | None = None, **engine_args: Any) -> Engine:
+        for engine in running:
+            engine.stop()
+        running.clear()
+        gc.collect()
+        running.append(Engine(plugin, **engine_args))
+        return running[0]
+
+    yield start_engine
+    for engine in running:
+        engine.stop()

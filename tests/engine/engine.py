@@ -1,0 +1,92 @@
+"""An engine under test: runs requests, counts what was computed, checks what is left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.outputs import RequestOutput
+
+from sgl_vllm.demo import MODEL_PATH
+
+MODEL = os.environ.get("SGL_VLLM_TEST_MODEL", str(MODEL_PATH))
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request: prompt token ids and how to continue them."""
+
+    prompt: list[int]
+    params: SamplingParams
+    cache_salt: str | None = None
+
+    @property
+    def as_prompt(self) -> dict[str, Any]:
+        salt = {"cache_salt": self.cache_salt} if self.cache_salt else {}
+        return {"prompt_token_ids": self.prompt, **salt}
+
+
+class Engine:
+    """`forward_passes` and `computed_tokens` count since the start or the last `reset_counts`."""
+
+    def __init__(self, plugin: dict[str, Any] | None, **engine_args: Any) -> None:
+        arguments: dict[str, Any] = {
+            "model": MODEL,
+            "dtype": "float32",
+            "enforce_eager": True,
+            "max_model_len": 1024,
+            "max_num_seqs": 16,
+            "block_size": 32,
+            "disable_log_stats": False,
+            **engine_args,
+        }
+        if plugin is not None:
+            arguments["additional_config"] = {"sgl_vllm": plugin}
+        self.llm = LLM(**arguments)
+        self.core = self.llm.llm_engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
+        self.tokenizer = self.llm.get_tokenizer()
+        self.reset_counts()
+        execute = self.core.model_executor.execute_model
+
+        def counted(scheduler_output: Any, **kwargs: Any) -> Any:
+            self.forward_passes += scheduler_output.total_num_scheduled_tokens > 0
+            self.computed_tokens += scheduler_output.total_num_scheduled_tokens
+            return execute(scheduler_output, **kwargs)
+
+        self.core.model_executor.execute_model = counted
+
+    def reset_counts(self) -> None:
+        self.forward_passes = 0
+        self.computed_tokens = 0
+
+    def run(self, asks: Sequence[Ask]) -> list[RequestOutput]:
+        return self.llm.generate(
+            [ask.as_prompt for ask in asks], [ask.params for ask in asks], use_tqdm=False
+        )
+
+    def tokens(self, asks: Sequence[Ask]) -> list[tuple[list[int], str | None]]:
+        """What every request got: its tokens and why it ended."""
+        return [
+            (list(out.outputs[0].token_ids), out.outputs[0].finish_reason) for out in self.run(asks)
+        ]
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def check_nothing_is_left(self) -> None:
+        """At idle every block is free or cached, no request lingers, and the tree is consistent."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+        assert not self.scheduler.requests and not self.scheduler.running
+        assert not self.scheduler.waiting and not self.scheduler.kv_holding_waiting
+        radix = getattr(self.scheduler, "_radix", None)
+        if radix is not None:
+            assert radix.tree is not None, "the tree was switched off by an error"
+            radix.tree.check_invariants()
+
+    def stop(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()

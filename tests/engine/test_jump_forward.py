@@ -1,0 +1,135 @@
+"""Forced text enters in one pass, and stops where stock would stop."""
+
+from __future__ import annotations
+
+import pytest
+from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+
+from tests.engine.engine import Ask, Engine
+from tests.engine.one_by_one import decode_one_by_one
+
+CARD = (
+    r'\{"city": "[A-Z][a-z]{2,5}", "the people who live there, in millions": [0-9], "seen": true\}'
+)
+NUM_REQUESTS_AT_ONCE = 6
+
+
+def card(max_tokens: int = 80, **more) -> SamplingParams:
+    return SamplingParams(
+        temperature=0,
+        max_tokens=max_tokens,
+        structured_outputs=StructuredOutputsParams(regex=CARD),
+        **more,
+    )
+
+
+@pytest.fixture(scope="module")
+def engines(start):
+    """The same requests on the reference first, then on the engine that jumps."""
+    cases = {
+        "plain": {},
+        "max_tokens in forced text": {"max_tokens": 12},
+        "stop string in forced text": {"stop": ["millions"]},
+        "stop string kept": {"stop": ["in mil"], "include_stop_str_in_output": True},
+        "stop token in forced text": {"stop_token_ids": [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]},
+        "ignore_eos": {"ignore_eos": True, "max_tokens": 70},
+        "no jump: penalties": {"repetition_penalty": 1.3},
+        "no jump: min_tokens": {"min_tokens": 5},
+        "no jump: logprobs": {"logprobs": 1},
+    }
+    results = {}
+    for name, prepare in (("one by one", decode_one_by_one), ("jump", lambda _: None)):
+        engine = start(plugin={"radix": False})
+        prepare(engine)
+        results[name] = {}
+        for case, params in cases.items():
+            engine.reset_counts()
+            output = engine.run([Ask(engine.encode("A card: "), card(**params))])[0].outputs[0]
+            results[name][case] = (output, engine.forward_passes)
+    return results
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "plain",
+        "max_tokens in forced text",
+        "stop string in forced text",
+        "stop string kept",
+        "stop token in forced text",
+        "ignore_eos",
+    ],
+)
+def test_a_jump_ends_where_decoding_one_by_one_ends(engines, case):
+    want, passes_want = engines["one by one"][case]
+    got, passes_got = engines["jump"][case]
+    assert (got.token_ids, got.text) == (want.token_ids, want.text)
+    assert (got.finish_reason, got.stop_reason) == (want.finish_reason, want.stop_reason)
+    assert passes_got < passes_want
+
+
+@pytest.mark.parametrize("why", ["penalties", "min_tokens", "logprobs"])
+def test_a_request_that_a_jump_would_change_is_decoded_token_by_token(engines, why):
+    output, passes = engines["jump"][f"no jump: {why}"]
+    assert passes == len(output.token_ids)
+    if output.logprobs is not None:
+        assert len(output.logprobs) == len(output.token_ids)
+
+
+def test_passes_are_those_of_what_is_undecided(engines):
+    output, passes = engines["jump"]["plain"]
+    # {" ... the name's letters and its end, a digit, and what a longer token might have absorbed.
+    assert passes <= 12
+    assert len(output.token_ids) >= 25
+
+
+def test_with_too_few_blocks_for_all_nothing_hangs(start):
+    """Jumped requests hold blocks while they wait, and vLLM cannot preempt them."""
+    engine: Engine = start(
+        plugin={}, block_size=32, num_gpu_blocks_override=6, max_model_len=128, max_num_seqs=8
+    )
+    prompt = engine.encode("A card: ")
+    asks = [
+        Ask([*range(20 + n, 50 + n), *prompt], card(max_tokens=90))
+        for n in range(NUM_REQUESTS_AT_ONCE)
+    ]
+    outputs = engine.run(asks)
+    alone = [engine.run([ask])[0] for ask in asks]
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in alone]
+    engine.check_nothing_is_left()
+
+
+def test_abort_while_a_jumped_request_waits(start):
+    engine: Engine = start(plugin={}, block_size=32)
+    llm = engine.llm.llm_engine
+    llm.add_request("gone", {"prompt_token_ids": engine.encode("A card: ")}, card())
+    while not engine.scheduler.kv_holding_waiting:
+        llm.step()
+    llm.abort_request(["gone"])
+    llm.step()
+    engine.check_nothing_is_left()
+
+
+def test_reset_of_running_requests_takes_jumped_ones_along(start):
+    engine: Engine = start(plugin={}, block_size=32)
+    ask = Ask(engine.encode("A card: "), card())
+    want = list(engine.run([ask])[0].outputs[0].token_ids)
+    llm = engine.llm.llm_engine
+    llm.add_request("again", {"prompt_token_ids": ask.prompt}, card())
+    while not engine.scheduler.kv_holding_waiting:
+        llm.step()
+    assert engine.core.reset_prefix_cache(reset_running_requests=True)
+    finished = []
+    while llm.has_unfinished_requests():
+        finished += [out for out in llm.step() if out.finished]
+    assert list(finished[0].outputs[0].token_ids) == want
+    engine.check_nothing_is_left()
+
+
+def test_an_error_in_the_tokenization_ends_jumping_only(start, monkeypatch):
+    engine: Engine = start(plugin={})
+    monkeypatch.setattr(engine.scheduler._jump._forced, "take", lambda _: 1 / 0)
+    output = engine.run([Ask(engine.encode("A card: "), card())])[0].outputs[0]
+    assert output.finish_reason == "stop" and output.text.startswith('{"city": "')
+    assert engine.scheduler._jump._forced is None

@@ -1,0 +1,157 @@
+"""Being installed changes nothing; being named changes the scheduler; bad names are refused."""
+
+from __future__ import annotations
+
+import pytest
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.exceptions import VLLMValidationError
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from sgl_vllm.config import OptionError
+from sgl_vllm.plugin import ActivationError, probe_parts, register
+from tests.engine.engine import MODEL, Ask
+
+
+def parse(*words: str) -> EngineArgs:
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    return EngineArgs.from_cli_args(
+        parser.parse_args(["--model", MODEL, "--dtype", "float32", *words])
+    )
+
+
+@pytest.fixture(autouse=True)
+def vllm_plugins(monkeypatch):
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    monkeypatch.delenv("VLLM_PLUGINS")
+
+
+def test_an_unnamed_plugin_changes_nothing(start):
+    engine = start()
+    assert type(engine.scheduler) is Scheduler
+    assert type(engine.scheduler.kv_cache_manager) is KVCacheManager
+    assert type(engine.scheduler.kv_cache_manager.block_pool) is BlockPool
+    assert not engine.core.vllm_config.additional_config
+    prompt = list(range(20, 120))
+    engine.run([Ask(prompt, SamplingParams(max_tokens=1))])
+    again = engine.run([Ask(prompt, SamplingParams(max_tokens=1))])[0]
+    assert again.num_cached_tokens == 96  # stock: full blocks only
+    assert engine.core.sgl_vllm_call("stats") == {}
+
+
+def test_unnamed_the_command_line_gives_the_same_configuration():
+    config = parse().create_engine_config()
+    assert config.scheduler_config.scheduler_cls is None
+    assert config.additional_config == {}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--plugin", "sgl_vllm", "--plugin-config", '{"jump_forward": false}'],
+        ["--plugin", "sgl_vllm", "--plugin-config", "jump_forward=false"],
+        ["--plugin", "sgl_vllm", "--plugin-config", '{"radix": true}', "jump_forward=false"],
+    ],
+)
+def test_the_switch_brings_our_scheduler_and_its_options(words):
+    config = parse(*words).create_engine_config()
+    assert config.scheduler_config.scheduler_cls == "sgl_vllm.scheduler.scheduler.SglScheduler"
+    assert config.additional_config["sgl_vllm"]["jump_forward"] is False
+    assert config.additional_config["sgl_vllm"]["radix"] is True
+
+
+def test_the_environment_names_it_too(monkeypatch):
+    monkeypatch.setenv("VLLM_PLUGINS", "something,sgl_vllm")
+    monkeypatch.setenv("SGL_VLLM_CONFIG", '{"schedule": false}')
+    config = parse().create_engine_config()
+    assert config.additional_config["sgl_vllm"]["schedule"] is False
+
+
+def test_the_switch_keeps_the_other_plugins(monkeypatch):
+    monkeypatch.setenv("VLLM_PLUGINS", "mine")
+    parse("--plugin", "sgl_vllm")
+    import os
+
+    assert os.environ["VLLM_PLUGINS"] == "mine,sgl_vllm"
+
+
+def test_parts_that_are_off_are_named_with_their_reason(start):
+    engine = start(plugin={"radix": False, "jump_forward": False})
+    parts = engine.scheduler.sgl_vllm_stats()["parts"]
+    assert parts == {
+        "radix": "by option",
+        "schedule": "on",
+        "jump_forward": "by option",
+        "select": "it needs radix",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "says"),
+    [
+        (["--plugin", "sglang"], ActivationError, "VLLM_PLUGINS"),
+        (["--plugin-config", "radix=false"], ActivationError, "without --plugin sgl_vllm"),
+        (
+            ["--plugin", "sgl_vllm", "--plugin-config", "jumpforward=true"],
+            OptionError,
+            "did you mean 'jump_forward'",
+        ),
+        (["--plugin", "sgl_vllm", "--plugin-config", "radix=maybe"], OptionError, "true or false"),
+        (["--plugin", "sgl_vllm", "--plugin-config", "radix"], OptionError, "key=value"),
+        (["--plugin", "sgl_vllm", "--plugin-config", "{radix: 1}"], OptionError, "not valid JSON"),
+        (
+            ["--plugin", "sgl_vllm", "--scheduler-cls", "my.Scheduler"],
+            ActivationError,
+            "--scheduler-cls my.Scheduler",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_to_do(words, error, says):
+    with pytest.raises(error, match=says):
+        parse(*words).create_engine_config()
+
+
+def test_registering_twice_wraps_once():
+    before = EngineArgs.create_engine_config
+    register()
+    assert EngineArgs.create_engine_config is before
+
+
+def test_every_hook_is_in_the_installed_vllm():
+    assert [part.reason for part in probe_parts() if not part.on] == []
+
+
+def test_an_unsupported_vllm_is_refused_by_name(monkeypatch):
+    from sgl_vllm import plugin
+    from sgl_vllm.compat import InstalledVllm
+
+    monkeypatch.setattr(plugin, "installed_vllm", lambda: InstalledVllm("vllm", "0.20.1", "cuda"))
+    with pytest.raises(
+        ActivationError, match=r"vllm 0\.20\.1 is installed.*use vLLM 0\.31 to 0\.33"
+    ):
+        parse("--plugin", "sgl_vllm").create_engine_config()
+
+
+def test_a_missing_hook_is_refused_by_name(monkeypatch):
+    monkeypatch.delattr("vllm.v1.core.block_pool.BlockPool._insert_block_hash")
+    with pytest.raises(ActivationError, match="_insert_block_hash"):
+        parse("--plugin", "sgl_vllm").create_engine_config()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"regex": "[a-"}, {"json": '{"type": "nothing"}'}, {"grammar": "root ::= missing"}],
+)
+def test_a_bad_grammar_fails_its_own_request_only(start, broken):
+    from vllm.sampling_params import StructuredOutputsParams
+
+    engine = start(plugin={})
+    bad = SamplingParams(max_tokens=5, structured_outputs=StructuredOutputsParams(**broken))
+    with pytest.raises(VLLMValidationError):
+        engine.run([Ask([20, 21, 22], bad)])
+    good = engine.run([Ask([20, 21, 22], SamplingParams(max_tokens=5, ignore_eos=True))])[0]
+    assert len(good.outputs[0].token_ids) == 5
+    engine.check_nothing_is_left()

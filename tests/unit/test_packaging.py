@@ -1,0 +1,129 @@
+"""What is published: metadata, requirements, pins, entry points, and the wheel's content."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sgl_vllm
+from sgl_vllm import compat
+
+ROOT = Path(sgl_vllm.__file__).parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+CUDA_ONLY = {"torchvision", "torchaudio", "torchcodec"}
+
+
+def name_of(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match
+    return match.group().lower().replace("_", "-")
+
+
+def pins(file: str) -> Iterator[tuple[str, str]]:
+    """(package, version) of every line of a constraints file and the files it includes."""
+    for line in (ROOT / "constraints" / file).read_text().splitlines():
+        if included := re.match(r"-[rc] (.*)", line):
+            yield from pins(included.group(1))
+        elif line and not line.startswith("#"):
+            pin = line.partition(";")[0].strip()
+            assert "==" in pin, f"{file}: {line} is not pinned"
+            yield name_of(pin), pin.partition("==")[2]
+
+
+def test_the_client_needs_neither_vllm_nor_torch() -> None:
+    needed = {name_of(requirement) for requirement in PROJECT["dependencies"]}
+    assert needed == {"openai", "httpx", "pydantic", "tqdm", "rich", "jinja2"}
+
+
+def test_the_server_extra_brings_no_second_vllm() -> None:
+    needed = {name_of(requirement) for requirement in PROJECT["optional-dependencies"]["server"]}
+    assert not {name for name in needed if name.startswith(("vllm", "torch"))}
+
+
+def test_the_doctor_checks_what_the_server_extra_asks_for() -> None:
+    checked = {
+        f"{package}>={minimum}" + (f",<{end}" if end else "")
+        for package, minimum, end in compat.SERVER_PACKAGES
+    }
+    assert checked == set(PROJECT["optional-dependencies"]["server"])
+
+
+def test_one_version_in_one_place() -> None:
+    assert PROJECT["dynamic"] == ["version"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", sgl_vllm.__version__)
+    assert f"## {sgl_vllm.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("file", ["cpu.txt", "cuda.txt"])
+def test_every_package_is_pinned_once(file: str) -> None:
+    names = [name for name, _ in pins(file)]
+    assert sorted(names) == sorted(set(names))
+    assert compat.support_of(dict(pins(file))[f"vllm{'-cpu' * (file == 'cpu.txt')}"]) == "supported"
+
+
+def test_the_cpu_pins_hold_nothing_that_needs_cuda() -> None:
+    names = {name for name, _ in pins("cpu.txt")}
+    assert not names & CUDA_ONLY
+    assert not {name for name in names if name.startswith("nvidia-")}
+    assert "torch" not in names  # only ever by its +cpu version
+    assert all(version.endswith("+cpu") for _, version in pins("torch-cpu.txt"))
+
+
+def test_the_pins_hold_what_we_and_the_tests_need() -> None:
+    pinned = {name for name, _ in pins("cpu.txt")}
+    extras = PROJECT["optional-dependencies"]
+    needed = [*PROJECT["dependencies"], *extras["server"], *extras["dev"]]
+    assert {name_of(requirement) for requirement in needed} <= pinned
+
+
+def test_one_registry_address_in_the_project() -> None:
+    """Everything else comes from whatever index the user's pip is set up with."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    address = "download.pytorch" + ".org"
+    holders = [
+        name
+        for name in listed.stdout.split("\0")
+        if name.endswith((".py", ".toml", ".txt", ".md", "Makefile", "run"))
+        and address in (ROOT / name).read_text()
+    ]
+    assert holders == ["tools/install.py"]
+
+
+def test_importing_the_client_imports_neither_vllm_nor_torch() -> None:
+    check = "import sgl_vllm, sys; print(sorted({'vllm', 'torch', 'numpy'} & set(sys.modules)))"
+    answer = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert answer.stdout == "[]\n", answer.stderr
+
+
+@pytest.mark.parametrize("group", ["vllm.general_plugins", "vllm.endpoint_plugins"])
+def test_entry_points_resolve(group: str) -> None:
+    module, _, attribute = PROJECT["entry-points"][group]["sgl_vllm"].partition(":")
+    check = f"import importlib; print(callable(importlib.import_module({module!r}).{attribute}))"
+    answer = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert answer.stdout.endswith("True\n"), answer.stderr
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    wanted = ("sgl_vllm", "pyproject.toml", "README.md", "LICENSE")
+    source.mkdir()
+    subprocess.run(["cp", "-r", *(str(ROOT / name) for name in wanted), source], check=True)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--wheel-dir", str(tmp_path), str(source)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.startswith(f"sgl_vllm-{sgl_vllm.__version__}-py3")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"sgl_vllm"}
+    assert {"sgl_vllm/py.typed", "sgl_vllm/cli.py", "sgl_vllm/_guard.py"} <= set(names)
+    assert "sgl_vllm/demo/model/config.json" in names
+    assert "sgl_vllm/demo/model/model.safetensors" in names
