@@ -12,8 +12,9 @@ import asyncio
 import contextlib
 import json
 import weakref
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from sgl_vllm.lang.backends.base import (
     Backend,
@@ -39,18 +40,46 @@ if TYPE_CHECKING:
 # plugin then takes what is before it from the cache; a stock server ignores the key.
 SCORE_FROM = "sgl_score_from"
 
+T = TypeVar("T")
 
-@dataclass
+
+class _Once(Generic[T]):
+    """A question that is asked of the server once, by whoever needs the answer first.
+
+    Those who come while it is being asked share the answer, or the failure; after a failure the
+    next one asks again.
+    """
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._ask = ask
+        self._task: asyncio.Task[T] | None = None
+
+    async def answer(self) -> T:
+        if self._task is None or (self._task.done() and not _succeeded(self._task)):
+            self._task = asyncio.create_task(self._ask())
+            self._task.add_done_callback(_succeeded)  # a failure nobody waits for is no warning
+        return await asyncio.shield(self._task)
+
+
+def _succeeded(task: asyncio.Task[Any]) -> bool:
+    return not task.cancelled() and task.exception() is None
+
+
+@dataclass(frozen=True)
+class _Model:
+    name: str
+    max_model_len: int | None
+
+
+@dataclass(frozen=True)
 class _Connection:
-    """The client of one event loop, and what has been learned about the server through it."""
+    """The client of one event loop, and what is learned about the server through it."""
 
     loop: asyncio.AbstractEventLoop
     client: AsyncOpenAI
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    model: str | None = None
-    max_model_len: int | None = None
-    plugin: bool | None = None
-    begin_ids: list[int] | None = None
+    model: _Once[_Model]
+    plugin: _Once[bool]
+    begin_ids: _Once[list[int]]  # what the tokenizer puts before any text: one token, or nothing
 
 
 class VLLM(Backend):
@@ -129,7 +158,7 @@ class VLLM(Backend):
             )
         alone: list[tuple[float | None, ...] | None] = [None] * len(choices)
         if unconditional:
-            begin_ids = await self._begin_ids()
+            begin_ids = await self._connect().begin_ids.answer()
             ids = [begin_ids + full[scored_from:] for full in full_ids]
             from_choice = max(len(begin_ids), 1)
             alone_rows, cost = await self._prompt_logprobs(ids, from_choice)
@@ -150,16 +179,15 @@ class VLLM(Backend):
         await self._call("POST", f"{self.url}/v1/sgl/flush_cache", {})
 
     async def server_info(self) -> ServerInfo:
-        model = await self._model_name()
+        model = await self._connect().model.answer()
         plugin = await self.has_plugin()
         stats = await self._call("GET", f"{self.url}/v1/sgl/stats") if plugin else None
         version = await self._call("GET", f"{self.url}/version")
-        connection = self._connect()
         with _reading(self.name):
             return ServerInfo(
                 url=self.url,
-                model=model,
-                max_model_len=connection.max_model_len,
+                model=model.name,
+                max_model_len=model.max_model_len,
                 vllm_version=version["version"],
                 plugin=plugin,
                 stats=stats,
@@ -167,24 +195,14 @@ class VLLM(Backend):
 
     async def has_plugin(self) -> bool:
         """Whether the server runs with the plugin; asked once."""
-        connection = self._connect()
-        async with connection.lock:
-            if connection.plugin is None:
-                try:
-                    await self._call("GET", f"{self.url}/v1/sgl/stats")
-                    connection.plugin = True
-                except BackendError as error:
-                    if error.status != 404:
-                        raise
-                    connection.plugin = False
-            return connection.plugin
+        return await self._connect().plugin.answer()
 
     # --- requests --------------------------------------------------------------------------
 
     async def _run_model(self, prompt: Prompt, body: dict[str, Any]) -> dict[str, Any]:
         body = {"model": await self._model_name(), **_prompt_body(prompt), **body}
         if prompt == TextPrompt(""):  # vLLM refuses an empty string, but not the token it is
-            body["prompt"] = await self._begin_ids()
+            body["prompt"] = await self._connect().begin_ids.answer()
             if not body["prompt"]:
                 raise BackendError(
                     "the prompt is empty, and the model's tokenizer has no beginning-of-text "
@@ -235,25 +253,23 @@ class VLLM(Backend):
         with _reading(self.name):
             return [int(token) for token in answer["tokens"]]
 
-    async def _begin_ids(self) -> list[int]:
-        """What the tokenizer puts before any text: the beginning-of-text token, or nothing."""
-        connection = self._connect()
-        if connection.begin_ids is None:
-            connection.begin_ids = await self._tokenize(TextPrompt(""))
-        return connection.begin_ids
-
     async def _model_name(self) -> str:
-        if self._model is not None:
-            return self._model
-        connection = self._connect()
-        async with connection.lock:
-            if connection.model is None:
-                answer = await self._call("GET", f"{self.url}/v1/models")
-                with _reading(self.name):
-                    first = answer["data"][0]
-                    connection.model = str(first["id"])
-                    connection.max_model_len = first.get("max_model_len")
-            return connection.model
+        return self._model or (await self._connect().model.answer()).name
+
+    async def _ask_model(self) -> _Model:
+        answer = await self._call("GET", f"{self.url}/v1/models")
+        with _reading(self.name):
+            models = [_Model(str(m["id"]), m.get("max_model_len")) for m in answer["data"]]
+            return next((m for m in models if m.name == self._model), models[0])
+
+    async def _ask_plugin(self) -> bool:
+        try:
+            await self._call("GET", f"{self.url}/v1/sgl/stats")
+        except BackendError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
 
     # --- transport -------------------------------------------------------------------------
 
@@ -268,7 +284,13 @@ class VLLM(Backend):
                 timeout=self.timeout_s,
                 max_retries=self.max_retries,
             )
-            self._connection = _Connection(loop, client)
+            self._connection = _Connection(
+                loop,
+                client,
+                model=_Once(self._ask_model),
+                plugin=_Once(self._ask_plugin),
+                begin_ids=_Once(lambda: self._tokenize(TextPrompt(""))),
+            )
             weakref.finalize(self, _close, loop, client).atexit = False
         return self._connection
 

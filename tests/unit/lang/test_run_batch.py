@@ -108,6 +108,20 @@ def test_the_first_error_is_raised_once_all_have_finished(server):
     assert "2 of 6 programs" in caught.value.__notes__[0]
 
 
+def test_a_whole_batch_learns_at_once_that_no_server_is_there():
+    backend = sgl.VLLM("http://127.0.0.1:9")  # with its usual retries
+    started = time.monotonic()
+    errors = ask.run_batch(questions(60), backend=backend, return_errors=True)
+    assert time.monotonic() - started < 10
+    assert all("no answer from" in str(error) for error in errors)
+
+
+def test_a_batch_asks_once_what_the_server_is(server):
+    server.latency_s = 0.05
+    ask.run_batch(questions(20), backend=sgl.VLLM(server.url))
+    assert [path for path, _ in server.requests].count("/v1/models") == 1
+
+
 def test_errors_stand_in_their_place_when_asked_for(server):
     @sgl.function
     def program(s, q):
