@@ -256,8 +256,8 @@ def gen(
     `regex` and `json_schema` (a dict, a JSON string, or a pydantic model class) constrain the
     text; with a pydantic class the variable is an instance. `dtype` (int, float, str, bool)
     constrains it to a literal and the variable has that type; for `str` the literal is in double
-    quotes, which the variable is without. `choices` makes this a `select`. `return_logprob` and
-    `top_logprobs_num` fill `get_meta_info(name)`.
+    quotes, which the variable is without. `choices` makes this a `select`, for which the sampling
+    options mean nothing. `return_logprob` and `top_logprobs_num` fill `get_meta_info(name)`.
 
     ValueError when more than one of `dtype`, `choices`, `regex`, `json_schema` is given.
     """

@@ -325,16 +325,15 @@ class VLLM(Backend):
                 status=error.status_code,
             ) from error
         except openai.APIStatusError as error:
-            detail = error.body.get("message") if isinstance(error.body, dict) else None
+            said = error.body if isinstance(error.body, dict) else {}
+            detail = said.get("message") or said.get("detail") or error.message
             raise BackendError(
-                f"{self.name} answered {error.status_code}: {detail or error.message}",
+                f"{self.name} answered {error.status_code}: {detail}",
                 status=error.status_code,
             ) from error
         except (openai.APIError, ValueError) as error:
             raise _not_understood(self.name) from error
         if not isinstance(answer, dict):
-            if url.endswith("/flush_cache"):  # answers with an empty body
-                return {}
             raise _not_understood(self.name)
         return answer
 

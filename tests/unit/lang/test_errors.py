@@ -201,8 +201,13 @@ def test_flush_cache_needs_the_plugin_and_says_so(server, backend):
     with pytest.raises(sgl.UnsupportedError, match=r"flush_cache .* --plugin sgl_vllm"):
         sgl.flush_cache()
     server.plugin = True
-    sgl.flush_cache(sgl.VLLM(server.url))
+    backend = sgl.VLLM(server.url, max_retries=0)
+    sgl.flush_cache(backend)
     assert len(server.bodies("/v1/sgl/flush_cache")) == 1
+    in_use = JSONResponse({"detail": "the cache is in use"}, 409)
+    server.fault = lambda path, body: in_use if path.endswith("flush_cache") else None
+    with pytest.raises(sgl.BackendError, match="409: the cache is in use"):
+        sgl.flush_cache(backend)
 
 
 @pytest.mark.parametrize("plugin", [False, True])
