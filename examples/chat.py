@@ -1,6 +1,6 @@
 """A conversation of two turns. The chat template is the server's.
 
-    python examples/chat.py [--url http://127.0.0.1:8000]
+python examples/chat.py [--url http://127.0.0.1:8000]
 """
 
 import argparse
@@ -23,9 +23,7 @@ if __name__ == "__main__":
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     sgl.set_default_backend(sgl.VLLM(parser.parse_args().url))
 
-    state = conversation.run(
-        "What is the capital of France?", "And of Japan?", temperature=0.0
-    )
+    state = conversation.run("What is the capital of France?", "And of Japan?", temperature=0.0)
     for message in state.messages():
         print(f"{message['role']}: {message['content']}")
     print(state.usage)

@@ -1,6 +1,6 @@
 """A JSON object whose form is fixed by a regular expression, and one fixed by a pydantic model.
 
-    python examples/json_regex.py [--url http://127.0.0.1:8000]
+python examples/json_regex.py [--url http://127.0.0.1:8000]
 """
 
 import argparse

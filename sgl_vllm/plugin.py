@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
-import json
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +52,7 @@ def register() -> None:
 
     if "sgl_vllm_call" in vars(EngineCore):
         return
-    EngineCore.sgl_vllm_call = _engine_call  # type: ignore[attr-defined]
+    EngineCore.sgl_vllm_call = _engine_call
     _wrap_add_cli_args(EngineArgs)
     _wrap_from_cli_args(EngineArgs)
     _wrap_create_engine_config(EngineArgs)
@@ -217,7 +216,9 @@ def probe_parts() -> list[PartStatus]:
         if requirement.problem:
             return [PartStatus("server", False, requirement.problem)]
     return [
-        PartStatus(name, not missing, f"vLLM {found.version} lacks {', '.join(missing)}" if missing else "")
+        PartStatus(
+            name, not missing, f"vLLM {found.version} lacks {', '.join(missing)}" if missing else ""
+        )
         for name, missing in (
             (name, [hook for hook in hooks if not _has_hook(hook)])
             for name, hooks in _HOOKS.items()

@@ -41,9 +41,7 @@ class ForcedTokenizer:
         token_bytes: what each token id decodes to; empty where a token is no text (special ones).
     """
 
-    def __init__(
-        self, encode: Callable[[str], list[int]], token_bytes: Sequence[bytes]
-    ) -> None:
+    def __init__(self, encode: Callable[[str], list[int]], token_bytes: Sequence[bytes]) -> None:
         self._encode = encode
         self._token_bytes = token_bytes
         self._sorted_tokens = sorted(set(token_bytes) - {b""})

@@ -437,7 +437,8 @@ def _parsed(expr: Gen, text: str, finish_reason: str) -> object:
         return expr.parse(text)
     except (ValueError, KeyError) as error:
         why = ": it was cut off, raise max_tokens" if finish_reason == "length" else ""
-        raise ValueError(f"the generated text {text!r} has not the wanted form{why}") from error
+        shown = text if len(text) <= 200 else text[:200] + "..."
+        raise ValueError(f"the generated text {shown!r} has not the wanted form{why}") from error
 
 
 class ProgramState:
@@ -662,6 +663,11 @@ class ProgramGroup:
 
     def __getitem__(self, index: int) -> ProgramState:
         return self._states[index]
+
+    def __setitem__(self, index: int, state: ProgramState) -> None:
+        """Only what ``forks[i] += ...`` assigns: the branch itself."""
+        if state is not self._states[index]:
+            raise TypeError("a branch cannot be replaced: append to it with +=")
 
     def __iter__(self) -> Iterator[ProgramState]:
         return iter(self._states)

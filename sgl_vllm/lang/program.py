@@ -10,7 +10,7 @@ import functools
 import inspect
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, overload
 
@@ -24,8 +24,8 @@ from sgl_vllm.lang.loop import background_loop
 # vLLM server batches by default.
 AUTO_CONCURRENCY = 256
 
-# A new thread for program bodies is made when all there are have been busy for this long.
-_GROW_AFTER_S = 0.002
+# There get to be twice as many threads for program bodies when all have been busy for this long.
+_GROW_AFTER_S = 0.01
 
 _default_backend: Backend | None = None
 
@@ -281,7 +281,7 @@ class _Batch:
         self._runs: dict[int, Run] = {}
         self._stopped = False
 
-    def results(self, *, progress_bar: bool) -> Iterator[ProgramState | BaseException]:
+    def results(self, *, progress_bar: bool) -> Generator[ProgramState | BaseException]:
         """States and errors in the items' order. Closing the iterator cancels the rest."""
         feeder = threading.Thread(target=self._feed, name="sgl-vllm-batch", daemon=True)
         feeder.start()
@@ -334,7 +334,7 @@ class _Batch:
 
 
 class _Workers:
-    """Threads for program bodies: a new one only when all have been busy for a moment."""
+    """Threads for program bodies: one, and twice as many whenever all are busy for a moment."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -347,12 +347,12 @@ class _Workers:
         with self._changed:
             self._tasks.append(task)
             self._changed.notify()
-            taken = self._threads > 0 and self._changed.wait_for(
-                lambda: not self._tasks, timeout=_GROW_AFTER_S
-            )
-            if not taken and self._threads < self._limit:
-                self._threads += 1
-                threading.Thread(target=self._work, name="sgl-vllm-body", daemon=True).start()
+            if self._threads and self._changed.wait_for(lambda: not self._tasks, _GROW_AFTER_S):
+                return
+            more = min(max(1, self._threads), self._limit - self._threads)
+            self._threads += more
+        for _ in range(more):
+            threading.Thread(target=self._work, name="sgl-vllm-body", daemon=True).start()
 
     def close(self) -> None:
         """No more tasks; the threads end when the last one is done."""

@@ -135,9 +135,7 @@ class RadixKVCacheManager(KVCacheManager):
 
     # -- look up ------------------------------------------------------------------------------
 
-    def get_computed_blocks(
-        self, request: Request, *args: Any
-    ) -> tuple[KVCacheBlocks, int, int]:
+    def get_computed_blocks(self, request: Request, *args: Any) -> tuple[KVCacheBlocks, int, int]:
         found = super().get_computed_blocks(request, *args)
         if self.tree is None or not self.prefix_cache_lookup_enabled(request):
             return found
@@ -223,11 +221,11 @@ class RadixKVCacheManager(KVCacheManager):
             return
         tail, num_tokens = inserted
         assert self.tree is not None
-        if tail.block_hash is None and num_tokens % self.tree.block_size:
-            if tail.block_id in self.tree:
-                key = BlockHash(_TAIL_KEY + str(next(self._tail_numbers)).encode())
-                self._pool.keep_tail(tail, key, num_tokens)
-                self.counters.retained_tails += 1
+        is_partial = num_tokens % self.tree.block_size != 0
+        if is_partial and tail.block_hash is None and tail.block_id in self.tree:
+            key = BlockHash(_TAIL_KEY + str(next(self._tail_numbers)).encode())
+            self._pool.keep_tail(tail, key, num_tokens)
+            self.counters.retained_tails += 1
 
     def _insert(self, request: Request) -> tuple[KVCacheBlock, int] | None:
         """Put the request's computed tokens into the tree; its last block and their number."""

@@ -10,7 +10,7 @@ The KV of token `i` of a sequence lies in the sequence's block number `i // bloc
     block number      0         1         2
                  |---------|---------|---------|
     root
-     └─ A             [0 ......... 13)              owns block 0          (internal: [12, 13) lies
+     └─ A             [0 ......... 13)              owns block 0         (internal: [12, 13) lies
          ├─ B                     [13 .. 17)        owns blocks 1, 2       in its children's block 1)
          └─ C                     [13 ..... 20)     owns blocks 1, 2      (its own copies)
 
@@ -299,7 +299,9 @@ class RadixTree:
             }
 
         drawn: list[dict[str, object]] = []
-        level: list[tuple[Node, list[dict[str, object]]]] = [(r, drawn) for r in self._roots.values()]
+        level: list[tuple[Node, list[dict[str, object]]]] = [
+            (r, drawn) for r in self._roots.values()
+        ]
         while level and budget > 0:
             following: list[tuple[Node, list[dict[str, object]]]] = []
             for node, siblings in level[:budget]:

@@ -64,9 +64,7 @@ class WaitingOrder:
         cache_version: Callable[[], int | None],
     ) -> None:
         self._scheduler = scheduler
-        self._policy = LongestPrefixFirst(
-            options.schedule_max_passes, options.schedule_max_wait_s
-        )
+        self._policy = LongestPrefixFirst(options.schedule_max_passes, options.schedule_max_wait_s)
         self._window = options.schedule_window
         self._matched_tokens = matched_tokens
         self._cache_version = cache_version
@@ -153,9 +151,7 @@ class SglSchedulerMixin(Scheduler):
             "; ".join(f"{p} off ({self._off[p]})" if p in self._off else f"{p} on" for p in parts),
         )
 
-    def _why_off(
-        self, part: str, options: Options, kv_cache_config: KVCacheConfig
-    ) -> str | None:
+    def _why_off(self, part: str, options: Options, kv_cache_config: KVCacheConfig) -> str | None:
         """Why a part is off in this engine; None if it is on."""
         if not getattr(options, part):
             return "by option"
@@ -164,6 +160,8 @@ class SglSchedulerMixin(Scheduler):
         if part == "schedule":
             if self.policy != SchedulingPolicy.FCFS:
                 return f"the scheduling policy is {self.policy.value!r}"
+            if not self.cache_config.enable_prefix_caching:
+                return "prefix caching is off"
             return None
         if self.use_v2_model_runner:
             return "not verified on vLLM's V2 model runner yet"
@@ -227,7 +225,9 @@ class SglSchedulerMixin(Scheduler):
             self._jump.after_step(outputs)
         return results
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False, *args: Any, **kw: Any) -> bool:
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, *args: Any, **kw: Any
+    ) -> bool:
         if reset_running_requests and self._jump is not None:
             self._jump.release_all()
         return super().reset_prefix_cache(reset_running_requests, *args, **kw)
@@ -288,7 +288,7 @@ class SglSchedulerMixin(Scheduler):
     # -- for the server -----------------------------------------------------------------------
 
     def sgl_vllm_stats(self) -> dict[str, Any]:
-        """Counters of every part; see `docs/stats.md`. Numbers and reasons only, no text."""
+        """Counters of every part; see `docs/server.md`. Numbers and reasons only, no text."""
         radix = self._radix
         tree = radix.tree if radix is not None else None
         return {

@@ -43,7 +43,7 @@ async def flush_cache(request: Request) -> dict[str, bool]:
 
 async def ask_engines(client: EngineClient, what: str) -> list[dict[str, Any]]:
     """What every engine behind `client` answers (`SglSchedulerMixin.sgl_vllm_*`)."""
-    core = client.engine_core  # type: ignore[attr-defined]
+    core = client.engine_core
     if hasattr(core, "call_utility_all_async"):
         return list(await core.call_utility_all_async("sgl_vllm_call", what))
     return [await core.call_utility_async("sgl_vllm_call", what)]
@@ -76,7 +76,9 @@ class SglEndpointPlugin:
         app.include_router(router)
         app.add_middleware(MetricsMiddleware, refresh=self._refresh)
 
-    async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
+    async def init_state(
+        self, engine_client: EngineClient | None, state: State, args: Namespace
+    ) -> None:
         self._client = engine_client
         self._collector.register()
 

@@ -27,7 +27,11 @@ _COUNTERS = {
     "partial_block_hits": ("radix", "partial_block_hits", "Hits that end inside a block."),
     "retained_tails": ("radix", "retained_tails", "Partial last blocks kept for later requests."),
     "ordered_steps": ("schedule", "ordered_steps", "Steps with an order to decide."),
-    "changed_orders": ("schedule", "changed_orders", "Steps whose order was not first come first served."),
+    "changed_orders": (
+        "schedule",
+        "changed_orders",
+        "Steps whose order was not first come first served.",
+    ),
     "passes": ("schedule", "passes", "Times a later request was admitted before a waiting one."),
     "jumps": ("jump_forward", "jumps", "Times forced text was appended to a request."),
     "forced_tokens": ("jump_forward", "forced_tokens", "Output tokens that no pass had to decide."),
@@ -58,8 +62,9 @@ class SglCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         for family, names in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
             for name, (part, key, text) in names.items():
-                value = self.stats.get(part, {} if key else None)
-                value = value.get(key) if key else value
+                value: Any = self.stats.get(part)
+                if key is not None and value is not None:
+                    value = value.get(key)
                 if value is not None:
                     yield family(f"sgl_vllm:{name}", text, value=value)
 

@@ -1,4 +1,4 @@
-"""An engine under test: runs requests, counts what the model had to compute, checks what is left."""
+"""An engine under test: runs requests, counts what was computed, checks what is left."""
 
 from __future__ import annotations
 

@@ -9,7 +9,9 @@ from vllm.sampling_params import StructuredOutputsParams
 from tests.engine.engine import Ask, Engine
 from tests.engine.one_by_one import decode_one_by_one
 
-CARD = r'\{"city": "[A-Z][a-z]{2,5}", "the people who live there, in millions": [0-9], "seen": true\}'
+CARD = (
+    r'\{"city": "[A-Z][a-z]{2,5}", "the people who live there, in millions": [0-9], "seen": true\}'
+)
 NUM_REQUESTS_AT_ONCE = 6
 
 
@@ -89,7 +91,8 @@ def test_with_too_few_blocks_for_all_nothing_hangs(start):
     )
     prompt = engine.encode("A card: ")
     asks = [
-        Ask([*range(20 + n, 50 + n), *prompt], card(max_tokens=90)) for n in range(NUM_REQUESTS_AT_ONCE)
+        Ask([*range(20 + n, 50 + n), *prompt], card(max_tokens=90))
+        for n in range(NUM_REQUESTS_AT_ONCE)
     ]
     outputs = engine.run(asks)
     alone = [engine.run([ask])[0] for ask in asks]

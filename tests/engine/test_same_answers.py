@@ -49,10 +49,19 @@ def mixed_requests(vocab_size: int, count: int, seed: int) -> list[Ask]:
             {"max_tokens": 40, "structured_outputs": StructuredOutputsParams(json=PERSON)},
             {"max_tokens": 6, "logprobs": 2},
             {"max_tokens": 12, "presence_penalty": 0.7, "repetition_penalty": 1.2},
-            {"max_tokens": 9, "structured_outputs": StructuredOutputsParams(choice=["Paris in France", "Parma", "Oslo"])},
+            {
+                "max_tokens": 9,
+                "structured_outputs": StructuredOutputsParams(
+                    choice=["Paris in France", "Parma", "Oslo"]
+                ),
+            },
             {"max_tokens": 1, "prompt_logprobs": 0},
             # Ends inside forced text, whichever comes first.
-            {"max_tokens": rng.randrange(2, 30), "stop": ["continent"], "structured_outputs": StructuredOutputsParams(regex=CARD)},
+            {
+                "max_tokens": rng.randrange(2, 30),
+                "stop": ["continent"],
+                "structured_outputs": StructuredOutputsParams(regex=CARD),
+            },
         ][kind]
         salt = rng.choice([None, None, "tenant a", "tenant b"])
         asks.append(Ask(prompt, SamplingParams(temperature=0, **more), salt))
@@ -64,9 +73,7 @@ def mixed_requests(vocab_size: int, count: int, seed: int) -> list[Ask]:
     [(32, 60, 1024), (128, 24, 1024), (32, 40, 128)],
     ids=["block 32", "block 128", "tiny cache, chunked prefill"],
 )
-def test_mixed_requests_get_the_same_tokens(
-    start, block_size, num_blocks, max_num_batched_tokens
-):
+def test_mixed_requests_get_the_same_tokens(start, block_size, num_blocks, max_num_batched_tokens):
     settings = {
         "block_size": block_size,
         "num_gpu_blocks_override": num_blocks,
@@ -79,7 +86,9 @@ def test_mixed_requests_get_the_same_tokens(
     reference = start(plugin={"radix": False, "schedule": False}, **settings)
     decode_one_by_one(reference)
     constrained = [index for index, ask in enumerate(asks) if is_constrained(ask)]
-    for index, tokens in zip(constrained, reference.tokens([asks[i] for i in constrained]), strict=True):
+    for index, tokens in zip(
+        constrained, reference.tokens([asks[i] for i in constrained]), strict=True
+    ):
         want[index] = tokens
 
     engine = start(plugin={}, **settings)

@@ -15,7 +15,10 @@ def interleaved_groups(num_groups: int, per_group: int) -> list[Ask]:
     rng = random.Random(0)
     prefixes = [[rng.randrange(10, 2000) for _ in range(384)] for _ in range(num_groups)]
     return [
-        Ask(prefix + [rng.randrange(10, 2000) for _ in range(20)], SamplingParams(temperature=0, max_tokens=4))
+        Ask(
+            prefix + [rng.randrange(10, 2000) for _ in range(20)],
+            SamplingParams(temperature=0, max_tokens=4),
+        )
         for _ in range(per_group)
         for prefix in prefixes
     ]
@@ -44,7 +47,10 @@ def test_without_a_common_prefix_the_order_is_first_come_first_served(start):
     engine = start(plugin={}, max_num_seqs=2)
     rng = random.Random(1)
     asks = [
-        Ask([rng.randrange(10, 2000) for _ in range(40)], SamplingParams(temperature=0, max_tokens=3))
+        Ask(
+            [rng.randrange(10, 2000) for _ in range(40)],
+            SamplingParams(temperature=0, max_tokens=3),
+        )
         for _ in range(12)
     ]
     engine.run(asks)

@@ -15,7 +15,9 @@ PREFIX_TOKENS, CHOICE_TOKENS, NUM_CHOICES = 600, 5, 8
 def choices() -> tuple[list[int], list[list[int]]]:
     rng = random.Random(3)
     prefix = [rng.randrange(10, 2000) for _ in range(PREFIX_TOKENS)]
-    return prefix, [[rng.randrange(10, 2000) for _ in range(CHOICE_TOKENS)] for _ in range(NUM_CHOICES)]
+    return prefix, [
+        [rng.randrange(10, 2000) for _ in range(CHOICE_TOKENS)] for _ in range(NUM_CHOICES)
+    ]
 
 
 def scoring(score_from: object = None) -> SamplingParams:
@@ -25,7 +27,10 @@ def scoring(score_from: object = None) -> SamplingParams:
 
 def scores(output, count: int) -> list[float]:
     rows = output.prompt_logprobs[-count:]
-    return [row[token].logprob for row, token in zip(rows, output.prompt_token_ids[-count:], strict=True)]
+    return [
+        row[token].logprob
+        for row, token in zip(rows, output.prompt_token_ids[-count:], strict=True)
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.exceptions import VLLMValidationError
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -17,7 +18,9 @@ from tests.engine.engine import MODEL, Ask
 
 def parse(*words: str) -> EngineArgs:
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-    return EngineArgs.from_cli_args(parser.parse_args(["--model", MODEL, "--dtype", "float32", *words]))
+    return EngineArgs.from_cli_args(
+        parser.parse_args(["--model", MODEL, "--dtype", "float32", *words])
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -91,11 +94,19 @@ def test_parts_that_are_off_are_named_with_their_reason(start):
     [
         (["--plugin", "sglang"], ActivationError, "VLLM_PLUGINS"),
         (["--plugin-config", "radix=false"], ActivationError, "without --plugin sgl_vllm"),
-        (["--plugin", "sgl_vllm", "--plugin-config", "jumpforward=true"], OptionError, "did you mean 'jump_forward'"),
+        (
+            ["--plugin", "sgl_vllm", "--plugin-config", "jumpforward=true"],
+            OptionError,
+            "did you mean 'jump_forward'",
+        ),
         (["--plugin", "sgl_vllm", "--plugin-config", "radix=maybe"], OptionError, "true or false"),
         (["--plugin", "sgl_vllm", "--plugin-config", "radix"], OptionError, "key=value"),
         (["--plugin", "sgl_vllm", "--plugin-config", "{radix: 1}"], OptionError, "not valid JSON"),
-        (["--plugin", "sgl_vllm", "--scheduler-cls", "my.Scheduler"], ActivationError, "--scheduler-cls my.Scheduler"),
+        (
+            ["--plugin", "sgl_vllm", "--scheduler-cls", "my.Scheduler"],
+            ActivationError,
+            "--scheduler-cls my.Scheduler",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_do(words, error, says):
@@ -118,7 +129,9 @@ def test_an_unsupported_vllm_is_refused_by_name(monkeypatch):
     from sgl_vllm.compat import InstalledVllm
 
     monkeypatch.setattr(plugin, "installed_vllm", lambda: InstalledVllm("vllm", "0.20.1", "cuda"))
-    with pytest.raises(ActivationError, match=r"vllm 0\.20\.1 is installed.*use vLLM 0\.31 to 0\.33"):
+    with pytest.raises(
+        ActivationError, match=r"vllm 0\.20\.1 is installed.*use vLLM 0\.31 to 0\.33"
+    ):
         parse("--plugin", "sgl_vllm").create_engine_config()
 
 
@@ -130,14 +143,14 @@ def test_a_missing_hook_is_refused_by_name(monkeypatch):
 
 @pytest.mark.parametrize(
     "broken",
-    [{"regex": "[a-"}, {"json": '{"type": "nothing"}'}, {"grammar": "root ::= "}],
+    [{"regex": "[a-"}, {"json": '{"type": "nothing"}'}, {"grammar": "root ::= missing"}],
 )
 def test_a_bad_grammar_fails_its_own_request_only(start, broken):
     from vllm.sampling_params import StructuredOutputsParams
 
     engine = start(plugin={})
     bad = SamplingParams(max_tokens=5, structured_outputs=StructuredOutputsParams(**broken))
-    with pytest.raises(ValueError):
+    with pytest.raises(VLLMValidationError):
         engine.run([Ask([20, 21, 22], bad)])
     good = engine.run([Ask([20, 21, 22], SamplingParams(max_tokens=5, ignore_eos=True))])[0]
     assert len(good.outputs[0].token_ids) == 5

@@ -181,6 +181,13 @@ class VLLM(Backend):
 
     async def _run_model(self, prompt: Prompt, body: dict[str, Any]) -> dict[str, Any]:
         body = {"model": await self._model_name(), **_prompt_body(prompt), **body}
+        if prompt == TextPrompt(""):  # vLLM refuses an empty string, but not the token it is
+            body["prompt"] = await self._begin_ids()
+            if not body["prompt"]:
+                raise BackendError(
+                    "the prompt is empty, and the model's tokenizer has no beginning-of-text "
+                    "token to start from: put some text before this"
+                )
         path = "chat/completions" if isinstance(prompt, ChatPrompt) else "completions"
         return await self._call("POST", f"{self.url}/v1/{path}", body)
 

@@ -199,8 +199,13 @@ class RunningServer:
         )
         self._thread.start()
 
+    def die(self) -> None:
+        """On the server's own loop: drop every connection, as a killed process does."""
+        for connection in list(self._uvicorn.server_state.connections):
+            connection.transport.abort()
+        self._socket.close()
+
     def stop(self) -> None:
-        """Stop at once: connections are dropped, the port is closed."""
         self._uvicorn.should_exit = self._uvicorn.force_exit = True
         self._thread.join(timeout=10)
         self._socket.close()

@@ -1,0 +1,144 @@
+"""The real server with the plugin, over HTTP and the official client."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import httpx
+import openai
+import pytest
+
+from tests.server.conftest import API_KEY
+
+CARD = r'\{"city": "[A-Z][a-z]{2,9}", "continent": "(Europe|Asia|Africa)", "people": [0-9]{1,3}\}'
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 10},
+        "age": {"type": "integer", "maximum": 99},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+CARD_REQUEST = {
+    "model": "demo",
+    "prompt": "A card: ",
+    "max_tokens": 60,
+    "temperature": 0,
+    "extra_body": {"structured_outputs": {"regex": CARD}},
+}
+
+
+@pytest.fixture
+def sgl(server) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {API_KEY}"}
+    return httpx.Client(base_url=f"{server.url}/v1/sgl", headers=headers, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("method", "route"), [("GET", "stats"), ("GET", "tree"), ("POST", "flush_cache")]
+)
+def test_the_routes_need_the_api_key(server, method, route):
+    assert httpx.request(method, f"{server.url}/v1/sgl/{route}").status_code == 401
+
+
+def test_every_part_is_on(sgl):
+    parts = sgl.get("/stats").json()["parts"]
+    assert parts == dict.fromkeys(("radix", "schedule", "jump_forward", "select"), "on")
+
+
+def test_forced_text_takes_fewer_passes_than_tokens(sgl, client):
+    before = sgl.get("/stats").json()
+    answer = client.completions.create(**CARD_REQUEST)
+    after = sgl.get("/stats").json()
+    passes = after["forward_passes"] - before["forward_passes"]
+    forced = after["jump_forward"]["forced_tokens"] - before["jump_forward"]["forced_tokens"]
+    assert re.fullmatch(CARD, answer.choices[0].text)
+    assert forced > 0
+    assert passes + forced == answer.usage.completion_tokens
+
+
+def test_a_stream_brings_the_same_text_in_order(client):
+    whole = client.completions.create(**CARD_REQUEST).choices[0].text
+    pieces = [
+        chunk.choices[0].text for chunk in client.completions.create(**CARD_REQUEST, stream=True)
+    ]
+    assert "".join(pieces) == whole
+    assert len(pieces) > 1
+
+
+def test_logprobs_have_a_row_for_every_token(client):
+    answer = client.completions.create(**CARD_REQUEST, logprobs=1)
+    assert len(answer.choices[0].logprobs.tokens) == answer.usage.completion_tokens
+
+
+def test_a_chat_answers_in_the_schema_it_is_given(client):
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Who are you?"}],
+        max_tokens=60,
+        temperature=0,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "person", "schema": PERSON, "strict": True},
+        },
+    )
+    person = json.loads(answer.choices[0].message.content)
+    assert set(person) == {"name", "age"}
+
+
+def test_a_resent_prompt_is_found_to_the_last_token_but_one(sgl, client):
+    prompt = list(range(100, 190))  # shorter than a block, where stock finds nothing
+    assert sgl.post("/flush_cache").json() == {"flushed": True}
+    before = sgl.get("/stats").json()["radix"]
+    for _ in range(2):
+        client.completions.create(model="demo", prompt=prompt, max_tokens=1)
+    after = sgl.get("/stats").json()["radix"]
+    assert after["hit_tokens"] - before["hit_tokens"] == 89
+    assert after["tree_tokens"] == 90
+
+
+def test_the_tree_shows_sizes_and_no_text(sgl, client):
+    sgl.post("/flush_cache")
+    client.completions.create(model="demo", prompt="A secret: swordfish", max_tokens=1)
+    tree = sgl.get("/tree")
+    assert "swordfish" not in tree.text
+    (engine,) = tree.json()["engines"]
+    assert engine["num_tokens"] > 0
+    assert engine["namespaces"][0]["children"][0]["num_tokens"] == engine["num_tokens"]
+
+
+def test_the_cache_is_not_flushed_under_a_running_request(sgl, client):
+    with client.completions.create(
+        model="demo", prompt="Once", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+    ) as stream:
+        next(iter(stream))
+        refused = sgl.post("/flush_cache")
+    assert refused.status_code == 409
+    assert "no request is running" in refused.text
+
+
+def test_metrics_are_those_of_the_moment(server, sgl, client):
+    client.completions.create(**CARD_REQUEST)
+    metrics = server.metrics()
+    stats = sgl.get("/stats").json()
+    assert metrics["sgl_vllm:forced_tokens_total"] == stats["jump_forward"]["forced_tokens"] > 0
+    assert metrics["sgl_vllm:prefix_hit_tokens_total"] == stats["radix"]["hit_tokens"]
+    assert metrics["sgl_vllm:tree_tokens"] == stats["radix"]["tree_tokens"]
+    assert metrics["vllm:prefix_cache_hits_total"] == stats["radix"]["hit_tokens"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"structured_outputs": {"regex": "[a-"}},
+        {"structured_outputs": {"json": {"type": "nothing"}}},
+        {"structured_outputs": {"grammar": "root ::= missing"}},
+    ],
+)
+def test_a_bad_grammar_is_a_400_and_the_server_goes_on(client, broken):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(**{**CARD_REQUEST, "extra_body": broken})
+    assert refused.value.status_code == 400
+    assert client.completions.create(**CARD_REQUEST).choices[0].text

@@ -1,0 +1,50 @@
+"""What `vllm serve` says and does with the switch, from the outside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from sgl_vllm.serving import ServerFailed
+from tests.server.conftest import MODEL, serve
+
+
+def test_options_may_come_from_vllms_config_file(tmp_path):
+    config = tmp_path / "serve.yaml"
+    config.write_text("plugin: [sgl_vllm]\nplugin-config: ['{\"jump_forward\": false}']\n")
+    with serve(extra_args=["--config", str(config)]) as server:
+        parts = httpx.get(f"{server.url}/v1/sgl/stats").json()["parts"]
+        log = server.log_path.read_text()
+    assert parts["jump_forward"] == "by option"
+    assert parts["radix"] == "on"
+    assert "radix on; schedule on; jump_forward off (by option); select on" in log
+
+
+def test_unnamed_it_is_stock_and_has_none_of_our_routes():
+    with serve() as server:
+        assert httpx.get(f"{server.url}/v1/sgl/stats").status_code == 404
+        assert not any(name.startswith("sgl_vllm") for name in server.metrics())
+        log = server.log_path.read_text()
+    assert "sgl-vllm" not in log and "SglScheduler" not in log
+
+
+def test_an_unknown_option_ends_the_start_with_one_clear_line():
+    with pytest.raises(ServerFailed, match="did you mean 'jump_forward'"):
+        serve(plugin=True, plugin_config={"jumpforward": True}).start()
+
+
+def test_the_help_lists_the_switch():
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "vllm.entrypoints.cli.main",
+        "serve",
+        MODEL,
+        "--help=sgl-vllm",
+    ]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "--plugin NAME" in shown.stdout and "--plugin-config" in shown.stdout

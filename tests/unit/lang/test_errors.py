@@ -1,0 +1,270 @@
+"""Every failure ends in a clear error, at once, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+
+import pytest
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.loop import background_loop
+
+LONG = "A shared beginning that is long enough to be worth sending ahead of its branches. "
+
+
+def fails_on(text, status=500, message="the engine is dead"):
+    """A fault that answers with an error to completions whose prompt contains `text`."""
+
+    def fault(path, body):
+        if path == "/v1/completions" and text in body["prompt"]:
+            return JSONResponse({"error": {"message": message}}, status)
+        return None
+
+    return fault
+
+
+@sgl.function
+def two_gens(s):
+    s += "x" + sgl.gen("first")
+    s += " bad " + sgl.gen("second")
+    s += " more " + sgl.gen("third")
+
+
+def test_run_raises_the_first_failed_operation_and_chains_its_cause(server, backend):
+    server.fault = fails_on("bad")
+    with pytest.raises(sgl.ProgramError) as caught:
+        two_gens.run()
+    assert caught.value.operation == "gen 'second'"
+    assert "gen 'second' failed" in str(caught.value)
+    assert "the engine is dead" in str(caught.value)
+    assert isinstance(caught.value.__cause__, sgl.BackendError)
+    assert caught.value.__cause__.status == 500
+    assert len(server.bodies("/v1/completions")) == 2  # the third gen did not run
+
+
+def test_reading_raises_too_and_what_was_there_before_stays_readable(server, backend):
+    server.fault = fails_on("bad")
+    seen = {}
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("first") + " bad " + sgl.gen("second") + sgl.gen("third")
+        seen["error"] = s.error()
+        seen["first"] = s["first"]
+        for read in (lambda: s["second"], lambda: s["third"], s.text, s.messages, s.sync):
+            with pytest.raises(sgl.ProgramError, match="gen 'second'"):
+                read()
+        s += "too late" + sgl.gen("fourth")
+        with pytest.raises(sgl.ProgramError, match="gen 'second'"):
+            s["fourth"]
+
+    with pytest.raises(sgl.ProgramError, match="gen 'second'"):
+        program.run()
+    assert seen["error"].operation == "gen 'second'"
+    assert seen["first"] == "[1]"
+
+
+def test_an_error_in_a_branch_says_which_and_comes_out_of_join_and_run(server, backend):
+    server.fault = fails_on("bad")
+    seen = {}
+
+    @sgl.function
+    def program(s):
+        s += "x"
+        forks = s.fork(3)
+        forks += ["ok", "bad", "ok"]
+        forks += sgl.gen("b")
+        forks.join()
+        seen["others"] = [forks[0]["b"], forks[2]["b"]]
+        s["b"]
+
+    with pytest.raises(sgl.ProgramError, match=r"gen 'b' in fork\[1\] failed"):
+        program.run()
+    assert len(seen["others"]) == 2
+
+
+def test_an_error_in_a_branch_that_nobody_reads_still_comes_out_of_run(server, backend):
+    server.fault = fails_on("bad")
+
+    @sgl.function
+    def program(s):
+        forks = s.fork(2)
+        forks += ["ok", "bad"]
+        forks += sgl.gen("b")
+
+    with pytest.raises(sgl.ProgramError, match=r"gen 'b' in fork\[1\]"):
+        program.run()
+
+
+def test_branches_of_a_failed_prompt_fail_with_it(server, backend):
+    server.fault = fails_on("bad")
+
+    @sgl.function
+    def program(s):
+        s += "bad" + sgl.gen("a")
+        early = s.fork(2)
+        early += sgl.gen("b")
+        assert early[0].error().operation == "gen 'a'"
+        late = s.fork(2)  # of a prompt that is known to have failed
+        late += sgl.gen("c")
+        with pytest.raises(sgl.ProgramError, match="gen 'a'"):
+            late[1].copy().text()
+
+    with pytest.raises(sgl.ProgramError, match="gen 'a'"):
+        program.run()
+
+
+def test_an_unreachable_server_is_named_with_what_to_do():
+    backend = sgl.VLLM("http://127.0.0.1:9/", max_retries=0)
+    with pytest.raises(sgl.ProgramError) as caught:
+        two_gens.run(backend=backend)
+    message = str(caught.value)
+    assert "gen 'first' failed" in message
+    assert "http://127.0.0.1:9" in message
+    assert "vllm serve MODEL --plugin sgl_vllm" in message
+
+
+def test_a_server_that_dies_in_mid_run_is_an_error_not_a_hang(running, server, backend):
+    def die(path, body):
+        if "bad" in str(body.get("prompt")):
+            running.die()
+
+    server.fault = die
+    started = time.monotonic()
+    with pytest.raises(sgl.ProgramError, match="gen 'second' failed: no answer from"):
+        two_gens.run()
+    assert time.monotonic() - started < 15
+
+
+def test_a_server_that_stalls_is_left_after_the_timeout(server):
+    async def stall(path, body):
+        if path == "/v1/completions":
+            await asyncio.sleep(30)
+
+    server.fault = stall
+    backend = sgl.VLLM(server.url, timeout_s=0.3)
+    started = time.monotonic()
+    with pytest.raises(sgl.ProgramError, match=r"did not answer within 0\.3 s"):
+        two_gens.run(backend=backend)
+    assert time.monotonic() - started < 5
+
+
+def test_a_missing_api_key_is_asked_for_and_a_wrong_one_is_said_to_be_refused(server):
+    server.api_key = "secret"
+    with pytest.raises(sgl.ProgramError, match=r"wants an api_key.*VLLM\(..., api_key="):
+        two_gens.run(backend=sgl.VLLM(server.url))
+    with pytest.raises(sgl.ProgramError, match="refused the api_key"):
+        two_gens.run(backend=sgl.VLLM(server.url, api_key="wrong"))
+    assert two_gens.run(backend=sgl.VLLM(server.url, api_key="secret"))["third"]
+
+
+def test_what_the_server_says_about_a_bad_request_is_passed_on(server, backend):
+    server.fault = fails_on("bad", 400, "regex: unbalanced parenthesis")
+    with pytest.raises(sgl.ProgramError, match=r"gen 'second' .*400: regex: unbalanced"):
+        two_gens.run()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        PlainTextResponse("<html>a proxy's page</html>"),
+        JSONResponse({"choices": []}),
+        JSONResponse({"choices": [{"text": None, "finish_reason": "stop"}], "usage": {}}),
+        JSONResponse([1, 2]),
+        PlainTextResponse("{", media_type="application/json"),
+    ],
+)
+def test_an_answer_that_cannot_be_read_is_an_error(server, backend, garbage):
+    server.fault = lambda path, body: garbage if path == "/v1/completions" else None
+    with pytest.raises(sgl.ProgramError, match=r"gen 'first' failed: .*cannot be read"):
+        two_gens.run()
+
+
+def test_a_passing_failure_is_retried(server):
+    left = [2]
+
+    def fault(path, body):
+        if path == "/v1/completions" and left[0]:
+            left[0] -= 1
+            return JSONResponse({"error": {"message": "busy"}}, 429, {"retry-after-ms": "1"})
+        return None
+
+    server.fault = fault
+    assert two_gens.run(backend=sgl.VLLM(server.url, max_retries=2))["first"] == "[1]"
+    assert len(server.bodies("/v1/completions")) == 5
+
+
+def test_flush_cache_needs_the_plugin_and_says_so(server, backend):
+    with pytest.raises(sgl.UnsupportedError, match=r"flush_cache .* --plugin sgl_vllm"):
+        sgl.flush_cache()
+    server.plugin = True
+    sgl.flush_cache(sgl.VLLM(server.url))
+    assert len(server.bodies("/v1/sgl/flush_cache")) == 1
+
+
+@pytest.mark.parametrize("plugin", [False, True])
+def test_get_server_info_tells_a_stock_server_from_ours(server, backend, plugin):
+    server.plugin = plugin
+    info = sgl.get_server_info()
+    assert (info.model, info.max_model_len, info.vllm_version) == ("fake", 4096, "0.32.0")
+    assert info.plugin is plugin
+    assert info.stats == ({"hit_tokens": 7} if plugin else None)
+
+
+def test_what_the_function_itself_raises_comes_out_and_cancels_the_rest(server, backend):
+    server.latency_s = 30
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+        s.fork(2)
+        program.state = s
+        raise ZeroDivisionError
+
+    started = time.monotonic()
+    with pytest.raises(ZeroDivisionError):
+        program.run()
+    error = program.state.error()
+    assert isinstance(error.__cause__, sgl.ProgramCancelled)
+    assert time.monotonic() - started < 5
+
+
+def test_waiting_on_the_languages_own_loop_is_refused_instead_of_hanging(server, backend):
+    server.latency_s = 0.2
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+
+        async def read_there():
+            return s["a"]
+
+        return background_loop().start(read_there()).exception(timeout=5)
+
+    assert isinstance(program.run().ret_value, RuntimeError)
+
+
+def test_nothing_is_left_running_on_the_loop(server, backend):
+    server.fault = fails_on("bad")
+    for _ in range(5):
+        with pytest.raises(sgl.ProgramError):
+            two_gens.run()
+
+    @sgl.function
+    def good(s):
+        s += LONG
+        forks = s.fork(4)
+        forks += sgl.gen("b")
+        forks.join()
+
+    good.run_batch([{}] * 10)
+
+    async def tasks():
+        await asyncio.sleep(0.05)
+        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    gc.collect()
+    assert background_loop().start(tasks()).result(timeout=5) == []

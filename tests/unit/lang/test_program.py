@@ -1,0 +1,561 @@
+"""What programs do, against a scripted server: order, variables, roles, fork and join."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.interpreter import HINT_MIN_CHARS
+
+LONG = "A shared beginning that is long enough to be worth sending ahead of its branches. "
+assert len(LONG) >= HINT_MIN_CHARS
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+def prompts(server):
+    return [body["prompt"] for body in server.bodies("/v1/completions")]
+
+
+# --- order and variables -----------------------------------------------------------------------
+
+
+def test_operations_run_in_the_order_they_were_written(server):
+    @sgl.function
+    def program(s):
+        s += "one " + sgl.gen("a") + " two "
+        s += sgl.gen("b")
+
+    state = program.run()
+    assert prompts(server) == ["one ", "one [4] two "]
+    assert state["a"] == "[4]"
+    assert state["b"] == "[12]"
+    assert state.text() == "one [4] two [12]"
+
+
+def test_writing_does_not_wait_and_reading_does(server):
+    server.latency_s = 0.2
+
+    @sgl.function
+    def program(s):
+        started = time.monotonic()
+        s += "x" + sgl.gen("a")
+        written = time.monotonic()
+        value = s["a"]
+        return written - started, time.monotonic() - written, value
+
+    write_s, read_s, value = program.run().ret_value
+    assert write_s < 0.1 < read_s
+    assert value == "[1]"
+
+
+def test_a_variable_read_again_after_being_written_again_is_the_new_one(server):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+        first = s["a"]
+        s += sgl.gen("a")
+        return first, s["a"]
+
+    assert program.run().ret_value == ("[1]", "[4]")
+
+
+def test_an_unknown_variable_is_a_key_error_that_names_the_known_ones():
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+
+    state = program.run()
+    with pytest.raises(KeyError, match=r"no variable 'b'.*'a'"):
+        state["b"]
+    assert "a" in state
+    assert "b" not in state
+
+
+def test_variables_can_be_set_by_the_program():
+    @sgl.function
+    def program(s):
+        s.set_var("k", 3)
+        s["l"] = 4
+        s += "x" * s["k"]
+
+    state = program.run()
+    assert (state.get_var("k"), state["l"], state.text()) == (3, 4, "xxx")
+    assert state.get_meta_info("k") == {}
+
+
+def test_a_var_scope_records_the_text_written_inside():
+    @sgl.function
+    def program(s):
+        s += "before "
+        with s.var_scope("part"):
+            s += "in " + sgl.gen("a")
+        s += " after"
+
+    assert program.run()["part"] == "in [10]"
+
+
+def test_n_texts_make_a_list_whose_first_joins_the_text(server):
+    replies = iter(["one", "two", "three"])
+    server.reply = lambda prompt: next(replies)
+
+    @sgl.function
+    def program(s):
+        s += "x " + sgl.gen("a", n=3)
+
+    state = program.run()
+    assert state["a"] == ["one", "two", "three"]
+    assert state.text() == "x one"
+    assert state.get_meta_info("a")["finish_reason"] == ["stop"] * 3
+
+
+def test_usage_adds_up_over_the_program_and_its_branches(server):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+        for branch in s.fork(2):
+            branch += sgl.gen("b")
+
+    usage = program.run().usage
+    assert usage == sgl.Usage(
+        prompt_tokens=2 + 5 + 5, cached_prompt_tokens=1 + 2 + 2, completion_tokens=3, calls=3
+    )
+
+
+def test_a_state_can_be_written_on_after_its_run(server):
+    @sgl.function
+    def program(s):
+        s += "x"
+
+    state = program.run()
+    state += sgl.gen("late")
+    assert state["late"] == "[1]"
+
+
+# --- sampling and constraints --------------------------------------------------------------------
+
+
+def test_a_gen_inherits_from_run_what_it_does_not_say(server):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a") + sgl.gen("b", max_tokens=7, temperature=0.5, stop=["\n", "."])
+
+    program.run(temperature=0.25, max_new_tokens=9, stop="!", top_k=5)
+    first, second = server.bodies("/v1/completions")
+    assert (first["max_tokens"], first["temperature"], first["stop"]) == (9, 0.25, "!")
+    assert (second["max_tokens"], second["temperature"]) == (7, 0.5)
+    assert (second["stop"], second["top_k"]) == (["\n", "."], 5)
+
+
+def test_the_defaults_are_sglangs_and_are_sent_in_full(server):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+
+    program.run()
+    (body,) = server.bodies("/v1/completions")
+    assert body == {
+        "model": "fake",
+        "prompt": "x",
+        "max_tokens": 128,
+        "min_tokens": 0,
+        "n": 1,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "ignore_eos": False,
+    }
+
+
+def test_a_regex_is_sent_as_a_constraint(server):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a", regex="[ab]+")
+
+    program.run()
+    assert server.bodies("/v1/completions")[0]["structured_outputs"] == {"regex": "[ab]+"}
+
+
+def test_a_dtype_makes_a_typed_variable_and_leaves_the_text_as_generated(server):
+    server.reply = lambda prompt: {"i": "42", "f": "1.5", "b": "True", "s": '"hi"'}[prompt[-1]]
+
+    @sgl.function
+    def program(s):
+        s += "i" + sgl.gen_int("i") + "f" + sgl.gen("f", dtype=float)
+        s += "b" + sgl.gen("b", dtype=bool) + "s" + sgl.gen_string("s")
+
+    state = program.run()
+    assert [state[name] for name in "ifbs"] == [42, 1.5, True, "hi"]
+    assert state.text() == 'i42f1.5bTrues"hi"'
+
+
+def test_a_pydantic_model_makes_an_instance(server):
+    class Point(BaseModel):
+        x: int
+
+    server.reply = lambda prompt: '{"x": 3}'
+
+    @sgl.function
+    def program(s):
+        s += "p" + sgl.gen("p", json_schema=Point)
+
+    assert program.run()["p"] == Point(x=3)
+    sent = server.bodies("/v1/completions")[0]["structured_outputs"]["json"]
+    assert sent["required"] == ["x"]
+
+
+def test_a_text_that_was_cut_off_before_its_form_was_complete_is_an_error(server):
+    server.reply = lambda prompt: '{"x": '
+
+    class Point(BaseModel):
+        x: int
+
+    @sgl.function
+    def program(s):
+        s += "p" + sgl.gen("p", json_schema=Point)
+
+    with pytest.raises(sgl.ProgramError, match=r"gen 'p' failed: .*not the wanted form"):
+        program.run()
+
+
+def test_logprobs_are_in_the_meta_info(server):
+    server.reply = lambda prompt: "yo"
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a", return_logprob=True, top_logprobs_num=2)
+
+    meta = program.run().get_meta_info("a")
+    assert server.bodies("/v1/completions")[0]["logprobs"] == 2
+    assert [entry["text"] for entry in meta["output_token_logprobs"]] == ["y", "o"]
+    assert meta["output_token_logprobs"][0]["top"] == (("y", -0.5), ("?", -2.0))
+
+
+# --- roles ---------------------------------------------------------------------------------------
+
+
+def test_turns_become_chat_requests_and_the_server_renders_them(server):
+    server.reply = lambda prompt: f"re {len(prompt)}"
+
+    @sgl.function
+    def program(s):
+        s += sgl.system("be brief")
+        s += sgl.user("q1")
+        s += sgl.assistant(sgl.gen("a1"))
+        with s.user():
+            s += "q2"
+        s.assistant_begin()
+        s += "Well, " + sgl.gen("a2")
+        s.assistant_end()
+
+    state = program.run()
+    first, second = server.bodies("/v1/chat/completions")
+    assert first["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "q1"},
+    ]
+    assert (first["add_generation_prompt"], first["continue_final_message"]) == (True, False)
+    assert second["messages"][2] == {"role": "assistant", "content": state["a1"]}
+    assert second["messages"][-1] == {"role": "assistant", "content": "Well, "}
+    assert (second["add_generation_prompt"], second["continue_final_message"]) == (False, True)
+    assert state.messages()[-1] == {"role": "assistant", "content": "Well, " + state["a2"]}
+    assert not server.bodies("/v1/completions")
+
+
+def test_call_form_and_method_form_of_turns_say_the_same():
+    @sgl.function
+    def calls(s):
+        s += sgl.system("a") + sgl.user("b") + sgl.assistant_begin() + "c" + sgl.assistant_end()
+
+    @sgl.function
+    def methods(s):
+        s.system("a")
+        s.user_begin()
+        s += "b"
+        s.user_end()
+        with s.assistant():
+            s += "c"
+
+    assert calls.run().messages() == methods.run().messages()
+    assert len(calls.run().messages()) == 3
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda s: s.user("q") or sgl.gen("a"), "gen outside of a turn"),
+        (lambda s: sgl.user("q") + "loose", "text outside of a turn"),
+        (lambda s: "loose" + sgl.user("q"), "text before the first turn"),
+        (lambda s: sgl.user_begin() + sgl.assistant("x"), "the user turn is still open"),
+        (lambda s: sgl.user_begin() + sgl.assistant_end(), "no assistant turn is open"),
+        (lambda s: sgl.user_begin() + sgl.gen("a"), "gen at the start of a user turn"),
+    ],
+)
+def test_turns_that_no_template_can_express_are_an_error(write, message):
+    @sgl.function
+    def program(s):
+        expr = write(s)
+        if not isinstance(expr, (str, sgl.lang.ir.Expr)):
+            expr = sgl.gen("a")
+        s += expr
+
+    with pytest.raises(sgl.ProgramError, match=message):
+        program.run()
+
+
+# --- fork and join -------------------------------------------------------------------------------
+
+
+def test_a_fork_copies_text_and_variables_and_branches_go_their_own_ways(server):
+    @sgl.function
+    def program(s):
+        s += "root " + sgl.gen("a")
+        forks = s.fork(2)
+        forks[0] += " left " + sgl.gen("b")
+        forks[1] += " right, longer " + sgl.gen("b")
+        return [branch.text() for branch in forks], [branch["a"] for branch in forks]
+
+    texts, copies = program.run().ret_value
+    assert texts == ["root [5] left [14]", "root [5] right, longer [23]"]
+    assert copies == ["[5]", "[5]"]
+
+
+def test_branches_run_in_parallel_and_need_no_threads(server):
+    server.latency_s = 0.5
+
+    @sgl.function
+    def program(s):
+        s += "x"
+        before = threading.active_count()
+        forks = s.fork(200)
+        forks += sgl.gen("b")
+        after = threading.active_count()
+        forks.join()
+        return after - before, len(s["b"])
+
+    started = time.monotonic()
+    new_threads, values = program.run().ret_value
+    assert values == 200
+    assert new_threads <= 1
+    assert time.monotonic() - started < 30  # one after the other it would be 100 s
+
+
+def test_join_gathers_what_the_branches_wrote_as_lists_in_branch_order(server):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("before")
+        forks = s.fork(3)
+        forks += lambda i: "y" * i + sgl.gen("b")
+        forks[1] += sgl.gen("only_one")
+        forks.join()
+        s += " | ".join(s["b"])
+
+    state = program.run()
+    assert state["b"] == ["[4]", "[5]", "[6]"]
+    assert state["only_one"] == ["[8]"]
+    assert state["before"] == "[1]"
+    assert state.text() == "x[1][4] | [5] | [6]"
+
+
+def test_a_group_takes_one_value_a_list_or_a_function():
+    @sgl.function
+    def program(s):
+        forks = s.fork(2)
+        forks += "same "
+        forks += ["one", "two"]
+        forks += lambda i: str(i)
+        return [branch.text() for branch in forks]
+
+    assert program.run().ret_value == ["same one0", "same two1"]
+
+
+def test_join_can_append_the_branches_texts(server):
+    @sgl.function
+    def program(s):
+        s += "x"
+        forks = s.fork(2)
+        forks += lambda i: f" {i}:" + sgl.gen("b")
+        forks.join("concate_and_append")
+        s += " end"
+
+    assert program.run().text() == "x 0:[4] 1:[4] end"
+
+
+def test_branches_fork_again(server):
+    @sgl.function
+    def program(s):
+        s += "x"
+        outer = s.fork(2)
+        for branch in outer:
+            inner = branch.fork(2)
+            inner += lambda i: "y" * i + sgl.gen("b")
+            inner.join()
+        outer.join()
+
+    assert program.run()["b"] == [["[1]", "[2]"], ["[1]", "[2]"]]
+
+
+def test_an_empty_prompt_can_be_forked_copied_and_generated_from(server):
+    @sgl.function
+    def program(s):
+        forks = s.fork(2)
+        forks += sgl.gen("b")
+        forks.join()
+        with s.copy() as copy:
+            copy += "only here"
+        return s.text(), copy.text()
+
+    state = program.run()
+    assert state["b"] == ["[0]", "[0]"]
+    assert state.ret_value == ("", "only here")
+    assert prompts(server) == [[1], [1]]
+    assert server.hints == []
+
+
+def test_a_fork_sends_the_shared_prefix_ahead_exactly_once(server):
+    @sgl.function
+    def program(s):
+        s += LONG
+        forks = s.fork(3)
+        forks += lambda i: f"{i}" + sgl.gen("b", max_tokens=5)
+        again = s.fork(2)
+        again += sgl.gen("c", max_tokens=5)
+
+    program.run()
+    (hint,) = server.hints
+    assert hint["prompt"] == LONG
+    assert hint["max_tokens"] == 1
+    assert server.bodies("/v1/completions")[0] is hint
+    assert len(server.bodies("/v1/completions")) == 6
+
+
+def test_no_hint_is_sent_for_one_branch_or_for_what_was_just_generated(server):
+    @sgl.function
+    def program(s):
+        s += LONG
+        s.fork(1)
+        s += sgl.gen("a", max_tokens=5)
+        s.fork(3)
+
+    program.run()
+    assert server.hints == []
+
+
+def test_a_chat_is_hinted_too_and_ends_as_the_turn_does(server):
+    @sgl.function
+    def program(s):
+        s += sgl.user(LONG)
+        forks = s.fork(2)
+        forks += lambda i: sgl.user(f"{i}") + sgl.assistant(sgl.gen("b", max_tokens=5))
+
+    program.run()
+    (hint,) = server.hints
+    assert hint["messages"] == [{"role": "user", "content": LONG}]
+    assert not hint["add_generation_prompt"]
+    assert not hint["continue_final_message"]
+
+
+def test_a_hint_that_the_server_refuses_does_no_harm(server):
+    from fastapi.responses import JSONResponse
+
+    server.fault = lambda path, body: (
+        JSONResponse({"error": {"message": "roles must alternate"}}, 400)
+        if body.get("max_tokens") == 1
+        else None
+    )
+
+    @sgl.function
+    def program(s):
+        s += LONG
+        forks = s.fork(2)
+        forks += sgl.gen("b")
+        forks.join()
+
+    assert len(program.run()["b"]) == 2
+    assert len(server.hints) == 1
+
+
+# --- programs as a whole -------------------------------------------------------------------------
+
+
+def test_bind_gives_some_arguments_and_refuses_unknown_ones():
+    @sgl.function
+    def program(s, a, b="-"):
+        s += a + b
+
+    assert program.bind(b="2").run("1").text() == "12"
+    assert program("1").text() == "1-"
+    with pytest.raises(TypeError):
+        program.bind(c=1)
+
+
+def test_a_program_starts_with_s():
+    with pytest.raises(TypeError, match="must be s"):
+        sgl.function(lambda x: None)
+
+
+def test_without_a_backend_the_message_says_what_to_do(monkeypatch):
+    monkeypatch.setattr("sgl_vllm.lang.program._default_backend", None)
+
+    @sgl.function
+    def program(s):
+        s += "x"
+
+    with pytest.raises(sgl.BackendError, match="set_default_backend"):
+        program.run()
+
+
+step = st.one_of(
+    st.text("xyz ", min_size=1, max_size=4),
+    st.sampled_from(["gen", "fork", "scope"]),
+)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=st.lists(step, max_size=6))
+def test_a_random_program_gives_what_running_it_by_hand_gives(server, steps):
+    expected, values = "", {}
+
+    @sgl.function
+    def program(s):
+        for number, what in enumerate(steps):
+            if what == "gen":
+                s += sgl.gen(f"v{number}")
+            elif what == "fork":
+                forks = s.fork(2)
+                forks += lambda i: "b" * (i + 1) + sgl.gen(f"f{number}")  # noqa: B023
+                forks.join()
+            elif what == "scope":
+                with s.var_scope(f"s{number}"):
+                    s += "in" + sgl.gen(f"v{number}")
+            else:
+                s += what
+
+    for number, what in enumerate(steps):
+        if what == "gen":
+            values[f"v{number}"] = f"[{len(expected)}]"
+            expected += values[f"v{number}"]
+        elif what == "fork":
+            values[f"f{number}"] = [f"[{len(expected) + 1}]", f"[{len(expected) + 2}]"]
+        elif what == "scope":
+            expected += "in"
+            values[f"v{number}"] = f"[{len(expected)}]"
+            expected += values[f"v{number}"]
+            values[f"s{number}"] = "in" + values[f"v{number}"]
+        else:
+            expected += what
+
+    state = program.run()
+    assert state.text() == expected
+    assert {name: state[name] for name in values} == values

@@ -1,0 +1,180 @@
+"""run_batch: order, bounded concurrency, errors, the iterator."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from fastapi.responses import JSONResponse
+
+import sgl_vllm as sgl
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+@sgl.function
+def ask(s, q):
+    s += q + sgl.gen("a", max_tokens=5)
+
+
+@sgl.function
+def ask_and_read(s, q):
+    s += q + sgl.gen("a", max_tokens=5)
+    s += s["a"]
+    s += sgl.gen("b", max_tokens=5)
+
+
+def questions(count):
+    return [{"q": "x" * (i + 1)} for i in range(count)]
+
+
+def test_states_come_in_the_items_order_whatever_finishes_first(server):
+    async def slow_first(path, body):
+        await asyncio.sleep(0.3 if body.get("prompt") == "x" else 0)
+
+    server.fault = slow_first
+    states = ask.run_batch(questions(20))
+    assert [state["a"] for state in states] == [f"[{i + 1}]" for i in range(20)]
+
+
+def test_an_item_may_be_a_dict_or_a_sequence():
+    assert [state["a"] for state in ask.run_batch([("xx",), {"q": "xxx"}])] == ["[2]", "[3]"]
+
+
+@pytest.mark.parametrize("item", [{"wrong": 1}, ("a", "b"), "ab"])
+def test_an_item_that_does_not_fit_the_function_is_refused_before_anything_runs(server, item):
+    with pytest.raises(TypeError):
+        ask.run_batch([{"q": "x"}, item])
+    assert server.requests == []
+
+
+def test_an_empty_batch_is_an_empty_list():
+    assert ask.run_batch([]) == []
+
+
+def test_concurrency_is_bounded_by_num_threads(server):
+    server.latency_s = 0.05
+    ask.run_batch(questions(20), num_threads=4)
+    assert server.most_at_once == 4
+    with pytest.raises(ValueError):
+        ask.run_batch(questions(1), num_threads=0)
+
+
+def test_two_hundred_concurrent_programs_do_not_take_two_hundred_threads(server):
+    together = 0
+    all_there = asyncio.Event()
+
+    async def wait_for_all(path, body):
+        nonlocal together
+        if path == "/v1/completions":
+            together += 1
+            if together == 200:
+                all_there.set()
+            await all_there.wait()
+
+    server.fault = wait_for_all
+    peak = []
+
+    @sgl.function
+    def program(s, q):
+        s += q + sgl.gen("a", max_tokens=5)
+        peak.append(threading.active_count())
+
+    before = threading.active_count()
+    states = program.run_batch(questions(200), num_threads=200)
+    assert [state["a"] for state in states] == [f"[{i + 1}]" for i in range(200)]
+    assert max(peak) - before <= 20
+
+
+def test_bodies_that_read_run_concurrently_too(server):
+    server.latency_s = 0.5
+    started = time.monotonic()
+    states = ask_and_read.run_batch(questions(30), num_threads=30)
+    assert [state["a"] for state in states] == [f"[{i + 1}]" for i in range(30)]
+    assert time.monotonic() - started < 15  # one after the other it would be 30 s
+
+
+def test_the_first_error_is_raised_once_all_have_finished(server):
+    server.fault = lambda path, body: (
+        JSONResponse({"error": {"message": "no"}}, 400)
+        if body.get("prompt") in ("xx", "xxxx")
+        else None
+    )
+    with pytest.raises(sgl.ProgramError, match="gen 'a' failed") as caught:
+        ask.run_batch(questions(6), num_threads=2)
+    assert len(server.bodies("/v1/completions")) == 6
+    assert "2 of 6 programs" in caught.value.__notes__[0]
+
+
+def test_errors_stand_in_their_place_when_asked_for(server):
+    @sgl.function
+    def program(s, q):
+        s += q + sgl.gen("a")
+        if q == "xx":
+            raise ValueError("mine")
+
+    first, second, third = program.run_batch(questions(3), return_errors=True)
+    assert (first["a"], third["a"]) == ("[1]", "[3]")
+    assert isinstance(second, ValueError)
+
+
+def test_the_iterator_gives_results_while_the_rest_still_runs(server):
+    async def slow_last(path, body):
+        await asyncio.sleep(1.0 if body.get("prompt") == "xxx" else 0)
+
+    server.fault = slow_last
+    started = time.monotonic()
+    states = ask.run_batch(questions(3), generator_style=True)
+    assert next(states)["a"] == "[1]"
+    assert time.monotonic() - started < 0.9
+    assert [state["a"] for state in states] == ["[2]", "[3]"]
+
+
+def test_leaving_the_iterator_cancels_what_is_under_way(server):
+    async def slow(path, body):
+        await asyncio.sleep(30 if body.get("prompt", "").startswith("xx") else 0)
+
+    server.fault = slow
+    states = ask_and_read.run_batch(questions(40), generator_style=True, num_threads=8)
+    started = time.monotonic()
+    with pytest.raises(StopIteration):
+        for state in states:
+            assert state["a"]
+            states.close()
+            next(states)
+    assert time.monotonic() - started < 5
+    time.sleep(0.3)
+    assert not [t for t in threading.enumerate() if t.name.startswith("sgl-vllm-b")]
+    assert len(server.bodies("/v1/completions")) <= 10
+
+
+def test_a_progress_bar_counts_to_the_end(capsys):
+    ask.run_batch(questions(3), progress_bar=True)
+    assert "3/3" in capsys.readouterr().err
+
+
+def test_a_batch_is_not_slower_than_posting_its_prompts_by_more_than_a_small_overhead(server):
+    """Against the same calls made by hand with the openai client; generous, as machines vary."""
+    import openai
+
+    server.latency_s = 0.05
+
+    async def by_hand():
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+            await client.models.list()
+            calls = [
+                client.completions.create(model="fake", prompt=item["q"], max_tokens=5)
+                for item in questions(100)
+            ]
+            return await asyncio.gather(*calls)
+
+    ask.run_batch(questions(5))
+    started = time.monotonic()
+    asyncio.run(by_hand())
+    by_hand_s = time.monotonic() - started
+    started = time.monotonic()
+    ask.run_batch(questions(100))
+    batch_s = time.monotonic() - started
+    assert batch_s < 1.5 * by_hand_s + 0.5

@@ -1,0 +1,135 @@
+"""select over a scripted server's prompt log-probabilities."""
+
+from __future__ import annotations
+
+import pytest
+
+import sgl_vllm as sgl
+
+PAIR = 0x110000  # the fake tokenizer's one token for "ab"
+LONG = "A beginning that is long enough to be worth a request of its own before the choices: "
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+def choose(prompt, choices, **options):
+    @sgl.function
+    def program(s):
+        if prompt:
+            s += prompt
+        s += sgl.select("pick", choices, **options)
+
+    return program.run()
+
+
+def scoring(server):
+    return [b for b in server.bodies("/v1/completions") if "prompt_logprobs" in b]
+
+
+@pytest.mark.parametrize("plugin", [False, True])
+def test_the_likeliest_choice_is_appended_on_both_kinds_of_server(server, plugin):
+    server.plugin = plugin
+    server.logprob = lambda token, position: -0.1 if chr(token) in "yes" else -3.0
+    state = choose("Well? ", ["no", "yes", "maybe"])
+    assert state["pick"] == "yes"
+    assert state.text() == "Well? yes"
+    meta = state.get_meta_info("pick")
+    assert meta["scores"] == pytest.approx([-3.0, -0.1, (3 * -3.0 - 0.1 - 3.0 + 0.0) / 5], abs=0.6)
+    assert meta["token_logprobs"][1] == pytest.approx([-0.1] * 3)
+
+
+def test_all_choices_are_scored_in_one_request_from_the_end_of_the_prefix(server):
+    choose("Q:", ["no", "yes"])
+    (body,) = scoring(server)
+    assert body["prompt"] == [[1, *map(ord, "Q:no")], [1, *map(ord, "Q:yes")]]
+    assert body["vllm_xargs"] == {"sgl_score_from": 3}
+    assert (body["max_tokens"], body["temperature"], body["prompt_logprobs"]) == (1, 0.0, 0)
+
+
+def test_a_token_merged_over_the_seam_is_scored_for_every_choice(server):
+    server.logprob = lambda token, position: -0.5 if token == PAIR else -1.0
+    state = choose("Xa", ["b", "c"])
+    (body,) = scoring(server)
+    assert body["prompt"] == [[1, ord("X"), PAIR], [1, ord("X"), ord("a"), ord("c")]]
+    assert body["vllm_xargs"] == {"sgl_score_from": 2}
+    assert state.get_meta_info("pick")["token_logprobs"] == [[-0.5], [-1.0, -1.0]]
+    assert state["pick"] == "b"
+
+
+def test_a_tie_is_won_by_the_first_choice():
+    assert choose("Q:", ["one", "two", "six"])["pick"] == "one"
+
+
+def test_a_logprob_of_zero_is_not_a_missing_one(server):
+    server.logprob = lambda token, position: 0.0 if chr(token) == "b" else -1.0
+    assert choose("Q:", ["a", "b"])["pick"] == "b"
+
+
+def test_select_on_an_empty_prompt_scores_after_the_beginning_token(server):
+    server.logprob = lambda token, position: -float(token)
+    assert choose("", ["b", "a"])["pick"] == "a"
+    assert scoring(server)[0]["vllm_xargs"] == {"sgl_score_from": 1}
+
+
+def test_the_unconditional_method_scores_the_choices_alone_too(server):
+    # Alone (position 1), "b" is much less likely than after the prompt; "a" is as likely.
+    server.logprob = lambda token, position: (
+        -9.0 if chr(token) == "b" and position == 1 else {"a": -1.0}.get(chr(token), -2.0)
+    )
+    assert choose("Q:", ["a", "b"])["pick"] == "a"
+    server.requests.clear()
+    method = sgl.unconditional_likelihood_normalized
+    state = choose("Q:", ["a", "b"], choices_method=method)
+    assert state["pick"] == "b"
+    assert state.get_meta_info("pick")["scores"] == pytest.approx([0.0, 7.0])
+    assert [body["prompt"] for body in scoring(server)][1] == [[1, ord("a")], [1, ord("b")]]
+
+
+def test_a_select_in_a_chat_continues_the_assistant_turn(server):
+    @sgl.function
+    def program(s):
+        s += sgl.user("Well?")
+        s += sgl.assistant(sgl.select("pick", ["yes", "no"]))
+        s += sgl.user("Sure?")
+        with s.assistant():
+            s += "I say " + sgl.select("again", ["no", "yes"])
+
+    server.logprob = lambda token, position: -0.1 if chr(token) in "yes" else -3.0
+    state = program.run()
+    assert (state["pick"], state["again"]) == ("yes", "yes")
+    first, second = scoring(server)
+    text = "".join(map(chr, first["prompt"][0][1:]))
+    assert text == "<user>Well?</><assistant>yes"
+    assert "".join(map(chr, second["prompt"][1][1:])).endswith("<assistant>I say yes")
+    assert state.messages()[1] == {"role": "assistant", "content": "yes"}
+
+
+def test_a_long_new_prefix_is_sent_ahead_on_a_server_with_the_plugin(server):
+    server.plugin = True
+    choose(LONG, ["no", "yes"])
+    (hint,) = server.hints
+    assert hint["prompt"] == [1, *map(ord, LONG)]
+    assert server.bodies("/v1/completions").index(hint) == 0
+
+
+def test_no_prefix_is_sent_ahead_of_a_select_where_it_would_not_help(server):
+    choose(LONG, ["no", "yes"])  # a stock server does not read its cache for prompt logprobs
+    server.plugin = True
+    choose("short", ["no", "yes"])
+
+    @sgl.function
+    def after_gen(s):
+        s += LONG + sgl.gen("a", max_tokens=5) + sgl.select("pick", ["no", "yes"])
+
+    after_gen.run(backend=sgl.VLLM(server.url))
+    assert server.hints == []
+
+
+def test_choices_in_a_gen_are_a_select(server):
+    server.logprob = lambda token, position: -0.1 if chr(token) in "yes" else -3.0
+
+    @sgl.function
+    def program(s):
+        s += "Q:" + sgl.gen("pick", choices=["no", "yes"])
+
+    assert program.run()["pick"] == "yes"
