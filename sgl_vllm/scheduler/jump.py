@@ -18,7 +18,7 @@ Idea: jump-forward decoding of the compressed finite state machine (arXiv 2312.0
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -52,7 +52,7 @@ class JumpForward:
         self._jumped: WeakSet[Request] = WeakSet()
         self.counters = JumpCounters()
 
-    def after_step(self, outputs: Iterable[EngineCoreOutput]) -> None:
+    def after_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
         """Append what is forced to every request that has just got a token."""
         scheduler = self._scheduler
         left: set[Request] = set()

@@ -7,7 +7,7 @@ forces text, just the canonical token of it is legal, and the model samples it i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -58,7 +58,7 @@ class NarrowedGrammar(StructuredOutputGrammar):
 class OneByOne(JumpForward):
     """Put in place of a scheduler's jump."""
 
-    def after_step(self, outputs: Iterable[EngineCoreOutput]) -> None:
+    def after_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
         for output in outputs:
             request: Any = self._scheduler.requests.get(output.request_id)
             if output.finish_reason or not output.new_token_ids or request is None:

@@ -67,3 +67,14 @@ def test_an_impossible_index_scores_the_whole_prompt(engine, value):
     want = engine.run([Ask(ask, scoring())])[0]
     got = engine.run([Ask(ask, scoring(value))])[0]
     assert scores(got, len(ask) - 1) == pytest.approx(scores(want, len(ask) - 1), abs=1e-4)
+
+
+def test_scores_are_the_same_when_the_prompt_is_computed_in_chunks(start):
+    prefix, endings = choices()
+    engine = start(plugin={}, block_size=32, max_num_batched_tokens=64)
+    want = engine.run([Ask(prefix + ending, scoring()) for ending in endings])
+    engine.run([Ask(prefix[:70], SamplingParams(max_tokens=1))])
+    got = engine.run([Ask(prefix + ending, scoring(PREFIX_TOKENS)) for ending in endings])
+    for one, other in zip(got, want, strict=True):
+        assert scores(one, CHOICE_TOKENS) == pytest.approx(scores(other, CHOICE_TOKENS), abs=1e-4)
+    engine.check_nothing_is_left()
