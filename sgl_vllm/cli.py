@@ -103,10 +103,10 @@ def _print_report(report: doctor.Report, console: Console) -> None:
     console.print(parts)
 
     for note in report.notes:
-        console.print(f"\n{note}", highlight=False, markup=False)
+        console.print(f"\n{note}", highlight=False, markup=False, soft_wrap=True)
     for problem in report.problems:
-        console.print(f"\n[red]![/red] {escape(problem.text)}", highlight=False)
-        console.print(f"  {problem.command}", highlight=False, markup=False)
+        console.print(f"\n[red]![/red] {escape(problem.text)}", highlight=False, soft_wrap=True)
+        console.print(f"  {problem.command}", highlight=False, markup=False, soft_wrap=True)
     if report.healthy:
         console.print("\n[green]Nothing to mend.[/green]")
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 
 from sgl_vllm import __version__, compat, metadata_shim
 
-SERVER_PARTS = ("radix", "schedule", "jump_forward", "select", "server")
+SERVER_PARTS = ("radix", "schedule", "jump_forward", "select")
 PROBE_TIMEOUT_S = 180
 PROBE_MARK = "sgl_vllm.parts "
 # vLLM logs to stdout: the answer is the line that begins with the mark.

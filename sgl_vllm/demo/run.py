@@ -31,6 +31,7 @@ from sgl_vllm.demo.program import FIRST_COUNTRY, MORE_COUNTRIES, Guide, city_gui
 from sgl_vllm.serving import Counters, ServerFailed, VllmServer
 
 MAX_MODEL_LEN = 2048
+STOP_TIMEOUT_S = 5.0
 ROLE_STYLES = {"system": "dim", "user": "bold cyan", "assistant": "green"}
 MAX_TREE_CHILDREN = 6
 MAX_TREE_DEPTH = 6
@@ -95,7 +96,7 @@ def main(model: Path | None = None, *, keep: bool = False, as_json: bool = False
         try:
             comparison = compare(_model_folder(model), progress, as_json=as_json, keep=keep)
         except (DemoFailed, ServerFailed, sgl.BackendError, sgl.ProgramError) as failure:
-            progress.print(f"[red]demo:[/red] {escape(str(failure))}")
+            progress.print(f"[red]demo:[/red] {escape(str(failure))}", soft_wrap=True)
             return 1
         except KeyboardInterrupt:
             progress.print("interrupted; everything is stopped")
@@ -167,6 +168,7 @@ def _server(model: Path, progress: Console, *, plugin: bool) -> Iterator[VllmSer
             served_model_name="demo",
             max_model_len=MAX_MODEL_LEN,
             extra_args=_gpu_arguments(),
+            stop_timeout_s=STOP_TIMEOUT_S,
             on_wait=lambda waited_s: status.update(f"starting {name}: {waited_s:.0f} s"),
         )
         with server:
