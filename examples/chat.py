@@ -15,7 +15,7 @@ def conversation(s, first, second):
     s += sgl.assistant(sgl.gen("first_answer", max_tokens=32))
     s += sgl.user(second)
     with s.assistant():
-        s += "In short: " + sgl.gen("second_answer", max_tokens=32, stop="\n")
+        s += "In short:" + sgl.gen("second_answer", max_tokens=32, stop="\n")
 
 
 if __name__ == "__main__":

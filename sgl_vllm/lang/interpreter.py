@@ -199,6 +199,7 @@ class Run:
         self.background = background
         self.usage = Usage()
         self.streams: list[Stream] = []
+        self.cancelled = False
 
     def check(self) -> Future[None]:
         """Done when all operations submitted so far are; raises the first stream's error."""
@@ -209,7 +210,8 @@ class Run:
             await _result(future)
 
     def cancel(self) -> None:
-        """Give up: cancel requests under way and fail everything that still waits."""
+        """Give up: cancel requests under way; fail what still waits and what is yet submitted."""
+        self.cancelled = True
         for stream in list(self.streams):
             self.background.soon(stream.cancel)
 
@@ -249,8 +251,9 @@ class Stream:
     def submit(self, operation: _Operation) -> Future[Any]:
         """Queue an operation; its future is resolved in bounded time."""
         future = _new_future()
-        wake = False
         with self._lock:
+            if self._error is None and self.run.cancelled:
+                self._error = ProgramError(str(operation), self.where, _given_up())
             if self._error is not None:
                 future.set_exception(self._error)
                 if isinstance(operation, _Fork):
@@ -258,8 +261,8 @@ class Stream:
                         child.fail(self._error)
                 return future
             self._queue.append((operation, future))
-            wake, self._busy = not self._busy, True
-        if wake:
+            was_idle, self._busy = not self._busy, True
+        if was_idle:
             self.run.background.soon(self._start_task)
         return future
 
@@ -332,8 +335,7 @@ class Stream:
             if not self._busy:
                 return
             operation = str(self._queue[0][0]) if self._queue else "fork"
-        cause = ProgramCancelled("the program was given up before this was done")
-        self.fail(ProgramError(operation, self.where, cause))
+        self.fail(ProgramError(operation, self.where, _given_up()))
         if self._task is not None:
             self._task.cancel()
 
@@ -424,6 +426,10 @@ class Stream:
             self._transcript = self._transcript.seen()
         for child in children:
             child._start_from(self._transcript)
+
+
+def _given_up() -> ProgramCancelled:
+    return ProgramCancelled("the program was given up before this was done")
 
 
 async def _result(future: Future[Any]) -> Any:

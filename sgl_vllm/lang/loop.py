@@ -46,9 +46,17 @@ class BackgroundLoop:
             raise RuntimeError("a program cannot be waited for on the language's own event loop")
         return future.result()
 
-    def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=1.0)
+    def stop(self, timeout_s: float = 1.0) -> None:
+        """Cancel what still runs and end the thread."""
+        self.start(self._cancel_all())
+        self._thread.join(timeout_s)
+
+    async def _cancel_all(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.loop.stop()
 
 
 _lock = threading.Lock()

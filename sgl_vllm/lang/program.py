@@ -12,7 +12,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, overload
+from contextlib import closing
+from typing import Any, Literal, TypeAlias, overload
 
 from sgl_vllm.lang.backends.base import Backend, ServerInfo
 from sgl_vllm.lang.errors import BackendError
@@ -26,6 +27,8 @@ AUTO_CONCURRENCY = 256
 
 # There get to be twice as many threads for program bodies when all have been busy for this long.
 _GROW_AFTER_S = 0.01
+
+_Results: TypeAlias = Generator[ProgramState | BaseException, None, None]
 
 _default_backend: Backend | None = None
 
@@ -238,11 +241,12 @@ def _as_kwargs(program: Program, item: Mapping[str, Any] | Sequence[Any]) -> dic
     return kwargs
 
 
-def _each(results: Iterator[ProgramState | BaseException], *, return_errors: bool) -> Iterator[Any]:
-    for result in results:
-        if isinstance(result, BaseException) and not return_errors:
-            raise result
-        yield result
+def _each(results: _Results, *, return_errors: bool) -> Iterator[Any]:
+    with closing(results):
+        for result in results:
+            if isinstance(result, BaseException) and not return_errors:
+                raise result
+            yield result
 
 
 def _all(results: list[ProgramState | BaseException], *, return_errors: bool) -> list[Any]:
@@ -281,7 +285,7 @@ class _Batch:
         self._runs: dict[int, Run] = {}
         self._stopped = False
 
-    def results(self, *, progress_bar: bool) -> Generator[ProgramState | BaseException]:
+    def results(self, *, progress_bar: bool) -> _Results:
         """States and errors in the items' order. Closing the iterator cancels the rest."""
         feeder = threading.Thread(target=self._feed, name="sgl-vllm-batch", daemon=True)
         feeder.start()
@@ -313,14 +317,14 @@ class _Batch:
 
     def _run_one(self, index: int) -> None:
         run = self._runs[index] = Run(self._backend, self._defaults, background_loop())
+        if self._stopped:
+            run.cancel()
         try:
             state = self._program._call_in(run, **self._items[index])
             finished = run.check()
         except BaseException as error:
             self._done(index, error)
             return
-        if self._stopped:
-            run.cancel()
         finished.add_done_callback(lambda done: self._done(index, done.exception() or state))
 
     def _done(self, index: int, result: ProgramState | BaseException) -> None:

@@ -10,9 +10,9 @@ The KV of token `i` of a sequence lies in the sequence's block number `i // bloc
     block number      0         1         2
                  |---------|---------|---------|
     root
-     └─ A             [0 ......... 13)              owns block 0         (internal: [12, 13) lies
-         ├─ B                     [13 .. 17)        owns blocks 1, 2       in its children's block 1)
-         └─ C                     [13 ..... 20)     owns blocks 1, 2      (its own copies)
+     └─ A             [0 ......... 13)             owns block 0 (internal: the KV of [12, 13)
+         ├─ B                     [13 .. 17)       owns blocks 1, 2        is in its children's
+         └─ C                     [13 ..... 20)    owns blocks 1, 2        blocks 1)
 
 Two sequences that part inside a block have a block each from there on, and both hold the shared
 beginning of it. So an internal node that ends inside a block needs none for that part: each child

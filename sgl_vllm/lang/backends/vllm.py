@@ -9,7 +9,9 @@ the plugin makes some of them cheaper. Knows nothing of programs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -267,6 +269,7 @@ class VLLM(Backend):
                 max_retries=self.max_retries,
             )
             self._connection = _Connection(loop, client)
+            weakref.finalize(self, _close, loop, client).atexit = False
         return self._connection
 
     async def _call(
@@ -315,6 +318,17 @@ class VLLM(Backend):
 
 
 RuntimeEndpoint = VLLM
+
+
+def _close(loop: asyncio.AbstractEventLoop, client: AsyncOpenAI) -> None:
+    """Close the client of a backend that is gone, on its own loop, from any thread.
+
+    It must be done: a client that is only garbage collected closes its sockets first and takes
+    them from the loop later, when another connection may have got the same file descriptor. That
+    connection then never hears its answer.
+    """
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and the sockets with it
+        asyncio.run_coroutine_threadsafe(client.close(), loop)
 
 
 class _reading:

@@ -199,6 +199,10 @@ class RunningServer:
         )
         self._thread.start()
 
+    @property
+    def num_connections(self) -> int:
+        return len(self._uvicorn.server_state.connections)
+
     def die(self) -> None:
         """On the server's own loop: drop every connection, as a killed process does."""
         for connection in list(self._uvicorn.server_state.connections):

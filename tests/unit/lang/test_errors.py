@@ -230,6 +230,9 @@ def test_what_the_function_itself_raises_comes_out_and_cancels_the_rest(server, 
     error = program.state.error()
     assert isinstance(error.__cause__, sgl.ProgramCancelled)
     assert time.monotonic() - started < 5
+    program.state += sgl.gen("b")  # a run that was given up starts nothing new
+    with pytest.raises(sgl.ProgramError, match="given up"):
+        program.state["b"]
 
 
 def test_waiting_on_the_languages_own_loop_is_refused_instead_of_hanging(server, backend):
@@ -268,3 +271,15 @@ def test_nothing_is_left_running_on_the_loop(server, backend):
 
     gc.collect()
     assert background_loop().start(tasks()).result(timeout=5) == []
+
+
+def test_a_backend_that_is_dropped_closes_its_connections(running, server):
+    backend = sgl.VLLM(server.url)
+    two_gens.run(backend=backend)
+    assert running.num_connections > 0
+    del backend
+    gc.collect()
+    ends = time.monotonic() + 4  # sooner than the server itself would close them
+    while running.num_connections and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert running.num_connections == 0

@@ -1,0 +1,142 @@
+"""Programs in the language against the real servers: stock vLLM and vLLM with the plugin."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel, Field
+
+import sgl_vllm as sgl
+from tests.server.conftest import API_KEY, serve
+
+SHOTS = "".join(f"Word: item{i}\nKind: {'thing' if i % 2 else 'name'}\n\n" for i in range(20))
+ENDINGS = [" thing", " name", " number", " place"]
+METHODS = [
+    sgl.token_length_normalized,
+    sgl.greedy_token_selection,
+    sgl.unconditional_likelihood_normalized,
+]
+
+
+class City(BaseModel):
+    name: str = Field(max_length=8)
+    people: int = Field(ge=0, le=999)
+
+
+@pytest.fixture(scope="module")
+def plugin(server) -> sgl.VLLM:
+    return sgl.VLLM(server.url, api_key=API_KEY)
+
+
+@pytest.fixture(scope="module")
+def stock() -> sgl.VLLM:
+    with serve() as running:
+        yield sgl.VLLM(running.url)
+
+
+@sgl.function
+def everything(s):
+    s += sgl.system("You are a helpful assistant.")
+    s += sgl.user("What is the capital of France? Answer in a word or two, please, nothing more.")
+    s += sgl.assistant(sgl.gen("capital", max_tokens=12))
+    s += sgl.user("Three facts about it, one at a time, each of them in a short plain sentence.")
+    forks = s.fork(3)
+    forks += lambda i: sgl.user(f"Fact {i + 1}?") + sgl.assistant(sgl.gen("fact", max_tokens=12))
+    forks.join()
+    s += sgl.user("Is it large?")
+    with s.assistant():
+        s += "The answer is" + sgl.select("large", [" yes", " no", " maybe"])
+        s += ", as " + sgl.gen("year", dtype=int) + " people say: "
+        s += sgl.gen("word", max_tokens=8, regex="[a-z]{3,6} [a-z]{3,6}")
+
+
+@sgl.function
+def classify(s, method):
+    s += SHOTS + "Word: item20\nKind:"
+    s += sgl.select("kind", ENDINGS, choices_method=method)
+
+
+@sgl.function
+def city(s):
+    s += "A city as JSON: " + sgl.gen("city", max_tokens=200, json_schema=City)
+
+
+def test_a_program_with_everything_gives_the_same_on_stock_and_with_the_plugin(stock, plugin):
+    first, second = (everything.run(temperature=0.0, backend=b) for b in (stock, plugin))
+    for name in ("capital", "fact", "large", "year", "word"):
+        assert first[name] == second[name], name
+    assert first.text() == second.text()
+    assert first.messages() == second.messages()
+    assert len(first["fact"]) == 3
+    assert isinstance(first["year"], int)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_select_has_the_same_scores_on_stock_and_with_the_plugin(stock, plugin, method):
+    first, second = (classify.run(method, backend=b).get_meta_info("kind") for b in (stock, plugin))
+    assert second["scores"] == pytest.approx(first["scores"], abs=1e-4)
+    for ours, theirs in zip(second["token_logprobs"], first["token_logprobs"], strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+    assert len(set(first["scores"])) == len(ENDINGS)
+
+
+def test_a_select_with_the_plugin_computes_its_endings_and_not_its_prefix(server, plugin):
+    sgl.flush_cache(plugin)
+    before = server.counters()
+    state = classify.run(sgl.token_length_normalized, backend=plugin)
+    spent = server.counters() - before
+    prefix_tokens = spent.prompt_tokens // (len(ENDINGS) + 1)
+    assert prefix_tokens > 100
+    # The prefix once, by the hint; then each ending, and the token the seam may reach back.
+    assert spent.computed_prompt_tokens < prefix_tokens + 16 * len(ENDINGS)
+    assert state.usage.calls == 2
+
+
+def test_branches_find_their_prefix_cached(server, plugin):
+    @sgl.function
+    def program(s):
+        s += SHOTS
+        forks = s.fork(4)
+        forks += lambda i: f"Word: item{20 + i}\nKind:" + sgl.gen("kind", max_tokens=2)
+        forks.join()
+
+    sgl.flush_cache(plugin)
+    before = server.counters()
+    state = program.run(temperature=0.0, backend=plugin)
+    spent = server.counters() - before
+    assert state.usage.calls == 5
+    assert spent.computed_prompt_tokens < spent.prompt_tokens / 2
+
+
+def test_a_pydantic_model_makes_an_instance(plugin):
+    assert isinstance(city.run(temperature=0.0, backend=plugin)["city"], City)
+
+
+def test_a_batch_gives_what_single_runs_give(plugin):
+    @sgl.function
+    def capital(s, country):
+        s += sgl.user(f"What is the capital of {country}?")
+        s += sgl.assistant(sgl.gen("capital", max_tokens=8))
+
+    countries = ["France", "Japan", "Egypt", "Brazil", "Kenya", "Peru"]
+    batch = capital.run_batch([(c,) for c in countries], temperature=0.0, backend=plugin)
+    single = [capital.run(c, temperature=0.0, backend=plugin) for c in countries]
+    assert [state["capital"] for state in batch] == [state["capital"] for state in single]
+
+
+def test_a_bad_regex_fails_its_program_and_the_server_goes_on(plugin):
+    @sgl.function
+    def bad(s):
+        s += "x" + sgl.gen("a", regex="((")
+
+    with pytest.raises(sgl.ProgramError, match=r"gen 'a' failed: .*400"):
+        bad.run(backend=plugin)
+    assert city.run(temperature=0.0, backend=plugin)["city"]
+
+
+def test_each_server_says_what_it_is(server, stock, plugin):
+    assert sgl.get_server_info(plugin).stats["parts"]["select"] == "on"
+    assert not sgl.get_server_info(stock).plugin
+    with pytest.raises(sgl.UnsupportedError, match="flush_cache"):
+        sgl.flush_cache(stock)
+    with pytest.raises(sgl.BackendError, match="wants an api_key"):
+        sgl.get_server_info(sgl.VLLM(server.url))
