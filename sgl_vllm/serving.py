@@ -94,7 +94,7 @@ class VllmServer:
         self.served_model_name = served_model_name or self.model
         self.start_timeout_s = start_timeout_s
         self.stop_timeout_s = stop_timeout_s
-        self.log_path = log_path or Path(tempfile.mkstemp(prefix="vllm-", suffix=".log")[1])
+        self.log_path = log_path or Path(os.devnull)
         self._log_is_ours = log_path is None
         self._on_wait = on_wait
         self._process: subprocess.Popen[bytes] | None = None
@@ -136,6 +136,10 @@ class VllmServer:
 
     def start(self) -> None:
         """Returns when `/health` answers. Raises ServerFailed if it does not in time."""
+        if self._log_is_ours:
+            descriptor, name = tempfile.mkstemp(prefix="vllm-", suffix=".log")
+            os.close(descriptor)
+            self.log_path = Path(name)
         guard = [sys.executable, "-S", str(GUARD), str(self.stop_timeout_s)]
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(

@@ -21,6 +21,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty site-packages folder in place of the real one."""
     rest = [entry for entry in sys.path if "site-packages" not in entry]
     monkeypatch.setattr(sys, "path", [str(tmp_path), *rest])
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)  # another test may have imported it
     monkeypatch.setattr(doctor, "probe_parts", lambda: [Part("radix", True)])
     return tmp_path
 
