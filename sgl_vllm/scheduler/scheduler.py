@@ -165,7 +165,7 @@ class SglSchedulerMixin(Scheduler):
             return None
         if self.use_v2_model_runner:
             return "not verified on vLLM's V2 model runner yet"
-        if self.scheduler_config.async_scheduling:
+        if isinstance(self, AsyncScheduler):
             return "not verified with asynchronous scheduling yet (--no-async-scheduling)"
         if part == "select":
             reason = radix_manager.unsupported_reason(self.vllm_config, kv_cache_config)
