@@ -18,6 +18,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
     DO_NOT_TRACK="1",
     TOKENIZERS_PARALLELISM="false",
+    OMP_NUM_THREADS="1",  # with more, a small model waits for the slowest core at every operation
 )
 os.environ.pop("VLLM_PLUGINS", None)
 

@@ -16,8 +16,13 @@ API_KEY = "a-key"
 
 
 def serve(**options) -> VllmServer:
-    options = {"max_model_len": 2048, "served_model_name": "demo", **options}
-    return VllmServer(MODEL, **options)
+    defaults = {
+        "max_model_len": 2048,
+        "served_model_name": "demo",
+        # With more, a small model waits for the slowest core at every operation.
+        "env": {"OMP_NUM_THREADS": "1"},
+    }
+    return VllmServer(MODEL, **{**defaults, **options})
 
 
 @pytest.fixture(scope="module")
