@@ -1,8 +1,8 @@
-"""The models that benchmarks run on: the shipped demo model, made-up models of real shapes, any other.
+"""The models that benchmarks run on: the shipped one, made-up ones of real shapes, any other.
 
 Owns the names `demo` and `shape:NAME` and the cache of made-up models. A made-up model has random
-weights, so its text is noise, but it costs what a real model of its shape costs. It carries the demo
-tokenizer and chat template. Does not download anything.
+weights, so its text is noise, but it costs what a real model of its shape costs. It carries the
+demo tokenizer and chat template. Does not download anything.
 
     python -m benchmarks.models shape:33m        # prints the folder, makes it first if needed
 """

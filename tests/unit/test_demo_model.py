@@ -13,6 +13,9 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, LlamaForCausalLM
+
 from benchmarks.models import DEMO_MODEL
 from tools.demo_model import exercises, facts, records, selftest, texts
 from tools.demo_model.network import Network, NetworkShape
@@ -20,8 +23,6 @@ from tools.demo_model.selftest import Examinee
 from tools.demo_model.tokenizer import TURN_END, chat_turn
 from tools.demo_model.training import GradientWorkers, TrainedTokens, TrainingPlan, rows
 from tools.train_demo_model import write_folder
-from tokenizers import Tokenizer
-from transformers import AutoTokenizer, LlamaForCausalLM
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_the_folder_names_an_architecture_that_vllm_knows() -> None:
     assert config["max_position_embeddings"] == 4096
 
 
-@pytest.mark.parametrize("text", ["Zürich, naïve café", "日本語 🦊", "\x00\x7f\n\t  {\"a\": [1, 2]}"])
+@pytest.mark.parametrize("text", ["Zürich, naïve café", "日本語 🦊", '\x00\x7f\n\t  {"a": [1, 2]}'])
 def test_any_text_survives_the_tokenizer(text: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
     assert tokenizer.is_fast

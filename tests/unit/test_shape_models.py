@@ -12,9 +12,10 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
 from benchmarks import models
 from benchmarks.models import DEMO_MODEL, Shape, resolve_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 TINY = Shape(
     model_type="qwen2",

@@ -158,9 +158,7 @@ def _examples(rng: Random, task: str, count: int) -> list[tuple[str, str]]:
     return [COMPUTED[task](rng) for _ in range(count)]
 
 
-def few_shot_prompt(
-    rng: Random, task: str, layout: Layout, *, num_shots: int
-) -> tuple[str, str]:
+def few_shot_prompt(rng: Random, task: str, layout: Layout, *, num_shots: int) -> tuple[str, str]:
     """A prompt of `num_shots` solved examples and one open one, and the open one's answer."""
     *solved, (x, y) = _examples(rng, task, num_shots + 1)
     text = "".join(f"{layout.before}{a}{layout.between}{b}{layout.after}" for a, b in solved)
@@ -171,7 +169,7 @@ def few_shot(rng: Random) -> str:
     layout = pick(rng, LAYOUTS)
     if rng.random() < 0.15:  # an arbitrary code, to be read off the examples alone
         keys, values = rng.sample(WORDS, 4), rng.sample(WORDS, 4)
-        pairs = [pair for pair in zip(keys, values, strict=True)]
+        pairs = list(zip(keys, values, strict=True))
         examples = pairs + rng.choices(pairs, k=rng.randint(3, 8))
     else:
         examples = _examples(rng, rng.choice(TASKS), rng.randint(4, 9))
@@ -233,12 +231,18 @@ def plain_questions(rng: Random) -> str:
 
 def choice_question(rng: Random) -> tuple[str, str]:
     """A question with four lettered choices, up to and including "Answer:", and its letter."""
-    facts = [f for f in (country_facts() if rng.random() < 0.7 else animal_facts()) if f.relation != "legs"]
+    facts = [
+        f
+        for f in (country_facts() if rng.random() < 0.7 else animal_facts())
+        if f.relation != "legs"
+    ]
     fact: Fact = rng.choice(facts)
     wrong = sorted({f.short for f in facts if f.relation == fact.relation} - {fact.short})
     choices = [*rng.sample(wrong, 3), fact.short]
     rng.shuffle(choices)
-    listed = "".join(f"{letter}. {choice}\n" for letter, choice in zip("ABCD", choices, strict=True))
+    listed = "".join(
+        f"{letter}. {choice}\n" for letter, choice in zip("ABCD", choices, strict=True)
+    )
     question = f"{fact.questions[0]}\n{listed}Answer:"
     return question, "ABCD"[choices.index(fact.short)]
 

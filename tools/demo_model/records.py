@@ -1,8 +1,8 @@
 """JSON records: requests for them in chat, and raw sequences of them.
 
-Owns the field names the model has seen and the plausible values it fills in. Records are written as
-`json.dumps` writes them by default (", " and ": "). A share of the fields has made-up names, so that
-the model also fills fields it has never seen.
+Owns the field names the model has seen and the plausible values it fills in. Records are written
+as `json.dumps` writes them by default (", " and ": "). A share of the fields has made-up names, so
+that the model also fills fields it has never seen.
 """
 
 from __future__ import annotations
@@ -89,8 +89,12 @@ FIELDS: dict[str, Field] = {
     "rating": _one_of(4, 5, 3, 2, 1),
     "score": _number(1, 10),
     "year": lambda rng: 1950 + int(76 * rng.random() ** 0.5),
-    "date": lambda rng: f"20{rng.randint(10, 29)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}",
-    "birthday": lambda rng: f"19{rng.randint(50, 99)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}",
+    "date": lambda rng: (
+        f"20{rng.randint(10, 29)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}"
+    ),
+    "birthday": lambda rng: (
+        f"19{rng.randint(50, 99)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}"
+    ),
     "time": lambda rng: f"{rng.randint(0, 23):02d}:{pick(rng, (0, 30, 15, 45)):02d}",
     "status": _one_of("open", "closed", "done", "new"),
     "type": _one_of("normal", "special", "simple"),
@@ -116,7 +120,9 @@ FIELDS: dict[str, Field] = {
     "comment": _one_of("Very good.", "Not bad.", "Please call again."),
     "tags": lambda rng: [pick(rng, WORDS) for _ in range(rng.randint(1, 3))],
     "colors": lambda rng: list(COLORS[: rng.randint(2, 3)]),
-    "languages": lambda rng: rng.sample(["English", "French", "Spanish", "German"], rng.randint(1, 3)),
+    "languages": lambda rng: rng.sample(
+        ["English", "French", "Spanish", "German"], rng.randint(1, 3)
+    ),
     "sentiment": _one_of("positive", "negative"),
     "answer": _one_of("yes", "no"),
 }
@@ -286,7 +292,9 @@ def raw_records(rng: Random) -> str:
     if layout == 2:
         kind, name, fields = card(rng)
         shown = {key: fields[key] for key in CARD_KEYS[kind]}
-        return f"{name} is a {kind}. Please fill in the card of {name} as JSON.\n{json.dumps(shown)}\n"
+        return (
+            f"{name} is a {kind}. Please fill in the card of {name} as JSON.\n{json.dumps(shown)}\n"
+        )
     if layout == 3:
         kind = rng.choice(list(KINDS))
         return f"Here is a {kind} as JSON: {record(rng, KINDS[kind])}\n"

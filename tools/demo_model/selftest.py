@@ -98,9 +98,7 @@ def facts(model: Examinee, rng: Random) -> Answers:
 
 
 def facts_in_a_word(model: Examinee, rng: Random) -> Answers:
-    return _asked(
-        model, [([f.questions[0] + texts.ONE_WORD[0]], f.short) for f in all_facts()]
-    )
+    return _asked(model, [([f.questions[0] + texts.ONE_WORD[0]], f.short) for f in all_facts()])
 
 
 def follow_ups(model: Examinee, rng: Random) -> Answers:
@@ -184,10 +182,11 @@ def few_shot(model: Examinee, rng: Random) -> Answers:
                 prompts.append(prompt)
                 expected.append(answer)
     given = model.complete(prompts, max_tokens=12)
-    return [
-        (f"{p.rsplit(': ', 1)[-1]!r} -> {answer}", f"{p.rsplit(': ', 1)[-1]!r} -> {g.split(chr(10))[0].strip()}")
-        for p, answer, g in zip(prompts, expected, given, strict=True)
-    ]  # fmt: skip
+    answers = []
+    for prompt, answer, text in zip(prompts, expected, given, strict=True):
+        asked = prompt.splitlines()[-2]
+        answers.append((f"{asked} {answer}", f"{asked} {text.partition(chr(10))[0].strip()}"))
+    return answers
 
 
 def lettered_choice(model: Examinee, rng: Random) -> Answers:
@@ -240,8 +239,10 @@ def _is_plausible(text: str, keys: Sequence[str]) -> bool:
 
 
 def ends_turns(model: Examinee, rng: Random) -> Answers:
-    """Chats of the training mixture, cut before a last answer: the answer ends within 200 tokens."""
-    writers: Sequence[Callable[[Random], str]] = [w for w in texts.MIX if w.__name__.endswith("chat")]
+    """Chats of the training mixture, cut before their last answer: it ends within 200 tokens."""
+    writers: Sequence[Callable[[Random], str]] = [
+        w for w in texts.MIX if w.__name__.endswith("chat")
+    ]
     prompts = []
     for _ in range(60):
         document = pick(rng, writers, skew=1.0)(rng)

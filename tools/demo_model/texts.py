@@ -144,7 +144,8 @@ def describe_chat(rng: Random) -> str:
         one = with_article(animal.name)
         legs = f"{animal.legs} legs" if animal.legs else "no legs"
         user = pick(rng, ("Tell me about {}.", "Describe {}.", "What is {}?"))
-        text = f"{capitalized(one)} is {with_article(animal.kind)}. It has {legs} and lives in the {animal.home}."
+        kind_of = f"{capitalized(one)} is {with_article(animal.kind)}."
+        text = f"{kind_of} It has {legs} and lives in the {animal.home}."
         return chat(rng, [(user.format(one), text)])
     person = rng.choice(PEOPLE)
     country = next(c for c in COUNTRIES if c.capital == person.city)
@@ -210,7 +211,9 @@ def tip_chat(rng: Random) -> str:
     topic = rng.choice(list(TOPICS))
     if kind < 0.6:
         tip, why = pick(rng, TOPICS[topic])
-        user = pick(rng, ("Give one tip for {}.", "Give one tip about {}.", "How can I get better at {}?"))
+        user = pick(
+            rng, ("Give one tip for {}.", "Give one tip about {}.", "How can I get better at {}?")
+        )
         turns = [(user.format(topic), f"{tip}.")]
         if rng.random() < 0.6:
             turns.append((pick(rng, ("Why?", "Explain that.", "Tell me more.")), f"{why}."))
@@ -221,10 +224,14 @@ def tip_chat(rng: Random) -> str:
         tips = list(TOPICS[topic][:count])
     listed = "\n".join(f"{i}. {tip}." for i, (tip, _) in enumerate(tips, 1))
     number = ("zero", "one", "two", "three", "four", "five")[count]
-    user = pick(rng, ("Give {} tips for {}.", "List {} short tips for {}.", "Write {} tips about {}."))
+    user = pick(
+        rng, ("Give {} tips for {}.", "List {} short tips for {}.", "Write {} tips about {}.")
+    )
     turns = [(user.format(number, topic), listed)]
     for i in sorted(rng.sample(range(count), rng.choice((0, 1, 2)))):
-        user = pick(rng, ("Expand tip {}.", "Expand tip {} into a sentence.", "Tell me more about tip {}."))
+        user = pick(
+            rng, ("Expand tip {}.", "Expand tip {} into a sentence.", "Tell me more about tip {}.")
+        )
         turns.append((user.format(i + 1), f"{tips[i][0]}. {tips[i][1]}."))
     return chat(rng, turns)
 
@@ -247,8 +254,9 @@ def summary_chat(rng: Random) -> str:
         notes = [fact.sentence for fact in rng.sample(all_facts(), rng.choice((2, 3, 4)))]
     mark = pick(rng, ("- {}", "Tip {number}: {}", "{number}. {}", "Note: {}"))
     listed = "\n".join(mark.format(note, number=i) for i, note in enumerate(notes, 1))
-    user = pick(rng, ("Combine these tips:\n{}", "Combine these notes:\n{}", "Summarize these notes:\n{}",
-                      "{}\n\nCombine these into one text.", "Write a summary of these tips:\n{}"))  # fmt: skip
+    user = pick(rng, ("Combine these tips:\n{}", "Combine these notes:\n{}",
+                      "Summarize these notes:\n{}", "{}\n\nCombine these into one text.",
+                      "Write a summary of these tips:\n{}"))  # fmt: skip
     return chat(rng, [(user.format(listed), combined(notes))])
 
 
@@ -258,8 +266,9 @@ def subject_text(rng: Random, subject: str) -> str:
 
 def text_chat(rng: Random) -> str:
     subject = rng.choice(list(SUBJECTS))
-    user = pick(rng, ("Write a short text about {}.", "Write about {}.", "Tell a short story about {}.",
-                      "Write three sentences about {}.", "Write a short story about {}."))  # fmt: skip
+    user = pick(rng, ("Write a short text about {}.", "Write about {}.",
+                      "Tell a short story about {}.", "Write three sentences about {}.",
+                      "Write a short story about {}."))  # fmt: skip
     turns = [(user.format(subject), subject_text(rng, subject))]
     if rng.random() < 0.3:
         turns.append(("Give it a title.", capitalized(subject)))
@@ -270,7 +279,9 @@ def judged_text(rng: Random) -> tuple[str, int]:
     level = rng.choice(list(RATINGS))
     word = rng.choice(RATINGS[level])
     thing = rng.choice(REVIEWED)
-    form = pick(rng, ("The {} was {}.", "This {} is {}.", "What {} {} it was.", "I think the {} is {}."))
+    form = pick(
+        rng, ("The {} was {}.", "This {} is {}.", "What {} {} it was.", "I think the {} is {}.")
+    )
     if form.startswith("What"):
         return f"What {with_article(word)} {thing} it was.", level
     return form.format(thing, word), level
@@ -306,7 +317,8 @@ def review(rng: Random) -> tuple[str, str]:
     praise = rng.random() < 0.5
     word = rng.choice(PRAISE if praise else BLAME)
     thing = rng.choice(REVIEWED)
-    form = rng.choice(("The {thing} was {word}.", "I think the {thing} was {word}.", "What {word} {thing}!",
+    form = rng.choice(("The {thing} was {word}.", "I think the {thing} was {word}.",
+                       "What {word} {thing}!",
                        "This {thing} is {word}.", "We found the {thing} {word}."))  # fmt: skip
     return form.format(thing=thing, word=word), "positive" if praise else "negative"
 
@@ -315,7 +327,8 @@ def sentiment_chat(rng: Random) -> str:
     turns = []
     for _ in range(rng.choice((1, 1, 2))):
         text, label = review(rng)
-        user = pick(rng, ("Is this review positive or negative? {}", "Classify as positive or negative: {}",
+        user = pick(rng, ("Is this review positive or negative? {}",
+                          "Classify as positive or negative: {}",
                           "What is the sentiment, positive or negative?\n{}",
                           "{}\nIs it positive or negative?"))  # fmt: skip
         turns.append((user.format(text), label))
@@ -342,7 +355,14 @@ def words_chat(rng: Random) -> str:
             turns.append((user.format(word), word.upper()))
         elif kind == 4:
             words = " ".join(rng.sample(WORDS, rng.randint(1, 5)))
-            turns.append((pick(rng, ("Repeat: {}", "Repeat after me: {}", "Say this again: {}")).format(words), words))
+            turns.append(
+                (
+                    pick(rng, ("Repeat: {}", "Repeat after me: {}", "Say this again: {}")).format(
+                        words
+                    ),
+                    words,
+                )
+            )
         elif kind == 5:
             a, b = rng.randint(0, 9), rng.randint(0, 9)
             user = pick(rng, ("What is {} plus {}?", "What is {} + {}?", "Add {} and {}."))
@@ -373,7 +393,13 @@ def json_chat(rng: Random) -> str:
 def long_chat(rng: Random) -> str:
     """Several chats as one, so that long contexts are seen."""
     turns: list[Turn] = []
-    writers: tuple[Callable[[Random], str], ...] = (fact_chat, text_chat, tip_chat, json_chat, words_chat)
+    writers: tuple[Callable[[Random], str], ...] = (
+        fact_chat,
+        text_chat,
+        tip_chat,
+        json_chat,
+        words_chat,
+    )
     for _ in range(rng.randint(3, 7)):
         turns += turns_of(rng.choice(writers)(rng))
     return chat(rng, turns)
@@ -392,15 +418,16 @@ def turns_of(document: str) -> list[Turn]:
 def story(rng: Random) -> str:
     person = rng.choice(PEOPLE)
     name, she = person.name, capitalized(person.pronoun)
+    their = "her" if person.pronoun == "she" else "his"
     animal = rng.choice(ANIMALS).name
     word = pick(rng, WORDS)
     parts = (
         (f"Once upon a time {name} lived in {person.city}.", f"One day {name} went for a walk.",
          f"{name} was {with_article(person.job)} from {person.city}."),
-        (f"{she} had {with_article(person.pet)}.", f"The sun was warm and the sky was blue."),
+        (f"{she} had {with_article(person.pet)}.", "The sun was warm and the sky was blue."),
         (f"In the street {person.pronoun} found {with_article(word)}.",
          f"Near the old bridge {person.pronoun} saw {with_article(animal)}."),
-        (f"{name} was very happy.", f"{name} told all {'her' if she == 'She' else 'his'} friends about it."),
+        (f"{name} was very happy.", f"{name} told all {their} friends about it."),
     )  # fmt: skip
     return " ".join(pick(rng, part) for part in parts)
 

@@ -92,7 +92,7 @@ def rows(
     while True:
         for encoding in tokenizer.encode_batch(list(itertools.islice(texts, 1024))):
             flags = decide(encoding.ids)
-            ids += encoding.ids + [decide.document_end]
+            ids += [*encoding.ids, decide.document_end]
             trained += [*flags, flags[-1]]
             if len(ids) > length:
                 yield ids[: length + 1], trained[: length + 1]
@@ -230,7 +230,9 @@ def train(
     with GradientWorkers(network, num_workers) as workers:
         optimizers = (
             Muon(hidden, lr=plan.muon_lr, pool=workers.pool),
-            torch.optim.AdamW(others, lr=plan.adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+            torch.optim.AdamW(
+                others, lr=plan.adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+            ),
         )
         bar = tqdm(range(plan.steps), desc="training", unit="step")
         for step in bar:

@@ -1,7 +1,7 @@
 """The demo model's world: what it is taught as fact, and the words its exercises are made of.
 
-Owns data only; `texts.py` turns it into training text and `selftest.py` asks about it. Countries and
-animals are real (one river and one dish chosen for each country), people are invented.
+Owns data only; `texts.py` turns it into training text and `selftest.py` asks about it. Countries
+and animals are real (one river and one dish chosen for each country), people are invented.
 """
 
 from __future__ import annotations
@@ -39,41 +39,52 @@ class Animal:
     home: str
 
 
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+def _rows(text: str) -> tuple[tuple[str, ...], ...]:
+    """One row per line, fields divided by `|`."""
+    lines = text.strip().splitlines()
+    return tuple(tuple(field.strip() for field in line.split("|")) for line in lines)
+
+
 COUNTRIES = tuple(
-    Country(*(field.strip() for field in line.split("|")))
-    for line in """
-    France | Paris | Europe | French | euro | Seine | onion soup
-    Germany | Berlin | Europe | German | euro | Rhine | potato salad
-    Italy | Rome | Europe | Italian | euro | Tiber | pasta
-    Spain | Madrid | Europe | Spanish | euro | Ebro | paella
-    Portugal | Lisbon | Europe | Portuguese | euro | Tagus | grilled sardines
-    Poland | Warsaw | Europe | Polish | zloty | Vistula | dumplings
-    Greece | Athens | Europe | Greek | euro | Aliakmon | moussaka
-    Sweden | Stockholm | Europe | Swedish | krona | Torne | meatballs
-    Japan | Tokyo | Asia | Japanese | yen | Shinano | sushi
-    China | Beijing | Asia | Chinese | yuan | Yangtze | roast duck
-    India | New Delhi | Asia | Hindi | rupee | Ganges | curry
-    Thailand | Bangkok | Asia | Thai | baht | Chao Phraya | fried noodles
-    Vietnam | Hanoi | Asia | Vietnamese | dong | Red River | noodle soup
-    South Korea | Seoul | Asia | Korean | won | Han | kimchi
-    Egypt | Cairo | Africa | Arabic | pound | Nile | koshari
-    Kenya | Nairobi | Africa | Swahili | shilling | Tana | ugali
-    Morocco | Rabat | Africa | Arabic | dirham | Sebou | couscous
-    Ethiopia | Addis Ababa | Africa | Amharic | birr | Blue Nile | injera
-    Ghana | Accra | Africa | English | cedi | Volta | fufu
-    Canada | Ottawa | America | English | dollar | Mackenzie | pancakes
-    Mexico | Mexico City | America | Spanish | peso | Rio Grande | tacos
-    Brazil | Brasilia | America | Portuguese | real | Amazon | black beans
-    Peru | Lima | America | Spanish | sol | Ucayali | ceviche
-    Argentina | Buenos Aires | America | Spanish | peso | Parana | grilled beef
-    """.strip().splitlines()
+    Country(*row)
+    for row in _rows(
+        """
+        France | Paris | Europe | French | euro | Seine | onion soup
+        Germany | Berlin | Europe | German | euro | Rhine | potato salad
+        Italy | Rome | Europe | Italian | euro | Tiber | pasta
+        Spain | Madrid | Europe | Spanish | euro | Ebro | paella
+        Portugal | Lisbon | Europe | Portuguese | euro | Tagus | grilled sardines
+        Poland | Warsaw | Europe | Polish | zloty | Vistula | dumplings
+        Greece | Athens | Europe | Greek | euro | Aliakmon | moussaka
+        Sweden | Stockholm | Europe | Swedish | krona | Torne | meatballs
+        Japan | Tokyo | Asia | Japanese | yen | Shinano | sushi
+        China | Beijing | Asia | Chinese | yuan | Yangtze | roast duck
+        India | New Delhi | Asia | Hindi | rupee | Ganges | curry
+        Thailand | Bangkok | Asia | Thai | baht | Chao Phraya | fried noodles
+        Vietnam | Hanoi | Asia | Vietnamese | dong | Red River | noodle soup
+        South Korea | Seoul | Asia | Korean | won | Han | kimchi
+        Egypt | Cairo | Africa | Arabic | pound | Nile | koshari
+        Kenya | Nairobi | Africa | Swahili | shilling | Tana | ugali
+        Morocco | Rabat | Africa | Arabic | dirham | Sebou | couscous
+        Ethiopia | Addis Ababa | Africa | Amharic | birr | Blue Nile | injera
+        Ghana | Accra | Africa | English | cedi | Volta | fufu
+        Canada | Ottawa | America | English | dollar | Mackenzie | pancakes
+        Mexico | Mexico City | America | Spanish | peso | Rio Grande | tacos
+        Brazil | Brasilia | America | Portuguese | real | Amazon | black beans
+        Peru | Lima | America | Spanish | sol | Ucayali | ceviche
+        Argentina | Buenos Aires | America | Spanish | peso | Parana | grilled beef
+        """
+    )
 )
 
 PEOPLE = tuple(
     Person(name, pronoun, int(age), job, city, pet)
-    for name, pronoun, age, job, city, pet in (
-        (field.strip() for field in line.split("|"))
-        for line in """
+    for name, pronoun, age, job, city, pet in _rows(
+        """
         Ann | she | 31 | baker | Paris | cat
         Ben | he | 42 | doctor | Berlin | dog
         Clara | she | 27 | teacher | Rome | parrot
@@ -98,15 +109,14 @@ PEOPLE = tuple(
         Xavier | he | 44 | dentist | Brasilia | sheep
         Yara | she | 52 | tailor | Lima | llama
         Zoe | she | 39 | actor | Buenos Aires | spider
-        """.strip().splitlines()
+        """
     )
 )
 
 ANIMALS = tuple(
     Animal(name, plural, int(legs), kind, home)
-    for name, plural, legs, kind, home in (
-        (field.strip() for field in line.split("|"))
-        for line in """
+    for name, plural, legs, kind, home in _rows(
+        """
         dog | dogs | 4 | mammal | house
         cat | cats | 4 | mammal | house
         cow | cows | 4 | mammal | farm
@@ -127,7 +137,7 @@ ANIMALS = tuple(
         ant | ants | 6 | insect | field
         bee | bees | 6 | insect | garden
         spider | spiders | 8 | arachnid | garden
-        """.strip().splitlines()
+        """
     )
 )
 
@@ -254,7 +264,10 @@ SUBJECTS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "the rain": (
         ("The rain falls softly on the roof.", "Dark clouds bring rain to the town."),
-        ("The streets are wet and shine in the light.", "People open their umbrellas and walk fast."),
+        (
+            "The streets are wet and shine in the light.",
+            "People open their umbrellas and walk fast.",
+        ),
         ("Then the sun comes back.", "In the end a rainbow stands over the hills."),
     ),
     "a city": (
@@ -274,7 +287,10 @@ SUBJECTS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "a train": (
         ("The train leaves the station at noon.", "A long train crosses the green land."),
-        ("It passes rivers, fields and small towns.", "The passengers read or look out of the window."),
+        (
+            "It passes rivers, fields and small towns.",
+            "The passengers read or look out of the window.",
+        ),
         ("In the evening it arrives in the city.", "At last it stops and the doors open."),
     ),
     "a river": (
@@ -287,23 +303,62 @@ SUBJECTS: dict[str, tuple[tuple[str, ...], ...]] = {
 COLORS = ("red", "blue", "green", "yellow", "black", "white", "brown", "orange", "purple", "gray")
 
 # thing, its plural, its usual colour
-THINGS = tuple(
-    tuple(field.strip() for field in entry.split(","))
-    for entry in """
-    apple, apples, red; banana, bananas, yellow; sky, skies, blue; leaf, leaves, green;
-    coal, coals, black; cloud, clouds, white; carrot, carrots, orange; lemon, lemons, yellow;
-    tomato, tomatoes, red; rose, roses, red; frog, frogs, green; raven, ravens, black;
-    bear, bears, brown; plum, plums, purple; mouse, mice, gray; tree, trees, green;
-    tooth, teeth, white; berry, berries, blue; egg, eggs, white; brick, bricks, red;
-    stone, stones, gray; swan, swans, white; pumpkin, pumpkins, orange; grape, grapes, purple
-    """.replace("\n", " ").strip().split(";")
+THINGS = _rows(
+    """
+    apple | apples | red
+    banana | bananas | yellow
+    sky | skies | blue
+    leaf | leaves | green
+    coal | coals | black
+    cloud | clouds | white
+    carrot | carrots | orange
+    lemon | lemons | yellow
+    tomato | tomatoes | red
+    rose | roses | red
+    frog | frogs | green
+    raven | ravens | black
+    bear | bears | brown
+    plum | plums | purple
+    mouse | mice | gray
+    tree | trees | green
+    tooth | teeth | white
+    berry | berries | blue
+    egg | eggs | white
+    brick | bricks | red
+    stone | stones | gray
+    swan | swans | white
+    pumpkin | pumpkins | orange
+    grape | grapes | purple
+    """
 )
 
-OPPOSITES = tuple(
-    tuple(pair.split())
-    for pair in """hot cold, big small, fast slow, happy sad, light dark, old new, rich poor, strong weak,
-    early late, open closed, full empty, high low, long short, soft hard, wet dry, loud quiet, good bad,
-    easy difficult, clean dirty, near far, thick thin, deep shallow, sweet bitter, up down""".split(",")
+OPPOSITES = _rows(
+    """
+    hot | cold
+    big | small
+    fast | slow
+    happy | sad
+    light | dark
+    old | new
+    rich | poor
+    strong | weak
+    early | late
+    open | closed
+    full | empty
+    high | low
+    long | short
+    soft | hard
+    wet | dry
+    loud | quiet
+    good | bad
+    easy | difficult
+    clean | dirty
+    near | far
+    thick | thin
+    deep | shallow
+    sweet | bitter
+    up | down
+    """
 )
 
 # word, young animal
@@ -327,40 +382,48 @@ RATINGS: dict[int, tuple[str, ...]] = {
 }
 
 # Words for copying, spelling and free values; mostly one or two syllables, common.
-WORDS = tuple(
+WORDS = _words(
     """
-    able acid actor air amber anchor angel apple apron arch arrow atlas autumn badge bag baker ball band bank
-    barn basket bath beach bead beam bean bear bell bench bird blade blanket block boat bone book boot bottle
-    bowl box branch bread brick bridge brook broom brush bucket bulb butter button cabin cable cage cake camera
-    camp candle canoe canvas cap card carpet cart castle cave cedar chain chair chalk cheese cherry chest circle
-    clay cliff cloak clock cloth cloud clover coal coast coat coffee coin comb copper coral cork corn cotton
-    couch court cover crane crayon cream crown cup curtain cushion dawn desert desk diamond dish dock door dove
-    dragon drawer dream dress drum dust eagle earth elbow elm ember engine fabric falcon fan farm feather fence
-    fern field fig finger fire fish flag flame flask flute foam forest fork fountain frame frost fruit garden
-    gate gem ghost giant ginger glass globe glove gold grain grape grass guitar hall hammer harbor harp hat hawk
-    hazel heart hedge helmet herb hill honey hook horn house ice inn iron island ivory ivy jacket jar jewel juice
-    jungle kettle key king kitchen kite knife knot ladder lake lamp lantern leaf leather lemon letter lime linen
-    lion lock lotus magnet mango map maple marble market mask meadow melon metal milk mill mint mirror moon moss
-    motor mountain mud museum nail napkin needle nest net night nut oak oasis ocean olive onion orange orchard
-    oven owl paint palace palm pan paper park path peach pear pearl pebble pencil pepper piano pillow pine pipe
-    planet plate plum pocket pond pool pot powder prince pump quartz queen quill quilt rain raven ribbon rice
-    ring river road robe robin rock rocket roof rope rose ruby rug saddle sail salt sand scarf school screen
-    shadow sheep shell shelf ship shirt shoe silk silver sky smoke snow soap sock soil spice spoon spring square
-    stable star statue steam steel stone storm stove straw stream street sugar summer sun swan sword table
-    tailor tea temple tent thread throne thunder ticket tiger tile timber tower town toy train tree truck
-    tulip tunnel turtle valley vase velvet village vine violet violin wagon wall walnut water wave wax wheat
-    wheel whistle wind window wine winter wolf wood wool yarn zebra
-    """.split()
+    able acid actor air amber anchor angel apple apron arch arrow atlas autumn badge bag baker
+    ball band bank barn basket bath beach bead beam bean bear bell bench bird blade blanket
+    block boat bone book boot bottle bowl box branch bread brick bridge brook broom brush bucket
+    bulb butter button cabin cable cage cake camera camp candle canoe canvas cap card carpet
+    cart castle cave cedar chain chair chalk cheese cherry chest circle clay cliff cloak clock
+    cloth cloud clover coal coast coat coffee coin comb copper coral cork corn cotton couch
+    court cover crane crayon cream crown cup curtain cushion dawn desert desk diamond dish dock
+    door dove dragon drawer dream dress drum dust eagle earth elbow elm ember engine fabric
+    falcon fan farm feather fence fern field fig finger fire fish flag flame flask flute foam
+    forest fork fountain frame frost fruit garden gate gem ghost giant ginger glass globe glove
+    gold grain grape grass guitar hall hammer harbor harp hat hawk hazel heart hedge helmet herb
+    hill honey hook horn house ice inn iron island ivory ivy jacket jar jewel juice jungle
+    kettle key king kitchen kite knife knot ladder lake lamp lantern leaf leather lemon letter
+    lime linen lion lock lotus magnet mango map maple marble market mask meadow melon metal milk
+    mill mint mirror moon moss motor mountain mud museum nail napkin needle nest net night nut
+    oak oasis ocean olive onion orange orchard oven owl paint palace palm pan paper park path
+    peach pear pearl pebble pencil pepper piano pillow pine pipe planet plate plum pocket pond
+    pool pot powder prince pump quartz queen quill quilt rain raven ribbon rice ring river road
+    robe robin rock rocket roof rope rose ruby rug saddle sail salt sand scarf school screen
+    shadow sheep shell shelf ship shirt shoe silk silver sky smoke snow soap sock soil spice
+    spoon spring square stable star statue steam steel stone storm stove straw stream street
+    sugar summer sun swan sword table tailor tea temple tent thread throne thunder ticket tiger
+    tile timber tower town toy train tree truck tulip tunnel turtle valley vase velvet village
+    vine violet violin wagon wall walnut water wave wax wheat wheel whistle wind window wine
+    winter wolf wood wool yarn zebra
+    """
 )
 
-FIRST_NAMES = tuple(
-    """Ada Alice Amir Anna Arthur Bella Boris Carlos Chloe Daniel Diana Edgar Elena Eric Eva Fatima Frank
-    George Hannah Hugo Ida Isaac Jane Jonas Julia Karl Laura Liam Lily Lucas Lucy Marco Martha Max Mia Mila
-    Nadia Nina Nora Oscar Otto Paul Petra Rita Robert Ruth Sara Simon Sofia Stella Thomas Vera Walter Yuki
-    Harry Ron Hermione John Mary James Tom Bob""".split()
+FIRST_NAMES = _words(
+    """
+    Ada Alice Amir Anna Arthur Bella Boris Carlos Chloe Daniel Diana Edgar Elena Eric Eva Fatima
+    Frank George Hannah Hugo Ida Isaac Jane Jonas Julia Karl Laura Liam Lily Lucas Lucy Marco
+    Martha Max Mia Mila Nadia Nina Nora Oscar Otto Paul Petra Rita Robert Ruth Sara Simon Sofia
+    Stella Thomas Vera Walter Yuki Harry Ron Hermione John Mary James Tom Bob
+    """
 )
-LAST_NAMES = tuple(
-    """Adams Baker Brown Carter Clark Cooper Davis Evans Fisher Garcia Green Hall Harris Hill Jones King Klein
-    Lee Lopez Martin Miller Moore Morgan Novak Parker Potter Reed Rossi Silva Smith Stone Taylor Turner Walker
-    Weber White Wilson Wood Young""".split()
+LAST_NAMES = _words(
+    """
+    Adams Baker Brown Carter Clark Cooper Davis Evans Fisher Garcia Green Hall Harris Hill Jones
+    King Klein Lee Lopez Martin Miller Moore Morgan Novak Parker Potter Reed Rossi Silva Smith
+    Stone Taylor Turner Walker Weber White Wilson Wood Young
+    """
 )
