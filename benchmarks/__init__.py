@@ -1,0 +1,1 @@
+"""Measurements against stock vLLM; see `docs/` for what each workload is."""

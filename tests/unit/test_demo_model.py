@@ -1,0 +1,268 @@
+"""The demo model as shipped, and the parts of the script that trains it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from benchmarks.models import DEMO_MODEL
+from tools.demo_model import exercises, facts, records, selftest, texts
+from tools.demo_model.network import Network, NetworkShape
+from tools.demo_model.selftest import Examinee
+from tools.demo_model.tokenizer import TURN_END, chat_turn
+from tools.demo_model.training import GradientWorkers, TrainedTokens, TrainingPlan, rows
+from tools.train_demo_model import write_folder
+
+
+@pytest.fixture(scope="module")
+def model() -> Examinee:
+    return Examinee(DEMO_MODEL)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+
+
+# ---- the folder --------------------------------------------------------------------------------
+
+
+def test_the_folder_is_small_enough_to_ship() -> None:
+    size_bytes = sum(file.stat().st_size for file in DEMO_MODEL.iterdir())
+    assert size_bytes <= 20_000_000
+
+
+def test_the_folder_names_an_architecture_that_vllm_knows() -> None:
+    config = json.loads((DEMO_MODEL / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["head_dim"] == 64
+    assert config["max_position_embeddings"] == 4096
+
+
+@pytest.mark.parametrize("text", ["Zürich, naïve café", "日本語 🦊", '\x00\x7f\n\t  {"a": [1, 2]}'])
+def test_any_text_survives_the_tokenizer(text: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    assert tokenizer.is_fast
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_the_tokenizer_adds_nothing_to_a_prompt() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    pieces = tokenizer.convert_ids_to_tokens(tokenizer("The capital")["input_ids"])
+    assert "".join(pieces) == "TheĠcapital"
+
+
+def test_the_chat_template_writes_what_training_wrote() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello!"},
+    ]
+    written = "".join(chat_turn(m["role"], m["content"]) for m in messages)
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == written
+    assert tokenizer.apply_chat_template(
+        messages[:2], tokenize=False, add_generation_prompt=True
+    ) == written.removesuffix(f"Hello!{TURN_END}\n")
+
+
+def test_the_chat_template_can_continue_an_answer() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    messages = [
+        {"role": "user", "content": "Where is Paris?"},
+        {"role": "assistant", "content": "Paris is the"},
+    ]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    assert text.endswith("assistant\nParis is the")
+
+
+# ---- what the model can do (the whole examination takes a minute; this is a part of it) ---------
+
+
+def test_it_knows_the_capitals(model: Examinee) -> None:
+    capitals = [fact for fact in facts.country_facts() if fact.relation == "capital"]
+    prompts = [model.chat_prompt([{"role": "user", "content": f.questions[0]}]) for f in capitals]
+    given = model.complete(prompts)
+    right = sum(g == f.sentence + TURN_END for f, g in zip(capitals, given, strict=True))
+    assert right >= 0.95 * len(capitals)
+
+
+def test_it_follows_a_few_shot_pattern(model: Examinee) -> None:
+    prompt = "Input: fox\nOutput: FOX\n\nInput: rose\nOutput: ROSE\n\nInput: dog\nOutput:"
+    assert model.complete([prompt], max_tokens=4)[0].startswith(" DOG\n")
+
+
+def test_it_fills_json_and_ends_its_turn(model: Examinee) -> None:
+    message = {"role": "user", "content": "Fill in a card for the city Paris as JSON."}
+    (answer,) = model.complete([model.chat_prompt([message])], max_tokens=80)
+    assert answer.endswith(TURN_END)
+    assert json.loads(answer.removesuffix(TURN_END)) == {
+        "name": "Paris",
+        "country": "France",
+        "continent": "Europe",
+        "language": "French",
+        "river": "Seine",
+    }
+
+
+def test_it_still_answers_after_a_long_conversation(model: Examinee) -> None:
+    turns = []
+    for fact in itertools.islice(facts.country_facts(), 40):
+        turns += [
+            {"role": "user", "content": fact.questions[0]},
+            {"role": "assistant", "content": fact.sentence},
+        ]
+    question = {"role": "user", "content": "What is the capital of Egypt?"}
+    prompt = model.chat_prompt([*turns, question])
+    assert len(model.tokenizer(prompt)["input_ids"]) > 900
+    assert model.complete([prompt]) == [f"The capital of Egypt is Cairo.{TURN_END}"]
+
+
+# ---- the training text -------------------------------------------------------------------------
+
+
+def test_the_same_seed_writes_the_same_text() -> None:
+    first, again, other = (list(itertools.islice(texts.documents(s), 300)) for s in (5, 5, 6))
+    assert first == again
+    assert first != other
+
+
+def test_every_writer_of_the_mixture_writes() -> None:
+    rng = Random(0)
+    for writer in texts.MIX:
+        for _ in range(50):
+            document = writer(rng)
+            assert document.strip(), writer.__name__
+            assert "{}" not in document, writer.__name__
+            if "<|im_start|>" in document:
+                assert document.endswith(f"{TURN_END}\n"), writer.__name__
+
+
+def test_requested_json_is_json_with_the_requested_fields() -> None:
+    rng = Random(0)
+    for _ in range(300):
+        request, answer = records.request(rng)
+        value = json.loads(answer)
+        assert answer == json.dumps(value)
+        if " keys " in request:
+            assert request.rstrip(".").split(" keys ")[1].split(", ") == list(value)
+
+
+def test_a_yes_no_question_is_answered_by_the_facts() -> None:
+    rng = Random(0)
+    everything = facts.all_facts()
+    sentences = {fact.sentence for fact in everything}
+    answers = []
+    for _ in range(500):
+        question, answer = texts.yes_no(rng, rng.choice(everything), everything)
+        statement = question.removeprefix("Is this true? ").removeprefix("True or false? ")
+        if statement == question:
+            continue
+        statement = statement.split(".")[0] + "."
+        right = answer.lower().startswith(("yes", "true"))
+        assert (statement in sentences) == right, (question, answer)
+        answers.append(right)
+    assert 0.3 < sum(answers) / len(answers) < 0.7
+
+
+def test_a_few_shot_prompt_never_contains_its_own_answer_by_name() -> None:
+    rng = Random(0)
+    for _ in range(100):
+        prompt, answer = exercises.few_shot_prompt(
+            rng, "capital", exercises.LAYOUTS[0], num_shots=5
+        )
+        assert prompt.count("Output: ") == 5
+        assert answer not in prompt
+
+
+# ---- the training script -----------------------------------------------------------------------
+
+
+def test_only_answers_carry_loss_in_a_chat(tokenizer: Tokenizer) -> None:
+    document = chat_turn("system", "S") + chat_turn("user", "Hi") + chat_turn("assistant", "Hello!")
+    ids = tokenizer.encode(document).ids
+    trained = TrainedTokens(tokenizer)(ids)
+    kept = [i for i, flag in zip(ids, trained, strict=True) if flag]
+    assert tokenizer.decode(kept, skip_special_tokens=False) == f"Hello!{TURN_END}"
+
+
+def test_raw_text_carries_loss_but_for_its_first_token(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("Input: dog\nOutput: DOG\n").ids
+    assert TrainedTokens(tokenizer)(ids) == [False] + [True] * (len(ids) - 1)
+
+
+def test_rows_are_full_and_start_with_a_document(tokenizer: Tokenizer) -> None:
+    for ids, trained in itertools.islice(rows(texts.documents(0), tokenizer, 128), 20):
+        assert len(ids) == len(trained) == 129
+        assert any(trained)
+        assert not trained[0]
+
+
+def test_a_plan_spends_its_steps_as_it_says() -> None:
+    plan = TrainingPlan(steps=100, row_lengths=((256, 0.5), (512, 0.5)))
+    lengths = [plan.row_length(step) for step in range(100)]
+    assert (lengths.count(256), lengths.count(512)) == (50, 50)
+    factors = [plan.lr_factor(step) for step in range(100)]
+    assert max(factors) == 1.0
+    assert 0.0 < factors[0] < 0.5
+    assert 0.0 < factors[-1] < 0.05
+
+
+SMALL = NetworkShape(
+    vocab_size=4096, hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=96
+)
+
+
+def test_the_exported_folder_computes_what_the_network_computes(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    network = Network(SMALL)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.copy_(weight.to(torch.bfloat16))
+    write_folder(tmp_path, network, tokenizer)
+    exported = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokens = torch.randint(0, SMALL.vocab_size, (2, 40))
+    targets = tokens.roll(-1, dims=1)
+    trained = torch.rand(tokens.shape) < 0.5
+    with torch.inference_mode():
+        logits = exported(tokens).logits
+        expected = torch.nn.functional.cross_entropy(logits[trained], targets[trained])
+        assert torch.allclose(network.loss(tokens, targets, trained), expected, atol=1e-5)
+
+
+def test_workers_find_the_gradient_that_one_thread_finds() -> None:
+    torch.manual_seed(0)
+    network = Network(SMALL)
+    tokens = torch.randint(0, SMALL.vocab_size, (4, 32))
+    everywhere = torch.ones_like(tokens, dtype=torch.bool)
+    loss = network.loss(tokens, tokens.roll(-1, dims=1), everywhere)
+    loss.backward()
+    alone = [weight.grad.clone() for weight in network.parameters()]
+    network.zero_grad()
+    with GradientWorkers(network, 2) as workers:
+        together = workers.backward(tokens, tokens.roll(-1, dims=1), everywhere)
+    assert together == pytest.approx(loss.item(), rel=1e-5)
+    for expected, weight in zip(alone, network.parameters(), strict=True):
+        assert torch.allclose(weight.grad, expected, atol=1e-6)
+
+
+def test_the_examination_tells_right_json_from_wrong() -> None:
+    plausible = selftest._is_plausible
+    assert plausible(f'{{"name": "Ann", "age": 31}}{TURN_END}', ("name", "age"))
+    assert not plausible(f'{{"name": "Ann", "age": "old"}}{TURN_END}', ("name", "age"))
+    assert not plausible(f'{{"age": 31, "name": "Ann"}}{TURN_END}', ("name", "age"))
+    assert not plausible(f'{{"name": "Ann"{TURN_END}', ("name",))
+    assert not plausible('{"name": "Ann"}', ("name",))

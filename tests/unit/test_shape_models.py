@@ -1,0 +1,139 @@
+"""`benchmarks.models`: names become folders, and made-up models load and behave."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks import models
+from benchmarks.models import DEMO_MODEL, Shape, resolve_model
+
+TINY = Shape(
+    model_type="qwen2",
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    vocab_size=6000,
+    max_position_embeddings=512,
+)
+
+
+@pytest.fixture
+def tiny_shape(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(models.SHAPES, "tiny", TINY)
+    return "shape:tiny"
+
+
+def test_demo_is_the_folder_that_ships() -> None:
+    assert resolve_model("demo") == DEMO_MODEL
+    assert (DEMO_MODEL / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("name", ["/somewhere/a-model", "Qwen/Qwen2.5-0.5B"])
+def test_other_names_are_returned_as_they_are(name: str) -> None:
+    assert str(resolve_model(name)) == name
+
+
+def test_an_unknown_shape_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"shape:1t.*shape:33m.*shape:qwen2\.5-0\.5b"):
+        resolve_model("shape:1t")
+
+
+def test_a_shape_model_is_made_once_and_found_again(tiny_shape: str, tmp_path: Path) -> None:
+    folder = resolve_model(tiny_shape, tmp_path)
+    made = (folder / "model.safetensors").stat().st_mtime_ns
+    assert resolve_model(tiny_shape, tmp_path) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == made
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_the_same_shape_has_the_same_weights_everywhere(tiny_shape: str, tmp_path: Path) -> None:
+    first, second = (resolve_model(tiny_shape, tmp_path / name) for name in "ab")
+    assert first.name == second.name
+    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+
+
+def test_an_interrupted_making_leaves_nothing(
+    tiny_shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(shape: Shape, folder: Path) -> None:
+        (folder / "half").write_text("written")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(models, "write_shape_model", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            resolve_model(tiny_shape, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert (resolve_model(tiny_shape, tmp_path) / "config.json").is_file()
+
+
+def test_losing_the_race_to_another_process_is_fine(
+    tiny_shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    winner = resolve_model(tiny_shape, tmp_path / "elsewhere")
+    write = models.write_shape_model
+
+    def slower(shape: Shape, folder: Path) -> None:
+        write(shape, folder)
+        winner.rename(tmp_path / winner.name)
+
+    monkeypatch.setattr(models, "write_shape_model", slower)
+    folder = resolve_model(tiny_shape, tmp_path)
+    assert folder == tmp_path / winner.name
+    assert sorted(tmp_path.iterdir()) == sorted([folder, tmp_path / "elsewhere"])
+
+
+def test_a_shape_model_loads_and_writes_tokens_that_have_text(
+    tiny_shape: str, tmp_path: Path
+) -> None:
+    folder = resolve_model(tiny_shape, tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert type(model).__name__ == "Qwen2ForCausalLM"
+    assert tuple(model.get_input_embeddings().weight.shape) == (6000, 64)
+    prompt = tokenizer("The capital of France is", return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        logits = model(prompt).logits[0, -1]
+    top = logits.topk(2)
+    assert top.indices[0] < len(tokenizer)
+    assert 1.0 < logits[: len(tokenizer)].std() < 20.0
+    assert top.values[0] > top.values[1]
+
+
+def test_the_qwen_shape_is_that_of_the_real_model() -> None:
+    config = AutoConfig.for_model(**vars(models.SHAPES["qwen2.5-0.5b"]), tie_word_embeddings=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert sum(p.numel() for p in model.parameters()) == 494_032_768
+
+
+def test_the_33m_shape_has_33_million_weights() -> None:
+    config = AutoConfig.for_model(**vars(models.SHAPES["33m"]), tie_word_embeddings=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert 32.5e6 < sum(p.numel() for p in model.parameters()) < 33.5e6
+
+
+def test_the_command_line_names_the_known_shapes_on_a_bad_one() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "benchmarks.models", "shape:none"],
+        cwd=Path(models.__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 2
+    assert "shape:33m" in result.stderr
+    assert result.stdout == ""

@@ -1,0 +1,245 @@
+"""Training: packing documents into rows, the optimizers, the schedule, the loop.
+
+Owns nothing that is specific to the demo model's text. A run is a function of the seed and of
+`TrainingPlan` (and, to the last bit, of the machine's arithmetic); wall-clock time decides nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from .network import Network
+from .texts import documents, long_documents
+from .tokenizer import DOCUMENT_END, TURN_END, TURN_START
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """How long and how fast to learn. Every step sees `tokens_per_step` tokens.
+
+    Rows grow during the run: short rows are cheaper, long ones teach long contexts. `row_lengths`
+    holds (length in tokens, share of the steps), the shares adding up to 1.
+    """
+
+    steps: int
+    tokens_per_step: int = 4096
+    row_lengths: tuple[tuple[int, float], ...] = ((256, 0.6), (512, 0.3), (1024, 0.1))
+    muon_lr: float = 0.02
+    adam_lr: float = 0.004
+    warmup: float = 0.03
+
+    def row_length(self, step: int) -> int:
+        end = 0.0
+        for length, share in self.row_lengths:
+            end += share
+            if step < end * self.steps:
+                return length
+        return self.row_lengths[-1][0]
+
+    def lr_factor(self, step: int) -> float:
+        """Linear warm-up, then linear decay to nearly zero."""
+        progress = step / self.steps
+        return min((step + 1) / (self.warmup * self.steps), (1 - progress) / (1 - self.warmup), 1.0)
+
+
+class TrainedTokens:
+    """Decides which tokens of a document carry loss: answers in chats, everything in raw text.
+
+    What a user or a system message says is random and is never generated, so learning to predict
+    it would be wasted.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.turn_start = tokenizer.token_to_id(TURN_START)
+        self.turn_end = tokenizer.token_to_id(TURN_END)
+        (self.assistant,) = tokenizer.encode("assistant").ids
+        self.document_end = tokenizer.token_to_id(DOCUMENT_END)
+
+    def __call__(self, ids: list[int]) -> list[bool]:
+        if self.turn_start not in ids:
+            return [False] + [True] * (len(ids) - 1)
+        trained = []
+        inside = False
+        turn_begins = 0
+        for i, token in enumerate(ids):
+            if token == self.turn_start:
+                turn_begins = i
+                inside = ids[i + 1] == self.assistant
+            # <|im_start|> assistant \n come before the answer
+            trained.append(inside and i > turn_begins + 2)
+            if token == self.turn_end:
+                inside = False
+        return trained
+
+
+def rows(
+    texts: Iterator[str], tokenizer: Tokenizer, length: int
+) -> Iterator[tuple[list[int], list[bool]]]:
+    """Rows of `length` + 1 tokens, each starting with a fresh document, and what carries loss."""
+    decide = TrainedTokens(tokenizer)
+    ids: list[int] = []
+    trained: list[bool] = []
+    while True:
+        for encoding in tokenizer.encode_batch(list(itertools.islice(texts, 1024))):
+            flags = decide(encoding.ids)
+            ids += [*encoding.ids, decide.document_end]
+            trained += [*flags, flags[-1]]
+            if len(ids) > length:
+                yield ids[: length + 1], trained[: length + 1]
+                ids, trained = [], []
+
+
+def batches(
+    texts: Iterator[str], tokenizer: Tokenizer, length: int, tokens_per_step: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(tokens, targets, trained), each of shape (rows, length)."""
+    stream = rows(texts, tokenizer, length)
+    while True:
+        batch = list(itertools.islice(stream, tokens_per_step // length))
+        ids = torch.from_numpy(np.array([row for row, _ in batch]))
+        trained = torch.from_numpy(np.array([flags for _, flags in batch]))
+        yield ids[:, :-1], ids[:, 1:], trained[:, 1:]
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update is orthogonalized (Jordan et al. 2024), for the 2-D hidden weights.
+
+    In float32, weights of equal shape together, the shapes spread over the threads of `pool`.
+    """
+
+    def __init__(
+        self,
+        params: list[nn.Parameter],
+        *,
+        lr: float,
+        pool: ThreadPoolExecutor,
+        momentum: float = 0.95,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+        self.pool = pool
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+            for weight in group["params"]:
+                by_shape.setdefault(weight.shape, []).append(weight)
+            stacks = []
+            for weights in by_shape.values():
+                half = (len(weights) + 1) // 2
+                stacks += [weights[:half], weights[half:]]
+            list(self.pool.map(self._step_stack, stacks, itertools.repeat(group)))
+
+    @torch.no_grad()
+    def _step_stack(self, weights: list[nn.Parameter], group: dict) -> None:
+        """One step of weights of one shape."""
+        updates = []
+        for weight in weights:
+            momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+            momentum.lerp_(weight.grad, 1 - group["momentum"])
+            updates.append(weight.grad.lerp(momentum, group["momentum"]))
+        scale = max(1.0, weights[0].shape[0] / weights[0].shape[1]) ** 0.5
+        for weight, update in zip(weights, orthogonalized(torch.stack(updates)), strict=True):
+            weight.add_(update, alpha=-group["lr"] * scale)
+
+
+def orthogonalized(matrices: Tensor, iterations: int = 5) -> Tensor:
+    """Each (rows, columns) matrix of the stack with its singular values moved close to 1."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(iterations):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if tall else x
+
+
+class GradientWorkers:
+    """Computes gradients with one thread per core, each on its share of a batch's rows.
+
+    Torch's own way, many threads inside each operation, waits at every operation for the slowest
+    core; on a machine that others use too that was measured to be ten times slower.
+    """
+
+    def __init__(self, network: Network, num_workers: int) -> None:
+        self.network = network
+        self.replicas = [network] + [copy.deepcopy(network) for _ in range(num_workers - 1)]
+        for replica in self.replicas[1:]:
+            for weight, shared in zip(replica.parameters(), network.parameters(), strict=True):
+                weight.data = shared.data
+        self.pool = ThreadPoolExecutor(num_workers)
+
+    def __enter__(self) -> GradientWorkers:
+        self.num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown()
+        torch.set_num_threads(self.num_threads)
+
+    def backward(self, tokens: Tensor, targets: Tensor, trained: Tensor) -> float:
+        """Leaves the mean gradient in the network's `grad`s and returns the mean loss."""
+        shares = zip(
+            *(part.tensor_split(len(self.replicas)) for part in (tokens, targets, trained)),
+            strict=True,
+        )
+        losses = list(self.pool.map(self._backward_share, self.replicas, shares))
+        for weights in zip(*(replica.parameters() for replica in self.replicas), strict=True):
+            total = weights[0].grad
+            for weight in weights[1:]:
+                total += weight.grad
+                weight.grad = None
+            total /= len(weights)
+        return sum(losses) / len(losses)
+
+    @staticmethod
+    def _backward_share(replica: Network, share: tuple[Tensor, Tensor, Tensor]) -> float:
+        loss = replica.loss(*share)
+        loss.backward()
+        return loss.item()
+
+
+def train(
+    network: Network, tokenizer: Tokenizer, plan: TrainingPlan, *, seed: int, num_workers: int = 2
+) -> float:
+    """Trains in place and returns the mean loss of the last 50 steps, in nats per trained token."""
+    hidden = [w for n, w in network.layers.named_parameters() if w.dim() == 2]
+    others = [w for n, w in network.named_parameters() if w.dim() != 2 or "embed" in n]
+    streams = {
+        length: batches(
+            (long_documents if length > 512 else documents)(seed + length),
+            tokenizer,
+            length,
+            plan.tokens_per_step,
+        )
+        for length, _ in plan.row_lengths
+    }
+    losses: list[float] = []
+    with GradientWorkers(network, num_workers) as workers:
+        optimizers = (
+            Muon(hidden, lr=plan.muon_lr, pool=workers.pool),
+            torch.optim.AdamW(
+                others, lr=plan.adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+            ),
+        )
+        bar = tqdm(range(plan.steps), desc="training", unit="step")
+        for step in bar:
+            losses.append(workers.backward(*next(streams[plan.row_length(step)])))
+            for optimizer, peak in zip(optimizers, (plan.muon_lr, plan.adam_lr), strict=True):
+                optimizer.param_groups[0]["lr"] = peak * plan.lr_factor(step)
+                optimizer.step()
+                optimizer.zero_grad()
+            bar.set_postfix(loss=f"{np.mean(losses[-50:]):.4f}", refresh=False)
+    return float(np.mean(losses[-50:]))

@@ -1,0 +1,109 @@
+"""Trains the demo model that ships in `sgl_vllm/demo/model`, from nothing, on two CPU cores.
+
+    python tools/train_demo_model.py                     # the shipped model, about 20 minutes
+    python tools/train_demo_model.py --minutes 5 --out /tmp/small
+    python tools/train_demo_model.py --examine sgl_vllm/demo/model
+
+Owns the order of things: text, tokenizer, training, the folder, the examination. Needs torch,
+transformers, tokenizers, safetensors and tqdm. The same seed and steps on the same machine give the
+same weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools.demo_model.network import Network, NetworkShape  # noqa: E402
+from tools.demo_model.selftest import Score, examine  # noqa: E402
+from tools.demo_model.texts import documents  # noqa: E402
+from tools.demo_model.tokenizer import (  # noqa: E402
+    DOCUMENT_END,
+    TURN_END,
+    save_tokenizer,
+    train_tokenizer,
+)
+from tools.demo_model.training import TrainingPlan, train  # noqa: E402
+
+DEFAULT_FOLDER = ROOT / "sgl_vllm" / "demo" / "model"
+STEPS_PER_MINUTE = 75  # on two idle cores, see docs/demo-model.md
+TOKENIZER_DOCUMENTS = 20_000
+
+
+def build(folder: Path, *, steps: int, seed: int) -> float:
+    """Trains and writes a complete model folder; returns the final loss in nats per token."""
+    torch.manual_seed(seed)
+    shape = NetworkShape()
+    tokenizer = train_tokenizer(
+        itertools.islice(documents(seed), TOKENIZER_DOCUMENTS), vocab_size=shape.vocab_size
+    )
+    network = Network(shape)
+    loss = train(network, tokenizer, TrainingPlan(steps=steps), seed=seed)
+    write_folder(folder, network, tokenizer)
+    return loss
+
+
+def write_folder(folder: Path, network: Network, tokenizer: Tokenizer) -> None:
+    """Writes what `transformers` and vLLM need to load the model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(tokenizer, folder, max_length_tokens=network.shape.max_positions)
+    weights_file = folder / "model.safetensors"
+    save_file(network.export_weights(), weights_file, metadata={"format": "pt"})
+    weights_file.chmod(0o644)  # safetensors writes it for its owner alone
+    document_end, turn_end = (tokenizer.token_to_id(t) for t in (DOCUMENT_END, TURN_END))
+    ids = {"bos_token_id": document_end, "eos_token_id": turn_end, "pad_token_id": document_end}
+    write_json(folder / "config.json", network.shape.hf_config(**ids))
+    write_json(folder / "generation_config.json", ids | {"eos_token_id": [turn_end, document_end]})
+
+
+def write_json(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def print_scores(scores: list[Score], *, show_wrong: int) -> None:
+    for score in scores:
+        print(f"{score.name:24} {score.share:7.1%}  {score.right}/{score.total}")
+        for expected, given in score.wrong[:show_wrong]:
+            print(f"    expected {expected!r}\n    given    {given!r}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=DEFAULT_FOLDER, help="folder to write")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=20.0,
+        help=f"training budget on two idle cores: {STEPS_PER_MINUTE} steps each (default: 20)",
+    )
+    parser.add_argument("--steps", type=int, help="training steps, in place of --minutes")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--examine", type=Path, metavar="FOLDER", help="only examine this model")
+    parser.add_argument("--show-wrong", type=int, default=2, help="wrong answers to print of each")
+    arguments = parser.parse_args()
+
+    torch.set_num_threads(arguments.threads)
+    folder = arguments.examine or arguments.out
+    if not arguments.examine:
+        steps = arguments.steps or round(arguments.minutes * STEPS_PER_MINUTE)
+        started = time.perf_counter()
+        loss = build(folder, steps=steps, seed=arguments.seed)
+        minutes = (time.perf_counter() - started) / 60
+        print(f"{folder}: {steps} steps in {minutes:.1f} minutes, final loss {loss:.3f}")
+    print_scores(examine(folder), show_wrong=arguments.show_wrong)
+
+
+if __name__ == "__main__":
+    main()
