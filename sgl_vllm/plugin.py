@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import inspect
 import os
 from dataclasses import dataclass
 from typing import Any
 
 from sgl_vllm.compat import Support, installed_vllm, server_requirements, unsupported_message
 from sgl_vllm.config import CONFIG_ENV, CONFIG_KEY, OptionError, Options, words_to_mapping
+from sgl_vllm.hooks import PARTS, missing_hooks
 
 PLUGIN_NAME = "sgl_vllm"
 _PLUGIN_GROUPS = (
@@ -195,79 +195,44 @@ def _requested_options(engine_args: Any) -> Options | None:
 
 
 def _require_supported() -> None:
-    parts = probe_parts()
-    problems = [f"{part.name}: {part.reason}" for part in parts if not part.on]
-    if problems:
+    """Refuse what cannot work at all; single parts that cannot are switched off by the scheduler.
+
+    Raises:
+        ActivationError: says what is missing or out of range, and the command that mends it.
+    """
+    problem = _installation_problem()
+    if problem is None:
+        try:
+            import sgl_vllm.scheduler.scheduler  # noqa: F401
+        except (ImportError, AttributeError) as error:
+            problem = f"this vLLM has not what every part needs ({error})"
+    if problem is not None:
         raise ActivationError(
-            f"{PLUGIN_NAME} cannot work with this installation: {'; '.join(problems)}. "
+            f"{PLUGIN_NAME} cannot work with this installation: {problem}. "
             "Run 'sgl-vllm doctor' for details"
         )
 
 
+def _installation_problem() -> str | None:
+    found = installed_vllm()
+    if found is None or found.support is Support.UNSUPPORTED:
+        return unsupported_message(found)
+    problems = [requirement.problem for requirement in server_requirements()]
+    return next((problem for problem in problems if problem), None)
+
+
 def probe_parts() -> list[PartStatus]:
-    """What each part would touch in the installed vLLM, looked up by name and signature.
+    """Whether each part finds what it needs in the installed vLLM.
 
     Imports vLLM. What a model or a configuration rules out beyond that is said when it is served.
     """
-    found = installed_vllm()
-    if found is None or found.support is Support.UNSUPPORTED:
-        return [PartStatus("server", False, unsupported_message(found) or "")]
-    for requirement in server_requirements():
-        if requirement.problem:
-            return [PartStatus("server", False, requirement.problem)]
+    problem = _installation_problem()
+    if problem is not None:
+        return [PartStatus("server", False, problem)]
     return [
-        PartStatus(
-            name, not missing, f"vLLM {found.version} lacks {', '.join(missing)}" if missing else ""
-        )
-        for name, missing in (
-            (name, [hook for hook in hooks if not _has_hook(hook)])
-            for name, hooks in _HOOKS.items()
-        )
+        PartStatus(part, not missing, f"this vLLM lacks {', '.join(missing)}" if missing else "")
+        for part, missing in ((part, missing_hooks(part)) for part in PARTS)
     ]
-
-
-_HOOKS = {
-    "radix": (
-        "vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks(request)",
-        "vllm.v1.core.kv_cache_manager:KVCacheManager.free(request)",
-        "vllm.v1.core.kv_cache_manager:KVCacheManager.pop_blocks_for_free(request)",
-        "vllm.v1.core.kv_cache_manager:KVCacheManager.take_kv_cache_block_copies()",
-        "vllm.v1.core.kv_cache_manager:KVCacheManager.prefix_cache_lookup_enabled(request)",
-        "vllm.v1.core.kv_cache_manager:KVCacheManager.record_prefix_cache_stats(request, num_hits)",
-        "vllm.v1.core.block_pool:BlockPool._maybe_evict_cached_block(block)",
-        "vllm.v1.core.block_pool:BlockPool._insert_block_hash(block, num_tokens)",
-        "vllm.v1.core.block_pool:BlockPool._emit_block_removed_events(block_hashes)",
-        "vllm.v1.core.block_pool:BlockPool._remove_cached_block_hashes(block)",
-    ),
-    "schedule": (
-        "vllm.v1.core.sched.scheduler:Scheduler.schedule()",
-        "vllm.v1.core.sched.request_queue:FCFSRequestQueue",
-    ),
-    "jump_forward": (
-        "vllm.v1.core.sched.scheduler:Scheduler._enqueue_waiting_request(request)",
-        "vllm.v1.core.sched.scheduler:Scheduler._free_request(request)",
-        "vllm.v1.core.sched.scheduler:Scheduler._free_request_blocks(request)",
-        "vllm.v1.core.sched.utils:check_stop(request, max_model_len)",
-        "vllm.v1.structured_output.backend_xgrammar:XgrammarGrammar.validate_tokens(tokens)",
-    ),
-    "select": ("vllm.v1.core.sched.scheduler:Scheduler.update_from_output()",),
-}
-"""Every contact with vLLM that the parts rely on, as `module:name(parameters it must have)`."""
-
-
-def _has_hook(hook: str) -> bool:
-    import importlib
-
-    module_name, _, rest = hook.partition(":")
-    path, _, parameters = rest.partition("(")
-    try:
-        thing: Any = importlib.import_module(module_name)
-        for name in path.split("."):
-            thing = getattr(thing, name)
-        wanted = {name for name in parameters.rstrip(")").split(", ") if name}
-        return wanted <= set(inspect.signature(thing).parameters) if wanted else True
-    except (ImportError, AttributeError, TypeError, ValueError):
-        return False
 
 
 __all__ = ["ActivationError", "PartStatus", "probe_parts", "register"]

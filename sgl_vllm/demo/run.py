@@ -169,7 +169,7 @@ def _server(model: Path, progress: Console, *, plugin: bool) -> Iterator[VllmSer
             max_model_len=MAX_MODEL_LEN,
             extra_args=_gpu_arguments(),
             # The shipped model is so small that a second thread only waits for the first.
-            env={"OMP_NUM_THREADS": "1"} if model == DEFAULT_MODEL else {},
+            env={"OMP_NUM_THREADS": "1"} if model == MODEL_PATH else {},
             stop_timeout_s=STOP_TIMEOUT_S,
             on_wait=lambda waited_s: status.update(f"starting {name}: {waited_s:.0f} s"),
         )

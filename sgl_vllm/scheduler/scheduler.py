@@ -27,6 +27,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm import __version__
 from sgl_vllm.config import CONFIG_KEY, Options
+from sgl_vllm.hooks import PARTS, missing_hooks
 from sgl_vllm.radix import manager as radix_manager
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.scheduler.jump import JumpForward
@@ -125,11 +126,10 @@ class SglSchedulerMixin(Scheduler):
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         additional = vllm_config.additional_config or {}
         options = Options.from_mapping(additional.get(CONFIG_KEY, {}))
-        self._off: dict[str, str] = {
-            part: reason
-            for part in ("radix", "schedule", "jump_forward", "select")
-            if (reason := self._why_off(part, options, kv_cache_config)) is not None
-        }
+        self._off: dict[str, str] = {}
+        for part in PARTS:
+            if (reason := self._why_off(part, options, kv_cache_config)) is not None:
+                self._off[part] = reason
         self._radix: RadixKVCacheManager | None = None
         if "radix" not in self._off:
             self._radix = RadixKVCacheManager.adopt(self.kv_cache_manager)
@@ -144,17 +144,18 @@ class SglSchedulerMixin(Scheduler):
         if self._radix is not None:
             self._radix.score_from = self._score_from.get
         self._num_steps = 0
-        parts = ("radix", "schedule", "jump_forward", "select")
         logger.info(
             "sgl-vllm %s: %s",
             __version__,
-            "; ".join(f"{p} off ({self._off[p]})" if p in self._off else f"{p} on" for p in parts),
+            "; ".join(f"{p} off ({self._off[p]})" if p in self._off else f"{p} on" for p in PARTS),
         )
 
     def _why_off(self, part: str, options: Options, kv_cache_config: KVCacheConfig) -> str | None:
         """Why a part is off in this engine; None if it is on."""
         if not getattr(options, part):
             return "by option"
+        if missing := missing_hooks(part):
+            return f"this vLLM lacks {', '.join(missing)}"
         if part == "radix":
             return radix_manager.unsupported_reason(self.vllm_config, kv_cache_config)
         if part == "schedule":
@@ -168,8 +169,7 @@ class SglSchedulerMixin(Scheduler):
         if isinstance(self, AsyncScheduler):
             return "not verified with asynchronous scheduling yet (--no-async-scheduling)"
         if part == "select":
-            reason = radix_manager.unsupported_reason(self.vllm_config, kv_cache_config)
-            return "it needs radix" if not options.radix or reason else None
+            return "it needs radix" if "radix" in self._off else None
         backend = self.vllm_config.structured_outputs_config.backend
         if backend not in ("auto", "xgrammar"):
             return f"it needs the xgrammar backend, not {backend!r}"
@@ -293,10 +293,7 @@ class SglSchedulerMixin(Scheduler):
         tree = radix.tree if radix is not None else None
         return {
             "version": __version__,
-            "parts": {
-                part: self._off.get(part, "on")
-                for part in ("radix", "schedule", "jump_forward", "select")
-            },
+            "parts": {part: self._off.get(part, "on") for part in PARTS},
             "forward_passes": self._num_steps,
             "radix": {
                 **(dataclasses.asdict(radix.counters) if radix is not None else {}),

@@ -1,0 +1,70 @@
+"""Every private contact with vLLM that the parts rely on, and whether the installed one has it.
+
+Owns names and signatures only, as text, so that a change in vLLM switches a part off with a clear
+reason instead of failing in the middle of a request. Imports vLLM when asked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+PARTS = ("radix", "schedule", "jump_forward", "select")
+
+_MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
+_POOL = "vllm.v1.core.block_pool:BlockPool"
+_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+_GRAMMAR = "vllm.v1.structured_output.backend_xgrammar:XgrammarGrammar"
+
+_HOOKS: dict[str, tuple[str, ...]] = {
+    "radix": (
+        f"{_MANAGER}.get_computed_blocks(request)",
+        f"{_MANAGER}.free(request)",
+        f"{_MANAGER}.pop_blocks_for_free(request)",
+        f"{_MANAGER}.reset_prefix_cache",
+        f"{_MANAGER}.prefix_cache_lookup_enabled(request)",
+        f"{_MANAGER}.record_prefix_cache_stats(request, num_hits)",
+        f"{_MANAGER}.take_kv_cache_block_copies",
+        f"{_POOL}._maybe_evict_cached_block(block)",
+        f"{_POOL}._insert_block_hash(block, num_tokens)",
+        f"{_POOL}._emit_block_removed_events(block_hashes)",
+        f"{_POOL}._remove_cached_block_hashes(block)",
+    ),
+    "schedule": (
+        f"{_SCHEDULER}.schedule",
+        "vllm.v1.core.sched.request_queue:FCFSRequestQueue.extendleft",
+    ),
+    "jump_forward": (
+        f"{_SCHEDULER}.update_from_output",
+        f"{_SCHEDULER}._enqueue_waiting_request(request)",
+        f"{_SCHEDULER}._holds_kv_blocks",
+        f"{_SCHEDULER}._free_request(request)",
+        f"{_SCHEDULER}._free_request_blocks(request)",
+        "vllm.v1.core.sched.utils:check_stop(request, max_model_len)",
+        f"{_GRAMMAR}.accept_tokens(tokens)",
+        f"{_GRAMMAR}.validate_tokens(tokens)",
+        f"{_GRAMMAR}.rollback(num_tokens)",
+    ),
+    "select": (f"{_SCHEDULER}.add_request(request)", f"{_SCHEDULER}.update_from_output"),
+}
+"""By part, as `module:path`, with the parameters it must have in parentheses."""
+
+
+def missing_hooks(part: str) -> list[str]:
+    """What `part` needs and the installed vLLM does not have, as `path(parameters)`."""
+    return [hook.partition(":")[2] for hook in _HOOKS[part] if not _has_hook(hook)]
+
+
+def _has_hook(hook: str) -> bool:
+    module_name, _, rest = hook.partition(":")
+    path, _, parameters = rest.rstrip(")").partition("(")
+    try:
+        thing: Any = importlib.import_module(module_name)
+        for name in path.split("."):
+            thing = getattr(thing, name)
+        return not parameters or set(parameters.split(", ")) <= set(
+            inspect.signature(thing).parameters
+        )
+    except (ImportError, AttributeError):
+        return False
