@@ -10,7 +10,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -142,13 +142,18 @@ def read_tree(url: str) -> CacheTree:
     if answer.status_code != 200:
         raise DemoFailed(f"{url}/v1/sgl/tree answered {answer.status_code}: {answer.text[:200]}")
     (engine,) = answer.json()["engines"]
-    (namespace,) = engine["namespaces"]  # one: the program uses neither cache_salt nor LoRA
-    return CacheTree(engine["block_size"], cache_node(namespace))
+    return CacheTree(engine["block_size"], tree_of(engine["nodes"]))
 
 
-def cache_node(content: Mapping[str, Any]) -> CacheNode:
-    children = tuple(cache_node(child) for child in content["children"])
-    return CacheNode(content["num_tokens"], content["hits"], children)
+def tree_of(nodes: Sequence[Mapping[str, Any]]) -> CacheNode:
+    """The list of nodes, parents before children, as a tree under one empty root."""
+    children: list[list[CacheNode]] = [[] for _ in nodes]
+    top: list[CacheNode] = []
+    for index in reversed(range(len(nodes))):
+        node = nodes[index]
+        made = CacheNode(node["num_tokens"], node["hits"], tuple(reversed(children[index])))
+        (top if node["parent"] is None else children[node["parent"]]).append(made)
+    return CacheNode(0, 0, tuple(reversed(top)))
 
 
 def _warm_up(server: VllmServer) -> None:

@@ -25,6 +25,7 @@ Idea: RadixAttention (Zheng et al., arXiv 2312.07104, section 3), here over page
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
@@ -78,17 +79,13 @@ class RadixTree:
         self.block_size = block_size
         self.version = 0
         self.num_tokens = 0
+        self.num_nodes = 0  # nodes that hold tokens: roots do not count
         self._roots: dict[Namespace, Node] = {}
         self._owners: dict[int, Node] = {}
 
     @property
     def num_blocks(self) -> int:
         return len(self._owners)
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes that hold tokens (roots do not count). Walks the tree: for views, not hot paths."""
-        return sum(1 for _ in self.nodes())
 
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._owners
@@ -199,6 +196,7 @@ class RadixTree:
         self._owners.update(dict.fromkeys(owned, child))
         node.children[int(tokens[matched])] = child
         self.num_tokens += len(child.tokens)
+        self.num_nodes += 1
         self.version += 1
         return redundant
 
@@ -223,6 +221,7 @@ class RadixTree:
         node.parent, node.start = upper, position
         node.tokens, node.block_ids = node.tokens[cut:], node.block_ids[num_upper_blocks:]
         upper.children[int(node.tokens[0])] = node
+        self.num_nodes += 1
         return upper
 
     def drop_block(self, block_id: int) -> None:
@@ -243,6 +242,7 @@ class RadixTree:
             node = stack.pop()
             stack.extend(node.children.values())
             self.num_tokens -= len(node.tokens)
+            self.num_nodes -= 1
             for block_id in node.block_ids:
                 del self._owners[block_id]
 
@@ -265,6 +265,7 @@ class RadixTree:
             for block_id in node.block_ids:
                 del self._owners[block_id]
             self.num_tokens -= len(node.tokens)
+            self.num_nodes -= 1
             del parent.children[int(node.tokens[0])]
             if parent.children or parent.parent is None or parent.end % size == 0:
                 if parent.parent is None and not parent.children:
@@ -277,6 +278,7 @@ class RadixTree:
         self._roots.clear()
         self._owners.clear()
         self.num_tokens = 0
+        self.num_nodes = 0
         self.version += 1
 
     # -- views --------------------------------------------------------------------------------
@@ -284,40 +286,36 @@ class RadixTree:
     def describe(self, max_nodes: int = 1000) -> dict[str, object]:
         """The tree's shape for people and pages: sizes and hits, never token ids or namespaces.
 
-        Breadth first; what lies beyond `max_nodes` is counted in `num_nodes` but not drawn.
+        `nodes` lists at most `max_nodes`, those near the roots first, parents before children;
+        `parent` is an index into the list, None for a node that begins a sequence, and `namespace`
+        numbers what shares nothing.
         """
         now = time.monotonic()
-        budget = max_nodes
-
-        def shape(node: Node) -> dict[str, object]:
-            return {
-                "num_tokens": len(node.tokens),
-                "num_blocks": len(node.block_ids),
-                "hits": node.num_hits,
-                "age_s": round(now - node.last_used, 3) if node.parent is not None else None,
-                "children": [],
-            }
-
-        drawn: list[dict[str, object]] = []
-        level: list[tuple[Node, list[dict[str, object]]]] = [
-            (r, drawn) for r in self._roots.values()
-        ]
-        while level and budget > 0:
-            following: list[tuple[Node, list[dict[str, object]]]] = []
-            for node, siblings in level[:budget]:
-                entry = shape(node)
-                siblings.append(entry)
-                children: list[dict[str, object]] = []
-                entry["children"] = children
-                following += [(child, children) for child in node.children.values()]
-            budget -= len(level)
-            level = following
+        nodes: list[dict[str, object]] = []
+        waiting: deque[tuple[Node, int | None, int]] = deque(
+            (child, None, number)
+            for number, root in enumerate(self._roots.values())
+            for child in root.children.values()
+        )
+        while waiting and len(nodes) < max_nodes:
+            node, parent, namespace = waiting.popleft()
+            waiting.extend((child, len(nodes), namespace) for child in node.children.values())
+            nodes.append(
+                {
+                    "parent": parent,
+                    "namespace": namespace,
+                    "num_tokens": len(node.tokens),
+                    "num_blocks": len(node.block_ids),
+                    "hits": node.num_hits,
+                    "age_s": round(now - node.last_used, 3),
+                }
+            )
         return {
             "block_size": self.block_size,
             "num_tokens": self.num_tokens,
             "num_blocks": self.num_blocks,
             "num_nodes": self.num_nodes,
-            "namespaces": drawn,
+            "nodes": nodes,
         }
 
     def check_invariants(self) -> None:
@@ -339,6 +337,7 @@ class RadixTree:
             num_tokens += len(node.tokens)
         assert owners == self._owners
         assert num_tokens == self.num_tokens
+        assert sum(1 for _ in self.nodes()) == self.num_nodes
 
 
 def _common_prefix_length(a: Tokens, b: Tokens) -> int:

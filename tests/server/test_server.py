@@ -106,7 +106,8 @@ def test_the_tree_shows_sizes_and_no_text(sgl, client):
     assert "swordfish" not in tree.text
     (engine,) = tree.json()["engines"]
     assert engine["num_tokens"] > 0
-    assert engine["namespaces"][0]["children"][0]["num_tokens"] == engine["num_tokens"]
+    (node,) = engine["nodes"]
+    assert node["parent"] is None and node["num_tokens"] == engine["num_tokens"]
 
 
 def test_the_cache_is_not_flushed_under_a_running_request(sgl, client):

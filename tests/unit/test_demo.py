@@ -97,3 +97,11 @@ def test_a_folder_without_a_model_is_refused(
 ) -> None:
     assert run.main(tmp_path) == 1
     assert "holds no model" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_servers_list_of_nodes_becomes_a_tree() -> None:
+    sizes = [(None, 4), (None, 9), (0, 2), (0, 3), (2, 1)]
+    nodes = [{"parent": parent, "num_tokens": size, "hits": 0} for parent, size in sizes]
+    grandchild = CacheNode(1, 0, ())
+    first = CacheNode(4, 0, (CacheNode(2, 0, (grandchild,)), CacheNode(3, 0, ())))
+    assert run.tree_of(nodes) == CacheNode(0, 0, (first, CacheNode(9, 0, ())))

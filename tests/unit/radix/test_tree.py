@@ -83,6 +83,17 @@ def test_the_description_holds_no_token_and_no_namespace():
     assert "secret" not in str(tree.describe())
 
 
+def test_the_description_lists_parents_before_children():
+    tree = RadixTree(block_size=2)
+    tree.insert("a", tokens_of(1, 2, 3), [1, 2])
+    tree.insert("a", tokens_of(1, 2, 4), [1, 3])
+    tree.insert("b", tokens_of(1), [4])
+    nodes = tree.describe()["nodes"]
+    assert [node["parent"] for node in nodes] == [None, None, 0, 0]
+    assert [node["namespace"] for node in nodes] == [0, 1, 0, 0]
+    assert len(tree.describe(max_nodes=2)["nodes"]) == 2
+
+
 class TreeAgainstModel(RuleBasedStateMachine):
     """Requests come, match, take fresh blocks for what is theirs, are inserted; blocks are reused.
 
