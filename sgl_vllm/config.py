@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,8 +57,12 @@ class Options:
                 raise OptionError(f"{field.name} takes a number, not {value!r}")
             elif isinstance(field.default, int) and not isinstance(value, int):
                 raise OptionError(f"{field.name} takes a whole number, not {value!r}")
-            elif value < 0:
-                raise OptionError(f"{field.name} cannot be negative, as {value!r} is")
+            elif not math.isfinite(value) or value < 0:
+                raise OptionError(f"{field.name} cannot be {value!r}: it is 0 or more")
+        if self.schedule_window < 1:
+            raise OptionError(
+                "schedule_window is at least 1; schedule=false is the way to have none"
+            )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Options:

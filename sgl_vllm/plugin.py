@@ -29,6 +29,9 @@ _PLUGIN_GROUPS = (
     "vllm.io_processor_plugins",
     "vllm.stat_logger_plugins",
 )
+_ACTIVE_ONLY_IF_NAMED = {"lora_hf_hub_resolver"}
+"""vLLM's plugins that are installed and do nothing until VLLM_PLUGINS names them."""
+
 _CLI_OPTIONS = "_sgl_vllm_cli_options"
 
 
@@ -163,15 +166,25 @@ def _named_in_environment() -> bool:
 def _allow_in_environment() -> None:
     """Add us to `VLLM_PLUGINS`, which vLLM's endpoint plugins and child processes look at.
 
-    Unset means "every plugin", and has to go on meaning that for the others.
+    Unset means "every plugin", and has to go on meaning that for the others. But what is named may
+    do more than what is not, and nobody named the others.
+
+    Raises:
+        ActivationError: another plugin would get its HTTP routes switched on by this.
     """
     from importlib.metadata import entry_points
 
-    value = os.environ.get("VLLM_PLUGINS")
-    if value is None:
-        names = {point.name for group in _PLUGIN_GROUPS for point in entry_points(group=group)}
-    else:
-        names = set(value.split(","))
+    if os.environ.get("VLLM_PLUGINS") is not None:  # we are in it, or would not be running
+        return
+    names = {point.name for group in _PLUGIN_GROUPS for point in entry_points(group=group)}
+    names -= _ACTIVE_ONLY_IF_NAMED
+    with_routes = names & {point.name for point in entry_points(group="vllm.endpoint_plugins")}
+    for name in with_routes - {PLUGIN_NAME}:
+        raise ActivationError(
+            f"--plugin {PLUGIN_NAME} has to name every installed plugin in VLLM_PLUGINS, and that "
+            f"would switch on the HTTP routes of {name}: say which ones you want, e.g. "
+            f"VLLM_PLUGINS={','.join(sorted(names | {PLUGIN_NAME}))}"
+        )
     os.environ["VLLM_PLUGINS"] = ",".join(sorted(names | {PLUGIN_NAME}))
 
 

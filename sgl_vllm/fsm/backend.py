@@ -44,33 +44,44 @@ class ForcedTokens:
         grammar = structured.grammar
         if not isinstance(grammar, XgrammarGrammar) or grammar.is_terminated():
             return []
-        text = grammar.matcher.find_jump_forward_string()
-        can_end = not text and grammar.matcher.is_completed()
-        if not text and not can_end:
+        try:
+            text = grammar.matcher.find_jump_forward_string()
+        except UnicodeDecodeError:  # what is forced ends inside a character: the model goes on
+            return []
+        if not text and not grammar.matcher.is_completed():
             return []
         if self._tokenizer is None:
             self._build(backend, grammar.ctx.tokenizer_info)
         assert self._tokenizer is not None
-        tokens: list[int] = []
-        if text:
-            tokens = self._tokenizer.tokenize(request._all_token_ids, text)
-            if not tokens or grammar.validate_tokens(tokens) != tokens:
-                return []
-            grammar.accept_tokens(request.request_id, tokens)
+        tokens = self._tokenizer.tokenize(request._all_token_ids, text) if text else []
+        if (text and not tokens) or grammar.validate_tokens(tokens) != tokens:
+            return []
+        grammar.accept_tokens(request.request_id, tokens)
+        try:
+            num_settled, end = self._settle(grammar, tokens)
+        except Exception:
+            grammar.rollback(len(tokens))
+            raise
+        if num_settled < len(tokens):
+            grammar.rollback(len(tokens) - num_settled)
+        if end is not None:
+            grammar.accept_tokens(request.request_id, [end])
+            tokens.append(end)
+            num_settled += 1
+        return tokens[:num_settled]
+
+    def _settle(self, grammar: XgrammarGrammar, tokens: list[int]) -> tuple[int, int | None]:
+        """How many of `tokens`, which `grammar` has accepted, no longer token could absorb; and the
+        one token that may follow them (in practice the end of the sequence), if it is but one."""
+        assert self._tokenizer is not None
         legal = self._legal_tokens(grammar)
         next_bytes = sum(
             1 << byte for byte, token in self._byte_tokens if legal[token >> 5] >> (token & 31) & 1
         )
-        num_settled = self._tokenizer.num_settled(tokens, next_bytes)
-        if num_settled < len(tokens):
-            grammar.rollback(len(tokens) - num_settled)
-            return tokens[:num_settled]
-        if not next_bytes and int(np.bitwise_count(legal).sum()) == 1:
-            word = int(legal.nonzero()[0][0])
-            end = word * 32 + int(legal[word]).bit_length() - 1  # in practice: end of sequence
-            grammar.accept_tokens(request.request_id, [end])
-            tokens.append(end)
-        return tokens
+        if next_bytes or int(np.bitwise_count(legal).sum()) != 1:
+            return self._tokenizer.num_settled(tokens, next_bytes), None
+        word = int(legal.nonzero()[0][0])
+        return len(tokens), word * 32 + int(legal[word]).bit_length() - 1
 
     def _legal_tokens(self, grammar: XgrammarGrammar) -> np.ndarray:
         """The grammar's mask in its present state: bit t of the row for token t."""

@@ -137,7 +137,7 @@ class RadixKVCacheManager(KVCacheManager):
 
     def get_computed_blocks(self, request: Request, *args: Any) -> tuple[KVCacheBlocks, int, int]:
         found = super().get_computed_blocks(request, *args)
-        if self.tree is None or not self.prefix_cache_lookup_enabled(request):
+        if not self.prefix_cache_lookup_enabled(request):
             return found
         blocks, num_tokens, boundary = found
         limit = args[0] if args else request.num_tokens - 1
@@ -147,7 +147,7 @@ class RadixKVCacheManager(KVCacheManager):
             if num_tokens > limit:
                 # Full blocks may still be computed in this very step, so they are not to be
                 # copied from: cut at a block boundary.
-                size = self.tree.block_size
+                size = self.coordinator.single_type_managers[0].block_size
                 num_tokens = limit // size * size
                 blocks = self.create_kv_cache_blocks(
                     (list(blocks.blocks[0][: num_tokens // size]),)
@@ -286,11 +286,13 @@ class RadixKVCacheManager(KVCacheManager):
 def namespace_of(request: Request) -> Namespace | None:
     """What must be equal for two requests to share KV beside the tokens; None: never share.
 
-    Multimodal inputs, prompt embeddings and streaming sessions stay with vLLM's own cache.
+    The same as in vLLM's block hashes: an adapter from another path shares nothing, an empty salt
+    is none. Multimodal inputs, prompt embeddings and streaming sessions stay with vLLM's cache.
     """
     if request.mm_features or request.prompt_token_ids is None or request.resumable:
         return None
     if request.prompt_embeds is not None:
         return None
     lora = request.lora_request
-    return (lora.lora_name if lora else None, lora.lora_int_id if lora else 0, request.cache_salt)
+    adapter = (lora.lora_name, lora.lora_path) if lora is not None else None
+    return (adapter, request.cache_salt or None)

@@ -33,6 +33,9 @@ from sgl_vllm.fsm.backend import ForcedTokens
 
 logger = init_logger("vllm.sgl_vllm.jump")
 
+MAX_ERRORS = 8
+"""So many unexpected errors switch jump-forward off."""
+
 
 @dataclass(slots=True)
 class JumpCounters:
@@ -41,6 +44,7 @@ class JumpCounters:
     jumps: int = 0
     forced_tokens: int = 0
     released_when_stuck: int = 0
+    errors: int = 0
 
 
 class JumpForward:
@@ -48,7 +52,8 @@ class JumpForward:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._forced: ForcedTokens | None = ForcedTokens(scheduler.structured_output_manager)
+        self._forced = ForcedTokens(scheduler.structured_output_manager)
+        self._given_up: WeakSet[Request] = WeakSet()
         self._jumped: WeakSet[Request] = WeakSet()
         self.counters = JumpCounters()
 
@@ -83,18 +88,28 @@ class JumpForward:
                 scheduler._enqueue_waiting_request(request)
 
     def _take(self, request: Request) -> list[int]:
-        """What is forced now. An unexpected error ends jumping, not the engine."""
-        if self._forced is None:
+        """What is forced now. After an unexpected error the request goes on token by token; after
+        many, all do."""
+        if self.failed or request in self._given_up:
             return []
         try:
             return self._forced.take(request)
         except Exception:
             logger.exception(
-                "jump-forward failed and is switched off; structured output goes on token by "
-                "token. Please report this with the lines below"
+                "jump-forward failed for request %s, which goes on token by token. "
+                "Please report this with the lines below",
+                request.request_id,
             )
-            self._forced = None
+            self._given_up.add(request)
+            self.counters.errors += 1
+            if self.failed:
+                logger.error("jump-forward failed %d times and is switched off", MAX_ERRORS)
             return []
+
+    @property
+    def failed(self) -> bool:
+        """Switched off by errors."""
+        return self.counters.errors >= MAX_ERRORS
 
     def _append(self, request: Request, forced: list[int], output: EngineCoreOutput) -> None:
         """Stop conditions are checked token by token, as if each had been sampled."""
@@ -159,7 +174,7 @@ def may_jump(request: Request) -> bool:
         request.mm_features
         or request.resumable
         or request.prompt_token_ids is None
-        or params.logprobs is not None
+        or params.num_logprobs is not None
         or params.prompt_logprobs is not None
         or params.presence_penalty
         or params.frequency_penalty

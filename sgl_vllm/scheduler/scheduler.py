@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -41,6 +42,10 @@ whose log-probability is wanted. With it, `prompt_logprobs` reads the first n - 
 cache; rows before n then hold zeros."""
 
 
+STOCK_SCORE_AGE_S = 0.5
+"""How long a request's score by vLLM's own cache is used, with `radix` off."""
+
+
 @dataclasses.dataclass(slots=True)
 class OrderCounters:
     """Counts since start."""
@@ -62,14 +67,14 @@ class WaitingOrder:
         scheduler: Scheduler,
         options: Options,
         matched_tokens: Callable[[Request], int],
-        cache_version: Callable[[], int | None],
+        cache_version: Callable[[], int],
     ) -> None:
         self._scheduler = scheduler
         self._policy = LongestPrefixFirst(options.schedule_max_passes, options.schedule_max_wait_s)
         self._window = options.schedule_window
         self._matched_tokens = matched_tokens
         self._cache_version = cache_version
-        self._scores: WeakKeyDictionary[Request, tuple[int | None, int]] = WeakKeyDictionary()
+        self._scores: WeakKeyDictionary[Request, tuple[int, int]] = WeakKeyDictionary()
         self._passes: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._ordered: list[Request] = []
         self.counters = OrderCounters()
@@ -104,9 +109,9 @@ class WaitingOrder:
                     self._passes[request] = self._passes.get(request, 0) + passes
                     self.counters.passes += passes
 
-    def _candidate(self, request: Request, version: int | None) -> Candidate:
+    def _candidate(self, request: Request, version: int) -> Candidate:
         known = self._scores.get(request)
-        if known is None or version is None or known[0] != version:
+        if known is None or known[0] != version:
             score = 0 if request.skip_reading_prefix_cache else self._matched_tokens(request)
             known = self._scores[request] = (version, score)
         return Candidate(
@@ -139,7 +144,6 @@ class SglSchedulerMixin(Scheduler):
             self._order = WaitingOrder(self, options, self._matched_tokens, self._cache_version)
         self._jump = JumpForward(self) if "jump_forward" not in self._off else None
         self._score_from: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
-        self._num_unscored: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._num_scored_requests = 0
         if self._radix is not None:
             self._radix.score_from = self._score_from.get
@@ -175,6 +179,14 @@ class SglSchedulerMixin(Scheduler):
             return f"it needs the xgrammar backend, not {backend!r}"
         if self.vllm_config.speculative_config is not None:
             return "speculative decoding is configured"
+        if self.vllm_config.model_config.logits_processors or entry_points(
+            group="vllm.logits_processors"
+        ):
+            return "custom logits processors may look at the output, part of which it hides"
+        if getattr(self, "return_sampling_mask", False):
+            return "sampling masks are returned for every token"
+        if not hasattr(self, "kv_holding_waiting"):
+            return "this vLLM lacks Scheduler.kv_holding_waiting"
         if self.connector is not None:
             return "a KV connector would see a jumped request as new"
         if self.use_pp:
@@ -197,11 +209,6 @@ class SglSchedulerMixin(Scheduler):
         if self._jump is not None:
             self._jump.rewrite_resumed(output)
             self._jump.release_one_if_stuck(output)
-        if self._score_from:
-            for data in output.scheduled_new_reqs:
-                request = self.requests[data.req_id]
-                if request in self._score_from:
-                    self._num_unscored.setdefault(request, data.num_computed_tokens)
         self._num_steps += bool(output.num_scheduled_tokens)
         return output
 
@@ -209,17 +216,18 @@ class SglSchedulerMixin(Scheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         prompts_done = self._prompts_done_by(scheduler_output)
-        num_unscored = {r.request_id: n for r, n in self._num_unscored.items()}
+        score_from = {r.request_id: first for r, first in self._score_from.items()}
         results = super().update_from_output(scheduler_output, model_runner_output)
         for request in prompts_done:
             if not request.is_finished() and self._radix is not None:
                 self._radix.index_computed(request)
         outputs = [output for result in results.values() for output in result.outputs]
-        for output in outputs if num_unscored else ():
+        for output in outputs if score_from else ():
             tensors = output.new_prompt_logprobs_tensors
-            if tensors is not None and output.request_id in num_unscored:
-                num_rows = num_unscored[output.request_id]
-                output.new_prompt_logprobs_tensors = _zero_rows(tensors, num_rows)
+            first_scored = score_from.get(output.request_id)
+            if tensors is not None and first_scored is not None:
+                # Row i scores token i + 1. Which rows before were computed depends on the cache.
+                output.new_prompt_logprobs_tensors = _zero_rows(tensors, first_scored - 1)
                 self._num_scored_requests += 1
         if self._jump is not None:
             self._jump.after_step(outputs)
@@ -254,11 +262,11 @@ class SglSchedulerMixin(Scheduler):
         )
         return num_tokens
 
-    def _cache_version(self) -> int | None:
-        """Changes when a score may; None if that cannot be told."""
+    def _cache_version(self) -> int:
+        """Changes when a score may. vLLM's own cache cannot tell: its scores hold for a while."""
         if self._radix is not None and self._radix.tree is not None:
             return self._radix.tree.version
-        return None
+        return int(time.monotonic() / STOCK_SCORE_AGE_S)
 
     def _read_score_from(self, request: Request) -> None:
         params = request.sampling_params
@@ -293,7 +301,7 @@ class SglSchedulerMixin(Scheduler):
         tree = radix.tree if radix is not None else None
         return {
             "version": __version__,
-            "parts": {part: self._off.get(part, "on") for part in PARTS},
+            "parts": self._parts(),
             "forward_passes": self._num_steps,
             "radix": {
                 **(dataclasses.asdict(radix.counters) if radix is not None else {}),
@@ -306,6 +314,16 @@ class SglSchedulerMixin(Scheduler):
             "jump_forward": dataclasses.asdict(self._jump.counters) if self._jump else {},
             "select": {"scored_requests": self._num_scored_requests},
         }
+
+    def _parts(self) -> dict[str, str]:
+        """For each part "on", or why it is off."""
+        failed = "switched off by errors: see the log"
+        parts = {part: self._off.get(part, "on") for part in PARTS}
+        if self._radix is not None and self._radix.tree is None:
+            parts["radix"] = failed
+        if self._jump is not None and self._jump.failed:
+            parts["jump_forward"] = failed
+        return parts
 
     def sgl_vllm_tree(self) -> dict[str, object]:
         """The shape of the radix tree; empty if it is off."""

@@ -54,7 +54,10 @@ def merge_stats(answers: list[dict[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for answer in answers:
         for key, value in answer.items():
-            if isinstance(value, dict):
+            if key == "parts":  # a part that is off in one engine is not on
+                known = merged.setdefault(key, dict(value))
+                known.update({p: why for p, why in value.items() if known.get(p) in (None, "on")})
+            elif isinstance(value, dict):
                 merged[key] = merge_stats([merged.get(key, {}), value])
             elif isinstance(value, int) and key != "block_size":
                 merged[key] = merged.get(key, 0) + value

@@ -6,6 +6,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
+from sgl_vllm.scheduler.jump import MAX_ERRORS
 from tests.engine.engine import Ask, Engine
 from tests.engine.one_by_one import decode_one_by_one
 
@@ -129,7 +130,27 @@ def test_reset_of_running_requests_takes_jumped_ones_along(start):
 
 def test_an_error_in_the_tokenization_ends_jumping_only(start, monkeypatch):
     engine: Engine = start(plugin={})
-    monkeypatch.setattr(engine.scheduler._jump._forced, "take", lambda _: 1 / 0)
-    output = engine.run([Ask(engine.encode("A card: "), card())])[0].outputs[0]
-    assert output.finish_reason == "stop" and output.text.startswith('{"city": "')
-    assert engine.scheduler._jump._forced is None
+    monkeypatch.setattr(engine.scheduler._jump._forced, "_settle", lambda *_: 1 / 0)
+    ask = Ask(engine.encode("A card: "), card())
+    for output in engine.run([ask] * MAX_ERRORS):
+        assert output.outputs[0].finish_reason == "stop"
+        assert output.outputs[0].text.startswith('{"city": "')
+    stats = engine.scheduler.sgl_vllm_stats()
+    assert stats["jump_forward"]["errors"] == MAX_ERRORS
+    assert "switched off by errors" in stats["parts"]["jump_forward"]
+
+
+@pytest.mark.parametrize(
+    "pattern", [r'\{"city": "(München|Mönchengladbach)"\}', "(東京|杭州)は.*", "[éè]x"]
+)
+def test_choices_that_part_inside_a_character_go_on(start, pattern):
+    engine: Engine = start(plugin={})
+    grammar = StructuredOutputsParams(regex=pattern)
+    params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=grammar)
+    output = engine.run([Ask(engine.encode("A card: "), params)])[0].outputs[0]
+    assert output.finish_reason in ("stop", "length")
+    stats = engine.scheduler.sgl_vllm_stats()
+    assert stats["jump_forward"]["errors"] == 0
+    again = engine.run([Ask(engine.encode("A card: "), card())])[0].outputs[0]
+    assert again.finish_reason == "stop"
+    assert engine.scheduler.sgl_vllm_stats()["jump_forward"]["jumps"] > 0

@@ -7,6 +7,7 @@ import random
 import pytest
 from vllm import SamplingParams
 
+from sgl_vllm.radix.manager import namespace_of
 from tests.engine.engine import Ask, Engine
 
 
@@ -116,3 +117,21 @@ def test_an_error_in_the_tree_switches_it_off_and_the_engine_goes_on(start, monk
     prompt = words(100)
     assert cached_tokens(engine, Ask(prompt, greedy()), Ask(prompt, greedy())) == [0, 96]
     assert engine.scheduler._radix.tree is None
+    assert "switched off by errors" in engine.scheduler.sgl_vllm_stats()["parts"]["radix"]
+
+
+def test_adapters_share_by_name_and_path_as_in_stock():
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.request import Request
+
+    def namespace(name: str | None, number: int = 1, path: str = "/a", salt: str | None = None):
+        lora = LoRARequest(name, number, path) if name else None
+        return namespace_of(
+            Request("id", [1, 2], SamplingParams(), None, lora_request=lora, cache_salt=salt)
+        )
+
+    assert namespace("x", 1, "/a") == namespace("x", 2, "/a")
+    assert namespace("x", 1, "/a") != namespace("x", 1, "/b")
+    assert namespace("x", 1, "/a") != namespace(None)
+    assert namespace(None, salt="") == namespace(None)
+    assert namespace(None, salt="a") != namespace(None, salt="b")

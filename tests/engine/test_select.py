@@ -69,6 +69,20 @@ def test_an_impossible_index_scores_the_whole_prompt(engine, value):
     assert scores(got, len(ask) - 1) == pytest.approx(scores(want, len(ask) - 1), abs=1e-4)
 
 
+def test_scores_are_right_when_the_tree_is_gone(start):
+    prefix, endings = choices()
+    engine = start(plugin={}, block_size=32)
+    want = engine.run([Ask(prefix + ending, scoring()) for ending in endings])
+    engine.scheduler._radix.tree = None
+    full = [Ask(prefix + ending, SamplingParams(max_tokens=1)) for ending in endings]
+    engine.run(full)  # now vLLM's own cache holds blocks beyond the prefix
+    score_from = 500
+    got = engine.run([Ask(prefix + ending, scoring(score_from)) for ending in endings])
+    count = PREFIX_TOKENS + CHOICE_TOKENS - score_from
+    for one, other in zip(got, want, strict=True):
+        assert scores(one, count) == pytest.approx(scores(other, count), abs=1e-4)
+
+
 def test_scores_are_the_same_when_the_prompt_is_computed_in_chunks(start):
     prefix, endings = choices()
     engine = start(plugin={}, block_size=32, max_num_batched_tokens=64)

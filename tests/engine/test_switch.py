@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
@@ -12,7 +14,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from sgl_vllm.config import OptionError
-from sgl_vllm.plugin import ActivationError, probe_parts, register
+from sgl_vllm.plugin import ActivationError, _allow_in_environment, probe_parts, register
 from tests.engine.engine import MODEL, Ask
 
 
@@ -70,12 +72,31 @@ def test_the_environment_names_it_too(monkeypatch):
     assert config.additional_config["sgl_vllm"]["schedule"] is False
 
 
-def test_the_switch_keeps_the_other_plugins(monkeypatch):
-    monkeypatch.setenv("VLLM_PLUGINS", "mine")
-    parse("--plugin", "sgl_vllm")
-    import os
+class Point:
+    def __init__(self, name: str) -> None:
+        self.name = name
 
+
+def install_plugins(monkeypatch, groups: dict[str, list[str]]) -> None:
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points",
+        lambda group: [Point(name) for name in groups.get(group, [])],
+    )
+
+
+def test_the_switch_keeps_the_other_plugins(monkeypatch):
+    """Unset, vLLM's child processes load every plugin; they must go on doing so."""
+    names = ["mine", "lora_hf_hub_resolver", "sgl_vllm"]
+    install_plugins(monkeypatch, {"vllm.general_plugins": names})
+    _allow_in_environment()
     assert os.environ["VLLM_PLUGINS"] == "mine,sgl_vllm"
+
+
+def test_the_switch_turns_on_nobody_elses_routes(monkeypatch):
+    groups = {"vllm.general_plugins": ["mine"], "vllm.endpoint_plugins": ["mine", "sgl_vllm"]}
+    install_plugins(monkeypatch, groups)
+    with pytest.raises(ActivationError, match="VLLM_PLUGINS=mine,sgl_vllm"):
+        _allow_in_environment()
 
 
 def test_parts_that_are_off_are_named_with_their_reason(start):
