@@ -16,10 +16,11 @@ MORE_COUNTRIES = ("Japan", "Egypt", "Brazil")
 TOPICS = ("food", "museums", "weather")
 CONTINENTS = ("Europe", "Asia", "Africa", "America")
 
-NAME = r"[A-Z][a-z]+( [A-Z][a-z]+)?"
+NAME = r'"[A-Z][a-z]+( [A-Z][a-z]+)?"'
+WORDS = r'"[a-z]+( [a-z]+)?"'
 CARD = (
-    rf'\{{"name": "{NAME}", "capital": "{NAME}", "continent": "({"|".join(CONTINENTS)})", '
-    rf'"language": "[A-Z][a-z]+", "currency": "[a-z]+"\}}'
+    rf'\{{"name": {NAME}, "capital": {NAME}, "continent": "({"|".join(CONTINENTS)})", '
+    rf'"language": {NAME}, "currency": {WORDS}, "river": {NAME}, "dish": {WORDS}\}}'
 )
 
 
@@ -54,7 +55,7 @@ def city_guide(s: Any, country: str) -> Guide:
     s += sgl.user("Combine these tips:\n" + "\n".join(f"- {tip}" for tip in tips))
     s += sgl.assistant(sgl.gen("summary", max_tokens=96))
     s += sgl.user(f"Fill in a card for the country {country} as JSON.")
-    s += sgl.assistant(sgl.gen("card", max_tokens=96, regex=CARD))
+    s += sgl.assistant(sgl.gen("card", max_tokens=120, regex=CARD))
     s += sgl.user(f"Choose one: {', '.join(CONTINENTS)}. Where is {country}?")
     s += sgl.assistant(sgl.select("continent", choices=list(CONTINENTS)))
 

@@ -22,6 +22,8 @@ CARD_OF_KOREA = {
     "continent": "Asia",
     "language": "Korean",
     "currency": "won",
+    "river": "Han",
+    "dish": "bibimbap",
 }
 GUIDE = Guide(
     "South Korea",
