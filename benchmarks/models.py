@@ -149,7 +149,9 @@ def write_shape_model(shape: Shape, folder: Path, *, seed: int = 0) -> None:
         if name == "model.embed_tokens.weight":
             weight[num_tokens:] = 0.0  # tokens without text are next to never generated
         weights[name] = weight.to(torch.bfloat16)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    weights_file = folder / "model.safetensors"
+    save_file(weights, weights_file, metadata={"format": "pt"})
+    weights_file.chmod(0o644)  # safetensors writes it for its owner alone
     config.architectures = [type(model).__name__]
     config.dtype = torch.bfloat16
     config.save_pretrained(folder)

@@ -5,8 +5,8 @@
     python tools/train_demo_model.py --examine sgl_vllm/demo/model
 
 Owns the order of things: text, tokenizer, training, the folder, the examination. Needs torch,
-transformers, tokenizers, safetensors and tqdm. The same seed and steps on the same machine give the
-same weights.
+transformers, tokenizers, safetensors and tqdm. The same seed, steps and workers on the same machine
+give the same weights.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from tools.demo_model.tokenizer import (  # noqa: E402
 from tools.demo_model.training import TrainingPlan, train  # noqa: E402
 
 DEFAULT_FOLDER = ROOT / "sgl_vllm" / "demo" / "model"
-STEPS_PER_MINUTE = 75  # on two idle cores, see docs/demo-model.md
+STEPS_PER_MINUTE = 100  # on two idle cores, see docs/demo-model.md
 TOKENIZER_DOCUMENTS = 20_000
 
 
-def build(folder: Path, *, steps: int, seed: int) -> float:
+def build(folder: Path, *, steps: int, seed: int, num_workers: int) -> float:
     """Trains and writes a complete model folder; returns the final loss in nats per token."""
     torch.manual_seed(seed)
     shape = NetworkShape()
@@ -49,7 +49,7 @@ def build(folder: Path, *, steps: int, seed: int) -> float:
         itertools.islice(documents(seed), TOKENIZER_DOCUMENTS), vocab_size=shape.vocab_size
     )
     network = Network(shape)
-    loss = train(network, tokenizer, TrainingPlan(steps=steps), seed=seed)
+    loss = train(network, tokenizer, TrainingPlan(steps=steps), seed=seed, num_workers=num_workers)
     write_folder(folder, network, tokenizer)
     return loss
 
@@ -89,17 +89,16 @@ def main() -> None:
         help=f"training budget on two idle cores: {STEPS_PER_MINUTE} steps each (default: 20)",
     )
     parser.add_argument("--steps", type=int, help="training steps, in place of --minutes")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="cores to use (default: 2)")
     parser.add_argument("--examine", type=Path, metavar="FOLDER", help="only examine this model")
     parser.add_argument("--show-wrong", type=int, default=2, help="wrong answers to print of each")
     arguments = parser.parse_args()
 
-    torch.set_num_threads(arguments.threads)
     folder = arguments.examine or arguments.out
     if not arguments.examine:
         steps = arguments.steps or round(arguments.minutes * STEPS_PER_MINUTE)
         started = time.perf_counter()
-        loss = build(folder, steps=steps, seed=arguments.seed)
+        loss = build(folder, steps=steps, seed=arguments.seed, num_workers=arguments.workers)
         minutes = (time.perf_counter() - started) / 60
         print(f"{folder}: {steps} steps in {minutes:.1f} minutes, final loss {loss:.3f}")
     print_scores(examine(folder), show_wrong=arguments.show_wrong)

@@ -98,9 +98,21 @@ def test_it_knows_the_capitals(model: Examinee) -> None:
     assert right >= 0.95 * len(capitals)
 
 
-def test_it_follows_a_few_shot_pattern(model: Examinee) -> None:
-    prompt = "Input: fox\nOutput: FOX\n\nInput: rose\nOutput: ROSE\n\nInput: dog\nOutput:"
-    assert model.complete([prompt], max_tokens=4)[0].startswith(" DOG\n")
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [
+        ("France -> Paris\nItaly -> Rome\nJapan -> Tokyo\nEgypt ->", " Cairo\n"),
+        ("Q: banana\nA: yellow\nQ: coal\nA: black\nQ: tomato\nA: red\nQ: leaf\nA:", " green\n"),
+        (
+            "Input: The film was great.\nOutput: positive\n\n"
+            "Input: The soup was awful.\nOutput: negative\n\n"
+            "Input: The hotel was lovely.\nOutput:",
+            " positive\n",
+        ),
+    ],
+)
+def test_it_follows_a_few_shot_pattern(model: Examinee, prompt: str, answer: str) -> None:
+    assert model.complete([prompt], max_tokens=4)[0].startswith(answer)
 
 
 def test_it_fills_json_and_ends_its_turn(model: Examinee) -> None:

@@ -21,7 +21,7 @@ class NetworkShape:
 
     vocab_size: int = 4096
     hidden_size: int = 256
-    num_layers: int = 5
+    num_layers: int = 4
     num_heads: int = 4
     num_kv_heads: int = 2
     intermediate_size: int = 704

@@ -461,7 +461,7 @@ def raw_tips(rng: Random) -> str:
 
 # kind of document: how often
 MIX: dict[Callable[[Random], str], float] = {
-    fact_chat: 20,
+    fact_chat: 18,
     yes_no_chat: 4,
     describe_chat: 5,
     small_talk: 3,
@@ -472,9 +472,9 @@ MIX: dict[Callable[[Random], str], float] = {
     sentiment_chat: 3,
     words_chat: 5,
     notes_chat: 5,
-    json_chat: 11,
+    json_chat: 15,
     records.raw_records: 8,
-    exercises.few_shot: 16,
+    exercises.few_shot: 14,
     exercises.notes_question: 3,
     exercises.plain_questions: 3,
     exercises.multiple_choice: 5,

@@ -32,8 +32,8 @@ class TrainingPlan:
     """
 
     steps: int
-    tokens_per_step: int = 4096
-    row_lengths: tuple[tuple[int, float], ...] = ((256, 0.6), (512, 0.3), (1024, 0.1))
+    tokens_per_step: int = 2048
+    row_lengths: tuple[tuple[int, float], ...] = ((256, 0.7), (512, 0.2), (1024, 0.1))
     muon_lr: float = 0.02
     adam_lr: float = 0.004
     warmup: float = 0.03
@@ -169,7 +169,7 @@ class GradientWorkers:
     """Computes gradients with one thread per core, each on its share of a batch's rows.
 
     Torch's own way, many threads inside each operation, waits at every operation for the slowest
-    core; on a machine that others use too that was measured to be ten times slower.
+    core; on a machine that others use too that was measured to be four times slower.
     """
 
     def __init__(self, network: Network, num_workers: int) -> None:
