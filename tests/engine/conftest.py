@@ -4,25 +4,32 @@ seconds and its scheduler can be looked into."""
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-os.environ.update(
-    VLLM_ENABLE_V1_MULTIPROCESSING="0",
-    VLLM_CPU_KVCACHE_SPACE="1",
-    VLLM_NO_USAGE_STATS="1",
-    VLLM_LOGGING_LEVEL="WARNING",
-    HF_HUB_OFFLINE="1",
-    DO_NOT_TRACK="1",
-    TOKENIZERS_PARALLELISM="false",
-    OMP_NUM_THREADS="1",  # with more, a small model waits for the slowest core at every operation
-)
-os.environ.pop("VLLM_PLUGINS", None)
-
 from tests.engine.engine import Engine
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",  # with more, a small model waits for the slowest core all the time
+}
+
+
+@pytest.fixture(scope="package", autouse=True)
+def environment() -> Iterator[None]:
+    """For the engines of this package only: the servers of other tests inherit what is set."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        patch.delenv("VLLM_PLUGINS", raising=False)
+        yield
 
 
 @pytest.fixture(scope="module")
