@@ -114,7 +114,7 @@ def words_to_mapping(words: Sequence[str]) -> dict[str, Any]:
                 f"--plugin-config takes a JSON object or key=value pairs, not {word!r}"
             )
         try:
-            values[name] = json.loads(text)
+            values[name] = json.loads(text.lower() if text in ("True", "False") else text)
         except json.JSONDecodeError:
             values[name] = text
     return values

@@ -35,6 +35,12 @@ _COUNTERS = {
     "passes": ("schedule", "passes", "Times a later request was admitted before a waiting one."),
     "jumps": ("jump_forward", "jumps", "Times forced text was appended to a request."),
     "forced_tokens": ("jump_forward", "forced_tokens", "Output tokens that no pass had to decide."),
+    "released_when_stuck": (
+        "jump_forward",
+        "released_when_stuck",
+        "Jumped requests that gave up their blocks because nothing else could run.",
+    ),
+    "jump_errors": ("jump_forward", "errors", "Unexpected errors in a jump; see the log."),
     "scored_requests": ("select", "scored_requests", "Prompt scores that read a cached prefix."),
 }
 _GAUGES = {

@@ -15,6 +15,10 @@ def test_json_and_pairs_mix_and_the_last_word_wins():
     assert Options.from_words(words) == Options(schedule_max_wait_s=5, schedule_window=7)
 
 
+def test_a_pair_may_spell_its_value_as_python_does():
+    assert Options.from_words(["jump_forward=False"]) == Options(jump_forward=False)
+
+
 def test_options_survive_the_way_to_another_process():
     options = Options(select=False, schedule_max_passes=3)
     assert Options.from_mapping(options.to_mapping()) == options
