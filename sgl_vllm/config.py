@@ -20,6 +20,9 @@ CONFIG_KEY = "sgl_vllm"
 """The plugin's place in vLLM's `additional_config`."""
 
 
+_CHOICES = {"radix_policy": ("lru", "lfu", "slru", "priority")}
+
+
 class OptionError(ValueError):
     """An option that does not exist, or a value that it cannot take."""
 
@@ -33,6 +36,12 @@ class Options:
         schedule: waiting requests in the order of their longest cached prefix.
         jump_forward: text that a grammar forces enters in one forward pass.
         select: prompt scores (`prompt_logprobs`) may read the prefix from the cache.
+        radix_policy: what the cache gives up first: lru, lfu, slru (what was never hit goes first)
+            or priority (what only unimportant requests used goes first).
+        radix_ttl_s: forget what nobody has used for so many seconds; 0 for never.
+        radix_pin_share: at most this share of the cache can be pinned (0 to 1).
+        tree_text: show the text of cached prompts at `/v1/sgl/tree`, but of no tenant with a
+            `cache_salt`. Everyone with the server's API key can read it then.
         schedule_max_passes: a waiting request that so many later ones overtook goes first.
         schedule_max_wait_s: a request that has waited longer goes before all that have not
             (seconds).
@@ -43,6 +52,10 @@ class Options:
     schedule: bool = True
     jump_forward: bool = True
     select: bool = True
+    radix_policy: str = "lru"
+    radix_ttl_s: float = 0.0
+    radix_pin_share: float = 0.25
+    tree_text: bool = False
     schedule_max_passes: int = 64
     schedule_max_wait_s: float = 30.0
     schedule_window: int = 128
@@ -53,12 +66,18 @@ class Options:
             if isinstance(field.default, bool):
                 if not isinstance(value, bool):
                     raise OptionError(f"{field.name} takes true or false, not {value!r}")
+            elif field.name in _CHOICES:
+                if value not in _CHOICES[field.name]:
+                    choices = ", ".join(_CHOICES[field.name])
+                    raise OptionError(f"{field.name} is one of {choices}, not {value!r}")
             elif isinstance(value, bool) or not isinstance(value, int | float):
                 raise OptionError(f"{field.name} takes a number, not {value!r}")
             elif isinstance(field.default, int) and not isinstance(value, int):
                 raise OptionError(f"{field.name} takes a whole number, not {value!r}")
             elif not math.isfinite(value) or value < 0:
                 raise OptionError(f"{field.name} cannot be {value!r}: it is 0 or more")
+        if self.radix_pin_share > 1:
+            raise OptionError(f"radix_pin_share is at most 1, not {self.radix_pin_share!r}")
         if self.schedule_window < 1:
             raise OptionError(
                 "schedule_window is at least 1; schedule=false is the way to have none"

@@ -6,7 +6,8 @@ is named: `--plugin sgl_vllm`, `VLLM_PLUGINS=sgl_vllm`, or `additional_config={"
 Only then is the engine's resolved configuration given our scheduler.
 
 Patched, each by wrapping and calling the original: `EngineArgs.add_cli_args`, `.from_cli_args`,
-`.create_engine_config`. Added: `EngineCore.sgl_vllm_call`, the way of the server's routes to the
+`.create_engine_config`, and `EngineCore.__init__`, after which our scheduler may say that nobody
+needs block hashes. Added: `EngineCore.sgl_vllm_call`, the way of the server's routes to the
 scheduler. Without being named, the wrappers change nothing.
 """
 
@@ -56,18 +57,21 @@ def register() -> None:
     if "sgl_vllm_call" in vars(EngineCore):
         return
     EngineCore.sgl_vllm_call = _engine_call
+    _wrap_engine_core(EngineCore)
     _wrap_add_cli_args(EngineArgs)
     _wrap_from_cli_args(EngineArgs)
     _wrap_create_engine_config(EngineArgs)
 
 
-def _engine_call(engine: Any, what: str) -> dict[str, Any]:
-    """In the engine's process: ask our scheduler for `what` ("stats" or "tree")."""
+def _engine_call(
+    engine: Any, what: str, arguments: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """In the engine's process: ask our scheduler for `what` ("stats", "tree", "pin", ...)."""
     answer = getattr(engine.scheduler, f"sgl_vllm_{what}", None)
-    return {} if answer is None else answer()
+    return {} if answer is None else answer(**(arguments or {}))
 
 
-# -- the three wrappers ---------------------------------------------------------------------------
+# -- the wrappers ---------------------------------------------------------------------------------
 
 
 def _wrap_add_cli_args(engine_args: Any) -> None:
@@ -121,6 +125,19 @@ def _wrap_from_cli_args(engine_args: Any) -> None:
         return made
 
     engine_args.from_cli_args = classmethod(from_cli_args)
+
+
+def _wrap_engine_core(engine_core: Any) -> None:
+    original = engine_core.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        choose = getattr(self.scheduler, "sgl_vllm_block_hasher", None)
+        if choose is not None and hasattr(self, "request_block_hasher"):
+            self.request_block_hasher = choose(self.request_block_hasher)
+
+    engine_core.__init__ = __init__
 
 
 def _wrap_create_engine_config(engine_args: Any) -> None:

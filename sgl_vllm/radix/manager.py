@@ -1,45 +1,37 @@
-"""Puts the radix tree into vLLM's KV-cache manager.
+"""vLLM's KV-cache manager, with the radix tree as its prefix cache.
 
-Owns: what a request's look-up finds, and what it leaves behind when its blocks are released. Does
-not own: allocation, copying, eviction order, events; these stay vLLM's. The two classes here add
-overrides to live vLLM objects (`RadixKVCacheManager.adopt`), so whoever holds a reference keeps it.
+Owns: what a request's look-up finds, which of its tokens are computed and so may be found by
+others, and pins. Does not own allocation, copying and events, which stay vLLM's, nor the tree's
+agreement with the blocks (`pool.py`). `RadixKVCacheManager.adopt` adds the overrides to live vLLM
+objects, so whoever holds a reference keeps it.
 
 How a hit inside a block works: vLLM itself, given a hit that is not block-aligned, allocates one
 more block and copies the partial one into it before the forward pass.
 
-    look-up    longest of (a) vLLM's own: full blocks, also those being computed in this step,
-               (b) the tree's: any number of *computed* tokens
-    release    [0, computed) goes into the tree; the last, partial block gets a private key so that
-               the pool keeps it in its LRU order instead of reusing it first
+                 cached, full blocks    | partial |        to compute
+    hit      [0 ........................|... hit) |
+    blocks   |--shared--|--shared--|    |--copy---|--new--|--new--|
+    indexed  when scheduled, for whole-block hits (as in vLLM)      the rest when computed
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import numpy as np
 from vllm.config import VllmConfig
-from vllm.logger import init_logger
-from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
-from vllm.v1.core.kv_cache_utils import (
-    BlockHash,
-    BlockHashWithGroupId,
-    KVCacheBlock,
-    make_block_hash_with_group_id,
-)
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.request import Request
 
-from sgl_vllm.radix.tree import Namespace, RadixTree, Tokens
-
-logger = init_logger("vllm.sgl_vllm.radix")
-
-_TAIL_KEY = b"sgl_vllm partial tail "
+from sgl_vllm.radix.eviction import POLICIES
+from sgl_vllm.radix.keys import RequestNamespace
+from sgl_vllm.radix.pool import RadixBlockPool
+from sgl_vllm.radix.tree import Match, Node, RadixTree, pack
 
 
 @dataclass(slots=True)
@@ -53,6 +45,17 @@ class RadixCounters:
     retained_tails: int = 0
 
 
+@dataclass(slots=True)
+class Pin:
+    """A cached prefix that is not evicted: the pool counts its blocks as used."""
+
+    namespace: RequestNamespace
+    tokens: bytes
+    blocks: list[KVCacheBlock]
+    num_tokens: int
+    since: float
+
+
 def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str | None:
     """Why the tree cannot serve this model or configuration; None if it can."""
     parallel = vllm_config.parallel_config
@@ -62,8 +65,6 @@ def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
         return "the model has several KV-cache groups (sliding window, Mamba or hybrid)"
     if type(kv_cache_config.kv_cache_groups[0].kv_cache_spec) is not FullAttentionSpec:
         return "the model's KV cache is not plain full attention"
-    if vllm_config.kv_transfer_config is not None:
-        return "a KV connector is configured, which is not verified with it yet"
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         return "context parallelism splits blocks over workers"
     if vllm_config.speculative_config is not None:
@@ -71,228 +72,313 @@ def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
     return None
 
 
-class RadixBlockPool(BlockPool):
-    """Tells the tree about every block that is handed out again or loses its contents' name."""
-
-    radix_tree: RadixTree
-
-    def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
-        self.radix_tree.drop_block(block.block_id)
-        return super()._maybe_evict_cached_block(block)
-
-    def _emit_block_removed_events(self, block_hashes: list[BlockHashWithGroupId]) -> None:
-        """Partial tails were never announced, so their removal is not either."""
-        super()._emit_block_removed_events(
-            [key for key in block_hashes if not bytes(key).startswith(_TAIL_KEY)]
-        )
-
-    def keep_tail(self, block: KVCacheBlock, key: BlockHash, num_tokens: int) -> None:
-        """Let `block`, which no full-block hash names, live in the LRU order."""
-        self._insert_block_hash(make_block_hash_with_group_id(key, 0), block, num_tokens)
-
-    def release_tail(self, block: KVCacheBlock) -> None:
-        """`block` is of no more use: if it is a kept tail and unused, it is the next to go."""
-        if block.block_hash is None or not bytes(block.block_hash).startswith(_TAIL_KEY):
-            return
-        self._remove_cached_block_hashes(block)
-        if block.ref_cnt == 0:
-            self.free_block_queue.remove(block)
-            self.free_block_queue.prepend_n([block])
-
-
 class RadixKVCacheManager(KVCacheManager):
-    """vLLM's manager with the tree beside its hash map.
-
-    Should anything go wrong in the tree, it is switched off with one error in the log, and the
-    engine goes on with vLLM's own cache: `tree` is None from then on.
-    """
-
-    tree: RadixTree | None
-    counters: RadixCounters
+    """Added to a live manager by `adopt`."""
 
     @classmethod
-    def adopt(cls, manager: KVCacheManager) -> RadixKVCacheManager:
-        """Turn a freshly constructed stock manager into this one, in place."""
+    def adopt(
+        cls,
+        manager: KVCacheManager,
+        *,
+        policy: str = "lru",
+        ttl_s: float = 0,
+        pin_share: float = 0.25,
+        has_connector: bool = False,
+    ) -> RadixKVCacheManager:
+        """Turn a freshly constructed stock manager into this one, in place.
+
+        Args:
+            policy: a name in `eviction.POLICIES`.
+            ttl_s: forget what nobody has used for so many seconds; 0 for never.
+            pin_share: at most this share of the cache can be pinned.
+            has_connector: a KV connector counts tokens in whole blocks, so hits end at a block
+                boundary.
+        """
         block_size = manager.coordinator.single_type_managers[0].block_size
-        pool = manager.block_pool
         manager.__class__ = cls
         assert isinstance(manager, RadixKVCacheManager)
-        manager.tree = RadixTree(block_size)
+        hash_blocks = has_connector or manager.enable_kv_cache_events
+        manager.pool = RadixBlockPool.adopt(
+            manager.block_pool, block_size, POLICIES[policy], hash_blocks
+        )
+        manager.pool.moved = manager._keep_pins
         manager.counters = RadixCounters()
-        manager._tokens = WeakKeyDictionary()
-        manager._tail_numbers = itertools.count()
+        manager.policy = policy
+        manager.block_size = block_size
         manager.score_from = lambda request: None
-        pool.__class__ = RadixBlockPool
-        assert isinstance(pool, RadixBlockPool)
-        pool.radix_tree = manager.tree
+        manager._ttl_s = ttl_s
+        manager._pin_share = pin_share
+        manager._whole_blocks_only = has_connector
+        manager._pins = {}
+        manager._pin_numbers = itertools.count(1)
         return manager
 
-    _tokens: WeakKeyDictionary[Request, Tokens]
-    _tail_numbers: Any
+    pool: RadixBlockPool
+    """The same object as `block_pool`."""
+    counters: RadixCounters
+    policy: str
+    block_size: int
     score_from: Callable[[Request], int | None]
     """The first prompt token whose score a request wants, if it scores its prompt: the prefix
     cache may serve the tokens before the one before it."""
+    _ttl_s: float
+    _pin_share: float
+    _whole_blocks_only: bool
+    _pins: dict[str, Pin]
+    _pin_numbers: itertools.count[int]
+
+    @property
+    def tree(self) -> RadixTree | None:
+        """None once an error has switched it off."""
+        return self.pool.tree
 
     # -- look up ------------------------------------------------------------------------------
 
+    def new_step_starts(self) -> None:
+        super().new_step_starts()
+        self.pool.step_starts(time.monotonic() - self._ttl_s if self._ttl_s else None)
+
+    def match(self, request: Request) -> Match:
+        """The longest cached prefix of `request`, without side effects."""
+        return self.pool.guarded(self.pool.match, request) or Match(0, None)
+
     def get_computed_blocks(self, request: Request, *args: Any) -> tuple[KVCacheBlocks, int, int]:
-        found = super().get_computed_blocks(request, *args)
-        if not self.prefix_cache_lookup_enabled(request):
-            return found
-        blocks, num_tokens, boundary = found
+        # One token at least has to run, or there is nothing to sample from.
         limit = args[0] if args else request.num_tokens - 1
         first_scored = self.score_from(request)
         if first_scored is not None:
             limit = min(limit, first_scored - 1)
+        if self.tree is None:
+            blocks, num_tokens, boundary = super().get_computed_blocks(request, *args)
             if num_tokens > limit:
-                # Full blocks may still be computed in this very step, so they are not to be
-                # copied from: cut at a block boundary.
-                size = self.coordinator.single_type_managers[0].block_size
-                num_tokens = limit // size * size
-                blocks = self.create_kv_cache_blocks(
-                    (list(blocks.blocks[0][: num_tokens // size]),)
-                )
-        longer = self._guarded(self._tree_hit, request, limit, num_tokens)
-        return (*longer, boundary) if longer is not None else (blocks, num_tokens, boundary)
+                num_tokens = limit - limit % self.block_size
+                kept = list(blocks.blocks[0][: num_tokens // self.block_size])
+                blocks = self.create_kv_cache_blocks((kept,))
+            return blocks, num_tokens, boundary
+        if not self.prefix_cache_lookup_enabled(request):
+            return self.empty_kv_cache_blocks, 0, 0
+        found = self.pool.guarded(self._find, request, limit)
+        return (*found, 0) if found else (self.empty_kv_cache_blocks, 0, 0)
 
-    def _tree_hit(
-        self, request: Request, limit: int, at_least: int
-    ) -> tuple[KVCacheBlocks, int] | None:
-        """The tree's hit of at most `limit` tokens, if it is longer than `at_least`."""
-        assert self.tree is not None
-        namespace = namespace_of(request)
-        if namespace is None:
+    def _find(self, request: Request, limit: int) -> tuple[KVCacheBlocks, int] | None:
+        """The cached blocks of `request`, for at most `limit` tokens."""
+        tree, trail = self.tree, self.pool.trail_of(request)
+        assert tree is not None
+        if trail is None:
             return None
-        match = self.tree.match(namespace, self._tokens_of(request)[:limit])
-        num_tokens, size = match.num_tokens, self.tree.block_size
-        if num_tokens % size and not self._has_room_for_copy(request, match.block_ids):
-            num_tokens = num_tokens // size * size
-        if num_tokens <= at_least:
+        match = tree.match(trail.namespace, trail.tokens)
+        trail.hit = match.node
+        num_tokens = min(match.num_tokens, limit)
+        if num_tokens <= 0:
             return None
-        blocks = [self.block_pool.blocks[i] for i in match.block_ids[: -(-num_tokens // size)]]
-        return KVCacheBlocks((blocks,)), num_tokens
+        block_ids = tree.block_ids(match, num_tokens)
+        num_inside = num_tokens % self.block_size
+        if num_inside and (
+            self._whole_blocks_only
+            or not self.pool.is_computed(block_ids[-1])
+            or not self._has_room_for_copy(request, block_ids)
+        ):
+            num_tokens -= num_inside
+            block_ids.pop()
+            if not block_ids:
+                return None
+        all_blocks = self.block_pool.blocks
+        blocks = ([all_blocks[block_id] for block_id in block_ids],)
+        if (
+            self.enable_kv_cache_events
+            and getattr(request, "kv_cache_report_mode", "incremental") == "full"
+        ):
+            whole = blocks[0][: num_tokens // self.block_size]
+            self.coordinator.emit_cached_block_events(request, (whole,))
+        return KVCacheBlocks(blocks), num_tokens
 
     def _has_room_for_copy(self, request: Request, block_ids: list[int]) -> bool:
         """Whether the request fits while it also holds the block that it copies from.
 
         Without this check a request that needs every block there is could never be admitted.
         """
-        assert self.tree is not None
         pool = self.block_pool
-        num_needed = -(-request.num_tokens // self.tree.block_size) + 1 + self.watermark_blocks
+        num_needed = -(-request.num_tokens // self.block_size) + 1 + self.watermark_blocks
+        num_free = pool.get_num_free_blocks()
+        if num_needed <= num_free:
+            return True
         num_in_use = sum(pool.blocks[block_id].ref_cnt > 0 for block_id in block_ids)
-        return num_needed <= pool.get_num_free_blocks() + num_in_use
-
-    def matched_tokens(self, request: Request) -> int:
-        """How long a prefix of `request` is in the tree, without side effects."""
-        namespace = namespace_of(request)
-        if self.tree is None or namespace is None:
-            return 0
-        tokens = self._tokens_of(request)[:-1]
-        return self._guarded(self.tree.match_length, namespace, tokens) or 0
+        return num_needed <= num_free + num_in_use
 
     def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
+        """Called once for every request that is admitted."""
         super().record_prefix_cache_stats(request, num_hits)
-        if self.prefix_cache_lookup_enabled(request):
-            self.counters.lookups += 1
-            self.counters.prompt_tokens += request.num_tokens
-            self.counters.hit_tokens += num_hits
-            if self.tree is not None:
-                self.counters.partial_block_hits += num_hits % self.tree.block_size != 0
+        if not self.prefix_cache_lookup_enabled(request):
+            return
+        self.counters.lookups += 1
+        self.counters.prompt_tokens += request.num_tokens
+        self.counters.hit_tokens += num_hits
+        self.counters.partial_block_hits += num_hits % self.block_size != 0
+        if num_hits and self.tree is not None:
+            trail = self.pool.trail_of(request)
+            if trail is not None:
+                self.tree.use(trail.hit, request.priority)
 
-    # -- release ------------------------------------------------------------------------------
+    # -- leave behind -------------------------------------------------------------------------
+
+    def index_computed(self, request: Request) -> None:
+        """Let others find what a running `request` has computed so far, to the token."""
+        self.pool.guarded(self._index, request)
 
     def free(self, request: Request) -> None:
-        self._guarded(self._retain, request)
+        self.pool.guarded(self._retain, request)
         super().free(request)
 
     def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
-        self._guarded(self._retain, request)
+        self.pool.guarded(self._retain, request)
         return super().pop_blocks_for_free(request)
 
-    def index_computed(self, request: Request) -> None:
-        """Let others find what a running `request` has computed so far."""
-        self._guarded(self._insert, request)
-
     def _retain(self, request: Request) -> None:
-        """Before its blocks are released: index what `request` computed and keep its tail."""
-        inserted = self._insert(request)
-        if inserted is None:
-            return
-        tail, num_tokens = inserted
-        assert self.tree is not None
-        is_partial = num_tokens % self.tree.block_size != 0
-        if is_partial and tail.block_hash is None and tail.block_id in self.tree:
-            key = BlockHash(_TAIL_KEY + str(next(self._tail_numbers)).encode())
-            self._pool.keep_tail(tail, key, num_tokens)
-            self.counters.retained_tails += 1
+        """Before its blocks are released, whatever the reason: index what `request` computed."""
+        manager = self.coordinator.single_type_managers[0]
+        num_scheduled = request.num_computed_tokens
+        num_indexed = manager.num_cached_block.get(request.request_id, 0) * self.block_size
+        if num_indexed > num_scheduled:  # taken back out of the step that would have computed it
+            blocks = manager.req_to_blocks[request.request_id]
+            self.pool.unindex(
+                blocks[num_scheduled // self.block_size : num_indexed // self.block_size]
+            )
+        num_tokens = self._index(request)
+        if num_tokens:
+            trail = self.pool.trail_of(request)
+            assert self.tree is not None and trail is not None
+            if trail.own is not None:
+                self.tree.use(trail.own, request.priority, is_hit=False)
+                self.counters.retained_tails += num_tokens % self.block_size != 0
+        self.pool.forget_trail(request)
 
-    def _insert(self, request: Request) -> tuple[KVCacheBlock, int] | None:
-        """Put the request's computed tokens into the tree; its last block and their number."""
-        namespace = namespace_of(request)
-        if self.tree is None or namespace is None or not self.enable_caching:
-            return None
+    def _index(self, request: Request) -> int:
+        """Put the request's computed tokens into the tree. Returns their number."""
+        if not self.enable_caching:
+            return 0
         blocks = self.coordinator.single_type_managers[0].req_to_blocks.get(request.request_id)
         # Tokens of a step in flight are not computed yet, and a placeholder is no token.
         num_tokens = min(
             request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens
         )
         if not blocks or num_tokens <= 0:
-            return None
-        blocks = blocks[: -(-num_tokens // self.tree.block_size)]
-        redundant = self.tree.insert(
-            namespace, self._tokens_of(request)[:num_tokens], [block.block_id for block in blocks]
-        )
-        for block_id in redundant:
-            self._pool.release_tail(self.block_pool.blocks[block_id])
-        return blocks[-1], num_tokens
+            return 0
+        self.pool.index(request, blocks, num_tokens)
+        return num_tokens
 
     def reset_prefix_cache(self) -> bool:
-        if not super().reset_prefix_cache():
-            return False
-        if self.tree is not None:
-            self.tree.clear()
-        return True
+        """Empties the cache, pinned prefixes too; False, and nothing is changed, if it is in use."""
+        pins, self._pins = self._pins, {}
+        for pin in pins.values():
+            self.block_pool.free_blocks(reversed(pin.blocks))
+        if super().reset_prefix_cache():
+            return True
+        for pin in pins.values():
+            self.block_pool.touch(pin.blocks)
+        self._pins = pins
+        return False
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- pins ---------------------------------------------------------------------------------
 
     @property
-    def _pool(self) -> RadixBlockPool:
-        assert isinstance(self.block_pool, RadixBlockPool)
-        return self.block_pool
+    def max_pinned_blocks(self) -> int:
+        """The share of the cache that may be pinned, but never so much that the longest request
+        would not fit beside it."""
+        usable = self.block_pool.num_gpu_blocks - 1
+        longest = -(-self.max_model_len // self.block_size) + 1 + self.watermark_blocks
+        return max(0, min(int(usable * self._pin_share), usable - longest))
 
-    def _tokens_of(self, request: Request) -> Tokens:
-        tokens = self._tokens.get(request)
-        if tokens is None or len(tokens) != request.num_tokens:
-            tokens = np.array(request._all_token_ids, dtype=np.int32)
-            self._tokens[request] = tokens
-        return tokens
+    @property
+    def pinned_block_ids(self) -> set[int]:
+        return {block.block_id for pin in self._pins.values() for block in pin.blocks}
 
-    def _guarded(self, step: Callable[..., Any], *args: Any) -> Any:
+    def pin(
+        self,
+        token_ids: Sequence[int],
+        cache_salt: str | None = None,
+        adapter: tuple[str, str] | None = None,
+    ) -> tuple[str, Pin]:
+        """Keep the longest cached prefix of `token_ids` until `unpin` or a reset.
+
+        Raises:
+            ValueError: nothing of it is cached, or too much would be pinned.
+        """
         if self.tree is None:
-            return None
-        try:
-            return step(*args)
-        except Exception:
-            logger.exception(
-                "the radix tree failed and is switched off; vLLM's own prefix cache goes on. "
-                "Please report this with the lines below"
+            raise ValueError("the radix tree is switched off by an error: see the server's log")
+        namespace = RequestNamespace(adapter, cache_salt or None)
+        tokens = pack(token_ids)
+        blocks, num_tokens = self._pinnable(namespace, tokens)
+        if not blocks:
+            raise ValueError("nothing of this prefix is cached: run it once, then pin it")
+        pinned = self.pinned_block_ids
+        num_pinned = len(pinned | {block.block_id for block in blocks})
+        if num_pinned > self.max_pinned_blocks:
+            raise ValueError(
+                f"{num_pinned} blocks would be pinned and at most {self.max_pinned_blocks} may be: "
+                "unpin something, or start the server with a larger radix_pin_share or cache"
             )
-            self.tree.clear()
-            self.tree = None
-            return None
+        self.block_pool.touch(blocks)
+        pin_id = str(next(self._pin_numbers))
+        self._pins[pin_id] = Pin(namespace, tokens, blocks, num_tokens, time.monotonic())
+        return pin_id, self._pins[pin_id]
+
+    def unpin(self, pin_id: str) -> bool:
+        """Let a pinned prefix be evicted again; False if there is no such pin."""
+        pin = self._pins.pop(pin_id, None)
+        if pin is None:
+            return False
+        self.block_pool.free_blocks(reversed(pin.blocks))
+        return True
+
+    def pins(self) -> dict[str, Pin]:
+        return dict(self._pins)
+
+    def _pinnable(
+        self, namespace: RequestNamespace, tokens: bytes
+    ) -> tuple[list[KVCacheBlock], int]:
+        assert self.tree is not None
+        match = self.tree.match(namespace, tokens)
+        block_ids = self.tree.block_ids(match, match.num_tokens)
+        return [self.block_pool.blocks[block_id] for block_id in block_ids], match.num_tokens
+
+    def _keep_pins(self, forgotten: Sequence[int]) -> None:
+        """A pinned block has left the tree, most often because somebody's longer copy of a partial
+        last block replaced it: pin what holds the prefix now."""
+        if not self._pins:
+            return
+        gone = set(forgotten)
+        for pin in self._pins.values():
+            if gone.isdisjoint(block.block_id for block in pin.blocks):
+                continue
+            old = pin.blocks
+            pin.blocks, pin.num_tokens = self._pinnable(pin.namespace, pin.tokens)
+            self.block_pool.touch(pin.blocks)
+            self.block_pool.free_blocks(reversed(old))
+
+    # -- views --------------------------------------------------------------------------------
+
+    def describe(self, max_nodes: int, with_tokens: bool) -> dict[str, Any]:
+        """The cache for people and pages (`RadixTree.describe`). Tenants with a `cache_salt` are
+        shown as one total, and never with tokens."""
+        if self.tree is None:
+            return {}
+        pinned: Collection[int] = self.pinned_block_ids
+        wanted: Collection[Node] = self.pool.wanted()
+        num_free = self.block_pool.get_num_free_blocks()
+        return {
+            "policy": self.policy,
+            "total_blocks": self.block_pool.num_gpu_blocks - 1,
+            "free_blocks": num_free - self.tree.num_evictable_blocks,
+            "num_pinned_blocks": len(pinned),
+            **self.tree.describe(
+                max_nodes,
+                is_isolated=_is_salted,
+                pinned=pinned,
+                wanted=wanted,
+                with_tokens=with_tokens,
+            ),
+        }
 
 
-def namespace_of(request: Request) -> Namespace | None:
-    """What must be equal for two requests to share KV beside the tokens; None: never share.
-
-    The same as in vLLM's block hashes: an adapter from another path shares nothing, an empty salt
-    is none. Multimodal inputs, prompt embeddings and streaming sessions stay with vLLM's cache.
-    """
-    if request.mm_features or request.prompt_token_ids is None or request.resumable:
-        return None
-    if request.prompt_embeds is not None:
-        return None
-    lora = request.lora_request
-    adapter = (lora.lora_name, lora.lora_path) if lora is not None else None
-    return (adapter, request.cache_salt or None)
+def _is_salted(namespace: Any) -> bool:
+    return namespace.salt is not None

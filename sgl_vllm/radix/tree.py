@@ -1,8 +1,8 @@
 """A radix tree from token ids to the KV-cache blocks that hold their keys and values.
 
-Owns: which computed tokens are cached, under which namespace, in which block. Does not own the
-blocks: reference counts and the eviction order are the block pool's (see `manager.py`), which
-calls `drop_block` whenever it hands a block out again. Pure: no vLLM, no torch.
+Owns: which computed tokens are cached, under which namespace, in which block, and which of the
+blocks nobody uses goes first. Does not own the blocks: who uses one is for the caller to say
+(`lock`, `unlock`). Pure: no vLLM, no torch.
 
 The KV of token `i` of a sequence lies in the sequence's block number `i // block_size` at offset
 `i % block_size`. A node owns the tokens `[start, end)` of every sequence through it:
@@ -19,73 +19,145 @@ beginning of it. So an internal node that ends inside a block needs none for tha
 has it. **Every block belongs to exactly one node**; a leaf owns the blocks up to its end, an
 internal node only those that it fills.
 
+Tokens come packed (`pack`), four bytes each, so that whole edges are compared by one `memcmp`.
+
 Idea: RadixAttention (Zheng et al., arXiv 2312.07104, section 3), here over paged blocks.
 """
 
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Tokens = npt.NDArray[np.int32]
+from sgl_vllm.radix.eviction import EvictionPolicy, LeafQueue, lru
+
 Namespace = Hashable
+Tokens = bytes
+"""Token ids, packed by `pack`."""
+
+_WIDTH = 4
+"""Bytes per token."""
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The longest cached prefix of some tokens.
+def pack(token_ids: Sequence[int]) -> Tokens:
+    """Token ids, each in [-2**31, 2**31), as native 32-bit integers. About 16 ns a token."""
+    return array("i", token_ids).tobytes()
 
-    `block_ids[j]` holds the KV of tokens `[j * block_size, min((j + 1) * block_size, num_tokens))`,
-    so there are `ceil(num_tokens / block_size)` of them and the last may hold more than asked for.
+
+def unpack(tokens: Tokens) -> list[int]:
+    """The inverse of `pack`."""
+    return array("i", tokens).tolist()
+
+
+class Node:
+    """Tokens `[start, end)` below `parent`, and the blocks from number `start // block_size` on.
+
+    `parent` is None for a root and for a node that is no longer in the tree.
     """
 
+    __slots__ = (
+        "block_ids",
+        "children",
+        "end",
+        "last_used",
+        "num_hits",
+        "parent",
+        "priority",
+        "start",
+        "tokens",
+    )
+
+    def __init__(
+        self, parent: Node | None, start: int, tokens: Tokens, block_ids: list[int], priority: int
+    ) -> None:
+        self.parent = parent
+        self.start = start
+        self.end = start + len(tokens) // _WIDTH
+        self.tokens = tokens
+        self.block_ids = block_ids
+        self.children: dict[Tokens, Node] = {}  # by their first token
+        self.num_hits = 0
+        self.last_used = 0.0  # seconds, on the tree's clock
+        self.priority = priority  # the most important (smallest) of those who used it
+
+
+class Match(NamedTuple):
+    """The longest cached prefix of some tokens, and the deepest node that holds some of it."""
+
     num_tokens: int
-    block_ids: list[int]
+    node: Node | None
 
 
-@dataclass(eq=False, slots=True)
-class Node:
-    """Tokens `[start, end)` below `parent`, and the blocks from number `start // block_size` on."""
+class Inserted(NamedTuple):
+    """What an insert changed.
 
-    parent: Node | None
-    start: int
-    tokens: Tokens
-    block_ids: list[int]
-    children: dict[int, Node] = field(default_factory=dict)
-    num_hits: int = 0
-    last_used: float = 0.0
+    Attributes:
+        own: the leaf that holds the end of the sequence, if this insert or one of the same caller
+            made it: the next insert of the same, longer sequence may start from it.
+        taken: the blocks that the tree owns from now on.
+        forgotten: those that it does not own any more.
+    """
 
-    @property
-    def end(self) -> int:
-        return self.start + len(self.tokens)
+    own: Node | None
+    taken: list[int]
+    forgotten: list[int]
+
+
+NO_MATCH = Match(0, None)
 
 
 class RadixTree:
     """Token-granular prefix cache index.
 
-    Matching and inserting cost one dictionary step per node on the path and one vectorised
-    comparison per edge: linear in tokens, with numpy's constant. `drop_block` costs the size of
-    the subtree it removes. `version` changes whenever a match could come out differently.
+    Matching and inserting cost one dictionary step and one `memcmp` per node on the path: linear
+    in tokens, with memory bandwidth as the constant. Evicting costs O(log n) per leaf. `version`
+    changes whenever a match could come out differently.
+
+    Args:
+        block_size: tokens per block.
+        policy: which of the leaves nobody uses goes first.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        policy: EvictionPolicy = lru,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size must be positive, not {block_size}")
         self.block_size = block_size
         self.version = 0
         self.num_tokens = 0
         self.num_nodes = 0  # nodes that hold tokens: roots do not count
+        self._clock = clock
         self._roots: dict[Namespace, Node] = {}
         self._owners: dict[int, Node] = {}
+        self._locked: set[int] = set()  # a subset of _owners
+        self._leaves = LeafQueue(policy, self._is_evictable)
+        self._oldest = LeafQueue(lru, self._is_evictable)
+        self._may_expire = False
 
     @property
     def num_blocks(self) -> int:
+        """Blocks that the tree owns: protected and evictable ones."""
         return len(self._owners)
+
+    @property
+    def num_protected_blocks(self) -> int:
+        """Of these, the locked ones."""
+        return len(self._locked)
+
+    @property
+    def num_evictable_blocks(self) -> int:
+        """Of these, the ones that nobody has locked: `evict` can get at every one of them."""
+        return len(self._owners) - len(self._locked)
 
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._owners
@@ -100,52 +172,59 @@ class RadixTree:
 
     # -- look up ------------------------------------------------------------------------------
 
-    def match_length(self, namespace: Namespace, tokens: Tokens) -> int:
-        """How many leading `tokens` are cached. Changes nothing."""
-        root = self._roots.get(namespace)
-        return 0 if root is None else self._descend(root, tokens)[1]
-
     def match(self, namespace: Namespace, tokens: Tokens) -> Match:
-        """The longest cached prefix of `tokens`, and the blocks to read it from.
-
-        Counts as a use of every node on the path.
-        """
+        """The longest cached prefix of `tokens`. Changes nothing."""
         root = self._roots.get(namespace)
         if root is None:
-            return Match(0, [])
-        node, num_tokens = self._descend(root, tokens)
-        now = time.monotonic()
+            return NO_MATCH
+        node, num_tokens = self._descend(root, tokens, 0)
+        return Match(num_tokens, node) if num_tokens else NO_MATCH
+
+    def block_ids(self, match: Match, num_tokens: int) -> list[int]:
+        """The blocks that hold the first `num_tokens` of a match that has just been made.
+
+        Block `j` of them holds tokens `[j * block_size, min((j + 1) * block_size, num_tokens))`,
+        so there are ceil(num_tokens / block_size); the last may hold more than asked for.
+        """
+        size = self.block_size
         path = []
-        while node.parent is not None:
-            node.num_hits += 1
-            node.last_used = now
+        node = match.node
+        while node is not None and node.parent is not None:
             path.append(node)
             node = node.parent
-        if not path:
-            return Match(0, [])
         block_ids: list[int] = []
         for node in reversed(path):
-            # A child's first block also holds the end of its parent: the deeper one replaces it.
-            del block_ids[node.start // self.block_size :]
             block_ids += node.block_ids
-        num_blocks = -(-num_tokens // self.block_size)
+        num_blocks = -(-num_tokens // size)
         if len(block_ids) < num_blocks:  # ends in the part that an internal node leaves to children
             block_ids.append(self._first_block_below(path[0]))
         del block_ids[num_blocks:]
-        return Match(num_tokens, block_ids)
+        return block_ids
 
-    def _descend(self, root: Node, tokens: Tokens) -> tuple[Node, int]:
-        """The deepest node reached by `tokens`, and how many of them it and its parents hold."""
-        node, matched, num_tokens = root, 0, len(tokens)
-        while matched < num_tokens:
-            child = node.children.get(int(tokens[matched]))
+    def use(self, node: Node | None, priority: int = 0, is_hit: bool = True) -> None:
+        """Say that a request of `priority` reads what `node` and all above it hold."""
+        now = self._clock()
+        while node is not None:
+            node.num_hits += is_hit
+            node.last_used = now
+            if priority < node.priority:
+                node.priority = priority
+            node = node.parent
+
+    def _descend(self, node: Node, tokens: Tokens, matched: int) -> tuple[Node, int]:
+        """From `node`, which holds the first `matched` tokens, to the deepest node reached; and
+        how many tokens it and its parents hold."""
+        position, end = matched * _WIDTH, len(tokens)
+        while position < end:
+            child = node.children.get(tokens[position : position + _WIDTH])
             if child is None:
                 break
             node = child
-            matched += _common_prefix_length(child.tokens, tokens[matched:])
-            if matched < child.end:
+            if not tokens.startswith(node.tokens, position):
+                position += _WIDTH * _common_prefix_length(node.tokens, tokens, position)
                 break
-        return node, matched
+            position += len(node.tokens)
+        return node, position // _WIDTH
 
     def _first_block_below(self, node: Node) -> int:
         """A block that holds the part of internal `node` after its last full block."""
@@ -154,167 +233,349 @@ class RadixTree:
             if node.block_ids:
                 return node.block_ids[0]
 
-    # -- change -------------------------------------------------------------------------------
+    # -- insert -------------------------------------------------------------------------------
 
-    def insert(self, namespace: Namespace, tokens: Tokens, block_ids: list[int]) -> list[int]:
-        """Record that `block_ids` hold the computed KV of `tokens`, from the first token on.
+    def insert(
+        self,
+        namespace: Namespace,
+        tokens: Tokens,
+        block_ids: Sequence[int],
+        own: Node | None = None,
+        priority: int = 0,
+    ) -> Inserted:
+        """Record that `block_ids` hold the KV of `tokens`, from the first token on.
 
-        What is already there stays (the caller's copies of it are not taken). Returns the blocks
-        that this call made redundant: shorter copies of a block that `tokens` continue.
+        The caller uses these blocks: those that the tree takes are locked. What is already there
+        stays and the caller's copy of it is not taken; a shorter copy of a block that `tokens`
+        continue is forgotten.
 
         Args:
-            tokens: shape (n,), the whole sequence. What is new of it is copied.
+            tokens: n of them, the whole sequence.
             block_ids: ceil(n / block_size) ids or more; none may be in use elsewhere in the tree
                 other than at its own place.
+            own: what the caller's last insert of a beginning of `tokens` returned. Saves the way
+                down from the root, and lets the leaf grow in place.
 
         Raises:
-            ValueError: fewer blocks than the tokens need.
+            ValueError: fewer blocks than the tokens need, or one is elsewhere in the tree.
         """
         size = self.block_size
-        if len(block_ids) * size < len(tokens):
-            raise ValueError(f"{len(tokens)} tokens do not fit {len(block_ids)} blocks of {size}")
-        if not len(tokens):
-            return []
-        root = self._roots.get(namespace)
-        if root is None:
-            root = self._roots[namespace] = Node(None, 0, tokens[:0], [])
-        node, matched = self._descend(root, tokens)
-        if matched == len(tokens):
-            return []
+        num_tokens = len(tokens) // _WIDTH
+        if len(block_ids) * size < num_tokens:
+            raise ValueError(f"{num_tokens} tokens do not fit {len(block_ids)} blocks of {size}")
+        if own is not None and own.parent is not None and own.end <= num_tokens:
+            node, matched = self._descend(own, tokens, own.end)
+        else:
+            own = None
+            root = self._roots.get(namespace)
+            if root is None:
+                if not num_tokens:
+                    return Inserted(None, [], [])
+                root = self._roots[namespace] = Node(None, 0, b"", [], 0)
+            node, matched = self._descend(root, tokens, 0)
+        if matched == num_tokens:
+            return Inserted(own if node is own else None, [], [])
         if matched < node.end:
             node = self._split(node, matched)
-        redundant: list[int] = []
-        if not node.children and matched % size and node.parent is not None:
-            tail = node.block_ids.pop()  # the new child holds all of this block and more
-            del self._owners[tail]
-            if tail != block_ids[matched // size]:
-                redundant.append(tail)
-        owned = block_ids[matched // size : -(-len(tokens) // size)]
-        if any(block_id in self._owners for block_id in owned):
-            raise ValueError(f"one of the blocks {owned} is already in the tree, at another place")
-        child = Node(node, matched, tokens[matched:].copy(), owned, last_used=time.monotonic())
-        self._owners.update(dict.fromkeys(owned, child))
-        node.children[int(tokens[matched])] = child
-        self.num_tokens += len(child.tokens)
-        self.num_nodes += 1
+        taken = list(block_ids[matched // size : -(-num_tokens // size)])
+        # The leaf's partial last block and the first of these begin alike: one of them is enough.
+        has_tail = matched % size != 0 and not node.children
+        tail = node.block_ids[-1] if has_tail else None
+        elsewhere = taken[1:] if taken[0] == tail else taken
+        if not self._owners.keys().isdisjoint(elsewhere):
+            raise ValueError(f"one of the blocks {taken} is already in the tree, at another place")
+        forgotten: list[int] = []
+        if node is own and not node.children and (tail is None or tail == taken[0]):
+            taken = elsewhere
+            node.tokens += tokens[matched * _WIDTH :]
+            node.end = num_tokens
+            node.block_ids += taken
+        else:
+            if tail is not None:
+                node.block_ids.pop()
+                self._forget_blocks([tail])
+                if tail != taken[0]:
+                    forgotten.append(tail)
+            parent, node = node, Node(node, matched, tokens[matched * _WIDTH :], taken[:], priority)
+            parent.children[node.tokens[:_WIDTH]] = node
+            self.num_nodes += 1
+        node.last_used = self._clock()
+        self._owners.update(dict.fromkeys(taken, node))
+        self._locked.update(taken)
+        self.num_tokens += num_tokens - matched
         self.version += 1
-        return redundant
+        return Inserted(node, taken, forgotten)
 
     def _split(self, node: Node, position: int) -> Node:
         """Cut `node` at sequence `position` and return the new upper half."""
         parent = node.parent
         assert parent is not None and node.start < position < node.end
-        first_block = node.start // self.block_size
-        num_upper_blocks = position // self.block_size - first_block
-        cut = position - node.start
+        num_upper_blocks = position // self.block_size - node.start // self.block_size
+        cut = (position - node.start) * _WIDTH
         upper = Node(
-            parent,
-            node.start,
-            node.tokens[:cut],
-            node.block_ids[:num_upper_blocks],
-            num_hits=node.num_hits,
-            last_used=node.last_used,
+            parent, node.start, node.tokens[:cut], node.block_ids[:num_upper_blocks], node.priority
         )
-        for block_id in upper.block_ids:
-            self._owners[block_id] = upper
-        parent.children[int(upper.tokens[0])] = upper
+        upper.num_hits, upper.last_used = node.num_hits, node.last_used
+        self._owners.update(dict.fromkeys(upper.block_ids, upper))
+        parent.children[upper.tokens[:_WIDTH]] = upper
         node.parent, node.start = upper, position
-        node.tokens, node.block_ids = node.tokens[cut:], node.block_ids[num_upper_blocks:]
-        upper.children[int(node.tokens[0])] = node
+        node.tokens = node.tokens[cut:]
+        del node.block_ids[:num_upper_blocks]
+        upper.children[node.tokens[:_WIDTH]] = node
         self.num_nodes += 1
         return upper
 
-    def drop_block(self, block_id: int) -> None:
-        """Forget `block_id` and everything that continues it. No effect if it is not here."""
+    # -- lock ---------------------------------------------------------------------------------
+
+    def lock(self, block_ids: Iterable[int]) -> None:
+        """Somebody reads these blocks: evict none of them, nor what they continue. Ids that are
+        not in the tree are passed over."""
+        self._locked.update(filter(self._owners.__contains__, block_ids))
+
+    def unlock(self, block_ids: Sequence[int]) -> None:
+        """Nobody uses these blocks any more. Ids that are not in the tree are passed over."""
+        self._locked.difference_update(block_ids)
+        owners = self._owners
+        for block_id in block_ids:
+            node = owners.get(block_id)
+            if node is not None and node.block_ids[-1] == block_id and not node.children:
+                self._offer(node)
+
+    def _is_evictable(self, node: Node) -> bool:
+        """Whether `node` is a leaf of the tree whose last block nobody uses."""
+        return (
+            node.parent is not None
+            and not node.children
+            and node.block_ids[-1] not in self._locked
+        )
+
+    def _offer(self, node: Node) -> None:
+        self._leaves.push(node)
+        if self._may_expire:
+            self._oldest.push(node)
+
+    # -- evict --------------------------------------------------------------------------------
+
+    def evict(self, num_blocks: int, wanted: Collection[Node] = ()) -> list[int]:
+        """Forget `num_blocks` that nobody uses, or as many as there are.
+
+        Leaves go first, from their end, in the policy's order; those in `wanted` go after all
+        others. Should only blocks be left that stand above locked ones (two requests computed the
+        same tokens, and the one whose copy is in the tree has gone), these go with all that
+        continues them.
+
+        Returns every block that is forgotten, so more than asked for in that last case.
+        """
+        forgotten: list[int] = []
+        spared: list[Node] = []
+        num_left = min(num_blocks, self.num_evictable_blocks)
+        while num_left > 0:
+            node = self._leaves.pop()
+            if node is None:
+                if not spared:
+                    break
+                for node in spared:
+                    self._leaves.push(node)
+                spared, wanted = [], ()
+                continue
+            if node in wanted:
+                spared.append(node)
+                continue
+            dropped = self._evict_end_of(node, num_left)
+            num_left -= len(dropped)
+            forgotten += dropped
+        for node in spared:
+            self._leaves.push(node)
+        if num_left > 0:
+            for block_id in [i for i in self._owners if i not in self._locked]:
+                if num_left <= 0:
+                    break
+                num_before = self.num_evictable_blocks
+                forgotten += self.drop_block(block_id)
+                num_left -= num_before - self.num_evictable_blocks
+        return forgotten
+
+    def expire(self, unused_since: float) -> list[int]:
+        """Forget what nobody uses and nobody has used since `unused_since`, on the tree's clock.
+
+        The first call starts the book-keeping that later ones need: O(log n) per leaf that goes,
+        O(1) if none does.
+        """
+        if not self._may_expire:
+            self._may_expire = True
+            for node in self.nodes():
+                if self._is_evictable(node):
+                    self._oldest.push(node)
+        forgotten: list[int] = []
+        while (node := self._oldest.pop()) is not None:
+            if node.last_used >= unused_since:
+                self._oldest.push(node)
+                break
+            forgotten += self._evict_end_of(node, len(node.block_ids))
+        return forgotten
+
+    def _evict_end_of(self, leaf: Node, num_blocks: int) -> list[int]:
+        """Forget up to `num_blocks` unlocked blocks from the end of `leaf`; offer what is then
+        the leaf."""
+        num_kept = len(leaf.block_ids)
+        num_least = max(0, num_kept - num_blocks)
+        while num_kept > num_least and leaf.block_ids[num_kept - 1] not in self._locked:
+            num_kept -= 1
+        forgotten, left = self._cut(
+            leaf, (leaf.start // self.block_size + num_kept) * self.block_size
+        )
+        if left is not None and self._is_evictable(left):
+            self._offer(left)
+        self.version += 1
+        return forgotten
+
+    def drop_block(self, block_id: int) -> list[int]:
+        """Forget `block_id` and everything that continues it, locked or not.
+
+        Returns every block that is forgotten; none if it is not here.
+        """
         node = self._owners.get(block_id)
         if node is None:
-            return
+            return []
         self.version += 1
-        index = node.block_ids.index(block_id)
+        forgotten: list[int] = []
         for child in node.children.values():
-            self._forget_subtree(child)
+            self._forget_subtree(child, forgotten)
         node.children = {}
-        self._shorten(node, (node.start // self.block_size + index) * self.block_size)
+        number = node.start // self.block_size + node.block_ids.index(block_id)
+        cut, left = self._cut(node, number * self.block_size)
+        if left is not None and self._is_evictable(left):
+            self._offer(left)
+        return forgotten + cut
 
-    def _forget_subtree(self, top: Node) -> None:
+    def _forget_subtree(self, top: Node, forgotten: list[int]) -> None:
         stack = [top]
         while stack:
             node = stack.pop()
             stack.extend(node.children.values())
-            self.num_tokens -= len(node.tokens)
+            forgotten += node.block_ids
+            self._forget_blocks(node.block_ids)
+            self.num_tokens -= node.end - node.start
             self.num_nodes -= 1
-            for block_id in node.block_ids:
-                del self._owners[block_id]
+            node.parent = None
 
-    def _shorten(self, node: Node, end: int) -> None:
+    def _forget_blocks(self, block_ids: list[int]) -> None:
+        for block_id in block_ids:
+            del self._owners[block_id]
+        self._locked.difference_update(block_ids)
+
+    def _cut(self, node: Node, end: int) -> tuple[list[int], Node | None]:
         """Cut childless `node` back to block-aligned `end`; remove it, and parents whose last
-        tokens only it held, where nothing is left."""
+        tokens only it held, where nothing is left.
+
+        Returns the forgotten blocks, and the node that has become a leaf or is still one.
+        """
         size = self.block_size
+        forgotten: list[int] = []
         while True:
             parent = node.parent
-            if parent is None:
-                return
+            assert parent is not None
             if end > node.start:
                 num_kept_blocks = end // size - node.start // size
-                for block_id in node.block_ids[num_kept_blocks:]:
-                    del self._owners[block_id]
+                dropped = node.block_ids[num_kept_blocks:]
+                self._forget_blocks(dropped)
                 del node.block_ids[num_kept_blocks:]
                 self.num_tokens -= node.end - end
-                node.tokens = node.tokens[: end - node.start]
-                return
-            for block_id in node.block_ids:
-                del self._owners[block_id]
-            self.num_tokens -= len(node.tokens)
+                node.tokens = node.tokens[: (end - node.start) * _WIDTH]
+                node.end = end
+                return forgotten + dropped, node
+            forgotten += node.block_ids
+            self._forget_blocks(node.block_ids)
+            self.num_tokens -= node.end - node.start
             self.num_nodes -= 1
-            del parent.children[int(node.tokens[0])]
-            if parent.children or parent.parent is None or parent.end % size == 0:
-                if parent.parent is None and not parent.children:
+            node.parent = None
+            del parent.children[node.tokens[:_WIDTH]]
+            if parent.parent is None:
+                if not parent.children:
                     self._roots = {n: r for n, r in self._roots.items() if r is not parent}
-                return
+                return forgotten, None
+            if parent.children:
+                return forgotten, None
+            if parent.end % size == 0:
+                return forgotten, parent
             node, end = parent, parent.end // size * size
 
     def clear(self) -> None:
         """Forget everything."""
+        for node in self.nodes():
+            node.parent = None
         self._roots.clear()
         self._owners.clear()
+        self._locked.clear()
+        self._leaves.clear()
+        self._oldest.clear()
         self.num_tokens = 0
         self.num_nodes = 0
         self.version += 1
 
     # -- views --------------------------------------------------------------------------------
 
-    def describe(self, max_nodes: int = 1000) -> dict[str, object]:
-        """The tree's shape for people and pages: sizes and hits, never token ids or namespaces.
+    def describe(
+        self,
+        max_nodes: int = 1000,
+        *,
+        is_isolated: Callable[[Namespace], bool] = lambda namespace: False,
+        pinned: Collection[int] = (),
+        wanted: Collection[Node] = (),
+        with_tokens: bool = False,
+    ) -> dict[str, Any]:
+        """The tree's shape for people and pages: sizes, hits and ages, no names of namespaces.
 
         `nodes` lists at most `max_nodes`, those near the roots first, parents before children;
         `parent` is an index into the list, None for a node that begins a sequence, and `namespace`
-        numbers what shares nothing.
+        numbers what shares nothing. Of isolated namespaces only their totals are given.
+
+        Args:
+            pinned: ids of the blocks that are pinned.
+            wanted: nodes that waiting requests match.
+            with_tokens: give every node's token ids too. They are somebody's prompt.
         """
-        now = time.monotonic()
-        nodes: list[dict[str, object]] = []
-        waiting: deque[tuple[Node, int | None, int]] = deque(
-            (child, None, number)
-            for number, root in enumerate(self._roots.values())
-            for child in root.children.values()
-        )
+        now = self._clock()
+        nodes: list[dict[str, Any]] = []
+        isolated = {"namespaces": 0, "num_tokens": 0, "num_nodes": 0, "num_blocks": 0}
+        waiting: deque[tuple[Node, int | None, int]] = deque()
+        number = 0
+        for namespace, root in self._roots.items():
+            if is_isolated(namespace):
+                isolated["namespaces"] += 1
+                for node in _subtree(root):
+                    isolated["num_tokens"] += node.end - node.start
+                    isolated["num_blocks"] += len(node.block_ids)
+                    isolated["num_nodes"] += node.parent is not None
+            else:
+                waiting.extend((child, None, number) for child in root.children.values())
+                number += 1
         while waiting and len(nodes) < max_nodes:
-            node, parent, namespace = waiting.popleft()
-            waiting.extend((child, len(nodes), namespace) for child in node.children.values())
+            node, parent, number = waiting.popleft()
+            waiting.extend((child, len(nodes), number) for child in node.children.values())
             nodes.append(
                 {
                     "parent": parent,
-                    "namespace": namespace,
-                    "num_tokens": len(node.tokens),
+                    "namespace": number,
+                    "num_tokens": node.end - node.start,
                     "num_blocks": len(node.block_ids),
+                    "num_locked_blocks": sum(i in self._locked for i in node.block_ids),
+                    "num_pinned_blocks": sum(i in pinned for i in node.block_ids),
                     "hits": node.num_hits,
                     "age_s": round(now - node.last_used, 3),
+                    "wanted": node in wanted,
+                    **({"tokens": unpack(node.tokens)} if with_tokens else {}),
                 }
             )
         return {
             "block_size": self.block_size,
             "num_tokens": self.num_tokens,
-            "num_blocks": self.num_blocks,
             "num_nodes": self.num_nodes,
+            "num_blocks": self.num_blocks,
+            "num_protected_blocks": self.num_protected_blocks,
+            "num_evictable_blocks": self.num_evictable_blocks,
+            "isolated": isolated,
+            "nodes_left_out": self.num_nodes - isolated["num_nodes"] - len(nodes),
             "nodes": nodes,
         }
 
@@ -322,27 +583,41 @@ class RadixTree:
         """Raise AssertionError if the tree contradicts itself. Walks everything: for tests."""
         size = self.block_size
         owners: dict[int, Node] = {}
-        num_tokens = 0
+        num_tokens = num_nodes = 0
         for root in self._roots.values():
-            assert root.parent is None and not len(root.tokens) and root.children
+            assert root.parent is None and not root.tokens and root.children
         for node in self.nodes():
             parent = node.parent
-            assert parent is not None and len(node.tokens) > 0
-            assert parent.children[int(node.tokens[0])] is node and node.start == parent.end
+            assert parent is not None and len(node.tokens) == (node.end - node.start) * _WIDTH > 0
+            assert parent.children[node.tokens[:_WIDTH]] is node and node.start == parent.end
             last = node.end // size if node.children else -(-node.end // size)
             assert len(node.block_ids) == max(0, last - node.start // size)
             for block_id in node.block_ids:
                 assert block_id not in owners, f"block {block_id} belongs to two nodes"
                 owners[block_id] = node
-            num_tokens += len(node.tokens)
+            if self._is_evictable(node):
+                assert node in self._leaves, "an evictable leaf is not in the queue"
+                assert not self._may_expire or node in self._oldest
+            num_tokens += node.end - node.start
+            num_nodes += 1
         assert owners == self._owners
-        assert num_tokens == self.num_tokens
-        assert sum(1 for _ in self.nodes()) == self.num_nodes
+        assert self._locked <= owners.keys()
+        assert (num_tokens, num_nodes) == (self.num_tokens, self.num_nodes)
 
 
-def _common_prefix_length(a: Tokens, b: Tokens) -> int:
-    """How many leading elements are equal; one vectorised comparison."""
-    length = min(len(a), len(b))
-    different = a[:length] != b[:length]
-    first = int(different.argmax()) if length else 0
-    return first if length and different[first] else length
+def _subtree(top: Node) -> Iterator[Node]:
+    stack = [top]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())
+
+
+def _common_prefix_length(edge: Tokens, tokens: Tokens, offset: int) -> int:
+    """How many leading tokens of `edge` are those of `tokens` from byte `offset` on."""
+    length = min(len(edge), len(tokens) - offset) // _WIDTH
+    different = np.frombuffer(edge, np.int32, length) != np.frombuffer(
+        tokens, np.int32, length, offset
+    )
+    first = int(different.argmax())
+    return first if different[first] else length

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue, SchedulingPolicy
@@ -31,6 +32,7 @@ from sgl_vllm.config import CONFIG_KEY, Options
 from sgl_vllm.hooks import PARTS, missing_hooks
 from sgl_vllm.radix import manager as radix_manager
 from sgl_vllm.radix.manager import RadixKVCacheManager
+from sgl_vllm.radix.tree import NO_MATCH, Match, Node
 from sgl_vllm.scheduler.jump import JumpForward
 from sgl_vllm.scheduler.policy import Candidate, LongestPrefixFirst
 
@@ -41,6 +43,8 @@ SCORE_FROM = "sgl_score_from"
 whose log-probability is wanted. With it, `prompt_logprobs` reads the first n - 1 tokens from the
 cache; rows before n then hold zeros."""
 
+
+BlockHasher = Callable[[Request], list[BlockHash]]
 
 STOCK_SCORE_AGE_S = 0.5
 """How long a request's score by vLLM's own cache is used, with `radix` off."""
@@ -66,15 +70,15 @@ class WaitingOrder:
         self,
         scheduler: Scheduler,
         options: Options,
-        matched_tokens: Callable[[Request], int],
+        match: Callable[[Request], Match],
         cache_version: Callable[[], int],
     ) -> None:
         self._scheduler = scheduler
         self._policy = LongestPrefixFirst(options.schedule_max_passes, options.schedule_max_wait_s)
         self._window = options.schedule_window
-        self._matched_tokens = matched_tokens
+        self._match = match
         self._cache_version = cache_version
-        self._scores: WeakKeyDictionary[Request, tuple[int, int]] = WeakKeyDictionary()
+        self._matches: WeakKeyDictionary[Request, tuple[int, Match]] = WeakKeyDictionary()
         self._passes: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._ordered: list[Request] = []
         self.counters = OrderCounters()
@@ -109,13 +113,22 @@ class WaitingOrder:
                     self._passes[request] = self._passes.get(request, 0) + passes
                     self.counters.passes += passes
 
+    def wanted(self) -> set[Node]:
+        """The nodes that the requests in the window matched when they were put in order, so that
+        what the head of the queue will read is not evicted to make room for the tail."""
+        return {
+            known[1].node
+            for request in self._ordered
+            if (known := self._matches.get(request)) is not None and known[1].node is not None
+        }
+
     def _candidate(self, request: Request, version: int) -> Candidate:
-        known = self._scores.get(request)
+        known = self._matches.get(request)
         if known is None or known[0] != version:
-            score = 0 if request.skip_reading_prefix_cache else self._matched_tokens(request)
-            known = self._scores[request] = (version, score)
+            match = NO_MATCH if request.skip_reading_prefix_cache else self._match(request)
+            known = self._matches[request] = (version, match)
         return Candidate(
-            matched_tokens=known[1],
+            matched_tokens=known[1].num_tokens,
             arrival_s=request.arrival_time,
             passes=self._passes.get(request, 0),
             goes_first=request.num_preemptions > 0,
@@ -130,18 +143,26 @@ class SglSchedulerMixin(Scheduler):
     ) -> None:
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         additional = vllm_config.additional_config or {}
-        options = Options.from_mapping(additional.get(CONFIG_KEY, {}))
+        options = self._options = Options.from_mapping(additional.get(CONFIG_KEY, {}))
         self._off: dict[str, str] = {}
         for part in PARTS:
             if (reason := self._why_off(part, options, kv_cache_config)) is not None:
                 self._off[part] = reason
         self._radix: RadixKVCacheManager | None = None
         if "radix" not in self._off:
-            self._radix = RadixKVCacheManager.adopt(self.kv_cache_manager)
+            self._radix = RadixKVCacheManager.adopt(
+                self.kv_cache_manager,
+                policy=options.radix_policy,
+                ttl_s=options.radix_ttl_s,
+                pin_share=options.radix_pin_share,
+                has_connector=self.connector is not None,
+            )
         self._order: WaitingOrder | None = None
         if "schedule" not in self._off:
             self.waiting = FCFSRequestQueue()
-            self._order = WaitingOrder(self, options, self._matched_tokens, self._cache_version)
+            self._order = WaitingOrder(self, options, self._match, self._cache_version)
+            if self._radix is not None:
+                self._radix.pool.wanted = self._order.wanted
         self._jump = JumpForward(self) if "jump_forward" not in self._off else None
         self._score_from: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._num_scored_requests = 0
@@ -254,13 +275,13 @@ class SglSchedulerMixin(Scheduler):
             and not request.is_prefill_chunk
         ]
 
-    def _matched_tokens(self, request: Request) -> int:
+    def _match(self, request: Request) -> Match:
         if self._radix is not None and self._radix.tree is not None:
-            return self._radix.matched_tokens(request)
+            return self._radix.match(request)
         _, num_tokens, *_ = self.kv_cache_manager.coordinator.find_longest_cache_hit(
             request.block_hashes, request.num_tokens - 1
         )
-        return num_tokens
+        return Match(num_tokens, None)
 
     def _cache_version(self) -> int:
         """Changes when a score may. vLLM's own cache cannot tell: its scores hold for a while."""
@@ -325,11 +346,57 @@ class SglSchedulerMixin(Scheduler):
             parts["jump_forward"] = failed
         return parts
 
-    def sgl_vllm_tree(self) -> dict[str, object]:
+    def sgl_vllm_tree(self, max_nodes: int = 1000) -> dict[str, Any]:
         """The shape of the radix tree; empty if it is off."""
-        if self._radix is None or self._radix.tree is None:
+        if self._radix is None:
             return {}
-        return self._radix.tree.describe()
+        return self._radix.describe(max_nodes, with_tokens=self._options.tree_text)
+
+    def sgl_vllm_pin(
+        self,
+        token_ids: Sequence[int],
+        cache_salt: str | None = None,
+        lora_name: str | None = None,
+        lora_path: str | None = None,
+    ) -> dict[str, Any]:
+        """Pin the longest cached prefix; `{"error": why}` if that cannot be."""
+        if self._radix is None:
+            return {"error": f"the radix tree is off: {self._off['radix']}"}
+        adapter = (lora_name, lora_path or "") if lora_name else None
+        try:
+            pin_id, pin = self._radix.pin(token_ids, cache_salt, adapter)
+        except ValueError as error:
+            return {"error": str(error)}
+        return {"pin_id": pin_id, "num_tokens": pin.num_tokens, "num_blocks": len(pin.blocks)}
+
+    def sgl_vllm_unpin(self, pin_id: str) -> dict[str, Any]:
+        return {"unpinned": self._radix is not None and self._radix.unpin(pin_id)}
+
+    def sgl_vllm_pins(self) -> dict[str, Any]:
+        now = time.monotonic()
+        pins = self._radix.pins() if self._radix is not None else {}
+        return {
+            "pins": [
+                {
+                    "pin_id": pin_id,
+                    "num_tokens": pin.num_tokens,
+                    "num_blocks": len(pin.blocks),
+                    "age_s": round(now - pin.since, 3),
+                }
+                for pin_id, pin in pins.items()
+            ]
+        }
+
+    def sgl_vllm_block_hasher(self, stock: BlockHasher | None) -> BlockHasher | None:
+        """What hashes the blocks of new requests: nothing, as long as only the tree is asked."""
+        radix = self._radix
+        if stock is None or radix is None or radix.pool.hash_blocks:
+            return stock
+
+        def hash_if_tree_is_off(request: Request) -> list[BlockHash]:
+            return stock(request) if radix.tree is None else []
+
+        return hash_if_tree_is_off
 
 
 class SglScheduler(SglSchedulerMixin):

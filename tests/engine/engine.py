@@ -85,8 +85,7 @@ class Engine:
         assert not self.scheduler.waiting and not self.scheduler.kv_holding_waiting
         radix = getattr(self.scheduler, "_radix", None)
         if radix is not None:
-            assert radix.tree is not None, "the tree was switched off by an error"
-            radix.tree.check_invariants()
+            radix.pool.check_invariants()
 
     def stop(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()

@@ -7,7 +7,8 @@ import random
 import pytest
 from vllm import SamplingParams
 
-from sgl_vllm.radix.manager import namespace_of
+from sgl_vllm.radix.keys import namespace_of
+from sgl_vllm.radix.tree import RadixTree
 from tests.engine.engine import Ask, Engine
 
 
@@ -113,7 +114,7 @@ def test_an_error_in_the_tree_switches_it_off_and_the_engine_goes_on(start, monk
     def broken(*_):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(engine.scheduler._radix.tree, "insert", broken)
+    monkeypatch.setattr(RadixTree, "insert", broken)
     prompt = words(100)
     assert cached_tokens(engine, Ask(prompt, greedy()), Ask(prompt, greedy())) == [0, 96]
     assert engine.scheduler._radix.tree is None

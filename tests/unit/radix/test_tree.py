@@ -1,191 +1,273 @@
-"""The radix tree against a model that simply remembers what every block holds."""
+"""What the radix tree finds, protects and gives up."""
 
-import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sgl_vllm.radix.tree import Match, RadixTree
+from sgl_vllm.radix.eviction import POLICIES
+from sgl_vllm.radix.tree import RadixTree, pack, unpack
 
 
-def tokens_of(*values: int) -> np.ndarray:
-    return np.array(values, dtype=np.int32)
+def found(tree: RadixTree, namespace, *tokens: int) -> tuple[int, list[int]]:
+    """How many of the tokens are cached, and in which blocks."""
+    match = tree.match(namespace, pack(tokens))
+    return match.num_tokens, tree.block_ids(match, match.num_tokens)
 
 
-def test_a_prefix_that_ends_inside_a_block_is_found_to_the_token():
-    tree = RadixTree(block_size=4)
-    tree.insert("a", tokens_of(1, 2, 3, 4, 5, 6), [10, 11])
-    assert tree.match("a", tokens_of(1, 2, 3, 4, 5, 9)) == Match(5, [10, 11])
-    assert tree.match("a", tokens_of(1, 2, 9)) == Match(2, [10])
+def put(tree: RadixTree, tokens: str, blocks: list[int], namespace="", **more):
+    """Insert one token per letter and let go of the blocks."""
+    inserted = tree.insert(namespace, pack([ord(c) for c in tokens]), blocks, **more)
+    tree.unlock(blocks)
+    return inserted
 
 
-def test_namespaces_share_nothing():
-    tree = RadixTree(block_size=4)
-    tree.insert("tenant a", tokens_of(1, 2, 3), [10])
-    assert tree.match("tenant b", tokens_of(1, 2, 3)) == Match(0, [])
+def holds(tree: RadixTree, tokens: str) -> int:
+    return tree.match("", pack([ord(c) for c in tokens])).num_tokens
 
 
-def test_sequences_that_part_inside_a_block_read_their_own_copies():
-    tree = RadixTree(block_size=4)
-    tree.insert("", tokens_of(1, 2, 3, 4, 5, 6), [10, 11])
-    tree.insert("", tokens_of(1, 2, 3, 4, 5, 7, 8), [10, 12])
-    assert tree.match("", tokens_of(1, 2, 3, 4, 5, 6)).block_ids == [10, 11]
-    assert tree.match("", tokens_of(1, 2, 3, 4, 5, 7)).block_ids == [10, 12]
-    assert tree.match("", tokens_of(1, 2, 3, 4, 5)).num_tokens == 5
-    tree.check_invariants()
+def use(tree: RadixTree, tokens: str, **more) -> None:
+    tree.use(tree.match("", pack([ord(c) for c in tokens])).node, **more)
 
 
-def test_a_longer_copy_of_a_tail_replaces_the_shorter_one():
-    tree = RadixTree(block_size=4)
-    tree.insert("", tokens_of(1, 2, 3, 4, 5), [10, 11])
-    assert tree.insert("", tokens_of(1, 2, 3, 4, 5, 6), [10, 12]) == [11]
-    assert tree.match("", tokens_of(1, 2, 3, 4, 5)) == Match(5, [10, 12])
-    assert 11 not in tree
+class Clock:
+    """Seconds that pass when a test says so, and a little with every look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1e-6
+        return self.now
 
 
-def test_a_request_that_grows_keeps_its_own_tail_block():
-    tree = RadixTree(block_size=4)
-    tree.insert("", tokens_of(1, 2, 3, 4, 5), [10, 11])
-    assert tree.insert("", tokens_of(1, 2, 3, 4, 5, 6, 7, 8, 9), [10, 11, 12]) == []
-    assert tree.match("", tokens_of(1, 2, 3, 4, 5, 6, 7, 8, 9)).block_ids == [10, 11, 12]
+def test_packing_keeps_tokens_below_zero_too():
+    assert unpack(pack([0, 1, -1, 2**31 - 1, -(2**31)])) == [0, 1, -1, 2**31 - 1, -(2**31)]
 
 
-def test_dropping_a_block_forgets_what_continues_it_and_nothing_else():
-    tree = RadixTree(block_size=2)
-    tree.insert("", tokens_of(1, 2, 3, 4, 5), [10, 11, 12])
-    tree.insert("", tokens_of(1, 2, 7), [10, 13])
-    tree.drop_block(11)
-    assert tree.match_length("", tokens_of(1, 2, 3, 4, 5)) == 2
-    assert tree.match_length("", tokens_of(1, 2, 7)) == 3
-    tree.check_invariants()
+class TestLookUp:
+    def test_a_prefix_that_ends_inside_a_block_is_found_to_the_token(self):
+        tree = RadixTree(block_size=4)
+        tree.insert("a", pack([1, 2, 3, 4, 5, 6]), [10, 11])
+        assert found(tree, "a", 1, 2, 3, 4, 5, 9) == (5, [10, 11])
+        assert found(tree, "a", 1, 2, 9) == (2, [10])
+
+    def test_namespaces_share_nothing(self):
+        tree = RadixTree(block_size=4)
+        tree.insert("tenant a", pack([1, 2, 3]), [10])
+        assert found(tree, "tenant b", 1, 2, 3) == (0, [])
+
+    def test_tokens_that_share_bytes_but_not_values_are_not_mixed_up(self):
+        tree = RadixTree(block_size=4)
+        tree.insert("", pack([0x01020304, 0x05060708]), [10])
+        assert found(tree, "", 0x01020304, 0x05060709) == (1, [10])
+        assert found(tree, "", 0x02030405) == (0, [])
+
+    def test_sequences_that_part_inside_a_block_read_their_own_copies(self):
+        tree = RadixTree(block_size=4)
+        tree.insert("", pack([1, 2, 3, 4, 5, 6]), [10, 11])
+        tree.insert("", pack([1, 2, 3, 4, 5, 7, 8]), [10, 12])
+        assert found(tree, "", 1, 2, 3, 4, 5, 6) == (6, [10, 11])
+        assert found(tree, "", 1, 2, 3, 4, 5, 7) == (6, [10, 12])
+        assert found(tree, "", 1, 2, 3, 4, 5)[0] == 5
+        tree.check_invariants()
+
+    def test_looking_changes_nothing(self):
+        tree = RadixTree(block_size=4)
+        tree.insert("", pack([1, 2, 3, 4, 5]), [10, 11])
+        before = tree.describe(), tree.version
+        found(tree, "", 1, 2, 3)
+        after = tree.describe(), tree.version
+        assert after[1] == before[1] and after[0]["num_nodes"] == before[0]["num_nodes"]
+        assert after[0]["nodes"][0]["hits"] == 0
 
 
-def test_a_part_that_only_a_dropped_block_held_is_gone():
-    tree = RadixTree(block_size=4)
-    tree.insert("", tokens_of(1, 2, 3), [10])
-    tree.insert("", tokens_of(1, 2, 3, 5), [11])
-    tree.drop_block(11)
-    assert tree.match("", tokens_of(1, 2, 3)) == Match(0, [])
-    assert tree.num_tokens == 0
-    tree.check_invariants()
+class TestInsert:
+    def test_a_second_copy_of_the_same_tokens_is_not_taken(self):
+        tree = RadixTree(block_size=2)
+        tree.insert("", pack([1, 2, 3, 4]), [10, 11])
+        inserted = tree.insert("", pack([1, 2, 3, 4, 5]), [20, 21, 22])
+        assert inserted.taken == [22]
+        assert found(tree, "", 1, 2, 3, 4, 5) == (5, [10, 11, 22])
+
+    def test_a_longer_copy_of_a_tail_replaces_the_shorter_one(self):
+        tree = RadixTree(block_size=4)
+        tree.insert("", pack([1, 2, 3, 4, 5]), [10, 11])
+        assert tree.insert("", pack([1, 2, 3, 4, 5, 6]), [10, 12]).forgotten == [11]
+        assert found(tree, "", 1, 2, 3, 4, 5) == (5, [10, 12])
+        assert 11 not in tree
+
+    def test_a_request_that_grows_keeps_its_own_tail_block_and_its_node(self):
+        tree = RadixTree(block_size=4)
+        first = tree.insert("", pack([1, 2, 3, 4, 5]), [10, 11])
+        second = tree.insert("", pack(range(1, 10)), [10, 11, 12], own=first.own)
+        assert (second.taken, second.forgotten) == ([12], [])
+        assert found(tree, "", *range(1, 10)) == (9, [10, 11, 12])
+        assert tree.num_nodes == 1
+
+    def test_what_others_read_of_a_node_is_not_grown_by_them(self):
+        """Only the maker of a leaf extends it; everybody else gets a node of their own."""
+        tree = RadixTree(block_size=4)
+        tree.insert("", pack([1, 2, 3, 4]), [10])
+        assert tree.insert("", pack([1, 2, 3, 4]), [20]).own is None
+        tree.insert("", pack([1, 2, 3, 4, 5]), [10, 21])
+        assert tree.num_nodes == 2
+
+    def test_too_few_blocks_are_refused(self):
+        with pytest.raises(ValueError, match="do not fit"):
+            RadixTree(block_size=2).insert("", pack([1, 2, 3]), [10])
+
+    def test_a_block_cannot_be_in_two_places(self):
+        tree = RadixTree(block_size=2)
+        tree.insert("", pack([1, 2]), [10])
+        with pytest.raises(ValueError, match="another place"):
+            tree.insert("", pack([7, 8]), [10])
+        tree.check_invariants()
 
 
-def test_too_few_blocks_are_refused():
-    with pytest.raises(ValueError, match="do not fit"):
-        RadixTree(block_size=2).insert("", tokens_of(1, 2, 3), [10])
+class TestEviction:
+    def test_what_is_in_use_stays(self):
+        tree = RadixTree(block_size=2)
+        tree.insert("", pack([1, 2, 3, 4]), [10, 11])
+        assert (tree.num_protected_blocks, tree.num_evictable_blocks) == (2, 0)
+        assert tree.evict(2) == []
+        tree.unlock([11])
+        assert tree.evict(2) == [11]
+        assert found(tree, "", 1, 2, 3, 4) == (2, [10])
+
+    def test_the_end_of_a_leaf_goes_first_and_no_more_than_asked_for(self):
+        tree = RadixTree(block_size=2)
+        put(tree, "abcdef", [10, 11, 12])
+        assert tree.evict(1) == [12]
+        assert holds(tree, "abcdef") == 4
+        assert tree.num_evictable_blocks == 2
+
+    def test_a_parent_goes_after_its_children(self):
+        tree = RadixTree(block_size=2)
+        put(tree, "abcd", [10, 11])
+        put(tree, "abxy", [10, 12])
+        use(tree, "abcd")
+        assert [tree.evict(1) for _ in range(4)] == [[12], [11], [10], []]
+        assert tree.num_nodes == 0
+
+    @pytest.mark.parametrize(
+        ("policy", "order"),
+        [
+            ("lru", "bcda"),  # by last use
+            ("lfu", "cdba"),  # c and d were never hit, b once, a twice
+            ("slru", "cdba"),
+            ("priority", "cdab"),  # b and a served somebody important
+        ],
+    )
+    def test_policies_choose_the_leaf(self, policy, order):
+        tree = RadixTree(block_size=1, policy=POLICIES[policy], clock=Clock())
+        for block, name in enumerate("abcd"):
+            put(tree, name, [block])
+        use(tree, "b", priority=-2)
+        use(tree, "a", priority=-1)
+        use(tree, "c", is_hit=False)
+        use(tree, "d", is_hit=False)
+        use(tree, "a")
+        assert "".join("abcd"[tree.evict(1)[0]] for _ in range(4)) == order
+
+    def test_what_waiting_requests_want_goes_last(self):
+        tree = RadixTree(block_size=1)
+        for block, name in enumerate("abc"):
+            put(tree, name, [block])
+        wanted = {tree.match("", pack([ord("a")])).node}
+        assert tree.evict(1, wanted) == [1]
+        assert tree.evict(2, wanted) == [2, 0]
+
+    def test_a_block_above_one_in_use_can_be_had_as_the_last(self):
+        """Two computed the same at once; the one whose copy was taken has gone."""
+        tree = RadixTree(block_size=1)
+        tree.insert("", pack([1, 2]), [10, 11])
+        tree.insert("", pack([1, 2, 3]), [20, 21, 22])
+        tree.unlock([10, 11])
+        assert tree.num_evictable_blocks == 2
+        forgotten = tree.evict(2)
+        assert {10, 11} <= set(forgotten)
+        assert 22 in forgotten, "what continues a forgotten block cannot be found any more"
+        assert (tree.num_blocks, tree.num_protected_blocks) == (0, 0)
+
+    def test_what_nobody_used_for_long_expires(self):
+        clock = Clock()
+        tree = RadixTree(block_size=1, policy=POLICIES["lfu"], clock=clock)
+        for name in "abc":
+            put(tree, name, [ord(name)])
+        clock.now = 10
+        use(tree, "b")
+        tree.lock([ord("c")])
+        assert tree.expire(unused_since=5) == [ord("a")]
+        tree.unlock([ord("c")])
+        assert tree.expire(unused_since=5) == [ord("c")]
+        assert (holds(tree, "a"), holds(tree, "b"), holds(tree, "c")) == (0, 1, 0)
+
+    def test_dropping_a_block_forgets_what_continues_it_and_nothing_else(self):
+        tree = RadixTree(block_size=2)
+        tree.insert("", pack([1, 2, 3, 4, 5]), [10, 11, 12])
+        tree.insert("", pack([1, 2, 7]), [10, 13])
+        assert sorted(tree.drop_block(11)) == [11, 12]
+        assert found(tree, "", 1, 2, 3, 4, 5)[0] == 2
+        assert found(tree, "", 1, 2, 7)[0] == 3
+        tree.check_invariants()
+
+    def test_a_part_that_only_a_dropped_block_held_is_gone(self):
+        tree = RadixTree(block_size=4)
+        tree.insert("", pack([1, 2, 3]), [10])
+        tree.insert("", pack([1, 2, 3, 5]), [11])
+        assert tree.drop_block(11) == [11]
+        assert found(tree, "", 1, 2, 3) == (0, [])
+        assert tree.num_tokens == 0
+        tree.check_invariants()
+
+    def test_the_queue_does_not_grow_with_use(self):
+        tree = RadixTree(block_size=1)
+        for block in range(10):
+            put(tree, chr(97 + block), [block])
+        for _ in range(1000):
+            tree.lock([3])
+            tree.unlock([3])
+        for block in range(100, 3000):
+            put(tree, "xy" + chr(block), [10, 11, block])
+            tree.drop_block(block)
+        assert len(tree._leaves._heap) < 200
 
 
-def test_the_description_holds_no_token_and_no_namespace():
-    tree = RadixTree(block_size=2)
-    tree.insert("secret salt", tokens_of(987654), [1])
-    assert "987654" not in str(tree.describe())
-    assert "secret" not in str(tree.describe())
+class TestDescription:
+    def test_it_holds_no_token_and_no_namespace(self):
+        tree = RadixTree(block_size=2)
+        tree.insert("secret salt", pack([987654]), [1])
+        assert "987654" not in str(tree.describe())
+        assert "secret" not in str(tree.describe())
+        assert tree.describe(with_tokens=True)["nodes"][0]["tokens"] == [987654]
 
+    def test_it_lists_parents_before_children(self):
+        tree = RadixTree(block_size=2)
+        tree.insert("a", pack([1, 2, 3]), [1, 2])
+        tree.insert("a", pack([1, 2, 4]), [1, 3])
+        tree.insert("b", pack([1]), [4])
+        nodes = tree.describe()["nodes"]
+        assert [node["parent"] for node in nodes] == [None, None, 0, 0]
+        assert [node["namespace"] for node in nodes] == [0, 1, 0, 0]
+        short = tree.describe(max_nodes=2)
+        assert (len(short["nodes"]), short["nodes_left_out"]) == (2, 2)
 
-def test_the_description_lists_parents_before_children():
-    tree = RadixTree(block_size=2)
-    tree.insert("a", tokens_of(1, 2, 3), [1, 2])
-    tree.insert("a", tokens_of(1, 2, 4), [1, 3])
-    tree.insert("b", tokens_of(1), [4])
-    nodes = tree.describe()["nodes"]
-    assert [node["parent"] for node in nodes] == [None, None, 0, 0]
-    assert [node["namespace"] for node in nodes] == [0, 1, 0, 0]
-    assert len(tree.describe(max_nodes=2)["nodes"]) == 2
+    def test_an_isolated_namespace_is_one_total(self):
+        tree = RadixTree(block_size=2)
+        tree.insert("mine", pack([1, 2, 3]), [1, 2])
+        tree.insert("theirs", pack([4]), [3])
+        shown = tree.describe(is_isolated=lambda namespace: namespace == "theirs")
+        assert len(shown["nodes"]) == 1
+        assert shown["isolated"] == {
+            "namespaces": 1,
+            "num_tokens": 1,
+            "num_nodes": 1,
+            "num_blocks": 1,
+        }
 
-
-class TreeAgainstModel(RuleBasedStateMachine):
-    """Requests come, match, take fresh blocks for what is theirs, are inserted; blocks are reused.
-
-    The model: what every block was filled with, and every sequence inserted since the last drop.
-    """
-
-    @initialize(block_size=st.integers(1, 5))
-    def start(self, block_size):
-        self.size = block_size
-        self.tree = RadixTree(block_size)
-        self.content: dict[int, tuple[int, ...]] = {}
-        self.inserted: list[tuple[str, tuple[int, ...]]] = []
-        self.next_block = 0
-        self.live: list[tuple[str, list[int], list[int]]] = []
-
-    sequences = st.lists(st.integers(0, 2), min_size=1, max_size=14)
-
-    @rule(namespace=st.sampled_from("xy"), sequence=sequences)
-    def run_request(self, namespace, sequence):
-        match = self.tree.match(namespace, tokens_of(*sequence))
-        num_shared = match.num_tokens // self.size  # full blocks are read in place
-        blocks = match.block_ids[:num_shared]
-        while len(blocks) * self.size < len(sequence):
-            begin = len(blocks) * self.size
-            self.content[self.next_block] = tuple(sequence[begin : begin + self.size])
-            blocks.append(self.next_block)
-            self.next_block += 1
-        self.tree.insert(namespace, tokens_of(*sequence), blocks)
-        self.inserted.append((namespace, tuple(sequence)))
-        self.live.append((namespace, sequence, blocks))
-        assert self.tree.match_length(namespace, tokens_of(*sequence)) == len(sequence)
-
-    @rule(data=st.data(), more=st.lists(st.integers(0, 2), min_size=1, max_size=6))
-    def grow_request(self, data, more):
-        """A request that was inserted while it ran decodes on into its own last block."""
-        if not self.live:
-            return
-        namespace, sequence, blocks = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
-        last = blocks[-1]
-        if len(sequence) % self.size and len(self.content[last]) > len(sequence) % self.size:
-            return  # another request wrote further into this block: it was not this one's own
-        grown = [*sequence, *more]
-        for number in range(len(sequence) // self.size, -(-len(grown) // self.size)):
-            if number >= len(blocks):
-                blocks = [*blocks, self.next_block]
-                self.next_block += 1
-            self.content[blocks[number]] = tuple(
-                grown[number * self.size : (number + 1) * self.size]
-            )
-        self.tree.insert(namespace, tokens_of(*grown), blocks)
-        self.inserted.append((namespace, tuple(grown)))
-
-    @rule(data=st.data())
-    def reuse_block(self, data):
-        if not self.content:
-            return
-        block = data.draw(st.sampled_from(sorted(self.content)))
-        self.tree.drop_block(block)
-        del self.content[block]
-        self.inserted.clear()
-        self.live = [entry for entry in self.live if block not in entry[2]]
-        assert block not in self.tree
-
-    @rule()
-    def reset(self):
-        self.tree.clear()
-        self.content.clear()
-        self.inserted.clear()
-        self.live.clear()
-
-    @rule(namespace=st.sampled_from("xy"), sequence=sequences)
-    def every_hit_reads_the_right_tokens(self, namespace, sequence):
-        version = self.tree.version
-        match = self.tree.match(namespace, tokens_of(*sequence))
-        assert match.num_tokens == self.tree.match_length(namespace, tokens_of(*sequence))
-        assert len(match.block_ids) == -(-match.num_tokens // self.size)
-        for number, block in enumerate(match.block_ids):
-            want = sequence[number * self.size : min((number + 1) * self.size, match.num_tokens)]
-            assert list(self.content[block][: len(want)]) == want
-        for other_namespace, other in self.inserted:
-            if other_namespace == namespace:
-                shared = 0
-                while shared < min(len(other), len(sequence)) and other[shared] == sequence[shared]:
-                    shared += 1
-                assert match.num_tokens >= shared
-        assert self.tree.version == version
-
-    @invariant()
-    def consistent(self):
-        if hasattr(self, "tree"):
-            self.tree.check_invariants()
-
-
-TestTreeAgainstModel = TreeAgainstModel.TestCase
-TestTreeAgainstModel.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+    def test_it_says_what_is_locked_pinned_and_wanted(self):
+        tree = RadixTree(block_size=1)
+        tree.insert("", pack([1, 2]), [1, 2])
+        tree.unlock([2])
+        wanted = {tree.match("", pack([1])).node}
+        (node,) = tree.describe(pinned={2}, wanted=wanted)["nodes"]
+        assert (node["num_locked_blocks"], node["num_pinned_blocks"]) == (1, 1)
+        assert node["wanted"]

@@ -1,0 +1,97 @@
+"""What a request is looked up by: its namespace, and its tokens as the tree compares them.
+
+Two requests share cached tokens only if both are equal. vLLM mixes the same things into its block
+hashes (`kv_cache_utils.generate_block_hash_extra_keys`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import NamedTuple
+
+import torch
+from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.v1.request import Request
+
+from sgl_vllm.radix.tree import Tokens, pack
+
+MAX_CONTENTS = 100_000
+"""So many images (and the like) are told apart at a time. What was seen longest ago is forgotten,
+and with it only that its cached tokens would fit again."""
+
+_INSIDE = -(2**30)
+
+
+class RequestNamespace(NamedTuple):
+    """Who shares what: the adapter's name and path, the tenant's `cache_salt`, and a digest of the
+    prompt's embeddings, for those who send some."""
+
+    adapter: tuple[str, str] | None = None
+    salt: str | None = None
+    embeddings: bytes | None = None
+
+
+def namespace_of(request: Request) -> RequestNamespace | None:
+    """The tree's namespace for `request`; None if it has to stay out of the tree.
+
+    Streaming sessions (`resumable`) do: what they have computed they may take back.
+    """
+    if request.resumable:
+        return None
+    lora = request.lora_request
+    adapter = (lora.lora_name, lora.lora_path) if lora is not None else None
+    embeddings = None
+    if request.prompt_embeds is not None:
+        rows = request.prompt_embeds.detach().cpu().contiguous()
+        digest = hashlib.sha256(rows.view(torch.uint8).numpy().tobytes())
+        digest.update(bytes(request.prompt_is_token_ids or ()))
+        embeddings = digest.digest()
+    return RequestNamespace(adapter, request.cache_salt or None, embeddings)
+
+
+class TokenKeys:
+    """Packs a request's tokens so that, from the first on, equal keys mean equal inputs.
+
+    Where an image (or the like) stands in the prompt, the first position gets a number that stands
+    for its content, and the others their place in it, all below zero:
+
+        tokens      7  9  <image> <image> <image>  4
+        keys        7  9    -12   I - 1   I - 2    4        I = -2**30; content number 12
+
+    Numbers are given out in turn and never again, so two contents cannot collide.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._num_given = 0
+
+    def pack(self, request: Request, start: int = 0) -> Tokens:
+        """The keys of `request` from `start` on, which is 0 or past the prompt."""
+        token_ids = request._all_token_ids
+        if start:
+            return pack(token_ids[start:])
+        if request.mm_features:
+            token_ids = list(token_ids)
+            for feature in request.mm_features:
+                self._write_content(feature, token_ids)
+        return pack(token_ids)
+
+    def _write_content(self, feature: MultiModalFeatureSpec, token_ids: list[int]) -> None:
+        begin, length = feature.mm_position.offset, feature.mm_position.length
+        is_embed = feature.mm_position.is_embed
+        for place in range(1, length):
+            if is_embed is None or is_embed[place]:
+                token_ids[begin + place] = _INSIDE - place
+        token_ids[begin] = self._number_of((feature.identifier, token_ids[begin]))
+
+    def _number_of(self, content: tuple[str, int]) -> int:
+        number = self._numbers.get(content)
+        if number is None:
+            self._num_given += 1
+            number = self._numbers[content] = -self._num_given
+            if len(self._numbers) > MAX_CONTENTS:
+                self._numbers.popitem(last=False)
+        else:
+            self._numbers.move_to_end(content)
+        return number

@@ -1,0 +1,316 @@
+"""vLLM's block pool, with the radix tree deciding what is cached and what goes.
+
+Owns: what the tree holds of each request (`find`, `index`), the agreement of the tree's locks with
+vLLM's reference counts, and which blocks are handed out next. Does not own which tokens of a
+request are computed, nor pins (`manager.py`).
+
+vLLM keeps all blocks that nobody references in one queue and hands them out from its front. Here:
+
+    front | hold nothing cached ... | cached, in the tree ... | back
+
+A block of the tree carries a hash, be it only `_MARK`, so that vLLM puts it at the back when it is
+freed; what the tree forgets loses it and comes to the front. When the first part is too short, the
+tree evicts (`get_new_blocks`). So vLLM's count of free blocks stays what it was: all of the queue.
+
+Should anything go wrong in the tree, it is switched off with one error in the log, and the engine
+goes on with vLLM's own prefix cache: `tree` is None from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from vllm.logger import init_logger
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
+from vllm.v1.request import Request
+
+from sgl_vllm.radix.eviction import EvictionPolicy
+from sgl_vllm.radix.keys import RequestNamespace, TokenKeys, namespace_of
+from sgl_vllm.radix.tree import NO_MATCH, Match, Node, RadixTree, Tokens
+
+logger = init_logger("vllm.sgl_vllm.radix")
+
+_MARK = BlockHashWithGroupId(b"sgl_vllm: in the radix tree" + bytes(4))
+"""The hash of a block that is in the tree and that vLLM has not hashed. In no hash map."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Trail:
+    """How a live request stands in the tree.
+
+    Attributes:
+        tokens: its tokens as the tree compares them; may lag behind the request.
+        own: the leaf that its inserts made.
+        hit: the deepest node of its last look-up.
+    """
+
+    request: Request
+    namespace: RequestNamespace
+    tokens: Tokens
+    own: Node | None = None
+    hit: Node | None = None
+
+
+class RadixBlockPool(BlockPool):
+    """Added to a live pool by `adopt`."""
+
+    tree: RadixTree | None
+
+    @classmethod
+    def adopt(
+        cls, pool: BlockPool, block_size: int, policy: EvictionPolicy, hash_blocks: bool
+    ) -> RadixBlockPool:
+        """Turn a freshly constructed stock pool into this one, in place.
+
+        Args:
+            block_size: tokens per block.
+            hash_blocks: keep vLLM's block hashes and its map too, for KV events and connectors.
+        """
+        pool.__class__ = cls
+        assert isinstance(pool, RadixBlockPool)
+        pool.tree = RadixTree(block_size, policy)
+        pool.hash_blocks = hash_blocks
+        pool.wanted = tuple
+        pool.moved = lambda block_ids: None
+        pool._keys = TokenKeys()
+        pool._trails = {}
+        pool._in_this_step = set()
+        return pool
+
+    hash_blocks: bool
+    wanted: Callable[[], Collection[Node]]
+    """What waiting requests match. Asked when something has to be evicted."""
+    moved: Callable[[Sequence[int]], None]
+    """Told which blocks the tree has forgotten, whoever uses them."""
+    _keys: TokenKeys
+    _trails: dict[str, Trail]
+    _in_this_step: set[int]
+
+    # -- a request and the tree ---------------------------------------------------------------
+
+    def trail_of(self, request: Request) -> Trail | None:
+        """None if the request stays out of the tree."""
+        trail = self._trails.get(request.request_id)
+        if trail is None or trail.request is not request:
+            namespace = namespace_of(request)
+            if namespace is None:
+                return None
+            trail = Trail(request, namespace, self._keys.pack(request))
+            self._trails[request.request_id] = trail
+        elif len(trail.tokens) < 4 * request.num_tokens:
+            trail.tokens += self._keys.pack(request, len(trail.tokens) // 4)
+        return trail
+
+    def forget_trail(self, request: Request) -> None:
+        """`request` has given up its blocks, or is gone."""
+        self._trails.pop(request.request_id, None)
+
+    def match(self, request: Request) -> Match:
+        """The longest cached prefix of `request`, all of it possibly. No side effects."""
+        trail = self.trail_of(request)
+        if trail is None or self.tree is None:
+            return NO_MATCH
+        return self.tree.match(trail.namespace, trail.tokens)
+
+    def is_computed(self, block_id: int) -> bool:
+        """Whether the block may be copied from before this step's forward pass."""
+        return block_id not in self._in_this_step
+
+    def step_starts(self, expire_before: float | None) -> None:
+        """The next forward pass comes after all that was scheduled so far.
+
+        Args:
+            expire_before: forget what nobody has used since then, on the tree's clock.
+        """
+        self._in_this_step.clear()
+        if expire_before is not None and self.tree is not None:
+            self.guarded(self._expire, expire_before)
+
+    def _expire(self, expire_before: float) -> None:
+        assert self.tree is not None
+        self._forgotten(self.tree.expire(expire_before))
+
+    def index(self, request: Request, blocks: Sequence[KVCacheBlock], num_tokens: int) -> None:
+        """Put the first `num_tokens` of `request` into the tree; `blocks` hold their KV."""
+        trail = self.trail_of(request)
+        if trail is None or self.tree is None:
+            return
+        tokens = trail.tokens
+        if len(tokens) > 4 * num_tokens:
+            tokens = tokens[: 4 * num_tokens]
+        trail.own, taken, forgotten = self.tree.insert(
+            trail.namespace,
+            tokens,
+            [block.block_id for block in blocks[: -(-num_tokens // self.tree.block_size)]],
+            trail.own,
+            request.priority,
+        )
+        for block_id in taken:
+            block = self.blocks[block_id]
+            if block.block_hash is None:
+                block.set_block_hash(_MARK, num_tokens)
+        if forgotten:
+            self._forgotten(forgotten)
+
+    def unindex(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """The KV of `blocks` is not there after all."""
+        if self.tree is not None:
+            for block in blocks:
+                self._forgotten(self.tree.drop_block(block.block_id))
+
+    def cache_full_blocks(
+        self,
+        request: Request,
+        blocks: list[KVCacheBlock],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: list[bool] | None = None,
+    ) -> None:
+        """vLLM calls this when more blocks of `request` are full, or will be after this step."""
+        new_blocks = blocks[num_cached_blocks:num_full_blocks]
+        if self.tree is not None:
+            self._in_this_step.update([block.block_id for block in new_blocks])
+            self.guarded(self.index, request, blocks, num_full_blocks * block_size)
+        if self.tree is not None and not self.hash_blocks:
+            return
+        for block in new_blocks:
+            if block.block_hash == _MARK:
+                block.reset_hash()
+        request.update_block_hashes()  # nothing to do, unless it began while the tree was there
+        super().cache_full_blocks(
+            request,
+            blocks,
+            num_cached_blocks,
+            num_full_blocks,
+            block_size,
+            kv_cache_group_id,
+            block_mask,
+        )
+        if self.tree is not None:
+            for block in new_blocks:
+                if block.block_id not in self.tree:  # a second copy: nobody will look for it
+                    self._emit_block_removed_events(self._remove_cached_block_hashes(block))
+
+    # -- handing out, taking back -------------------------------------------------------------
+
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        if self.tree is not None:
+            num_empty = self.get_num_free_blocks() - self.tree.num_evictable_blocks
+            if num_empty < num_blocks:
+                self.guarded(self._evict, num_blocks - num_empty)
+        return super().get_new_blocks(num_blocks)
+
+    def _evict(self, num_blocks: int) -> None:
+        assert self.tree is not None
+        self._forgotten(self.tree.evict(num_blocks, self.wanted()))
+
+    def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
+        super().touch(blocks)
+        if self.tree is not None:
+            self.tree.lock([block.block_id for block in blocks])
+
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        blocks = list(ordered_blocks)
+        super().free_blocks(blocks)
+        self._unlock(blocks)
+
+    def unpin_blocks(
+        self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]
+    ) -> None:
+        blocks = list(blocks)
+        super().unpin_blocks(blocks, on_reuse)
+        self._unlock(blocks)
+
+    def _unlock(self, blocks: list[KVCacheBlock]) -> None:
+        if self.tree is not None:
+            self.guarded(
+                self.tree.unlock, [block.block_id for block in blocks if block.ref_cnt == 0]
+            )
+
+    def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
+        """vLLM hands the block out again, or a connector says that its contents are wrong."""
+        if self.tree is not None and block.block_id in self.tree:
+            self.guarded(self.unindex, [block])
+        return super()._maybe_evict_cached_block(block)
+
+    def _forgotten(self, block_ids: Sequence[int]) -> None:
+        """The tree has forgotten these: those that nobody uses are the next to be handed out."""
+        to_front = []
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            self._emit_block_removed_events(self._remove_cached_block_hashes(block))
+            if block.ref_cnt == 0 and block.next_free_block is not None:
+                self.free_block_queue.remove(block)
+                to_front.append(block)
+        self.free_block_queue.prepend_n(to_front)
+        self.moved(block_ids)
+
+    def _emit_block_removed_events(self, block_hashes: list[BlockHashWithGroupId]) -> None:
+        """Of a block that has a second copy, vLLM would say that it is gone."""
+        if self.enable_kv_cache_events and block_hashes:
+            super()._emit_block_removed_events(
+                [
+                    key
+                    for key in block_hashes
+                    if self.cached_block_hash_to_block.get_one_block(key) is None
+                ]
+            )
+
+    def reset_prefix_cache(self) -> bool:
+        if not super().reset_prefix_cache():
+            return False
+        if self.tree is not None:
+            self.tree.clear()
+        return True
+
+    # -- safety -------------------------------------------------------------------------------
+
+    def guarded(self, step: Callable[..., Result], *args: Any) -> Result | None:
+        """Do a step; if it fails, or the tree is off, None."""
+        if self.tree is None:
+            return None
+        try:
+            return step(*args)
+        except Exception:
+            logger.exception(
+                "the radix tree failed and is switched off; vLLM's own prefix cache goes on. "
+                "Please report this with the lines below"
+            )
+            self.switch_off()
+            return None
+
+    def switch_off(self) -> None:
+        """Go on with vLLM's own prefix cache, which knows nothing of what the tree held."""
+        self.tree = None
+        self._trails.clear()
+        for block in self.blocks:
+            if block.block_hash == _MARK:
+                block.reset_hash()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if tree and pool disagree: free + cached + in use = all, and the
+        tree's locks are the reference counts. Walks everything: for tests."""
+        tree = self.tree
+        assert tree is not None, "the tree was switched off by an error"
+        tree.check_invariants()
+        free, block = [], self.free_block_queue.fake_free_list_head.next_free_block
+        while block is not None and block is not self.free_block_queue.fake_free_list_tail:
+            free.append(block)
+            block = block.next_free_block
+        assert len(free) == self.get_num_free_blocks() == len({b.block_id for b in free})
+        in_use = [b for b in self.blocks if b.ref_cnt > 0 and not b.is_null]
+        assert all(b.ref_cnt == 0 for b in free)
+        assert len(free) + len(in_use) == self.num_gpu_blocks - 1
+        assert tree.num_protected_blocks == sum(b.block_id in tree for b in in_use)
+        assert tree.num_evictable_blocks == sum(b.block_id in tree for b in free)
+        for block in self.blocks:
+            assert (block.block_id in tree) == (block.block_hash is not None), block
+        num_empty = len(free) - tree.num_evictable_blocks
+        assert not any(b.block_id in tree for b in free[:num_empty]), "a cached block is in front"

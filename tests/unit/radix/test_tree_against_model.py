@@ -1,0 +1,212 @@
+"""Random lives of a cache: the tree against dictionaries that remember what every block holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sgl_vllm.radix.eviction import POLICIES
+from sgl_vllm.radix.tree import Node, RadixTree, pack
+
+NAMESPACES = st.sampled_from("xy")
+SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=14)
+
+
+@dataclass
+class Running:
+    """A request that holds blocks. `own` is what the tree gave it at its last insert."""
+
+    namespace: str
+    tokens: list[int]
+    blocks: list[int]
+    own: Node | None = None
+
+
+class TreeAgainstModel(RuleBasedStateMachine):
+    """Requests come, match, hold what they hit and fresh blocks for the rest, are inserted (at
+    once, or when they finish), decode on, and finish; blocks are evicted, dropped and reused.
+
+    The model: what every block was filled with, for whom, and how many hold it.
+    """
+
+    @initialize(block_size=st.integers(1, 5), policy=st.sampled_from(sorted(POLICIES)))
+    def start(self, block_size, policy):
+        self.size = block_size
+        self.now = 0.0
+        self.tree = RadixTree(block_size, POLICIES[policy], clock=self.clock)
+        self.content: dict[int, tuple[str, list[int]]] = {}
+        self.holders: dict[int, int] = {}
+        self.running: list[Running] = []
+        self.inserted: list[tuple[str, list[int]]] = []
+        self.fresh = count()
+
+    def clock(self) -> float:
+        self.now += 1
+        return self.now
+
+    # -- what a cache does --------------------------------------------------------------------
+
+    @rule(data=st.data(), namespace=NAMESPACES, tokens=SEQUENCES, at_once=st.booleans())
+    def admit(self, data, namespace, tokens, at_once):
+        if self.inserted and data.draw(st.booleans(), "goes on from an earlier one"):
+            namespace, earlier = data.draw(st.sampled_from(self.inserted))
+            tokens = [*earlier[: data.draw(st.integers(1, len(earlier)))], *tokens[:4]]
+        match = self.tree.match(namespace, pack(tokens))
+        shared = self.tree.block_ids(match, match.num_tokens)[: match.num_tokens // self.size]
+        self.tree.lock(shared)
+        self.tree.use(match.node)
+        for block in shared:
+            self.holders[block] = self.holders.get(block, 0) + 1
+        request = Running(namespace, [], shared)
+        self.running.append(request)
+        self.write(request, tokens, len(shared) * self.size)
+        if at_once:
+            self.insert(request)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), more=st.lists(st.integers(0, 2), min_size=1, max_size=6))
+    def decode(self, data, more):
+        request = self.draw_running(data)
+        self.write(request, [*request.tokens, *more], len(request.tokens))
+        if data.draw(st.booleans()):
+            self.insert(request)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def insert_less_than_before(self, data):
+        """An aborted request: not all that was scheduled has been computed."""
+        request = self.draw_running(data)
+        length = data.draw(st.integers(0, len(request.tokens)))
+        request.own, _, _ = self.tree.insert(
+            request.namespace, pack(request.tokens[:length]), request.blocks, request.own
+        )
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), keep=st.booleans())
+    def finish(self, data, keep):
+        request = self.draw_running(data)
+        if keep:
+            self.insert(request)
+        self.running.remove(request)
+        for block in request.blocks:
+            self.holders[block] -= 1
+        self.tree.unlock([b for b in reversed(request.blocks) if not self.holders[b]])
+
+    @rule(num_blocks=st.integers(1, 6), data=st.data())
+    def evict(self, num_blocks, data):
+        wanted = set()
+        if self.inserted and data.draw(st.booleans()):
+            namespace, tokens = data.draw(st.sampled_from(self.inserted))
+            wanted = {self.tree.match(namespace, pack(tokens)).node} - {None}
+        num_evictable = self.tree.num_evictable_blocks
+        forgotten = self.forgetting(lambda: self.tree.evict(num_blocks, wanted))
+        free = [block for block in forgotten if not self.holders[block]]
+        assert len(free) >= min(num_blocks, num_evictable)
+        if len(forgotten) == len(free):
+            assert len(free) == min(num_blocks, num_evictable)
+        # A held block only goes because one that nobody holds, before it, has gone.
+        for blocks in self.paths_before:
+            gone = [bool(self.holders[block]) for block in blocks if block in forgotten]
+            assert True not in gone or gone[0] is False
+
+    @rule(age=st.integers(0, 40))
+    def expire(self, age):
+        forgotten = self.forgetting(lambda: self.tree.expire(self.now - age))
+        assert not any(self.holders[block] for block in forgotten)
+
+    @precondition(lambda self: self.content)
+    @rule(data=st.data())
+    def drop(self, data):
+        block = data.draw(st.sampled_from(sorted(self.content)))
+        forgotten = self.forgetting(lambda: self.tree.drop_block(block))
+        assert forgotten == [] or block in forgotten
+        assert block not in self.tree
+
+    @precondition(lambda self: not self.running)
+    @rule()
+    def reset(self):
+        self.tree.clear()
+        self.inserted.clear()
+        assert self.tree.num_blocks == self.tree.num_nodes == self.tree.num_tokens == 0
+
+    # -- what must hold -----------------------------------------------------------------------
+
+    @rule(namespace=NAMESPACES, tokens=SEQUENCES)
+    def every_hit_reads_the_right_tokens(self, namespace, tokens):
+        match = self.tree.match(namespace, pack(tokens))
+        blocks = self.tree.block_ids(match, match.num_tokens)
+        assert len(blocks) == -(-match.num_tokens // self.size)
+        for number, block in enumerate(blocks):
+            want = tokens[number * self.size : min((number + 1) * self.size, match.num_tokens)]
+            owner, held = self.content[block]
+            assert owner == namespace and held[: len(want)] == want
+
+    @invariant()
+    def the_tree_agrees_with_itself_and_with_who_holds_what(self):
+        if not hasattr(self, "tree"):
+            return
+        self.tree.check_invariants()
+        in_tree = [block for block in self.content if block in self.tree]
+        held = [block for block in in_tree if self.holders[block]]
+        assert self.tree.num_blocks == len(in_tree)
+        assert self.tree.num_protected_blocks == len(held)
+        assert self.tree.num_evictable_blocks == len(in_tree) - len(held)
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def draw_running(self, data) -> Running:
+        return self.running[data.draw(st.integers(0, len(self.running) - 1))]
+
+    def write(self, request: Running, tokens: list[int], begin: int) -> None:
+        """`request` computes tokens[begin:] into its own blocks."""
+        for number in range(begin // self.size, -(-len(tokens) // self.size)):
+            if number == len(request.blocks):
+                block = next(self.fresh)
+                request.blocks = [*request.blocks, block]
+                self.holders[block] = 1
+            block = request.blocks[number]
+            self.content[block] = (
+                request.namespace,
+                tokens[number * self.size : (number + 1) * self.size],
+            )
+        request.tokens = tokens
+
+    def insert(self, request: Running) -> None:
+        tokens = pack(request.tokens)
+        before = [
+            (entry, self.tree.match(entry[0], pack(entry[1])).num_tokens) for entry in self.inserted
+        ]
+        request.own, taken, forgotten = self.tree.insert(
+            request.namespace, tokens, request.blocks, request.own
+        )
+        assert set(taken) <= set(request.blocks)
+        assert not any(block in self.tree for block in forgotten)
+        assert self.tree.match(request.namespace, tokens).num_tokens == len(request.tokens)
+        for (namespace, sequence), length in before:
+            assert self.tree.match(namespace, pack(sequence)).num_tokens >= length
+        self.inserted.append((request.namespace, request.tokens))
+
+    def forgetting(self, step) -> list[int]:
+        """Do what forgets blocks: every sequence keeps what lies before the first of them."""
+        paths = []
+        for namespace, tokens in self.inserted:
+            match = self.tree.match(namespace, pack(tokens))
+            blocks = self.tree.block_ids(match, match.num_tokens)
+            paths.append((namespace, tokens, match.num_tokens, blocks))
+        self.paths_before = [blocks for *_, blocks in paths]
+        forgotten = step()
+        assert len(forgotten) == len(set(forgotten))
+        for namespace, tokens, length, blocks in paths:
+            kept = next((i for i, block in enumerate(blocks) if block in forgotten), None)
+            now = self.tree.match(namespace, pack(tokens)).num_tokens
+            assert now <= length
+            assert now >= (length if kept is None else kept * self.size)
+        return forgotten
+
+
+TestTreeAgainstModel = TreeAgainstModel.TestCase
+TestTreeAgainstModel.settings = settings(max_examples=2000, stateful_step_count=30, deadline=None)
