@@ -3,7 +3,7 @@
     python -m benchmarks.radix [--block-size 16 128] [--json FILE]
 
 For every request both sides do what the engine does: build the `Request` (with vLLM's block hashes
-where the side needs them), look it up, allocate, index the prompt when it is computed, free. Rounds
+where the side needs them), look it up, allocate, free, which indexes it. Rounds
 of the two sides alternate, and the ratio is of their medians. The requests share the first half of
 their prompts; the cache holds `cached` tokens of other prompts, and room for all, so nothing is
 evicted; `--evict` makes the cache so small that every request has to evict as much as it takes.
@@ -84,8 +84,7 @@ class Side:
         manager.record_prefix_cache_stats(request, num_cached)
         request.num_computed_tokens = request.num_tokens
         copied = manager.take_kv_cache_block_copies()[1]
-        if isinstance(manager, RadixKVCacheManager):
-            manager.index_computed(request)
+        # It ends with its first token, so the engine frees it in the step that computes its prompt.
         manager.block_pool.free_blocks(copied)
         manager.free(request)
         assert allocated is not None
@@ -184,7 +183,7 @@ def main() -> None:
     for block_size, cached, prompt, evicting in tqdm(cases, unit="case", file=sys.stderr):
         rounds = max(15, arguments.rounds // (4 if prompt > 10_000 else 1))
         rows.append(measure(block_size, cached, prompt, evicting, rounds))
-    print(f"vLLM {version('vllm')}; per request: match, allocate, index, free, and vLLM's hashing")
+    print(f"vLLM {version('vllm')}; per request: match, allocate, free, and vLLM's hashing")
     print("block  cached  prompt  evicts    vLLM us  radix us  ratio   cached tokens vLLM / radix")
     for row in rows:
         print(

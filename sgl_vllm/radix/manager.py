@@ -16,7 +16,7 @@ more block and copies the partial one into it before the forward pass.
 
 from __future__ import annotations
 
-import itertools
+import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -110,7 +110,6 @@ class RadixKVCacheManager(KVCacheManager):
         manager._pin_share = pin_share
         manager._whole_blocks_only = has_connector
         manager._pins = {}
-        manager._pin_numbers = itertools.count(1)
         return manager
 
     pool: RadixBlockPool
@@ -125,7 +124,6 @@ class RadixKVCacheManager(KVCacheManager):
     _pin_share: float
     _whole_blocks_only: bool
     _pins: dict[str, Pin]
-    _pin_numbers: itertools.count[int]
 
     @property
     def tree(self) -> RadixTree | None:
@@ -162,16 +160,12 @@ class RadixKVCacheManager(KVCacheManager):
 
     def _find(self, request: Request, limit: int) -> tuple[KVCacheBlocks, int] | None:
         """The cached blocks of `request`, for at most `limit` tokens."""
-        tree, trail = self.tree, self.pool.trail_of(request)
-        assert tree is not None
-        if trail is None:
-            return None
-        match = tree.match(trail.namespace, trail.tokens)
-        trail.hit = match.node
+        match = self.pool.match(request)
         num_tokens = min(match.num_tokens, limit)
         if num_tokens <= 0:
             return None
-        block_ids = tree.block_ids(match, num_tokens)
+        assert self.tree is not None
+        block_ids = self.tree.block_ids(match, num_tokens)
         num_inside = num_tokens % self.block_size
         if num_inside and (
             self._whole_blocks_only
@@ -235,36 +229,33 @@ class RadixKVCacheManager(KVCacheManager):
 
     def _retain(self, request: Request) -> None:
         """Before its blocks are released, whatever the reason: index what `request` computed."""
+        request_id = request.request_id
         manager = self.coordinator.single_type_managers[0]
-        num_scheduled = request.num_computed_tokens
-        num_indexed = manager.num_cached_block.get(request.request_id, 0) * self.block_size
-        if num_indexed > num_scheduled:  # taken back out of the step that would have computed it
-            blocks = manager.req_to_blocks[request.request_id]
-            self.pool.unindex(
-                blocks[num_scheduled // self.block_size : num_indexed // self.block_size]
-            )
-        num_tokens = self._index(request)
-        if num_tokens:
-            trail = self.pool.trail_of(request)
-            assert self.tree is not None and trail is not None
-            if trail.own is not None:
-                self.tree.use(trail.own, request.priority, is_hit=False)
+        blocks = manager.req_to_blocks.get(request_id)
+        if blocks and self.enable_caching:
+            num_computed = request.num_computed_tokens
+            num_indexed = manager.num_cached_block.get(request_id, 0) * self.block_size
+            if num_indexed > num_computed:  # taken out of the step that would have computed it
+                first, last = num_computed // self.block_size, num_indexed // self.block_size
+                self.pool.unindex(blocks[first:last])
+            num_tokens = _num_computed(request)
+            if num_tokens > 0:
+                self.pool.index(request, blocks, num_tokens, is_last_use=True)
                 self.counters.retained_tails += num_tokens % self.block_size != 0
-        self.pool.forget_trail(request)
+        self.pool.forget_request(request)
 
-    def _index(self, request: Request) -> int:
-        """Put the request's computed tokens into the tree. Returns their number."""
-        if not self.enable_caching:
-            return 0
+    def _index(self, request: Request) -> None:
+        """Put the request's computed tokens into the tree."""
         blocks = self.coordinator.single_type_managers[0].req_to_blocks.get(request.request_id)
-        # Tokens of a step in flight are not computed yet, and a placeholder is no token.
-        num_tokens = min(
-            request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens
-        )
-        if not blocks or num_tokens <= 0:
-            return 0
-        self.pool.index(request, blocks, num_tokens)
-        return num_tokens
+        num_tokens = _num_computed(request)
+        if blocks and num_tokens > 0 and self.enable_caching:
+            self.pool.index(request, blocks, num_tokens)
+
+    def estimate_cached_tokens(self, request: Request) -> int:
+        """How many tokens `request` will have left in the cache, for vLLM's statistics."""
+        if self.tree is None:
+            return super().estimate_cached_tokens(request)
+        return request.num_computed_tokens
 
     def reset_prefix_cache(self) -> bool:
         """Empties the cache, pinned prefixes too; False, and nothing is changed, if it is in use."""
@@ -318,7 +309,7 @@ class RadixKVCacheManager(KVCacheManager):
                 "unpin something, or start the server with a larger radix_pin_share or cache"
             )
         self.block_pool.touch(blocks)
-        pin_id = str(next(self._pin_numbers))
+        pin_id = secrets.token_hex(8)
         self._pins[pin_id] = Pin(namespace, tokens, blocks, num_tokens, time.monotonic())
         return pin_id, self._pins[pin_id]
 
@@ -357,7 +348,7 @@ class RadixKVCacheManager(KVCacheManager):
 
     # -- views --------------------------------------------------------------------------------
 
-    def describe(self, max_nodes: int, with_tokens: bool) -> dict[str, Any]:
+    def describe(self, max_nodes: int, max_tokens: int) -> dict[str, Any]:
         """The cache for people and pages (`RadixTree.describe`). Tenants with a `cache_salt` are
         shown as one total, and never with tokens."""
         if self.tree is None:
@@ -375,9 +366,14 @@ class RadixKVCacheManager(KVCacheManager):
                 is_isolated=_is_salted,
                 pinned=pinned,
                 wanted=wanted,
-                with_tokens=with_tokens,
+                max_tokens=max_tokens,
             ),
         }
+
+
+def _num_computed(request: Request) -> int:
+    """Tokens of a step in flight are not computed yet, and a placeholder is no token."""
+    return min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens)
 
 
 def _is_salted(namespace: Any) -> bool:

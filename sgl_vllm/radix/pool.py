@@ -74,14 +74,17 @@ class RadixBlockPool(BlockPool):
         pool.__class__ = cls
         assert isinstance(pool, RadixBlockPool)
         pool.tree = RadixTree(block_size, policy)
+        pool.block_size = block_size
         pool.hash_blocks = hash_blocks
         pool.wanted = tuple
         pool.moved = lambda block_ids: None
         pool._keys = TokenKeys()
         pool._trails = {}
+        pool._scheduled = {}
         pool._in_this_step = set()
         return pool
 
+    block_size: int
     hash_blocks: bool
     wanted: Callable[[], Collection[Node]]
     """What waiting requests match. Asked when something has to be evicted."""
@@ -89,7 +92,11 @@ class RadixBlockPool(BlockPool):
     """Told which blocks the tree has forgotten, whoever uses them."""
     _keys: TokenKeys
     _trails: dict[str, Trail]
+    _scheduled: dict[str, tuple[Request, list[KVCacheBlock], int]]
+    """Whole blocks that this step will compute, by request, and are not in the tree yet: most of
+    them get there with the rest of their request."""
     _in_this_step: set[int]
+    """Those that are in the tree, because somebody was looked up after them."""
 
     # -- a request and the tree ---------------------------------------------------------------
 
@@ -106,16 +113,21 @@ class RadixBlockPool(BlockPool):
             trail.tokens += self._keys.pack(request, len(trail.tokens) // 4)
         return trail
 
-    def forget_trail(self, request: Request) -> None:
+    def forget_request(self, request: Request) -> None:
         """`request` has given up its blocks, or is gone."""
         self._trails.pop(request.request_id, None)
+        self._scheduled.pop(request.request_id, None)
 
     def match(self, request: Request) -> Match:
-        """The longest cached prefix of `request`, all of it possibly. No side effects."""
+        """The longest cached prefix of `request`, all of it possibly."""
         trail = self.trail_of(request)
         if trail is None or self.tree is None:
             return NO_MATCH
-        return self.tree.match(trail.namespace, trail.tokens)
+        if self._scheduled:
+            self._index_scheduled()
+        match = self.tree.match(trail.namespace, trail.tokens)
+        trail.hit = match.node
+        return match
 
     def is_computed(self, block_id: int) -> bool:
         """Whether the block may be copied from before this step's forward pass."""
@@ -127,6 +139,8 @@ class RadixBlockPool(BlockPool):
         Args:
             expire_before: forget what nobody has used since then, on the tree's clock.
         """
+        if self._scheduled:
+            self.guarded(self._index_scheduled)
         self._in_this_step.clear()
         if expire_before is not None and self.tree is not None:
             self.guarded(self._expire, expire_before)
@@ -135,23 +149,51 @@ class RadixBlockPool(BlockPool):
         assert self.tree is not None
         self._forgotten(self.tree.expire(expire_before))
 
-    def index(self, request: Request, blocks: Sequence[KVCacheBlock], num_tokens: int) -> None:
+    def _index_scheduled(self) -> None:
+        """Put what this step will compute into the tree: whole blocks of it can be shared."""
+        scheduled, self._scheduled = self._scheduled, {}
+        for request, blocks, num_tokens in scheduled.values():
+            self.index(request, blocks, num_tokens)
+            num_blocks = num_tokens // self.block_size
+            self._in_this_step.update([block.block_id for block in blocks[:num_blocks]])
+
+    def index(
+        self,
+        request: Request,
+        blocks: Sequence[KVCacheBlock],
+        num_tokens: int,
+        is_last_use: bool = False,
+    ) -> None:
         """Put the first `num_tokens` of `request` into the tree; `blocks` hold their KV."""
         trail = self.trail_of(request)
         if trail is None or self.tree is None:
             return
+        tree, own = self.tree, trail.own
+        first_block = 0
+        if not tree.leads_to(own, num_tokens):
+            own = None
+        elif own is not None:
+            if own.end == num_tokens:
+                if is_last_use:
+                    tree.use(own, request.priority, is_hit=False)
+                return
+            first_block = own.end // self.block_size
         tokens = trail.tokens
         if len(tokens) > 4 * num_tokens:
             tokens = tokens[: 4 * num_tokens]
-        trail.own, taken, forgotten = self.tree.insert(
+        new_blocks = blocks[first_block : -(-num_tokens // self.block_size)]
+        trail.own, taken, forgotten = tree.insert(
             trail.namespace,
             tokens,
-            [block.block_id for block in blocks[: -(-num_tokens // self.tree.block_size)]],
-            trail.own,
+            [block.block_id for block in new_blocks],
+            own,
             request.priority,
         )
+        if is_last_use:
+            tree.use(trail.own, request.priority, is_hit=False)
+        all_blocks = self.blocks
         for block_id in taken:
-            block = self.blocks[block_id]
+            block = all_blocks[block_id]
             if block.block_hash is None:
                 block.set_block_hash(_MARK, num_tokens)
         if forgotten:
@@ -174,12 +216,12 @@ class RadixBlockPool(BlockPool):
         block_mask: list[bool] | None = None,
     ) -> None:
         """vLLM calls this when more blocks of `request` are full, or will be after this step."""
-        new_blocks = blocks[num_cached_blocks:num_full_blocks]
         if self.tree is not None:
-            self._in_this_step.update([block.block_id for block in new_blocks])
-            self.guarded(self.index, request, blocks, num_full_blocks * block_size)
-        if self.tree is not None and not self.hash_blocks:
-            return
+            self._scheduled[request.request_id] = (request, blocks, num_full_blocks * block_size)
+            if not self.hash_blocks:
+                return
+            self.guarded(self._index_scheduled)
+        new_blocks = blocks[num_cached_blocks:num_full_blocks]
         for block in new_blocks:
             if block.block_hash == _MARK:
                 block.reset_hash()
@@ -229,7 +271,7 @@ class RadixBlockPool(BlockPool):
         self._unlock(blocks)
 
     def _unlock(self, blocks: list[KVCacheBlock]) -> None:
-        if self.tree is not None:
+        if self.tree is not None and blocks:
             self.guarded(
                 self.tree.unlock, [block.block_id for block in blocks if block.ref_cnt == 0]
             )
@@ -268,6 +310,7 @@ class RadixBlockPool(BlockPool):
             return False
         if self.tree is not None:
             self.tree.clear()
+            self._scheduled.clear()
         return True
 
     # -- safety -------------------------------------------------------------------------------
@@ -290,6 +333,7 @@ class RadixBlockPool(BlockPool):
         """Go on with vLLM's own prefix cache, which knows nothing of what the tree held."""
         self.tree = None
         self._trails.clear()
+        self._scheduled.clear()
         for block in self.blocks:
             if block.block_hash == _MARK:
                 block.reset_hash()

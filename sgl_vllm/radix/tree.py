@@ -66,6 +66,7 @@ class Node:
         "end",
         "last_used",
         "num_hits",
+        "number",
         "parent",
         "priority",
         "start",
@@ -81,6 +82,7 @@ class Node:
         self.tokens = tokens
         self.block_ids = block_ids
         self.children: dict[Tokens, Node] = {}  # by their first token
+        self.number = 0  # tells nodes apart on pictures
         self.num_hits = 0
         self.last_used = 0.0  # seconds, on the tree's clock
         self.priority = priority  # the most important (smallest) of those who used it
@@ -136,6 +138,7 @@ class RadixTree:
         self.version = 0
         self.num_tokens = 0
         self.num_nodes = 0  # nodes that hold tokens: roots do not count
+        self._num_made = 0
         self._clock = clock
         self._roots: dict[Namespace, Node] = {}
         self._owners: dict[int, Node] = {}
@@ -251,22 +254,23 @@ class RadixTree:
 
         Args:
             tokens: n of them, the whole sequence.
-            block_ids: ceil(n / block_size) ids or more; none may be in use elsewhere in the tree
-                other than at its own place.
-            own: what the caller's last insert of a beginning of `tokens` returned. Saves the way
-                down from the root, and lets the leaf grow in place.
+            block_ids: of the blocks up to number ceil(n / block_size) - 1 or more. From number 0 on;
+                with `own`, from number `own.end // block_size` on. None may be in the tree other
+                than at its own place.
+            own: what the caller's last insert of a beginning of `tokens` returned, if it `leads_to`
+                them. Saves the way down from the root, and lets the leaf grow in place.
 
         Raises:
             ValueError: fewer blocks than the tokens need, or one is elsewhere in the tree.
         """
         size = self.block_size
         num_tokens = len(tokens) // _WIDTH
-        if len(block_ids) * size < num_tokens:
+        first_block = own.end // size if own is not None else 0
+        if (first_block + len(block_ids)) * size < num_tokens:
             raise ValueError(f"{num_tokens} tokens do not fit {len(block_ids)} blocks of {size}")
-        if own is not None and own.parent is not None and own.end <= num_tokens:
+        if own is not None:
             node, matched = self._descend(own, tokens, own.end)
         else:
-            own = None
             root = self._roots.get(namespace)
             if root is None:
                 if not num_tokens:
@@ -277,7 +281,9 @@ class RadixTree:
             return Inserted(own if node is own else None, [], [])
         if matched < node.end:
             node = self._split(node, matched)
-        taken = list(block_ids[matched // size : -(-num_tokens // size)])
+        taken = list(
+            block_ids[matched // size - first_block : -(-num_tokens // size) - first_block]
+        )
         # The leaf's partial last block and the first of these begin alike: one of them is enough.
         has_tail = matched % size != 0 and not node.children
         tail = node.block_ids[-1] if has_tail else None
@@ -298,13 +304,18 @@ class RadixTree:
                     forgotten.append(tail)
             parent, node = node, Node(node, matched, tokens[matched * _WIDTH :], taken[:], priority)
             parent.children[node.tokens[:_WIDTH]] = node
-            self.num_nodes += 1
+            self._count(node)
         node.last_used = self._clock()
         self._owners.update(dict.fromkeys(taken, node))
         self._locked.update(taken)
         self.num_tokens += num_tokens - matched
         self.version += 1
         return Inserted(node, taken, forgotten)
+
+    def leads_to(self, own: Node | None, num_tokens: int) -> bool:
+        """Whether an insert of `num_tokens` may start from `own`: it is still in the tree, and not
+        past them."""
+        return own is not None and own.parent is not None and own.end <= num_tokens
 
     def _split(self, node: Node, position: int) -> Node:
         """Cut `node` at sequence `position` and return the new upper half."""
@@ -322,8 +333,13 @@ class RadixTree:
         node.tokens = node.tokens[cut:]
         del node.block_ids[:num_upper_blocks]
         upper.children[node.tokens[:_WIDTH]] = node
-        self.num_nodes += 1
+        self._count(upper)
         return upper
+
+    def _count(self, node: Node) -> None:
+        self.num_nodes += 1
+        self._num_made += 1
+        node.number = self._num_made
 
     # -- lock ---------------------------------------------------------------------------------
 
@@ -522,18 +538,18 @@ class RadixTree:
         is_isolated: Callable[[Namespace], bool] = lambda namespace: False,
         pinned: Collection[int] = (),
         wanted: Collection[Node] = (),
-        with_tokens: bool = False,
+        max_tokens: int = 0,
     ) -> dict[str, Any]:
         """The tree's shape for people and pages: sizes, hits and ages, no names of namespaces.
 
         `nodes` lists at most `max_nodes`, those near the roots first, parents before children;
-        `parent` is an index into the list, None for a node that begins a sequence, and `namespace`
-        numbers what shares nothing. Of isolated namespaces only their totals are given.
+        `id` stays with a node, `parent` is an index into the list, None for a node that begins a
+        sequence, and `namespace` numbers what shares nothing. Of isolated namespaces only their totals are given.
 
         Args:
             pinned: ids of the blocks that are pinned.
             wanted: nodes that waiting requests match.
-            with_tokens: give every node's token ids too. They are somebody's prompt.
+            max_tokens: give so many of every node's token ids too. They are somebody's prompt.
         """
         now = self._clock()
         nodes: list[dict[str, Any]] = []
@@ -555,6 +571,7 @@ class RadixTree:
             waiting.extend((child, len(nodes), number) for child in node.children.values())
             nodes.append(
                 {
+                    "id": node.number,
                     "parent": parent,
                     "namespace": number,
                     "num_tokens": node.end - node.start,
@@ -564,7 +581,9 @@ class RadixTree:
                     "hits": node.num_hits,
                     "age_s": round(now - node.last_used, 3),
                     "wanted": node in wanted,
-                    **({"tokens": unpack(node.tokens)} if with_tokens else {}),
+                    **(
+                        {"tokens": unpack(node.tokens[: max_tokens * _WIDTH])} if max_tokens else {}
+                    ),
                 }
             )
         return {

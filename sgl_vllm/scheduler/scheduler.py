@@ -346,11 +346,13 @@ class SglSchedulerMixin(Scheduler):
             parts["jump_forward"] = failed
         return parts
 
-    def sgl_vllm_tree(self, max_nodes: int = 1000) -> dict[str, Any]:
+    def sgl_vllm_tree(self, max_nodes: int = 1000, max_text_tokens: int = 128) -> dict[str, Any]:
         """The shape of the radix tree; empty if it is off."""
         if self._radix is None:
             return {}
-        return self._radix.describe(max_nodes, with_tokens=self._options.tree_text)
+        return self._radix.describe(
+            max_nodes, max_tokens=max_text_tokens if self._options.tree_text else 0
+        )
 
     def sgl_vllm_pin(
         self,

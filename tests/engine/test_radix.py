@@ -116,7 +116,9 @@ def test_an_error_in_the_tree_switches_it_off_and_the_engine_goes_on(start, monk
 
     monkeypatch.setattr(RadixTree, "insert", broken)
     prompt = words(100)
-    assert cached_tokens(engine, Ask(prompt, greedy()), Ask(prompt, greedy())) == [0, 96]
+    # The request that met the error leaves nothing; from then on vLLM's own cache is at work.
+    ask = Ask(prompt, greedy())
+    assert cached_tokens(engine, ask, ask, ask) == [0, 0, 96]
     assert engine.scheduler._radix.tree is None
     assert "switched off by errors" in engine.scheduler.sgl_vllm_stats()["parts"]["radix"]
 

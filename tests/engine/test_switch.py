@@ -157,11 +157,11 @@ def test_an_unsupported_vllm_is_refused_by_name(monkeypatch):
 
 
 def test_a_part_whose_hook_is_missing_stays_off_and_says_which(start, monkeypatch):
-    monkeypatch.delattr("vllm.v1.core.block_pool.BlockPool._insert_block_hash")
+    monkeypatch.delattr("vllm.v1.core.block_pool.BlockPool.unpin_blocks")
     (radix,) = [part for part in probe_parts() if not part.on]
-    assert radix.name == "radix" and "BlockPool._insert_block_hash" in radix.reason
+    assert radix.name == "radix" and "BlockPool.unpin_blocks" in radix.reason
     parts = start(plugin={}).scheduler.sgl_vllm_stats()["parts"]
-    assert "BlockPool._insert_block_hash" in parts["radix"]
+    assert "BlockPool.unpin_blocks" in parts["radix"]
     assert parts["select"] == "it needs radix"
     assert parts["schedule"] == parts["jump_forward"] == "on"
 

@@ -81,9 +81,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
         """An aborted request: not all that was scheduled has been computed."""
         request = self.draw_running(data)
         length = data.draw(st.integers(0, len(request.tokens)))
-        request.own, _, _ = self.tree.insert(
-            request.namespace, pack(request.tokens[:length]), request.blocks, request.own
-        )
+        self.insert_into_tree(request, length)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), keep=st.booleans())
@@ -180,15 +178,23 @@ class TreeAgainstModel(RuleBasedStateMachine):
         before = [
             (entry, self.tree.match(entry[0], pack(entry[1])).num_tokens) for entry in self.inserted
         ]
-        request.own, taken, forgotten = self.tree.insert(
-            request.namespace, tokens, request.blocks, request.own
-        )
+        taken, forgotten = self.insert_into_tree(request, len(request.tokens))
         assert set(taken) <= set(request.blocks)
         assert not any(block in self.tree for block in forgotten)
         assert self.tree.match(request.namespace, tokens).num_tokens == len(request.tokens)
         for (namespace, sequence), length in before:
             assert self.tree.match(namespace, pack(sequence)).num_tokens >= length
         self.inserted.append((request.namespace, request.tokens))
+
+    def insert_into_tree(self, request: Running, length: int) -> tuple[list[int], list[int]]:
+        own = request.own if self.tree.leads_to(request.own, length) else None
+        request.own, taken, forgotten = self.tree.insert(
+            request.namespace,
+            pack(request.tokens[:length]),
+            request.blocks[own.end // self.size if own else 0 :],
+            own,
+        )
+        return taken, forgotten
 
     def forgetting(self, step) -> list[int]:
         """Do what forgets blocks: every sequence keeps what lies before the first of them."""
