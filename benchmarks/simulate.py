@@ -143,7 +143,9 @@ def main(words: Sequence[str] | None = None) -> int:
         concurrency = 32
     results: dict[str, Result] = {}
     for arm in ARMS if arguments.scheduler is None else (arguments.scheduler,):
-        with tqdm(total=trace.num_calls, desc=arm, unit="call", delay=2, leave=False) as bar:
+        with tqdm(
+            total=trace.num_calls, desc=arm, unit="call", delay=2, leave=False, disable=None
+        ) as bar:
             results[arm] = simulator.Simulation(
                 trace, arm, settings, cost, concurrency=concurrency, on_call_done=bar.update
             ).run()

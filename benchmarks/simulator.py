@@ -438,7 +438,7 @@ class Simulation:
             if index in call.after:
                 self._num_awaited[program][other] -= 1
                 if not self._num_awaited[program][other]:
-                    self._arrive(program, other, self._clock.now_s)
+                    self._arrive(program, other, self._clock.now_s + call.think_s)
         self._num_unfinished[program] -= 1
         if not self._num_unfinished[program]:
             for following in itertools.islice(self._waiting_programs, 1):

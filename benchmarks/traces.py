@@ -37,11 +37,13 @@ class Call:
         prompt: token ids, shape (n,), n >= 1.
         reply: token ids, shape (m,), m >= 1: what the simulated model answers.
         after: indices, within the program, of the calls that must have ended before it is sent.
+        think_s: how long after the last of these it is sent: a person reads, a tool runs.
     """
 
     prompt: Tokens
     reply: Tokens
     after: tuple[int, ...] = ()
+    think_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not len(self.prompt) or not len(self.reply):
@@ -182,21 +184,28 @@ class _Writer:
     def text(self, low: int, high: int) -> Tokens:
         return self.rng.integers(0, VOCABULARY, self.number(low, high), dtype=np.int32)
 
+    def pause_s(self, mean_s: float) -> float:
+        return float(self.rng.exponential(mean_s))
+
+    def then(self, prompt: Tokens, reply: Tokens, before: list[Call], pause_s: float) -> Call:
+        """The call that follows the last of `before`, if there is one."""
+        return Call(prompt, reply, (len(before) - 1,), pause_s) if before else Call(prompt, reply)
+
 
 def _join(*parts: Tokens) -> Tokens:
     return np.concatenate(parts)
 
 
 def _chat(writer: _Writer) -> Iterator[Program]:
-    """A user's conversation of 3 to 6 turns under one of 4 system prompts."""
+    """A person's conversation of 3 to 6 turns under one of 4 system prompts; 10 s between turns."""
     system_prompts = [writer.text(100, 900) for _ in range(4)]
     while True:
         history = system_prompts[writer.number(0, 3)]
         calls: list[Call] = []
-        for turn in range(writer.number(3, 6)):
-            prompt = _join(history, writer.text(20, 300))
-            calls.append(Call(prompt, writer.text(40, 260), (turn - 1,) if turn else ()))
-            history = _join(prompt, calls[-1].reply)
+        for _ in range(writer.number(3, 6)):
+            prompt, reply = _join(history, writer.text(20, 300)), writer.text(40, 260)
+            calls.append(writer.then(prompt, reply, calls, writer.pause_s(10.0)))
+            history = _join(prompt, reply)
         yield Program(tuple(calls))
 
 
@@ -220,14 +229,15 @@ def _tree_of_thought(writer: _Writer) -> Iterator[Program]:
 
 
 def _react(writer: _Writer) -> Iterator[Program]:
-    """6 examples shared by all, a question, then 2 to 7 steps of thought and observation."""
+    """6 examples shared by all, a question, then 2 to 7 steps, each with a tool of about 0.5 s."""
     examples = writer.text(1800, 1800)
     while True:
         history = _join(examples, writer.text(15, 60))
         calls: list[Call] = []
-        for step in range(writer.number(2, 7)):
-            calls.append(Call(history, writer.text(30, 200), (step - 1,) if step else ()))
-            history = _join(history, calls[-1].reply, writer.text(30, 200))
+        for _ in range(writer.number(2, 7)):
+            reply, observation = writer.text(30, 200), writer.text(30, 200)
+            calls.append(writer.then(history, reply, calls, writer.pause_s(0.5)))
+            history = _join(history, reply, observation)
         yield Program(tuple(calls))
 
 
