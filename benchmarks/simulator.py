@@ -41,7 +41,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from benchmarks.models import DEMO_MODEL
 from benchmarks.traces import Call, Trace
 from sgl_vllm.config import CONFIG_KEY
-from sgl_vllm.scheduler.scheduler import SglAsyncScheduler, SglScheduler
+from sgl_vllm.scheduler.scheduler import SglAsyncScheduler, SglScheduler, SglSchedulerMixin
 
 STOCK, SGL = "stock", "sgl"
 
@@ -468,7 +468,7 @@ class Simulation:
         prompt_tokens = sum(len(one.call.prompt) for one in served)
         cached_tokens = sum(one.cached_tokens for one in served)
         span_s = self._clock.now_s - min(one.arrival_s for one in served)
-        stats = getattr(self._scheduler, "sgl_vllm_stats", dict)()
+        is_plugin = isinstance(self._scheduler, SglSchedulerMixin)
         return Result(
             hit_rate=cached_tokens / prompt_tokens,
             ttft_p50_s=percentile(ttfts, 0.5),
@@ -485,7 +485,7 @@ class Simulation:
             preemptions=self._num_preemptions,
             copied_blocks=self._num_copies,
             step_cpu_us_mean=self._cpu_s / self._num_steps * 1e6,
-            parts=stats.get("parts", {}),
+            parts=self._scheduler.sgl_vllm_stats()["parts"] if is_plugin else {},
         )
 
 

@@ -218,7 +218,7 @@ def _tree_of_thought(writer: _Writer) -> Iterator[Program]:
         calls: list[Call] = []
         level: list[tuple[Tokens, tuple[int, ...]]] = [(_join(examples, writer.text(60, 200)), ())]
         for instruction in instructions:
-            next_level = []
+            next_level: list[tuple[Tokens, tuple[int, ...]]] = []
             for history, after in level:
                 prompt = _join(history, instruction)
                 for _ in range(width):
