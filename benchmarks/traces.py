@@ -255,6 +255,16 @@ def _fork_join(writer: _Writer) -> Iterator[Program]:
         yield Program((skeleton, *points, Call(joined, writer.text(60, 200), (1, 2, 3, 4, 5))))
 
 
+def _tight_cache(writer: _Writer) -> Iterator[Program]:
+    """Single calls by turns from 40 groups, each with its own prefix: first come, first served
+    meets a prefix again when a small cache has long forgotten it."""
+    prefixes = [writer.text(500, 1500) for _ in range(40)]
+    while True:
+        for group in writer.rng.permutation(len(prefixes)):
+            prompt = _join(prefixes[group], writer.text(20, 100))
+            yield Program((Call(prompt, writer.text(8, 64)),))
+
+
 def _no_sharing(writer: _Writer) -> Iterator[Program]:
     """One call with nothing in common with any other."""
     while True:
@@ -266,6 +276,7 @@ GENERATORS: dict[str, Callable[[_Writer], Iterator[Program]]] = {
     "tree_of_thought": _tree_of_thought,
     "react": _react,
     "fork_join": _fork_join,
+    "tight_cache": _tight_cache,
     "no_sharing": _no_sharing,
 }
 

@@ -62,6 +62,18 @@ def test_the_same_run_twice_gives_the_same_numbers(arm: str, async_scheduling: b
     assert first.requests == trace.num_calls
 
 
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_cache_too_small_for_what_runs_preempts_and_serves_all(
+    arm: str, async_scheduling: bool
+) -> None:
+    trace = traces.generate("tree_of_thought", 78)
+    result = run(trace, arm, cache_fraction=0.2, async_scheduling=async_scheduling, concurrency=2)
+    assert result.preemptions > 0
+    assert result.requests == trace.num_calls
+    assert result.computed_prompt_tokens > result.prompt_tokens - result.cached_prompt_tokens
+
+
 @pytest.mark.parametrize("name", traces.GENERATORS)
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("async_scheduling", [False, True])
