@@ -256,13 +256,13 @@ def _fork_join(writer: _Writer) -> Iterator[Program]:
 
 
 def _tight_cache(writer: _Writer) -> Iterator[Program]:
-    """Single calls by turns from 40 groups, each with its own prefix: first come, first served
+    """Single calls by turns from 100 groups, each with its own prefix: first come, first served
     meets a prefix again when a small cache has long forgotten it."""
-    prefixes = [writer.text(500, 1500) for _ in range(40)]
+    prefixes = [writer.text(1000, 3000) for _ in range(100)]
     while True:
         for group in writer.rng.permutation(len(prefixes)):
-            prompt = _join(prefixes[group], writer.text(20, 100))
-            yield Program((Call(prompt, writer.text(8, 64)),))
+            prompt = _join(prefixes[group], writer.text(10, 40))
+            yield Program((Call(prompt, writer.text(4, 16)),))
 
 
 def _no_sharing(writer: _Writer) -> Iterator[Program]:
