@@ -1,0 +1,510 @@
+"""Runs a trace through vLLM's real scheduler and KV-cache manager, without a model.
+
+Owns the loop of vLLM's engine core (`step`, and `step_with_batch_queue` for asynchronous
+scheduling) with a virtual clock, and the model's stand-in: a cost for every step, and the reply
+that the trace holds. Everything else is what serves: `Scheduler` and `AsyncScheduler`, or the
+plugin's two classes over them. See docs/simulator.md.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    get_request_block_hasher,
+    init_none_hash,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from benchmarks.models import DEMO_MODEL
+from benchmarks.traces import Call, Trace
+from sgl_vllm.config import CONFIG_KEY
+from sgl_vllm.scheduler.scheduler import SglAsyncScheduler, SglScheduler, SglSchedulerMixin
+
+STOCK, SGL = "stock", "sgl"
+
+
+class SimulationError(Exception):
+    """The scheduler lost or kept something that it should not have, or cannot go on."""
+
+
+# -- the model's stand-in -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """What a forward pass costs, in seconds: a sum of four terms, each linear.
+
+    The defaults are round numbers for a dense model of 8 billion bfloat16 weights on one H100.
+
+    Attributes:
+        step_s: once a pass. Reading 16 GB of weights at 3.35 TB/s takes 4.8 ms; launches the rest.
+        prefill_token_s: each token of a request that computes several: 16 GFLOP at half of the
+            machine's 990 TFLOP/s.
+        decode_token_s: each request that computes one token: sampling, and the compute that
+            reading the weights does not hide.
+        context_token_s: each earlier token of each request in the pass, whose 131 kB of keys and
+            values are read.
+    """
+
+    step_s: float = 6e-3
+    prefill_token_s: float = 32e-6
+    decode_token_s: float = 15e-6
+    context_token_s: float = 40e-9
+
+    def seconds(self, *, steps: float, prefill: float, decode: float, context: float) -> float:
+        """For so many passes, prefill tokens, decode tokens and context tokens in all."""
+        return (
+            steps * self.step_s
+            + prefill * self.prefill_token_s
+            + decode * self.decode_token_s
+            + context * self.context_token_s
+        )
+
+
+class Clock:
+    """Stands in for the module `time`, and shows `now_s` whatever it is asked for."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+    monotonic = perf_counter = time
+
+    def time_ns(self) -> int:
+        return round(self.now_s * 1e9)
+
+    monotonic_ns = perf_counter_ns = time_ns
+
+    @contextmanager
+    def rules(self, *packages: str) -> Iterator[None]:
+        """While inside, every loaded module of `packages` that has imported `time` reads this."""
+        modules = [
+            module
+            for name, module in sys.modules.items()
+            if f"{name}.".startswith(tuple(f"{package}." for package in packages))
+            and getattr(module, "time", None) is time
+        ]
+        for module in modules:
+            module.time = self  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.time = time  # type: ignore[attr-defined]
+
+
+# -- the engine ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What of an engine's configuration matters here; named as vLLM's options.
+
+    `num_blocks` counts usable blocks, `plugin` is what `--plugin-config` would give.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    async_scheduling: bool = True
+    plugin: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def cache_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+def make_scheduler(arm: str, settings: EngineSettings) -> Scheduler:
+    """A scheduler of vLLM (`arm` "stock") or of the plugin ("sgl"), as the engine core makes it."""
+    length = settings.max_model_len
+    model_config = ModelConfig(
+        model=str(DEMO_MODEL),  # its weights and vocabulary play no part
+        skip_tokenizer_init=True,
+        max_model_len=length,
+        hf_overrides={"max_position_embeddings": length},
+        enforce_eager=True,
+    )
+    scheduler_config = SchedulerConfig(
+        max_model_len=length,
+        is_encoder_decoder=False,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        async_scheduling=settings.async_scheduling,
+    )
+    vllm_config = VllmConfig(
+        model_config=model_config,
+        scheduler_config=scheduler_config,
+        cache_config=CacheConfig(block_size=settings.block_size, enable_prefix_caching=True),
+        additional_config={CONFIG_KEY: dict(settings.plugin)} if arm == SGL else {},
+    )
+    # A CPU as the platform switches it off, but no pass runs here.
+    scheduler_config.async_scheduling = settings.async_scheduling
+    num_blocks = settings.num_blocks + 1  # vLLM keeps one as the null block
+    vllm_config.cache_config.num_gpu_blocks = num_blocks
+    layer = FullAttentionSpec(
+        block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    kv_cache_config = KVCacheConfig(
+        num_blocks=num_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], layer)],
+    )
+    scheduler_class: type[Scheduler]
+    if arm == STOCK:
+        scheduler_class = AsyncScheduler if settings.async_scheduling else Scheduler
+    else:
+        scheduler_class = SglAsyncScheduler if settings.async_scheduling else SglScheduler
+    block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    return scheduler_class(
+        vllm_config=vllm_config,
+        kv_cache_config=kv_cache_config,
+        structured_output_manager=StructuredOutputManager(vllm_config),
+        block_size=block_size,
+        hash_block_size=hash_block_size,
+    )
+
+
+def make_block_hasher(scheduler: Scheduler) -> Callable[[Request], list[BlockHash]]:
+    """The hasher that the engine core gives to every request."""
+    hash_function = get_hash_fn_by_name(scheduler.cache_config.prefix_caching_hash_algo)
+    init_none_hash(hash_function)
+    return get_request_block_hasher(scheduler.hash_block_size, hash_function)
+
+
+# -- a run --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run came to. Tokens are counts, times are simulated, except for `step_cpu_us_mean`.
+
+    Attributes:
+        hit_rate: cached / all prompt tokens, at each call's first admission.
+        ttft_p50_s, ttft_p99_s, ttft_p999_s: from a call's arrival to its first reply token.
+        max_wait_s: the longest time from an arrival to its admission.
+        max_passes: the most calls that came later than one call and were admitted in a step
+            before the one that admitted it.
+        computed_prompt_tokens: also counts again what was computed again after a preemption.
+        throughput_requests_s: calls ended per second, from the first arrival to the last end.
+        steps: forward passes.
+        copied_blocks: blocks copied because a hit ended inside them. The cost model takes them
+            as free.
+        step_cpu_us_mean: real CPU time of the scheduler for one pass, in microseconds. The only
+            value that differs from run to run.
+        parts: for the plugin, each part "on" or why it is off.
+    """
+
+    hit_rate: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    ttft_p999_s: float
+    max_wait_s: float
+    max_passes: int
+    computed_prompt_tokens: int
+    cached_prompt_tokens: int
+    prompt_tokens: int
+    throughput_requests_s: float
+    requests: int
+    steps: int
+    preemptions: int
+    copied_blocks: int
+    step_cpu_us_mean: float
+    parts: dict[str, str]
+
+
+@dataclass(slots=True)
+class _Served:
+    """What happened to one call so far."""
+
+    call: Call
+    arrival_s: float
+    admitted_s: float | None = None
+    admitted_step: int = 0
+    first_token_s: float | None = None
+    cached_tokens: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A pass that has been scheduled: when it will end and what it will sample."""
+
+    scheduled: SchedulerOutput
+    output: ModelRunnerOutput
+    end_s: float
+
+
+class Simulation:
+    """One trace on one scheduler, once.
+
+    With `concurrency`, so many programs run at a time (closed loop); otherwise each comes at its
+    `arrival_s` (open loop), which every program of the trace then has.
+
+    While a pass runs, an asynchronous scheduler schedules the next:
+
+        synchronous     schedule 1 | pass 1 | update 1, schedule 2 | pass 2 | update 2 …
+        asynchronous    schedule 1, 2 | pass 1 | update 1, schedule 3 | pass 2 | update 2 …
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        arm: str,
+        settings: EngineSettings,
+        cost: CostModel,
+        *,
+        concurrency: int | None = None,
+        on_call_done: Callable[[], object] = lambda: None,
+    ) -> None:
+        if concurrency is None and not trace.is_timed:
+            raise ValueError("without a concurrency, every program needs an arrival time")
+        self._trace = trace
+        self._cost = cost
+        self._on_call_done = on_call_done
+        self._clock = Clock()
+        self._scheduler = make_scheduler(arm, settings)
+        self._block_hasher = make_block_hasher(self._scheduler)
+        self._depth = 2 if settings.async_scheduling else 1
+        self._num_usable_blocks = settings.num_blocks
+        self._served: dict[str, _Served] = {}
+        self._arrivals: list[tuple[float, int, int, int]] = []  # heap: when, tie, program, call
+        self._ties = itertools.count()
+        self._num_unfinished = [len(program.calls) for program in trace.programs]
+        self._num_awaited = [[len(c.after) for c in program.calls] for program in trace.programs]
+        self._waiting_programs: Iterator[int] = iter(())
+        self._busy_until_s = 0.0
+        self._num_steps = self._num_preemptions = self._num_copies = self._num_computed = 0
+        self._cpu_s = 0.0
+        if concurrency is None:
+            for index, program in enumerate(trace.programs):
+                self._start_program(index, program.arrival_s or 0.0)
+        else:
+            self._waiting_programs = iter(range(len(trace.programs)))
+            for index in itertools.islice(self._waiting_programs, concurrency):
+                self._start_program(index, 0.0)
+
+    def run(self) -> Result:
+        """Serve every call.
+
+        Raises:
+            SimulationError: the scheduler is stuck, or an invariant does not hold at the end.
+        """
+        with self._clock.rules("sgl_vllm", "vllm.v1"):
+            self._serve()
+            self._check_nothing_is_left()
+        return self._result()
+
+    # -- the loop of the engine core -----------------------------------------------------------
+
+    def _serve(self) -> None:
+        scheduler = self._scheduler
+        in_flight: deque[_Step] = deque()
+        num_idle = 0
+        while True:
+            self._send_arrived()
+            if scheduler.has_requests():
+                step = self._schedule()
+                in_flight.append(step)
+                num_idle = 0 if step.scheduled.total_num_scheduled_tokens else num_idle + 1
+                if len(in_flight) < self._depth and (not num_idle or scheduler.has_requests()):
+                    continue
+            if in_flight:
+                self._finish(in_flight.popleft())
+            elif not self._arrivals:
+                return
+            if num_idle > 2 * self._depth or not (in_flight or scheduler.has_requests()):
+                # Nothing to do before the next arrival.
+                if self._arrivals:
+                    self._clock.now_s = max(self._clock.now_s, self._arrivals[0][0])
+                elif scheduler.has_unfinished_requests():
+                    raise SimulationError("no request can be scheduled, and none will come")
+                num_idle = 0
+
+    def _start_program(self, program: int, arrival_s: float) -> None:
+        for index, call in enumerate(self._trace.programs[program].calls):
+            if not call.after:
+                self._arrive(program, index, arrival_s)
+
+    def _arrive(self, program: int, call: int, arrival_s: float) -> None:
+        heapq.heappush(self._arrivals, (arrival_s, next(self._ties), program, call))
+
+    def _send_arrived(self) -> None:
+        while self._arrivals and self._arrivals[0][0] <= self._clock.now_s:
+            arrival_s, _, program, index = heapq.heappop(self._arrivals)
+            call = self._trace.programs[program].calls[index]
+            request_id = f"{program}.{index}"
+            self._served[request_id] = _Served(call, arrival_s)
+            request = EngineCoreRequest(
+                request_id=request_id,
+                prompt_token_ids=call.prompt.tolist(),
+                mm_features=None,
+                sampling_params=SamplingParams(
+                    temperature=0.0, max_tokens=len(call.reply), ignore_eos=True
+                ),
+                pooling_params=None,
+                arrival_time=arrival_s,
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
+            )
+            self._scheduler.add_request(
+                Request.from_engine_core_request(request, self._block_hasher)
+            )
+
+    def _schedule(self) -> _Step:
+        cpu_s = time.thread_time()
+        scheduled = self._scheduler.schedule()
+        self._cpu_s += time.thread_time() - cpu_s
+        self._num_steps += scheduled.total_num_scheduled_tokens > 0
+        self._num_preemptions += len(scheduled.preempted_req_ids or ())
+        self._num_copies += len(scheduled.kv_cache_block_copies or ())
+        for new in scheduled.scheduled_new_reqs:
+            served = self._served[new.req_id]
+            if served.admitted_s is None:
+                served.admitted_s = self._clock.now_s
+                served.admitted_step = self._num_steps
+        sampled: list[list[int]] = []
+        prefill = decode = context = 0
+        for request_id, num_new in scheduled.num_scheduled_tokens.items():
+            request = self._scheduler.requests[request_id]
+            end = request.num_computed_tokens  # it counts this pass already
+            num_prompt = request.num_prompt_tokens
+            context += end - num_new
+            prefill += num_new if num_new > 1 else 0
+            decode += num_new == 1
+            self._num_computed += max(0, min(end, num_prompt) - (end - num_new))
+            reply = self._served[request_id].call.reply
+            sampled.append([] if request.is_prefill_chunk else [int(reply[end - num_prompt])])
+        seconds = 0.0
+        if sampled:
+            seconds = self._cost.seconds(steps=1, prefill=prefill, decode=decode, context=context)
+        self._busy_until_s = max(self._busy_until_s, self._clock.now_s) + seconds
+        request_ids = list(scheduled.num_scheduled_tokens)
+        output = ModelRunnerOutput(
+            req_ids=request_ids,
+            req_id_to_index={request_id: i for i, request_id in enumerate(request_ids)},
+            sampled_token_ids=sampled,
+        )
+        return _Step(scheduled, output, self._busy_until_s)
+
+    def _finish(self, step: _Step) -> None:
+        self._clock.now_s = max(self._clock.now_s, step.end_s)
+        cpu_s = time.thread_time()
+        results = self._scheduler.update_from_output(step.scheduled, step.output)
+        self._cpu_s += time.thread_time() - cpu_s
+        for result in results.values():
+            for output in result.outputs:
+                served = self._served[output.request_id]
+                if served.first_token_s is None and output.new_token_ids:
+                    served.first_token_s = self._clock.now_s
+                    assert output.prefill_stats is not None
+                    served.cached_tokens = output.prefill_stats.num_cached_tokens
+                if output.finish_reason is not None:
+                    served.done = True
+                    self._after_call(output.request_id)
+
+    def _after_call(self, request_id: str) -> None:
+        """Send what waited for this call, and with a limited concurrency the next program."""
+        program, index = map(int, request_id.split("."))
+        self._on_call_done()
+        for other, call in enumerate(self._trace.programs[program].calls):
+            if index in call.after:
+                self._num_awaited[program][other] -= 1
+                if not self._num_awaited[program][other]:
+                    self._arrive(program, other, self._clock.now_s + call.think_s)
+        self._num_unfinished[program] -= 1
+        if not self._num_unfinished[program]:
+            for following in itertools.islice(self._waiting_programs, 1):
+                self._start_program(following, self._clock.now_s)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _check_nothing_is_left(self) -> None:
+        scheduler = self._scheduler
+        num_done = sum(served.done for served in self._served.values())
+        if num_done != self._trace.num_calls:
+            raise SimulationError(f"{num_done} of {self._trace.num_calls} calls ended")
+        if scheduler.requests or scheduler.has_unfinished_requests():
+            raise SimulationError("the scheduler still holds requests")
+        num_free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        if num_free != self._num_usable_blocks:
+            raise SimulationError(f"{num_free} of {self._num_usable_blocks} blocks are free")
+        radix = getattr(scheduler, "_radix", None)
+        if radix is not None:
+            if radix.tree is None:
+                raise SimulationError("the radix tree was switched off by an error: see the log")
+            radix.tree.check_invariants()
+
+    def _result(self) -> Result:
+        served = list(self._served.values())
+        ttfts = sorted((one.first_token_s or 0.0) - one.arrival_s for one in served)
+        prompt_tokens = sum(len(one.call.prompt) for one in served)
+        cached_tokens = sum(one.cached_tokens for one in served)
+        span_s = self._clock.now_s - min(one.arrival_s for one in served)
+        is_plugin = isinstance(self._scheduler, SglSchedulerMixin)
+        return Result(
+            hit_rate=cached_tokens / prompt_tokens,
+            ttft_p50_s=percentile(ttfts, 0.5),
+            ttft_p99_s=percentile(ttfts, 0.99),
+            ttft_p999_s=percentile(ttfts, 0.999),
+            max_wait_s=max((one.admitted_s or 0.0) - one.arrival_s for one in served),
+            max_passes=_max_passes(served),
+            computed_prompt_tokens=self._num_computed,
+            cached_prompt_tokens=cached_tokens,
+            prompt_tokens=prompt_tokens,
+            throughput_requests_s=len(served) / span_s,
+            requests=len(served),
+            steps=self._num_steps,
+            preemptions=self._num_preemptions,
+            copied_blocks=self._num_copies,
+            step_cpu_us_mean=self._cpu_s / self._num_steps * 1e6,
+            parts=self._scheduler.sgl_vllm_stats()["parts"] if is_plugin else {},
+        )
+
+
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """The smallest of sorted `values` that at least this fraction of them does not exceed."""
+    rank = -(-len(values) * fraction // 1)
+    return values[max(0, int(rank) - 1)]
+
+
+def _max_passes(served: Sequence[_Served]) -> int:
+    """See `Result.max_passes`; O(n log n) comparisons."""
+    arrivals_before: list[float] = []  # sorted: of those admitted in earlier steps
+    most = 0
+    in_order = sorted(served, key=lambda one: one.admitted_step)
+    for _, group in itertools.groupby(in_order, key=lambda one: one.admitted_step):
+        arrivals = [one.arrival_s for one in group]
+        for arrival_s in arrivals:
+            num_earlier = bisect.bisect_right(arrivals_before, arrival_s)
+            most = max(most, len(arrivals_before) - num_earlier)
+        for arrival_s in arrivals:
+            bisect.insort(arrivals_before, arrival_s)
+    return most

@@ -1,0 +1,189 @@
+"""`benchmarks.simulate`: the real schedulers on a virtual clock, in the test's process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm")
+
+from benchmarks import simulate, traces
+from benchmarks.simulator import (
+    Clock,
+    CostModel,
+    EngineSettings,
+    Result,
+    Simulation,
+    percentile,
+)
+from benchmarks.traces import Call, Program, Trace
+
+ARMS = ("stock", "sgl")
+
+
+def run(
+    trace: Trace,
+    arm: str,
+    *,
+    cache_fraction: float = 1.5,
+    block_size: int = 16,
+    async_scheduling: bool = False,
+    concurrency: int | None = 1,
+) -> Result:
+    num_tokens = cache_fraction * traces.reuse(trace).working_set_tokens
+    settings = EngineSettings(
+        num_blocks=int(max(num_tokens, trace.max_call_tokens) / block_size) + 2,
+        block_size=block_size,
+        max_model_len=trace.max_call_tokens + 1,
+        max_num_seqs=16,
+        async_scheduling=async_scheduling,
+    )
+    return Simulation(trace, arm, settings, CostModel(), concurrency=concurrency).run()
+
+
+def repeatable(result: Result) -> Result:
+    return dataclasses.replace(result, step_cpu_us_mean=0.0)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_the_same_run_twice_gives_the_same_numbers(arm: str, async_scheduling: bool) -> None:
+    trace = traces.generate("chat", 60)
+    first, second = (
+        run(trace, arm, cache_fraction=0.3, async_scheduling=async_scheduling, concurrency=8)
+        for _ in range(2)
+    )
+    assert repeatable(first) == repeatable(second)
+    assert first.requests == trace.num_calls
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_cache_too_small_for_what_runs_preempts_and_serves_all(
+    arm: str, async_scheduling: bool
+) -> None:
+    trace = traces.generate("tree_of_thought", 78)
+    result = run(trace, arm, cache_fraction=0.2, async_scheduling=async_scheduling, concurrency=2)
+    assert result.preemptions > 0
+    assert result.requests == trace.num_calls
+    assert result.computed_prompt_tokens > result.prompt_tokens - result.cached_prompt_tokens
+
+
+@pytest.mark.parametrize("name", traces.GENERATORS)
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_no_run_beats_the_best_possible(name: str, arm: str, async_scheduling: bool) -> None:
+    trace = traces.generate(name, 50)
+    result = run(trace, arm, async_scheduling=async_scheduling, concurrency=8)
+    assert result.hit_rate <= traces.reuse(trace).best_hit_rate
+    assert result.preemptions == 0
+    assert result.computed_prompt_tokens == result.prompt_tokens - result.cached_prompt_tokens
+
+
+def test_with_an_unlimited_cache_the_plugin_reaches_the_best_even_in_large_blocks() -> None:
+    trace = traces.generate("chat", 50)
+    best = traces.reuse(trace).best_hit_rate
+    assert run(trace, "sgl", block_size=128).hit_rate == best
+    assert run(trace, "stock", block_size=128).hit_rate < best
+
+
+def test_stock_hits_whole_blocks() -> None:
+    def tokens(*numbers: int) -> np.ndarray:
+        return np.array(numbers, dtype=np.int32)
+
+    first, reply, other = range(100), range(200, 220), range(300, 310)
+    turn_1 = Call(tokens(*first), tokens(*reply))
+    turn_2 = Call(tokens(*first, *reply, *other), tokens(1, 2), after=(0,))
+    # The second turn shares 100 + 19 tokens: the last of the reply was never computed.
+    trace = Trace("two turns", (Program((turn_1, turn_2)),))
+    assert run(trace, "stock", block_size=16).cached_prompt_tokens == 112
+    assert run(trace, "stock", block_size=128).cached_prompt_tokens == 0
+    assert run(trace, "sgl", block_size=128).cached_prompt_tokens == 119
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_asynchronous_scheduling_computes_the_same_tokens(arm: str) -> None:
+    trace = traces.generate("react", 40)
+    sync, overlapped = (
+        run(trace, arm, async_scheduling=async_scheduling) for async_scheduling in (False, True)
+    )
+    assert overlapped.computed_prompt_tokens == sync.computed_prompt_tokens
+    assert overlapped.cached_prompt_tokens == sync.cached_prompt_tokens
+    assert overlapped.requests == sync.requests
+    assert overlapped.steps == sync.steps
+
+
+def test_time_is_what_the_cost_model_says() -> None:
+    call = Call(np.arange(100, dtype=np.int32), np.arange(3, dtype=np.int32))
+    result = run(Trace("one call", (Program((call,), arrival_s=5.0),)), "stock", concurrency=None)
+    cost = CostModel()
+    prefill_s = cost.step_s + 100 * cost.prefill_token_s
+    decode_s = 2 * (cost.step_s + cost.decode_token_s) + (100 + 101) * cost.context_token_s
+    assert result.ttft_p50_s == pytest.approx(prefill_s)
+    assert 1 / result.throughput_requests_s == pytest.approx(prefill_s + decode_s)
+    assert (result.steps, result.max_wait_s, result.max_passes) == (3, 0.0, 0)
+
+
+def test_the_clock_rules_the_named_packages_and_only_while_inside() -> None:
+    from sgl_vllm.radix import tree
+
+    clock = Clock()
+    clock.now_s = 42.0
+    with clock.rules("sgl_vllm"):
+        assert tree.time.monotonic() == 42.0
+        assert time.monotonic() != 42.0
+    assert tree.time is time
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    values = [float(n) for n in range(1, 101)]
+    assert percentile(values, 0.5) == 50.0
+    assert percentile(values, 0.99) == 99.0
+    assert percentile(values, 0.999) == 100.0
+    assert percentile([7.0], 0.5) == 7.0
+
+
+def test_the_command_prints_a_table_and_writes_all_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "result.json"
+    words = [
+        "--trace",
+        "chat",
+        "--requests",
+        "30",
+        "--cache-fraction",
+        "0.5",
+        "--load",
+        "0.8",
+        "--json",
+    ]
+    assert simulate.main([*words, str(file)]) == 0
+    assert "best possible hit rate" in capsys.readouterr().out
+    document = json.loads(file.read_text())
+    stock, sgl = document["arms"]["stock"], document["arms"]["sgl"]
+    assert stock["prompt_tokens"] == sgl["prompt_tokens"] == document["trace"]["prompt_tokens"]
+    assert sgl["hit_rate"] <= sgl["best_hit_rate"]
+    assert sgl["parts"]["radix"] == "on"
+    assert document["ratio"]["hit_rate"] == pytest.approx(sgl["hit_rate"] / stock["hit_rate"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--trace chatt --cache-tokens 9", "no_sharing"),
+        ("--trace chat", "--cache-tokens"),
+        ("--trace chat --cache-tokens 9 --policy none-such", "option"),
+    ],
+)
+def test_a_mistake_is_refused_with_what_would_be_right(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        simulate.main(words.split())
+    assert message in capsys.readouterr().err

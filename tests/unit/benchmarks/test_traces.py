@@ -1,0 +1,189 @@
+"""`benchmarks.traces`: what is in a trace, and what it allows at best."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.traces import (
+    GENERATORS,
+    Call,
+    Program,
+    Trace,
+    generate,
+    read_mooncake,
+    reuse,
+    with_span,
+)
+
+
+def call(prompt: str, reply: str) -> Call:
+    """A call with a token for every character."""
+    return Call(*(np.array([ord(c) for c in text], dtype=np.int32) for text in (prompt, reply)))
+
+
+def trace_of(*calls: Call) -> Trace:
+    return Trace("made by hand", tuple(Program((one,)) for one in calls))
+
+
+def write_mooncake(path: Path, *rows: tuple[int, int, int, list[int]]) -> Path:
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    path.write_text("\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in rows))
+    return path
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    return write_mooncake(
+        tmp_path / "recorded.jsonl",
+        (0, 1100, 40, [0, 1, 2]),
+        (3000, 1536, 8, [0, 1, 3]),
+        (9000, 700, 1, [0, 4]),
+    )
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    length = min(len(a), len(b))
+    different = np.flatnonzero(a[:length] != b[:length])
+    return int(different[0]) if len(different) else length
+
+
+def test_equal_hash_ids_are_equal_tokens_and_others_differ_from_the_first(recorded: Path) -> None:
+    first, second, third = (one.prompt for one in read_mooncake(recorded).calls())
+    assert [len(first), len(second), len(third)] == [1100, 1536, 700]
+    assert common_prefix(first, second) == 1024
+    assert common_prefix(first, third) == 512
+    assert not set(first[1024:].tolist()) & set(second[1024:].tolist())
+
+
+def test_recorded_arrivals_and_replies_are_kept(recorded: Path) -> None:
+    trace = read_mooncake(recorded)
+    assert [program.arrival_s for program in trace.programs] == [0.0, 3.0, 9.0]
+    assert [len(one.reply) for one in trace.calls()] == [40, 8, 1]
+    tokens = np.concatenate([one.reply for one in trace.calls()])
+    assert len(set(tokens.tolist())) == 49  # replies are met nowhere else
+
+
+def test_a_scale_shortens_blocks_prompts_and_replies_alike(recorded: Path) -> None:
+    trace = read_mooncake(recorded, num_requests=2, scale=Fraction(1, 4))
+    first, second = trace.calls()
+    assert (len(first.prompt), len(second.prompt)) == (275, 384)
+    assert common_prefix(first.prompt, second.prompt) == 256
+    assert (len(first.reply), len(second.reply)) == (10, 2)
+
+
+def test_a_scale_that_cuts_tokens_is_refused(recorded: Path) -> None:
+    with pytest.raises(ValueError, match="1/3"):
+        read_mooncake(recorded, scale=Fraction(1, 3))
+
+
+@pytest.mark.parametrize(
+    "row", [(0, 1100, 40, [0, 1]), (0, 1100, 40, [0, 1, -2]), ("soon", 10, 1, [0])]
+)
+def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, row: tuple) -> None:
+    path = write_mooncake(tmp_path / "bad.jsonl", (0, 10, 1, [0]), row)
+    with pytest.raises(ValueError, match="line 2"):
+        read_mooncake(path)
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_the_same_seed_gives_the_same_trace_and_another_one_another(name: str) -> None:
+    def prompts(seed: int) -> list[bytes]:
+        return [one.prompt.tobytes() for one in generate(name, 50, seed).calls()]
+
+    assert prompts(0) == prompts(0)
+    assert prompts(0) != prompts(1)
+    assert len(prompts(0)) >= 50
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_call_continues_one_that_it_waits_for(name: str) -> None:
+    for program in generate(name, 60).programs:
+        for index, one in enumerate(program.calls):
+            assert all(before < index for before in one.after)
+            befores = [program.calls[before] for before in one.after]
+            assert not befores or any(
+                common_prefix(one.prompt, before.prompt) == len(before.prompt)
+                or common_prefix(one.prompt, before.prompt) > 100
+                for before in befores
+            )
+
+
+@pytest.mark.parametrize("name", ["chat", "tree_of_thought", "react"])
+def test_a_next_turn_holds_the_prompt_and_the_reply_before_it(name: str) -> None:
+    for program in generate(name, 60).programs:
+        for one in program.calls:
+            for before in (program.calls[index] for index in one.after):
+                history = np.concatenate([before.prompt, before.reply])
+                assert common_prefix(one.prompt, history) == len(history) < len(one.prompt)
+
+
+def test_a_tree_of_thought_is_three_wide_and_three_deep() -> None:
+    (program,) = generate("tree_of_thought", 39).programs
+    assert len(program.calls) == 39
+    assert [one.after for one in program.calls[:6]] == [(), (), (), (0,), (0,), (0,)]
+    siblings = [one.prompt.tobytes() for one in program.calls[36:]]
+    assert len(set(siblings)) == 1
+
+
+def test_a_join_waits_for_every_branch_and_holds_their_replies() -> None:
+    (program,) = generate("fork_join", 7).programs
+    skeleton, *points, last = program.calls
+    assert [one.after for one in points] == [(0,)] * 5
+    assert last.after == (1, 2, 3, 4, 5)
+    replies = np.concatenate([skeleton.reply, *(one.reply for one in points)])
+    start = len(skeleton.prompt)
+    assert (last.prompt[start : start + len(replies)] == replies).all()
+
+
+def test_arrivals_can_be_spread_over_any_time(recorded: Path) -> None:
+    times = [program.arrival_s for program in with_span(read_mooncake(recorded), 90.0, 0).programs]
+    assert times == [0.0, 30.0, 90.0]
+    poisson = with_span(generate("no_sharing", 400), 100.0, seed=1)
+    assert 80 < max(program.arrival_s or 0 for program in poisson.programs) < 120
+
+
+# What must be computed. Letters are tokens.
+
+
+def test_a_prefix_is_computed_once() -> None:
+    bound = reuse(trace_of(call("abcd", "x"), call("abef", "x"), call("abeg", "x")))
+    assert bound.prompt_tokens == 12
+    assert bound.must_compute_tokens == len("abcd") + len("ef") + len("g")
+
+
+def test_every_call_computes_the_last_token_of_its_prompt() -> None:
+    assert reuse(trace_of(*[call("abc", "x")] * 3)).must_compute_tokens == 3 + 1 + 1
+
+
+def test_a_reply_is_computed_by_decoding_but_for_its_last_token() -> None:
+    bound = reuse(trace_of(call("ab", "cde"), call("abcdef", "x")))
+    assert bound.must_compute_tokens == len("ab") + len("ef")
+    assert bound.working_set_tokens == len("abcdef")
+
+
+def test_without_sharing_everything_is_computed() -> None:
+    assert reuse(generate("no_sharing", 20)).best_hit_rate < 0.001
+
+
+def test_the_bound_is_that_of_counting_prefixes_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    calls = [
+        Call(*(rng.integers(0, 2, rng.integers(1, 9), dtype=np.int32) for _ in range(2)))
+        for _ in range(60)
+    ]
+    prompts: set[tuple[int, ...]] = set()
+    replies: set[tuple[int, ...]] = set()
+    for one in calls:
+        prompt, reply = one.prompt.tolist(), one.reply.tolist()
+        prompts |= {tuple(prompt[:n]) for n in range(1, len(prompt) + 1)}
+        replies |= {tuple(prompt + reply[:n]) for n in range(1, len(reply))}
+    ends = [tuple(one.prompt.tolist()) for one in calls]
+    expected = sum(max(prefix not in replies, ends.count(prefix)) for prefix in prompts)
+    bound = reuse(trace_of(*calls))
+    assert bound.must_compute_tokens == expected
+    assert bound.working_set_tokens == len(prompts | replies)
