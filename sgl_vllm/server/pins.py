@@ -65,11 +65,11 @@ async def pin(request: Request) -> dict[str, Any]:
         "lora_name": lora.lora_name if lora else None,
     }
     pins = await ask_engines(client, "pin", arguments)
-    if refused := next((pin for pin in pins if "pin_id" not in pin), None):
-        await _unpin(client, [pin["pin_id"] for pin in pins if "pin_id" in pin])
-        raise HTTPException(409, refused.get("error", RADIX_OFF))
-    pin_id = ID_SEPARATOR.join(pin["pin_id"] for pin in pins)
-    return {"pin_id": pin_id, "num_prompt_tokens": len(tokens), "pins": pins}
+    pin_ids = [pin["pin_id"] for pin in pins if "pin_id" in pin]
+    if refusals := [pin.get("error", RADIX_OFF) for pin in pins if "pin_id" not in pin]:
+        await _unpin(client, pin_ids)
+        raise HTTPException(409, refusals[0])
+    return {"pin_id": ID_SEPARATOR.join(pin_ids), "num_prompt_tokens": len(tokens), "pins": pins}
 
 
 @router.post("/unpin")
