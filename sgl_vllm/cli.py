@@ -100,7 +100,7 @@ def pin(options: argparse.Namespace) -> int:
     for engine in answer["pins"]:
         print(
             f"pinned {engine['num_tokens']:,} of {answer['num_prompt_tokens']:,} tokens, "
-            f"{engine['num_blocks']:,} blocks",
+            f"in {tree_view.plural(engine['num_blocks'], 'block')}",
             file=sys.stderr,
         )
     print(answer["pin_id"])

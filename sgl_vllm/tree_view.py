@@ -77,7 +77,9 @@ class SglServer:
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise ServerError(f"{self.url} is no address: {error}") from None
         except httpx.TransportError as error:
-            raise ServerError(f"{base} does not answer: {error or type(error).__name__}") from None
+            raise ServerError(
+                f"{base} does not answer: {str(error) or type(error).__name__}"
+            ) from None
         if answer.status_code == 401:
             have = "refuses this API key" if self.api_key else "wants an API key"
             raise ServerError(f"{base} {have}: give the server's as --api-key or in VLLM_API_KEY")
@@ -129,14 +131,17 @@ def draw(answer: dict[str, Any], pins: list[dict[str, Any]], why_off: str = "") 
         left_out = engine.get("nodes_left_out", 0)
         if left_out:
             parts.append(
-                Text(f"{left_out:,} nodes further from the root are left out: --max-nodes", "dim")
+                Text(
+                    f"further from the root, {plural(left_out, 'node')} left out: --max-nodes",
+                    "dim",
+                )
             )
     for pin in pins:
         parts.append(
             Text.assemble(
                 ("pin ", "magenta"),
                 printable(str(pin["pin_id"])),
-                f"  {pin['num_tokens']:,} tokens, {pin['num_blocks']:,} blocks",
+                f"  {plural(pin['num_tokens'], 'token')}, {plural(pin['num_blocks'], 'block')}",
                 (f"  {age(pin['age_s'])}" if "age_s" in pin else "", "dim"),
             )
         )
@@ -183,12 +188,12 @@ def _space_legend(engine: dict[str, Any]) -> Text:
     for name, blocks in space(engine).items():
         if blocks or name != "running":
             line.append(f"{name} ", STYLES[name]).append(f"{blocks:,}  ")
-    total = f"of {engine['total_blocks']:,} " if "total_blocks" in engine else ""
-    return line.append(f"{total}blocks", "dim")
+    total = f"of {engine['total_blocks']:,} blocks" if "total_blocks" in engine else "(blocks)"
+    return line.append(total, "dim")
 
 
 def _summary(engine: dict[str, Any]) -> Text:
-    facts = [f"{engine['num_tokens']:,} tokens", f"{engine['num_nodes']:,} nodes"]
+    facts = [plural(engine["num_tokens"], "token"), plural(engine["num_nodes"], "node")]
     if "policy" in engine:
         facts.append(f"evicts by {engine['policy'].upper()}")
     if "block_size" in engine:
@@ -217,14 +222,14 @@ def _tree(engine: dict[str, Any]) -> Tree:
             waiting.append((branch.add(label), index))
         if rest := ordered[MOST_CHILDREN:]:
             tokens = sum(subtree[index] for index in rest)
-            branch.add(Text(f"{len(rest):,} smaller: {tokens:,} tokens", "dim"))
+            branch.add(Text(f"{len(rest):,} smaller: {plural(tokens, 'token')}", "dim"))
     isolated = engine.get("isolated", {})
     if isolated.get("num_tokens"):
-        count = isolated["namespaces"]
         root.add(
             Text(
-                f"isolated: {count:,} tenant{'' if count == 1 else 's'}, "
-                f"{isolated['num_tokens']:,} tokens in {isolated['num_blocks']:,} blocks",
+                f"isolated: {plural(isolated['namespaces'], 'tenant')}, "
+                f"{plural(isolated['num_tokens'], 'token')} in "
+                f"{plural(isolated['num_blocks'], 'block')}",
                 "bright_black",
             )
         )
@@ -236,7 +241,7 @@ def node_line(node: dict[str, Any], *, show_namespace: bool = False) -> Text:
     line = Text(no_wrap=True, overflow="ellipsis")
     if show_namespace:
         line.append(f"namespace {node['namespace']}: ", "dim")
-    line.append(f"{node['num_tokens']:,} tokens", "bold")
+    line.append(plural(node["num_tokens"], "token"), "bold")
     if node.get("hits"):
         line.append(f"  ×{node['hits']:,}", "yellow")
     if node.get("age_s") is not None:
@@ -256,6 +261,10 @@ def node_line(node: dict[str, Any], *, show_namespace: bool = False) -> Text:
 def printable(text: str) -> str:
     """`text` on one line, without what could steer a terminal or turn the direction of a line."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def age(seconds: float) -> str:

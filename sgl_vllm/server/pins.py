@@ -159,11 +159,16 @@ def _is_text_chat(messages: object) -> bool:
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             return False
-        content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            if not isinstance(part, dict) or part.get("type") != "text":
-                return False
+        parts = message.get("content")
+        if isinstance(parts, str):
+            continue
+        if not isinstance(parts, list) or not all(_is_text_part(part) for part in parts):
+            return False
     return True
+
+
+def _is_text_part(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text"
 
 
 def _lora_of(models: Any, name: str | None) -> LoRARequest | None:

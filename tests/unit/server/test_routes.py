@@ -268,6 +268,7 @@ def test_without_a_tree_there_are_no_pins() -> None:
         ({"prompt": 5}, "prompt has to be a text or a list of token ids"),
         ({"messages": []}, "messages has to be a list of messages of text"),
         ({"messages": ["hi"]}, "messages has to be a list of messages of text"),
+        ({"messages": [{"role": "user"}]}, "messages has to be a list of messages of text"),
         ({"messages": [{"content": "hi"}]}, "messages has to be a list of messages of text"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
