@@ -36,6 +36,21 @@ API_KEY = "a-key"
 REFRESH_MS = 3000
 
 
+CONTRAST = """(element) => {
+    const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    const luminance = (colour) => {
+        canvas.fillStyle = colour;
+        canvas.fillRect(0, 0, 1, 1);
+        const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((value) =>
+            value <= 10 ? value / 3294 : ((value / 255 + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const style = getComputedStyle(element);
+    const both = [luminance(style.color), luminance(style.backgroundColor)].sort((a, b) => b - a);
+    return (both[0] + 0.05) / (both[1] + 0.05);
+}"""
+
+
 @dataclass
 class Served:
     """A server whose engines' answers a test may change, and a browser tab to look at it."""
@@ -264,6 +279,29 @@ def test_a_tree_that_is_off_says_why(browser):
         assert tab.problems == []
 
 
+def test_a_server_without_the_plugin_says_so(tab):
+    tab.page.route("**/v1/sgl/tree", lambda route: route.fulfill(status=404))
+    tab.open()
+    expect(tab.page.get_by_role("heading", name="No prefix tree here")).to_be_visible()
+    expect(tab.page.locator("#notice-text")).to_contain_text("--plugin sgl_vllm")
+    tab.page.unroute("**/v1/sgl/tree")
+    tab.page.clock.fast_forward(2 * REFRESH_MS)
+    expect(tab.node(600)).to_be_visible()
+    assert all("404 (Not Found)" in problem for problem in tab.problems)
+    tab.problems.clear()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("colour", ["use", "hits", "age"])
+def test_labels_can_be_read_in_every_colour(tab, scheme, colour):
+    """By WCAG's contrast of text and ground, which wants 4.5."""
+    tab.page.emulate_media(color_scheme=scheme)
+    tab.open()
+    tab.page.get_by_label("Colour").select_option(colour)
+    for num_tokens in (600, 300, 100):
+        assert tab.node(num_tokens).evaluate(CONTRAST) >= 4.5
+
+
 def test_a_server_that_is_gone_leaves_the_last_picture_and_may_come_back(tab):
     tab.open()
     expect(tab.node(600)).to_be_visible()
@@ -300,7 +338,7 @@ def test_tenants_with_a_salt_are_one_total(browser):
         tenants = tab.page.get_by_role("treeitem", name="isolated: 2 tenants")
         assert tenants.bounding_box()["width"] == pytest.approx(tab.width(500), abs=3)
         tenants.hover()
-        expect(tab.page.locator("#details-text")).to_contain_text("Only their totals are shown")
+        expect(tab.page.locator("#details-hint")).to_contain_text("Only their totals are shown")
         assert tab.problems == []
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from sgl_vllm.plugin import _engine_call
 from sgl_vllm.server.tree import PAGE, prefers_html
 from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
 
@@ -177,6 +179,17 @@ def test_stats_of_several_engines_are_added_up() -> None:
         "radix": {"lookups": 5, "block_size": 16},
         "version": "1",
     }
+
+
+def test_arguments_reach_the_scheduler_and_one_without_the_method_answers_nothing() -> None:
+    class Scheduler:
+        def sgl_vllm_tree(self, max_nodes: int = 1000) -> dict[str, int]:
+            return {"nodes_left_out": max_nodes}
+
+    engine = SimpleNamespace(scheduler=Scheduler())
+    assert _engine_call(engine, "tree") == {"nodes_left_out": 1000}
+    assert _engine_call(engine, "tree", {"max_nodes": 5}) == {"nodes_left_out": 5}
+    assert _engine_call(engine, "pins") == {}
 
 
 # -- pins
