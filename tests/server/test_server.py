@@ -151,7 +151,7 @@ def test_the_tree_shows_sizes_and_no_text(sgl, client):
 
 def test_the_cache_is_not_flushed_under_a_running_request(sgl, client):
     with client.completions.create(
-        model="demo", prompt="Once", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+        model="demo", prompt="Once", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
     ) as stream:
         next(iter(stream))
         refused = sgl.post("/flush_cache")
