@@ -4,7 +4,7 @@ override ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
 PYTHON3 ?= python3
 BIN := $(ROOT)/.venv/bin
 IN_ROOT := cd "$(ROOT)" &&
-TEST_FOLDERS = $(wildcard $(foreach part,unit engine server,$(ROOT)/tests/$(part)))
+TEST_FOLDERS = $(wildcard $(foreach part,unit browser engine server,$(ROOT)/tests/$(part)))
 
 .PHONY: help install demo test unit check format clean distclean
 .DEFAULT_GOAL := help
@@ -18,7 +18,7 @@ install:  ## set up .venv (a second time: nothing to do)
 demo: install  ## a program on stock vLLM and on vLLM with the plugin, side by side
 	@$(IN_ROOT) exec "$(BIN)/sgl-vllm" demo
 
-test: check  ## lint, types and every test: pure parts, the engine, the server
+test: check  ## lint, types and every test: pure parts, the tree page, the engine, the server
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest $(TEST_FOLDERS)
 
 unit: install  ## the tests of the pure parts (seconds)

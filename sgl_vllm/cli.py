@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 import sgl_vllm
-from sgl_vllm import compat, doctor
+from sgl_vllm import compat, doctor, tree_view
 
 DESCRIPTION = """\
 SGLang's ideas in an unforked vLLM, and SGLang's language as the client.
@@ -26,6 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.command(options))
+    except tree_view.ServerError as error:
+        print(f"sgl-vllm: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 
@@ -54,6 +63,57 @@ def run_demo(options: argparse.Namespace) -> int:
     from sgl_vllm.demo import run
 
     return run.main(model=options.model, keep=options.keep, as_json=options.json)
+
+
+def show_tree(options: argparse.Namespace) -> int:
+    server = _server_of(options)
+    console = Console(highlight=False)
+    if options.json:
+        print(json.dumps(server.tree(options.max_nodes)))
+        return 0
+    picture, is_on = _look(server, options.max_nodes)
+    if options.watch is None:
+        console.print(picture)
+        return 0 if is_on else 1
+    with Live(picture, console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        while True:
+            time.sleep(options.watch)
+            try:
+                live.update(_look(server, options.max_nodes)[0], refresh=True)
+            except tree_view.ServerError as error:  # it may come back
+                live.update(Text(f"{error}. Trying again.", "red"), refresh=True)
+
+
+def _look(server: tree_view.SglServer, max_nodes: int | None) -> tuple[Group, bool]:
+    """The picture, and whether any engine has a tree."""
+    answer = server.tree(max_nodes)
+    engines = answer["engines"]
+    is_on = [bool(engine) for engine in engines]
+    why_off = "" if all(is_on) else server.why_off()
+    has_pins = any(engine.get("num_pinned_blocks") for engine in engines)
+    return tree_view.draw(answer, server.pins() if has_pins else [], why_off), any(is_on)
+
+
+def pin(options: argparse.Namespace) -> int:
+    text = sys.stdin.read() if options.text == "-" else options.text
+    answer = _server_of(options).pin(text, cache_salt=options.cache_salt, model=options.model)
+    for engine in answer["pins"]:
+        print(
+            f"pinned {engine['num_tokens']:,} of {answer['num_prompt_tokens']:,} tokens, "
+            f"in {tree_view.plural(engine['num_blocks'], 'block')}",
+            file=sys.stderr,
+        )
+    print(answer["pin_id"])
+    return 0
+
+
+def unpin(options: argparse.Namespace) -> int:
+    _server_of(options).unpin(options.pin_id)
+    return 0
+
+
+def _server_of(options: argparse.Namespace) -> tree_view.SglServer:
+    return tree_view.SglServer(options.url, options.api_key or os.environ.get("VLLM_API_KEY"))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -85,7 +145,60 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--keep", action="store_true", help="leave the plugin's server running")
     command.add_argument("--json", action="store_true", help="counts and answers for programs")
     command.set_defaults(command=run_demo)
+
+    server = argparse.ArgumentParser(add_help=False)
+    server.add_argument("url", metavar="URL", help="of the server, e.g. http://127.0.0.1:8000")
+    server.add_argument(
+        "--api-key", metavar="KEY", help="the server's, if it has one (default: $VLLM_API_KEY)"
+    )
+
+    command = commands.add_parser(
+        "tree",
+        parents=[server],
+        help="what a server's prefix cache holds, as a tree",
+        description="Prints the space of the cache and its radix tree: for each prefix its own "
+        "tokens, hits, time since its last use, and whether it is pinned, in use by a running "
+        "request, or wanted by a waiting one. Text is shown only if the server was started with "
+        "the option tree_text. In a browser: URL/sgl/tree. Exit status 1 if there is no tree.",
+    )
+    command.add_argument(
+        "--max-nodes", type=_positive(int), metavar="N", help="at most so many nodes per engine"
+    )
+    command.add_argument(
+        "--watch", type=_positive(float), metavar="SECONDS", help="look again and again"
+    )
+    command.add_argument("--json", action="store_true", help="the server's answer, for programs")
+    command.set_defaults(command=show_tree)
+
+    command = commands.add_parser(
+        "pin",
+        parents=[server],
+        help="compute a prefix and keep it in a server's cache",
+        description="Computes TEXT, as the beginning of prompts, and keeps it in the cache until "
+        "it is unpinned or the server ends. Prints the id to unpin it by.",
+    )
+    command.add_argument("text", metavar="TEXT", help="the prefix; - reads it from standard input")
+    command.add_argument("--model", metavar="NAME", help="a LoRA adapter's name")
+    command.add_argument("--cache-salt", metavar="SALT", help="of the requests it is for")
+    command.set_defaults(command=pin)
+
+    command = commands.add_parser(
+        "unpin", parents=[server], help="let a pinned prefix be evicted again"
+    )
+    command.add_argument("pin_id", metavar="ID", help="as pin printed it, and tree lists it")
+    command.set_defaults(command=unpin)
     return parser
+
+
+def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not 0 < value < 1e9:
+            raise ValueError
+        return value
+
+    parse.__name__ = "positive number"  # argparse says: invalid positive number value
+    return parse
 
 
 def _print_report(report: doctor.Report, console: Console) -> None:

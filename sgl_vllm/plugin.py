@@ -63,10 +63,8 @@ def register() -> None:
     _wrap_create_engine_config(EngineArgs)
 
 
-def _engine_call(
-    engine: Any, what: str, arguments: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """In the engine's process: ask our scheduler for `what` ("stats", "tree", "pin", ...)."""
+def _engine_call(engine: Any, what: str, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+    """In the engine's process: what our scheduler's `sgl_vllm_<what>(**arguments)` returns."""
     answer = getattr(engine.scheduler, f"sgl_vllm_{what}", None)
     return {} if answer is None else answer(**(arguments or {}))
 

@@ -83,6 +83,7 @@ def install(force: bool) -> None:
         install_cuda()
     step("sgl-vllm itself, editable")
     pip("install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    install_browser()
     STAMP.write_text(fingerprint(target))
     step(f"installed in {time.monotonic() - started:.0f} s")
 
@@ -115,6 +116,23 @@ def install_cuda() -> None:
     pip("install", "--requirement", "constraints/cuda.txt")
     step("the test tools")
     pip("install", "--no-deps", "--requirement", "constraints/common.txt")
+
+
+def install_browser() -> None:
+    """Chromium, for the tests of the tree page. Nothing else needs it: without it they are skipped,
+    and that it cannot be installed is no failure."""
+    if shutil.which("chromium"):
+        return
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        step("chromium, for the tests of the tree page (apt-get)")
+        apt_get = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--quiet")
+        try:
+            run(*apt_get, "update")
+            run(*apt_get, "install", "--yes", "--no-install-recommends", "chromium")
+        except InstallFailed:
+            step("  apt-get could not: see .venv/install.log")
+    if not shutil.which("chromium"):
+        step("no chromium: the tree page's tests are skipped (Debian: apt install chromium)")
 
 
 # -- what is there already

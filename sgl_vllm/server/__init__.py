@@ -1,10 +1,15 @@
-"""The server's routes under `/v1/sgl/` and its counters on `/metrics`.
+"""The server's routes, and its counters on `/metrics`.
 
-Owns what HTTP shows of the plugin. Runs in vLLM's API process and asks the engine's process through
-vLLM's own utility call. Under `/v1` so that `--api-key` guards the routes like vLLM's own.
+Owns what HTTP shows of the plugin. Runs in vLLM's API process and asks the engines' processes
+through vLLM's own utility call. Routes with data are under `/v1`, so that `--api-key` guards them
+like vLLM's own.
 
     GET  /v1/sgl/stats         counters of every part, and which parts are on
-    GET  /v1/sgl/tree          the shape of the radix tree: sizes and hits, no text
+    GET  /v1/sgl/tree          the radix tree: sizes, hits, ages; text only by an option
+    GET  /sgl/tree             the same as a page for people; holds no data itself
+    POST /v1/sgl/pin           compute a prefix and keep it in the cache
+    POST /v1/sgl/unpin         let it go again
+    GET  /v1/sgl/pins          what is pinned
     POST /v1/sgl/flush_cache   empty the prefix cache; 409 while requests run
 """
 
@@ -18,6 +23,8 @@ from fastapi.routing import APIRouter
 from starlette.datastructures import State
 from vllm.engine.protocol import EngineClient
 
+from sgl_vllm.server import pins, tree
+from sgl_vllm.server.engines import ask_engines, merge_stats
 from sgl_vllm.server.metrics import MetricsMiddleware, SglCollector
 
 router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
@@ -28,42 +35,11 @@ async def stats(request: Request) -> dict[str, Any]:
     return merge_stats(await ask_engines(request.app.state.engine_client, "stats"))
 
 
-@router.get("/tree")
-async def tree(request: Request) -> dict[str, Any]:
-    """One entry per engine of a data-parallel server."""
-    return {"engines": await ask_engines(request.app.state.engine_client, "tree")}
-
-
 @router.post("/flush_cache")
 async def flush_cache(request: Request) -> dict[str, bool]:
     if not await request.app.state.engine_client.reset_prefix_cache():
         raise HTTPException(409, "the cache is in use: try again when no request is running")
     return {"flushed": True}
-
-
-async def ask_engines(client: EngineClient, what: str) -> list[dict[str, Any]]:
-    """What every engine behind `client` answers (`SglSchedulerMixin.sgl_vllm_*`)."""
-    core = client.engine_core
-    if hasattr(core, "call_utility_all_async"):
-        return list(await core.call_utility_all_async("sgl_vllm_call", what))
-    return [await core.call_utility_async("sgl_vllm_call", what)]
-
-
-def merge_stats(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Counters of several engines added up; what is no number is the first engine's."""
-    merged: dict[str, Any] = {}
-    for answer in answers:
-        for key, value in answer.items():
-            if key == "parts":  # a part that is off in one engine is not on
-                known = merged.setdefault(key, dict(value))
-                known.update({p: why for p, why in value.items() if known.get(p) in (None, "on")})
-            elif isinstance(value, dict):
-                merged[key] = merge_stats([merged.get(key, {}), value])
-            elif isinstance(value, int) and key != "block_size":
-                merged[key] = merged.get(key, 0) + value
-            else:
-                merged.setdefault(key, value)
-    return merged
 
 
 class SglEndpointPlugin:
@@ -76,7 +52,8 @@ class SglEndpointPlugin:
         self._collector = SglCollector()
 
     def attach_router(self, app: FastAPI) -> None:
-        app.include_router(router)
+        for routes in (router, tree.router, pins.router):
+            app.include_router(routes)
         app.add_middleware(MetricsMiddleware, refresh=self._refresh)
 
     async def init_state(

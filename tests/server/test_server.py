@@ -37,10 +37,49 @@ def sgl(server) -> httpx.Client:
 
 
 @pytest.mark.parametrize(
-    ("method", "route"), [("GET", "stats"), ("GET", "tree"), ("POST", "flush_cache")]
+    ("method", "route"),
+    [
+        ("GET", "stats"),
+        ("GET", "tree"),
+        ("POST", "flush_cache"),
+        ("POST", "pin"),
+        ("POST", "unpin"),
+        ("GET", "pins"),
+    ],
 )
 def test_the_routes_need_the_api_key(server, method, route):
     assert httpx.request(method, f"{server.url}/v1/sgl/{route}").status_code == 401
+
+
+def test_the_tree_page_needs_none_and_holds_nothing(server):
+    page = httpx.get(f"{server.url}/sgl/tree")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({}, 400, "give either a prompt or messages"),
+        ({"prompt": [10**9]}, 400, "out of vocabulary"),
+        ({"prompt": [5] * 3000}, 400, "longer than the maximum model length"),
+        ({"prompt": "a", "model": "none"}, 404, "this server has no model 'none'"),
+    ],
+)
+def test_what_cannot_be_pinned_is_refused_in_one_sentence(sgl, body, status, said):
+    refused = sgl.post("/pin", json=body)
+    assert refused.status_code == status
+    assert said in refused.json()["error"]["message"]
+
+
+def test_a_prefix_is_computed_for_a_pin(sgl, client):
+    text = "A prefix that nobody has asked for so far, and that many will."
+    sgl.post("/flush_cache")
+    sgl.post("/pin", json={"prompt": text})
+    before = sgl.get("/stats").json()["radix"]
+    answer = client.completions.create(model="demo", prompt=f"{text}\nOnce", max_tokens=1)
+    after = sgl.get("/stats").json()["radix"]
+    assert after["hit_tokens"] - before["hit_tokens"] >= answer.usage.prompt_tokens - 6
 
 
 def test_every_part_is_on(sgl):
@@ -112,7 +151,7 @@ def test_the_tree_shows_sizes_and_no_text(sgl, client):
 
 def test_the_cache_is_not_flushed_under_a_running_request(sgl, client):
     with client.completions.create(
-        model="demo", prompt="Once", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+        model="demo", prompt="Once", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
     ) as stream:
         next(iter(stream))
         refused = sgl.post("/flush_cache")

@@ -1,0 +1,401 @@
+"""The tree page in a real browser, over routes whose engine is fake."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = sync_api.expect
+
+CHROMIUM = shutil.which("chromium")
+if CHROMIUM is None:
+    pytest.skip("no chromium (Debian: apt install chromium)", allow_module_level=True)
+CHROMIUM_OPTIONS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+API_KEY = "a-key"
+REFRESH_MS = 3000
+
+
+CONTRAST = """(element) => {
+    const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    const luminance = (colour) => {
+        canvas.fillStyle = colour;
+        canvas.fillRect(0, 0, 1, 1);
+        const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((value) =>
+            value <= 10 ? value / 3294 : ((value / 255 + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const style = getComputedStyle(element);
+    const both = [luminance(style.color), luminance(style.backgroundColor)].sort((a, b) => b - a);
+    return (both[0] + 0.05) / (both[1] + 0.05);
+}"""
+
+
+@dataclass
+class Served:
+    """A server whose engines' answers a test may change, and a browser tab to look at it."""
+
+    engines: list[FakeEngine]
+    url: str
+    page: sync_api.Page
+    problems: list[str] = field(default_factory=list)
+
+    def open(self) -> None:
+        self.page.goto(f"{self.url}/sgl/tree")
+
+    def refresh(self) -> None:
+        with self.page.expect_response("**/v1/sgl/tree*"):
+            self.page.clock.fast_forward(REFRESH_MS)
+
+    def node(self, num_tokens: int) -> sync_api.Locator:
+        """The node of so many tokens, by what a screen reader says of it."""
+        return self.page.locator(f'[data-kind="node"][aria-label*="Tokens {num_tokens},"]')
+
+    def width(self, num_tokens: int) -> float:
+        box = self.node(num_tokens).bounding_box()
+        assert box is not None
+        return box["width"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[sync_api.Browser]:
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_OPTIONS)
+        yield started
+        started.close()
+
+
+@contextlib.contextmanager
+def served(browser, *engines, prefix="", **options) -> Iterator[Served]:
+    app = fake_server(*engines, **options)
+    if prefix:
+        app = Starlette(routes=[Mount(prefix, app)])
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    # Without motion a size is final as soon as it is drawn.
+    context = browser.new_context(reduced_motion="reduce", viewport={"width": 1300, "height": 900})
+    page = context.new_page()
+    page.clock.install()
+    tab = Served(list(engines), f"http://127.0.0.1:{port}{prefix}", page)
+    page.on("pageerror", lambda error: tab.problems.append(str(error)))
+    page.on(
+        "console",
+        lambda message: tab.problems.append(message.text) if message.type == "error" else None,
+    )
+    try:
+        yield tab
+    finally:
+        context.close()
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def tab(browser) -> Iterator[Served]:
+    """A tree of 1000 tokens: 600 that two others, of 300 and 100, go on from."""
+    nodes = [
+        node(None, 600, hits=12, num_pinned_blocks=10, num_locked_blocks=10),
+        node(0, 300, num_locked_blocks=2, age_s=180),
+        node(0, 100, wanted=True),
+    ]
+    with served(browser, FakeEngine(tree=tree_answer(nodes, num_nodes=3))) as tab:
+        yield tab
+        assert tab.problems == []
+
+
+def test_nodes_are_as_wide_as_their_share_of_the_tokens(tab):
+    tab.open()
+    expect(tab.page.get_by_role("treeitem")).to_have_count(4)  # with the one for all
+    whole = tab.width(600)
+    assert tab.width(300) == pytest.approx(0.3 * whole, abs=3)
+    assert tab.width(100) == pytest.approx(0.1 * whole, abs=3)
+    assert tab.node(300).bounding_box()["y"] > tab.node(600).bounding_box()["y"]
+
+
+def test_use_is_told_apart(tab):
+    tab.open()
+    for num_tokens, use in ((600, "pinned"), (300, "used"), (100, "evictable")):
+        expect(tab.node(num_tokens)).to_have_attribute("data-use", use)
+    expect(tab.page.locator("[data-wanted]")).to_have_count(1)
+    facts = tab.page.locator("#space-facts")
+    for text in ("in use2 (", "pinned10 (", "evictable49 (", "free100 ("):
+        expect(facts).to_contain_text(text)
+
+
+def test_pointing_at_a_node_says_everything_about_it(tab):
+    tab.open()
+    tab.node(300).hover()
+    details = tab.page.get_by_label("The prefix under the pointer")
+    for text in ("Positions600 to 900", "Last used3 min ago", "Locked blocks2", "Usein use"):
+        expect(details).to_contain_text(text)
+
+
+def test_a_refresh_shows_the_changed_tree_and_keeps_zoom_and_pointer(tab):
+    tab.open()
+    tab.node(300).click()
+    assert tab.width(300) == pytest.approx(tab.width(600))
+    # One more request came in before it, another prefix was evicted, and time has passed.
+    tab.engines[0].answers["tree"] = tree_answer(
+        [
+            node(None, 50),
+            node(None, 600, hits=14),
+            node(1, 300, hits=1, age_s=0.1),
+            node(2, 40),
+        ]
+    )
+    tab.refresh()
+    expect(tab.node(40)).to_be_visible()
+    expect(tab.node(100)).to_have_count(0)
+    assert tab.width(300) == pytest.approx(tab.width(600))
+    details = tab.page.get_by_label("The prefix under the pointer")
+    expect(details).to_contain_text("Positions600 to 900")
+    expect(details).to_contain_text("Hits1")
+    expect(tab.node(300)).to_have_class("node chosen")
+
+
+def test_what_was_zoomed_into_may_go_away(tab):
+    tab.open()
+    tab.node(100).click()
+    tab.engines[0].answers["tree"] = tree_answer([node(None, 70)])
+    tab.refresh()
+    expect(tab.node(70)).to_be_visible()
+    expect(tab.page.get_by_role("button", name="Zoom out")).to_be_hidden()
+
+
+def test_the_keyboard_goes_everywhere(tab):
+    tab.open()
+    tab.page.locator('[role="treeitem"][tabindex="0"]').focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        tab.page.keyboard.press(key)
+    expect(tab.node(100)).to_be_focused()
+    tab.page.keyboard.press("Enter")
+    assert tab.width(100) == pytest.approx(tab.width(600))
+    expect(tab.node(100)).to_be_focused()
+    tab.page.keyboard.press("Escape")
+    expect(tab.node(600)).to_be_focused()
+    assert tab.width(100) < tab.width(600)
+
+
+def test_no_request_is_sent_from_a_paused_or_hidden_tab(tab):
+    tab.open()
+    expect(tab.node(600)).to_be_visible()
+    asked = tab.engines[0].asked
+    tab.page.get_by_role("button", name="Pause").click()
+    before = len(asked)
+    tab.page.clock.fast_forward(5 * REFRESH_MS)
+    assert len(asked) == before
+    tab.page.get_by_role("button", name="Go on").click()
+    expect(tab.page.get_by_role("status")).to_contain_text("Live")
+    tab.page.evaluate("""() => {
+        Object.defineProperty(document, "hidden", { value: true, configurable: true });
+        document.dispatchEvent(new Event("visibilitychange"));
+    }""")
+    before = len(asked)
+    tab.page.clock.fast_forward(5 * REFRESH_MS)
+    assert len(asked) == before
+    with tab.page.expect_response("**/v1/sgl/tree"):
+        tab.page.evaluate("""() => {
+            Object.defineProperty(document, "hidden", { value: false });
+            document.dispatchEvent(new Event("visibilitychange"));
+        }""")
+
+
+def test_markup_in_a_prompt_stays_text(browser):
+    text = "<script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"
+    nodes = [node(None, len(text), tokens=tokens_of(text), hits=3)]
+    with served(browser, FakeEngine(tree=tree_answer(nodes))) as tab:
+        tab.open()
+        tab.node(len(text)).hover()
+        for place in ("#tree", "#details-text", "#top-rows"):
+            expect(tab.page.locator(place)).to_contain_text(text)
+        assert tab.page.locator("script").count() == 1
+        assert tab.page.locator("img").count() == 0
+        assert tab.page.evaluate("window.ran") is None
+        assert tab.problems == []
+
+
+def test_a_server_with_an_api_key_is_asked_with_it_and_the_key_stays_in_the_tab(browser):
+    engine = FakeEngine(tree=tree_answer([node(None, 600)]))
+    with served(browser, engine, api_key=API_KEY) as tab:
+        tab.open()
+        field = tab.page.get_by_label("API key")
+        expect(field).to_have_attribute("type", "password")
+        field.fill("wrong")
+        field.press("Enter")
+        expect(tab.page.get_by_text("The server refused this key.")).to_be_visible()
+        assert engine.asked == []
+        field.fill(API_KEY)
+        tab.page.get_by_role("button", name="Show the tree").click()
+        expect(tab.node(600)).to_be_visible()
+        expect(field).to_be_hidden()
+        tab.refresh()
+        tab.page.reload()
+        expect(tab.node(600)).to_be_visible()
+        stores = "[Object.values(sessionStorage), localStorage.length, document.cookie]"
+        assert tab.page.evaluate(stores) == [[API_KEY], 0, ""]
+        refusals = [problem for problem in tab.problems if "401 (Unauthorized)" in problem]
+        assert tab.problems == refusals
+
+
+def test_an_empty_cache_says_so_until_something_is_cached(tab):
+    tab.engines[0].answers["tree"] = tree_answer([])
+    tab.open()
+    expect(tab.page.get_by_role("heading", name="Nothing is cached yet")).to_be_visible()
+    tab.engines[0].answers["tree"] = tree_answer([node(None, 70)])
+    tab.refresh()
+    expect(tab.node(70)).to_be_visible()
+    expect(tab.page.get_by_role("heading", name="Nothing is cached yet")).to_be_hidden()
+
+
+def test_a_tree_that_is_off_says_why(browser):
+    with served(browser, FakeEngine(stats={"parts": {"radix": "by option"}})) as tab:
+        tab.open()
+        expect(tab.page.get_by_role("heading", name="The tree is off")).to_be_visible()
+        expect(tab.page.locator("#notice-text")).to_contain_text("by option")
+        assert tab.problems == []
+
+
+def test_a_server_without_the_plugin_says_so(tab):
+    tab.page.route("**/v1/sgl/tree", lambda route: route.fulfill(status=404))
+    tab.open()
+    expect(tab.page.get_by_role("heading", name="No prefix tree here")).to_be_visible()
+    expect(tab.page.locator("#notice-text")).to_contain_text("--plugin sgl_vllm")
+    tab.page.unroute("**/v1/sgl/tree")
+    tab.page.clock.fast_forward(2 * REFRESH_MS)
+    expect(tab.node(600)).to_be_visible()
+    assert all("404 (Not Found)" in problem for problem in tab.problems)
+    tab.problems.clear()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("colour", ["use", "hits", "age"])
+def test_labels_can_be_read_in_every_colour(tab, scheme, colour):
+    """By WCAG's contrast of text and ground, which wants 4.5."""
+    tab.page.emulate_media(color_scheme=scheme)
+    tab.open()
+    tab.page.get_by_label("Colour").select_option(colour)
+    for num_tokens in (600, 300, 100):
+        assert tab.node(num_tokens).evaluate(CONTRAST) >= 4.5
+
+
+def test_a_server_that_is_gone_leaves_the_last_picture_and_may_come_back(tab):
+    tab.open()
+    expect(tab.node(600)).to_be_visible()
+    tab.page.route("**/v1/sgl/tree", lambda route: route.abort())
+    tab.page.clock.fast_forward(REFRESH_MS)
+    expect(tab.page.get_by_role("status")).to_contain_text("No answer since")
+    expect(tab.node(600)).to_be_visible()
+    tab.page.unroute("**/v1/sgl/tree")
+    tab.page.clock.fast_forward(2 * REFRESH_MS)
+    expect(tab.page.get_by_role("status")).to_contain_text("Live")
+    assert all("ERR_FAILED" in problem for problem in tab.problems)
+    tab.problems.clear()
+
+
+def test_fields_that_an_engine_does_not_tell_are_unknown(browser):
+    bare = {"parent": None, "namespace": 0, "num_tokens": 70, "num_blocks": 5}
+    engine = FakeEngine(
+        tree={"num_tokens": 70, "num_blocks": 5, "num_nodes": 1, "nodes": [bare | {"hits": 2}]}
+    )
+    with served(browser, engine) as tab:
+        tab.open()
+        expect(tab.node(70)).to_be_visible()
+        expect(tab.page.locator("#space-total")).to_have_text("the size of the cache is not known")
+        assert "NaN" not in tab.page.inner_text("body")
+        assert "undefined" not in tab.page.inner_text("body")
+        assert tab.problems == []
+
+
+def test_tenants_with_a_salt_are_one_total(browser):
+    isolated = {"namespaces": 2, "num_tokens": 500, "num_nodes": 7, "num_blocks": 32}
+    engine = FakeEngine(tree=tree_answer([node(None, 500)], isolated=isolated, num_tokens=1000))
+    with served(browser, engine) as tab:
+        tab.open()
+        tenants = tab.page.get_by_role("treeitem", name="isolated: 2 tenants")
+        assert tenants.bounding_box()["width"] == pytest.approx(tab.width(500), abs=3)
+        tenants.hover()
+        expect(tab.page.locator("#details-hint")).to_contain_text("Only their totals are shown")
+        assert tab.problems == []
+
+
+def test_each_engine_of_a_data_parallel_server_can_be_looked_at(browser):
+    engines = [FakeEngine(tree=tree_answer([node(None, size)])) for size in (70, 80)]
+    with served(browser, *engines) as tab:
+        tab.open()
+        expect(tab.node(70)).to_be_visible()
+        tab.page.get_by_label("Engine").select_option("1")
+        expect(tab.node(80)).to_be_visible()
+        expect(tab.node(70)).to_have_count(0)
+        tab.refresh()
+        expect(tab.node(80)).to_be_visible()
+        assert tab.problems == []
+
+
+def test_many_small_prefixes_can_all_be_reached(browser):
+    nodes = [node(None, 10_000 + number) for number in range(50)]
+    nodes += [node(None, 10 + number % 5, hits=number) for number in range(150)]
+    with served(browser, FakeEngine(tree=tree_answer(nodes))) as tab:
+        tab.open()
+        group = tab.page.get_by_role("treeitem", name="155 smaller")
+        group.click()
+        inner = tab.page.get_by_role("treeitem", name="110 smaller")
+        expect(inner).to_be_visible()
+        inner.click()
+        expect(tab.page.get_by_role("treeitem", name="65 smaller")).to_be_visible()
+        assert tab.problems == []
+
+
+def test_more_nodes_are_asked_for_when_some_are_left_out(browser):
+    def tree(max_nodes: int = 1) -> dict:
+        nodes = [node(None, 70), node(None, 80)][:max_nodes]
+        return tree_answer(nodes, num_nodes=2, nodes_left_out=2 - len(nodes))
+
+    with served(browser, FakeEngine(tree=tree)) as tab:
+        tab.open()
+        expect(tab.page.get_by_text("1 node further from the root is left out")).to_be_visible()
+        tab.page.get_by_role("button", name="Show more").click()
+        expect(tab.node(80)).to_be_visible()
+        expect(tab.page.locator("#left-out")).to_be_hidden()
+        assert tab.problems == []
+
+
+@pytest.mark.parametrize("width", [360, 800, 1900])
+def test_a_window_of_any_width_needs_no_sideways_scrolling(tab, width):
+    tab.page.set_viewport_size({"width": width, "height": 800})
+    tab.open()
+    expect(tab.node(600)).to_be_visible()
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_behind_a_prefix_it_finds_its_data(browser):
+    engine = FakeEngine(tree=tree_answer([node(None, 600)]))
+    with served(browser, engine, prefix="/models/a") as tab:
+        tab.open()
+        expect(tab.node(600)).to_be_visible()
+        tab.page.goto(f"{tab.url}/v1/sgl/tree")
+        assert tab.page.url == f"{tab.url}/sgl/tree"
+        assert tab.problems == []
