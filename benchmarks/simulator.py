@@ -460,7 +460,7 @@ class Simulation:
         if radix is not None:
             if radix.tree is None:
                 raise SimulationError("the radix tree was switched off by an error: see the log")
-            radix.tree.check_invariants()
+            radix.pool.check_invariants()
 
     def _result(self) -> Result:
         served = list(self._served.values())

@@ -74,14 +74,13 @@ class LeafQueue:
         """Take the candidate with the smallest key; None if there is none."""
         while self._heap:
             key, _, node = heapq.heappop(self._heap)
-            if self._is_candidate(node):
-                current = self._key(node)
-                if current == key:
-                    self._members.discard(node)
-                    return node
+            if not self._is_candidate(node):
+                self._members.discard(node)
+            elif (current := self._key(node)) != key:
                 self._put(current, node)
             else:
                 self._members.discard(node)
+                return node
         return None
 
     def __contains__(self, node: Node) -> bool:

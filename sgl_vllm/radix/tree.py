@@ -144,6 +144,7 @@ class RadixTree:
         self._owners: dict[int, Node] = {}
         self._locked: set[int] = set()  # a subset of _owners
         self._leaves = LeafQueue(policy, self._is_evictable)
+        self._tails = LeafQueue(lru, self._has_evictable_tail)
         self._oldest = LeafQueue(lru, self._is_evictable)
         self._may_expire = False
 
@@ -365,8 +366,14 @@ class RadixTree:
             and node.block_ids[-1] not in self._locked
         )
 
+    def _has_evictable_tail(self, node: Node) -> bool:
+        """Whether it ends in a block that it fills in part only."""
+        return node.end % self.block_size != 0 and self._is_evictable(node)
+
     def _offer(self, node: Node) -> None:
         self._leaves.push(node)
+        if node.end % self.block_size:
+            self._tails.push(node)
         if self._may_expire:
             self._oldest.push(node)
 
@@ -375,7 +382,9 @@ class RadixTree:
     def evict(self, num_blocks: int, wanted: Collection[Node] = ()) -> list[int]:
         """Forget `num_blocks` that nobody uses, or as many as there are.
 
-        Leaves go first, from their end, in the policy's order; those in `wanted` go after all
+        Partial last blocks of leaves go first, the longest unused before the others: they are what
+        this cache keeps and one of whole blocks would not, and may not cost what both would keep.
+        Then leaves go, from their end, in the policy's order. Nodes in `wanted` go after all
         others. Should only blocks be left that stand above locked ones (two requests computed the
         same tokens, and the one whose copy is in the tree has gone), these go with all that
         continues them.
@@ -383,25 +392,19 @@ class RadixTree:
         Returns every block that is forgotten, so more than asked for in that last case.
         """
         forgotten: list[int] = []
-        spared: list[Node] = []
         num_left = min(num_blocks, self.num_evictable_blocks)
-        while num_left > 0:
-            node = self._leaves.pop()
-            if node is None:
-                if not spared:
-                    break
+        for spare in (wanted, ()) if wanted else ((),):
+            for queue, is_tails in ((self._tails, True), (self._leaves, False)):
+                spared = []
+                while num_left > 0 and (node := queue.pop()) is not None:
+                    if node in spare:
+                        spared.append(node)
+                        continue
+                    dropped = self._evict_end_of(node, 1 if is_tails else num_left)
+                    num_left -= len(dropped)
+                    forgotten += dropped
                 for node in spared:
-                    self._leaves.push(node)
-                spared, wanted = [], ()
-                continue
-            if node in wanted:
-                spared.append(node)
-                continue
-            dropped = self._evict_end_of(node, num_left)
-            num_left -= len(dropped)
-            forgotten += dropped
-        for node in spared:
-            self._leaves.push(node)
+                    queue.push(node)
         if num_left > 0:
             for block_id in [i for i in self._owners if i not in self._locked]:
                 if num_left <= 0:
@@ -524,6 +527,7 @@ class RadixTree:
         self._owners.clear()
         self._locked.clear()
         self._leaves.clear()
+        self._tails.clear()
         self._oldest.clear()
         self.num_tokens = 0
         self.num_nodes = 0

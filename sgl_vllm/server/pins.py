@@ -63,6 +63,7 @@ async def pin(request: Request) -> dict[str, Any]:
         "token_ids": tokens,
         "cache_salt": body.cache_salt,
         "lora_name": lora.lora_name if lora else None,
+        "lora_path": lora.lora_path if lora else None,
     }
     pins = await ask_engines(client, "pin", arguments)
     pin_ids = [pin["pin_id"] for pin in pins if "pin_id" in pin]
