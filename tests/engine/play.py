@@ -7,6 +7,7 @@ every other engine is compared on its own. An engine whose requests stop getting
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -50,8 +51,9 @@ class Setting:
     """Masks are narrowed to forced tokens: what jump-forward must be equal to."""
 
     @property
-    def name(self) -> str:
-        return "ours" if self.plugin is not None else "stock"
+    def jumps(self) -> bool:
+        """Whether forced text enters at once, so that it is spelt in one way only."""
+        return self.plugin is not None and self.plugin.get("jump_forward", True)
 
     @property
     def engine_args(self) -> dict[str, Any]:
@@ -109,6 +111,24 @@ class Played:
 
 
 @dataclass(frozen=True)
+class References:
+    """What the answers to one program must be."""
+
+    narrowed: Played
+    stock: Played
+
+    def expected_by(self, setting: Setting, program: Program) -> Played:
+        if setting.jumps:
+            return self.narrowed
+        constrained = {c.number for c in program.calls if c.params.structured_outputs is not None}
+        answers = {
+            number: (self.stock if number in constrained else self.narrowed).answers[number]
+            for number in self.narrowed.answers
+        }
+        return Played(self.narrowed.prompts, answers)
+
+
+@dataclass(frozen=True)
 class Difference:
     """The first thing in which a request's answer is not the reference's."""
 
@@ -134,14 +154,20 @@ class Difference:
         )
 
 
-def play(engine: Engine, program: Program, reference: Played | None = None) -> Played:
-    """Run `program` on `engine`. Without a reference nothing is given up: this becomes one.
+def play(
+    engine: Engine, program: Program, prompts: dict[int, list[int]] | None, give_up: bool = True
+) -> Played:
+    """Run `program` on `engine`.
+
+    Args:
+        prompts: those that the reference made of its replies; None makes them of this engine's.
+        give_up: whether calls are aborted. A reference plays all to the end.
 
     Raises:
         Hang: no request got a token for too long.
         AssertionError: something was left when the engine was idle.
     """
-    player = _Player(engine, program, reference)
+    player = _Player(engine, program, prompts, give_up)
     before = _counts(engine)
     for phase in program.phases:
         player.play_phase(phase)
@@ -150,11 +176,18 @@ def play(engine: Engine, program: Program, reference: Played | None = None) -> P
 
 
 class _Player:
-    def __init__(self, engine: Engine, program: Program, reference: Played | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        program: Program,
+        prompts: dict[int, list[int]] | None,
+        give_up: bool,
+    ) -> None:
         self._engine = engine
         self._llm = engine.llm.llm_engine
         self._seed = program.seed
-        self._reference = reference
+        self._prompts = prompts
+        self._may_give_up = give_up
         self._by_priority = engine.scheduler.policy.value == "priority"
         self.played = Played()
         self._running: dict[str, tuple[Call, int]] = {}  # by request id, with the step it came in
@@ -196,9 +229,9 @@ class _Player:
         return None not in ended_in and step >= max(ended_in, default=0) + call.delay
 
     def _add(self, call: Call, step: int) -> None:
-        played, known = self.played, self._reference
-        if known is not None:
-            prompt = known.prompts[call.number]
+        played = self.played
+        if self._prompts is not None:
+            prompt = self._prompts[call.number]
         else:
             replies = {n: answer.samples[0].tokens for n, answer in played.answers.items()}
             prompt = call.prompt(played.prompts, replies)
@@ -209,13 +242,13 @@ class _Player:
         self._llm.add_request(
             request_id,
             Ask(prompt, call.params, call.cache_salt).as_prompt,
-            call.params,
+            copy.deepcopy(call.params),  # vLLM notes things in it
             priority=call.priority if self._by_priority else 0,
         )
         self._made_progress()
 
     def _give_up(self, step: int) -> None:
-        if self._reference is None:
+        if not self._may_give_up:
             return
         gone = [
             request_id

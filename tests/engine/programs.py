@@ -147,7 +147,7 @@ class _Author:
         phases = []
         while self._num_calls < num_calls:
             self._phase = []
-            for shape in rng.sample(shapes, k=rng.randint(3, 6)):
+            for shape in rng.choices(shapes, k=rng.randint(4, 12)):
                 shape()
             rng.shuffle(self._phase)  # the order in which calls of the same step are added
             phases.append(Phase(tuple(self._phase), rng.random() < 0.15))
@@ -212,7 +212,9 @@ class _Author:
         """Given up and asked again, or carried on from where it was cut."""
         rng, salt = self._rng, self._salt()
         pieces = (self._cut(rng.choice(self._trunks)), self._words(rng.randrange(30)))
-        first = self._add("given up", pieces, delay=rng.randrange(6), salt=salt, abort=self._abort())
+        first = self._add(
+            "given up", pieces, delay=rng.randrange(6), salt=salt, abort=self._abort()
+        )
         if rng.random() < 0.5:
             pieces = (Earlier(first, True, rng.randint(1, 6)), self._words(rng.randint(0, 9)))
         self._add("retry", pieces, (first,), rng.randrange(3), salt)
@@ -307,6 +309,7 @@ class _Author:
         kinds: list[tuple[int, Any]] = [
             (6, lambda: {"max_tokens": medium}),
             (3, lambda: {"max_tokens": short, "ignore_eos": True}),
+            (2, lambda: {"max_tokens": rng.randint(32, 80), "ignore_eos": True}),
             (3, card),
             (2, lambda: grammar(json=PERSON)),
             (2, lambda: grammar(choice=CHOICES)),
@@ -332,7 +335,10 @@ class _Author:
             ),
             (1, lambda: {"max_tokens": medium, "bad_words": ["the", "a"]}),
             # vLLM refuses several samples at temperature 0; with one candidate all are greedy.
-            (1, lambda: {"max_tokens": short, "n": rng.randint(2, 3), "temperature": 1, "top_k": 1}),
+            (
+                1,
+                lambda: {"max_tokens": short, "n": rng.randint(2, 3), "temperature": 1, "top_k": 1},
+            ),
             (1, lambda: {**card(), "n": 2, "temperature": 1, "top_k": 1}),
             (
                 1,
