@@ -1,5 +1,5 @@
-"""Rule 4 over random programs: chats, forks, joins, bursts, aborts, every kind of request, in caches
-that hold hardly more than the longest of them.
+"""Rule 4 over random programs: chats, forks, joins, bursts, aborts, every kind of request, in
+caches that hold hardly more than the longest of them.
 
 `make soak` plays many more of them, in random settings.
 """
