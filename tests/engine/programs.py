@@ -143,6 +143,7 @@ class _Author:
             self._long,
             self._retry,
             self._storm,
+            self._crowd,
         ]
         phases = []
         while self._num_calls < num_calls:
@@ -226,6 +227,17 @@ class _Author:
         for _ in range(rng.randint(2, 8)):
             pieces = (self._cut(trunk), self._words(rng.randrange(30)))
             self._add("storm", pieces, (), rng.randrange(8), salt, abort=abort)
+
+    def _crowd(self) -> None:
+        """Short prompts with long replies: they start together and soon outgrow the cache."""
+        rng, salt = self._rng, self._salt()
+        trunk = rng.choice(self._trunks)[:40]
+        for _ in range(rng.randint(6, 14)):
+            params = {"max_tokens": rng.randint(32, 72), "ignore_eos": True}
+            if rng.random() < 0.3:
+                params = self._params(1)
+            pieces = (self._cut(trunk), self._words(rng.randint(0, 20)))
+            self._add("crowd", pieces, (), rng.randrange(3), salt, params=params, may_abort=True)
 
     # -- parts --------------------------------------------------------------------------------
 

@@ -115,14 +115,14 @@ class Soak:
         if with_stock:
             settings.append(Setting(None, num_blocks=rng.randint(25, 60)))
         for setting in settings:
-            try:
-                with _started(setting) as engine:
+            with _started(setting) as engine:
+                try:
                     played = play(engine, program, narrowed.prompts)
-            except Exception as error:
-                self.counts["failed engines"] += 1
-                self.counts["leaked blocks"] += getattr(error, "leaked_blocks", 0)
-                self._report(seed, setting, traceback.format_exc())
-                continue
+                except Exception:
+                    self.counts["failed engines"] += 1
+                    self.counts["leaked blocks"] += _leaked_blocks(engine)
+                    self._report(seed, setting, traceback.format_exc())
+                    continue
             self._compare(seed, program, references, setting, played, progress)
 
     def _compare(
@@ -165,6 +165,14 @@ def _started(setting: Setting) -> Iterator[Engine]:
         del engine
         gc.collect()
         faulthandler.cancel_dump_traceback_later()
+
+
+def _leaked_blocks(engine: Engine) -> int:
+    """Blocks that an engine without requests still holds."""
+    if engine.scheduler.requests:
+        return 0
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    return pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
 
 
 def _with_gaps(found: list[Difference]) -> list[tuple[Difference, float]]:
