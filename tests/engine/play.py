@@ -332,6 +332,7 @@ def _counts(engine: Engine) -> Counter[str]:
         assert not stats["jump_forward"].get("errors"), "jump-forward had an error: see the log"
         counts["partial hits"] = stats["radix"].get("partial_block_hits", 0)
         counts["forced tokens"] = stats["jump_forward"].get("forced_tokens", 0)
+        counts["released when stuck"] = stats["jump_forward"].get("released_when_stuck", 0)
         counts["passed"] = stats["schedule"].get("passes", 0)
     return counts
 

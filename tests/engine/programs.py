@@ -144,6 +144,7 @@ class _Author:
             self._retry,
             self._storm,
             self._crowd,
+            self._standstill,
         ]
         phases = []
         while self._num_calls < num_calls:
@@ -238,6 +239,15 @@ class _Author:
                 params = self._params(1)
             pieces = (self._cut(trunk), self._words(rng.randint(0, 20)))
             self._add("crowd", pieces, (), rng.randrange(3), salt, params=params, may_abort=True)
+
+    def _standstill(self) -> None:
+        """Constrained requests whose prompts fill their blocks: what is forced needs another block
+        for each, and jumped requests cannot be preempted."""
+        rng = self._rng
+        for _ in range(rng.randint(5, 9)):
+            params = {"max_tokens": 40, "structured_outputs": StructuredOutputsParams(regex=CARD)}
+            pieces = (self._words(128 - rng.randrange(6)),)
+            self._add("standstill", pieces, params=params)
 
     # -- parts --------------------------------------------------------------------------------
 

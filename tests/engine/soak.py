@@ -68,6 +68,7 @@ ROWS = [
     "preemptions",
     "partial hits",
     "forced tokens",
+    "released when stuck",
     "passed",
     "forward passes",
 ]
