@@ -6,7 +6,7 @@ BIN := $(ROOT)/.venv/bin
 IN_ROOT := cd "$(ROOT)" &&
 TEST_FOLDERS = $(wildcard $(foreach part,unit browser engine server,$(ROOT)/tests/$(part)))
 
-.PHONY: help install demo test unit check format clean distclean
+.PHONY: help install demo test unit soak check format clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -23,6 +23,9 @@ test: check  ## lint, types and every test: pure parts, the tree page, the engin
 
 unit: install  ## the tests of the pure parts (seconds)
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"
+
+soak: install  ## 20,000 requests of random programs, compared with stock (minutes)
+	@$(IN_ROOT) "$(BIN)/python" -m tests.engine.soak
 
 check: install  ## ruff (lint and format) and mypy
 	@$(IN_ROOT) "$(BIN)/ruff" check .

@@ -18,7 +18,10 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "OMP_NUM_THREADS": "1",  # with more, a small model waits for the slowest core all the time
+    # With more threads, a small model waits for the slowest core all the time. Where PyTorch is
+    # loaded already, `Engine` sees to it; for that, vLLM must not bind threads to cores.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from vllm import LLM, SamplingParams
 from vllm.outputs import RequestOutput
 
@@ -45,6 +46,7 @@ class Engine:
         }
         if plugin is not None:
             arguments["additional_config"] = {"sgl_vllm": plugin}
+        torch.set_num_threads(1)
         self.llm = LLM(**arguments)
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.scheduler = self.core.scheduler

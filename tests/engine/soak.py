@@ -1,0 +1,234 @@
+"""Plays random programs on random settings of the engine for as long as asked (`make soak`).
+
+    python -m tests.engine.soak --requests 20000
+
+Every round has a seed of its own and stands alone: one program, a reference that is played once,
+and several engines that must give its answers. Exits with 1 if one did not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import json
+import logging
+import os
+import random
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tqdm import tqdm
+
+from tests.engine.conftest import ENVIRONMENT
+from tests.engine.engine import Engine
+from tests.engine.play import (
+    JUDGE,
+    NEAR_TIE,
+    REFERENCE,
+    STOCK_WITHOUT_CACHE,
+    Difference,
+    Played,
+    References,
+    Setting,
+    differences,
+    gap,
+    play,
+)
+from tests.engine.programs import MAX_MODEL_LEN, Program, random_program
+
+CALLS_PER_PROGRAM = 250
+SETTINGS_PER_ROUND = 4
+STOCK_EVERY = 4
+"""In every so manieth round stock is played too, with its cache and without."""
+BLOCKED_S = 600
+"""So long may one engine take for a program before the soak prints where it is and ends."""
+
+PLUGIN_OPTIONS = [
+    *[{}] * 12,
+    {"schedule_max_passes": 2},
+    {"schedule": False},
+    {"radix": False},
+    {"jump_forward": False},
+]
+ROWS = [
+    "requests compared",
+    "differences",
+    "near ties",
+    "failed engines",
+    "leaked blocks",
+    "engines",
+    "aborts",
+    "preemptions",
+    "partial hits",
+    "forced tokens",
+    "released when stuck",
+    "passed",
+    "forward passes",
+]
+
+
+def random_setting(rng: random.Random) -> Setting:
+    """One of our engines; small caches are likelier than large ones."""
+    block_size = rng.choice([32, 32, 64, 128])
+    fewest = MAX_MODEL_LEN // block_size + 1  # one block is vLLM's own
+    num_blocks = fewest + int(rng.random() ** 2 * 40 * 32 / block_size)
+    chunked = rng.random() < 0.8
+    return Setting(
+        plugin=rng.choice(PLUGIN_OPTIONS),
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_num_batched_tokens=rng.choice([48, 64, 128, 256, 1024]) if chunked else 1024,
+        chunked=chunked,
+        max_num_seqs=rng.choice([4, 8, 16, 16, 32]),
+        policy=rng.choice(["fcfs", "fcfs", "fcfs", "fcfs", "priority"]),
+        grammars_in_background=rng.random() < 0.2,
+    )
+
+
+class Soak:
+    """Counts, and what went wrong, over all rounds so far."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter(dict.fromkeys(ROWS, 0))
+        self.problems: list[str] = []
+
+    def round(self, seed: int, progress: tqdm) -> None:
+        """One program on several engines."""
+        rng = random.Random(seed)
+        program = random_program(seed, CALLS_PER_PROGRAM)
+        settings = [random_setting(rng) for _ in range(SETTINGS_PER_ROUND)]
+        with_stock = rng.random() < 1 / STOCK_EVERY
+        with _started(REFERENCE) as engine:
+            narrowed = play(engine, program, None, give_up=False)
+        references = References(narrowed, narrowed)
+        if with_stock or not all(setting.jumps for setting in settings):
+            with _started(STOCK_WITHOUT_CACHE) as engine:
+                stock = play(engine, program, narrowed.prompts, give_up=False)
+            references = References(narrowed, stock)
+            self._compare(seed, program, references, STOCK_WITHOUT_CACHE, stock, progress)
+        if with_stock:
+            settings.append(Setting(None, num_blocks=rng.randint(25, 60)))
+        for setting in settings:
+            with _started(setting) as engine:
+                try:
+                    played = play(engine, program, narrowed.prompts)
+                except Exception:
+                    self.counts["failed engines"] += 1
+                    self.counts["leaked blocks"] += _leaked_blocks(engine)
+                    self._report(seed, setting, traceback.format_exc())
+                    continue
+            self._compare(seed, program, references, setting, played, progress)
+
+    def _compare(
+        self,
+        seed: int,
+        program: Program,
+        references: References,
+        setting: Setting,
+        played: Played,
+        progress: tqdm,
+    ) -> None:
+        self.counts += played.counts
+        self.counts["engines"] += 1
+        self.counts["requests compared"] += len(played.answers)
+        progress.update(len(played.answers))
+        found = list(differences(program, references.expected_by(setting, program), played))
+        for difference, distance in _with_gaps(found):
+            if distance <= NEAR_TIE:
+                self.counts["near ties"] += 1
+                progress.write(f"seed {seed}: near tie, logits {distance:.1e} apart: {setting}")
+            else:
+                self.counts["differences"] += 1
+                self._report(seed, setting, f"logits {distance:.1e} apart\n{difference}")
+
+    def _report(self, seed: int, setting: Setting, what: str) -> None:
+        problem = f"{what}\n  in {setting}\n  again: {command_for(seed)}"
+        self.problems.append(problem)
+        tqdm.write(problem + "\n")
+
+
+@contextmanager
+def _started(setting: Setting) -> Iterator[Engine]:
+    faulthandler.dump_traceback_later(BLOCKED_S, exit=True)
+    engine = Engine(setting.plugin, **setting.engine_args)
+    try:
+        setting.prepare(engine)
+        yield engine
+    finally:
+        engine.stop()
+        del engine
+        gc.collect()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _leaked_blocks(engine: Engine) -> int:
+    """Blocks that an engine without requests still holds."""
+    if engine.scheduler.requests:
+        return 0
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    return pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+
+
+def _with_gaps(found: list[Difference]) -> list[tuple[Difference, float]]:
+    if not found:
+        return []
+    engine = Engine(None, **JUDGE)
+    try:
+        return [(difference, gap(engine, difference)) for difference in found]
+    finally:
+        engine.stop()
+
+
+def command_for(seed: int) -> str:
+    return f"python -m tests.engine.soak --seed {seed} --requests 1"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=20_000, help="stop after so many (20000)")
+    parser.add_argument("--minutes", type=float, help="stop after so long, if that is earlier")
+    parser.add_argument("--seed", type=int, help="of the first round; the next ones count on")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--verbose", action="store_true", help="with vLLM's log")
+    options = parser.parse_args()
+    os.environ.update(ENVIRONMENT)
+    os.environ.pop("VLLM_PLUGINS", None)
+    if not options.verbose:
+        logging.disable(logging.ERROR)
+        warnings.simplefilter("ignore")
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
+    print(f"first seed {seed}")
+    soak, begin = Soak(), time.monotonic()
+    first_seed = seed
+    with tqdm(total=options.requests, unit=" requests", smoothing=0) as progress:
+        while soak.counts["requests compared"] < options.requests:
+            if options.minutes and time.monotonic() - begin > options.minutes * 60:
+                break
+            if soak.counts["failed engines"] >= 20:
+                break
+            soak.round(seed, progress)
+            seed += 1
+            progress.set_postfix(seed=seed, problems=len(soak.problems))
+    seconds = time.monotonic() - begin
+    figures = {
+        **{row: soak.counts[row] for row in ROWS},
+        "seconds": round(seconds),
+        "requests/s": round(soak.counts["requests compared"] / seconds, 1),
+    }
+    print("\n".join(f"{row:20}{value:>12,}" for row, value in figures.items()))
+    print(f"seeds {first_seed} to {seed - 1}")
+    if options.json:
+        report = {"first_seed": first_seed, "last_seed": seed - 1, **figures}
+        options.json.write_text(json.dumps({**report, "problems": soak.problems}, indent=2) + "\n")
+    return 1 if soak.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
