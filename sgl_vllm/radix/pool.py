@@ -278,7 +278,9 @@ class RadixBlockPool(BlockPool):
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
         """vLLM hands the block out again, or a connector says that its contents are wrong."""
-        if self.tree is not None and block.block_id in self.tree:
+        if self.tree is not None:
+            if block.block_hash is None and self.metrics_collector is None:
+                return False  # holds nothing: the most frequent case, at no cost
             self.guarded(self.unindex, [block])
         return super()._maybe_evict_cached_block(block)
 
@@ -287,7 +289,10 @@ class RadixBlockPool(BlockPool):
         to_front = []
         for block_id in block_ids:
             block = self.blocks[block_id]
-            self._emit_block_removed_events(self._remove_cached_block_hashes(block))
+            if self.hash_blocks:
+                self._emit_block_removed_events(self._remove_cached_block_hashes(block))
+            else:
+                block.reset_hash()
             if block.ref_cnt == 0 and block.next_free_block is not None:
                 self.free_block_queue.remove(block)
                 to_front.append(block)
