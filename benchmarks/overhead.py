@@ -2,10 +2,10 @@
 
     python -m benchmarks.overhead [--model shape:33m] [--off schedule ...] [--rounds 8]
 
-Stock vLLM and vLLM with the plugin run in this process, by turns in rounds of A B B A, with the same
-requests; a round's time is the processor time of all threads, which other programs on the machine
-disturb least. The ratio of two neighbouring rounds is taken, and the median of all of these with
-its middle half. A ratio of 1.01 means one percent more processor time with the plugin.
+Stock vLLM and vLLM with the plugin run in this process, by turns in rounds of A B B A, with the
+same requests; a round's time is the processor time of all threads, which other programs on the
+machine disturb least. Each round gives a ratio; the median of them is printed, and their middle
+half. A ratio of 1.01 means one percent more processor time with the plugin.
 """
 
 from __future__ import annotations
@@ -71,7 +71,11 @@ def main() -> None:
     def pair() -> list[float]:
         """Processor seconds of each engine for the same new requests."""
         prompts = [
-            {"prompt_token_ids": [rng.randrange(vocabulary) for _ in range(arguments.prompt_tokens)]}
+            {
+                "prompt_token_ids": [
+                    rng.randrange(vocabulary) for _ in range(arguments.prompt_tokens)
+                ]
+            }
             for _ in range(arguments.requests)
         ]
         seconds = [0.0, 0.0]

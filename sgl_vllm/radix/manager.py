@@ -258,7 +258,7 @@ class RadixKVCacheManager(KVCacheManager):
         return request.num_computed_tokens
 
     def reset_prefix_cache(self) -> bool:
-        """Empties the cache, pinned prefixes too; False, and nothing is changed, if it is in use."""
+        """Empty the cache, pinned prefixes too. False, and nothing is changed, if it is in use."""
         pins, self._pins = self._pins, {}
         for pin in pins.values():
             self.block_pool.free_blocks(reversed(pin.blocks))

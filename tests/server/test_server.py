@@ -82,6 +82,50 @@ def test_a_prefix_is_computed_for_a_pin(sgl, client):
     assert after["hit_tokens"] - before["hit_tokens"] >= answer.usage.prompt_tokens - 6
 
 
+def test_a_pinned_prefix_stays_until_it_is_unpinned(sgl):
+    sgl.post("/flush_cache")
+    prompt = list(range(200, 290))
+    pinned = sgl.post("/pin", json={"prompt": prompt}).json()
+    assert pinned["pins"][0]["num_tokens"] == pinned["num_prompt_tokens"] == 90
+    (engine,) = sgl.get("/tree").json()["engines"]
+    assert engine["num_pinned_blocks"] == engine["num_protected_blocks"] == 1
+    assert sgl.get("/pins").json()["engines"][0]["pins"][0]["num_tokens"] == 90
+    assert sgl.post("/unpin", json={"pin_id": pinned["pin_id"]}).status_code == 200
+    assert sgl.post("/unpin", json={"pin_id": pinned["pin_id"]}).status_code == 404
+    assert sgl.get("/tree").json()["engines"][0]["num_pinned_blocks"] == 0
+
+
+def test_too_large_a_pin_is_refused_with_the_reason(sgl):
+    refused = [sgl.post("/pin", json={"prompt": [n] * 1000}) for n in range(300, 340)][-1]
+    assert refused.status_code == 409
+    assert "blocks would be pinned and at most" in refused.json()["error"]["message"]
+    assert sgl.post("/flush_cache").json() == {"flushed": True}
+    assert sgl.get("/pins").json()["engines"] == [{"pins": []}]
+
+
+def test_a_tenant_sees_nothing_of_another_through_hits_pins_tree_or_text(sgl, client):
+    """Two tenants with a salt each, one without; the prompt is the same."""
+
+    def run(salt: str | None) -> int:
+        before = sgl.get("/stats").json()["radix"]["hit_tokens"]
+        extra = {"cache_salt": salt} if salt else {}
+        client.completions.create(model="demo", prompt=prompt, max_tokens=1, extra_body=extra)
+        return sgl.get("/stats").json()["radix"]["hit_tokens"] - before
+
+    sgl.post("/flush_cache")
+    prompt = list(range(400, 530))  # ends inside a second block
+    assert [run("a"), run("b"), run(None), run("a")] == [0, 0, 0, 129]
+    assert sgl.post("/pin", json={"prompt": prompt, "cache_salt": "a"}).status_code == 200
+    assert run("c") == 0
+    (engine,) = sgl.get("/tree").json()["engines"]
+    # Only what nobody asked to keep apart is shown node by node: one of 4 copies.
+    assert [node["num_tokens"] for node in engine["nodes"]] == [130]
+    assert engine["nodes"][0]["num_pinned_blocks"] == 0
+    assert engine["isolated"]["namespaces"] == 3
+    assert engine["isolated"]["num_tokens"] == 3 * 130
+    sgl.post("/flush_cache")
+
+
 def test_every_part_is_on(sgl):
     parts = sgl.get("/stats").json()["parts"]
     assert parts == dict.fromkeys(("radix", "schedule", "jump_forward", "select"), "on")
