@@ -154,8 +154,9 @@ class RadixBlockPool(BlockPool):
         scheduled, self._scheduled = self._scheduled, {}
         for request, blocks, num_tokens in scheduled.values():
             self.index(request, blocks, num_tokens)
-            num_blocks = num_tokens // self.block_size
-            self._in_this_step.update([block.block_id for block in blocks[:num_blocks]])
+            first, last = request.num_computed_tokens, num_tokens
+            new_blocks = blocks[first // self.block_size : last // self.block_size]
+            self._in_this_step.update([block.block_id for block in new_blocks])
 
     def index(
         self,

@@ -255,9 +255,9 @@ class RadixTree:
 
         Args:
             tokens: n of them, the whole sequence.
-            block_ids: those of the blocks up to number ceil(n / block_size) - 1 or more, from number
-                0 on; with `own`, from number `own.end // block_size` on. None may be in the tree
-                other than at its own place.
+            block_ids: the blocks from number 0 on, with `own` from `own.end // block_size` on, up
+                to number ceil(n / block_size) - 1 or more. None may be in the tree other than at
+                its own place.
             own: what the caller's last insert of a beginning of `tokens` returned, if it `leads_to`
                 them. Saves the way down from the root, and lets the leaf grow in place.
 

@@ -27,7 +27,9 @@ def serve(**options) -> VllmServer:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[VllmServer]:
-    with serve(plugin=True, extra_args=["--api-key", API_KEY]) as running:
+    # A small share, so that a test can reach it.
+    options = ["--api-key", API_KEY, "--plugin-config", "radix_pin_share=0.02"]
+    with serve(plugin=True, extra_args=options) as running:
         yield running
 
 
