@@ -215,9 +215,10 @@ class RadixKVCacheManager(KVCacheManager):
 
     # -- leave behind -------------------------------------------------------------------------
 
-    def index_computed(self, request: Request) -> None:
-        """Let others find what a running `request` has computed so far, to the token."""
-        self.pool.guarded(self._index, request)
+    def index_prompt(self, request: Request) -> None:
+        """Let others find the whole prompt of a running `request`, to the token. It is computed
+        before the next forward pass begins."""
+        self.pool.guarded(self._index, request, request.num_prompt_tokens)
 
     def free(self, request: Request) -> None:
         self.pool.guarded(self._retain, request)
@@ -238,17 +239,17 @@ class RadixKVCacheManager(KVCacheManager):
             if num_indexed > num_computed:  # taken out of the step that would have computed it
                 first, last = num_computed // self.block_size, num_indexed // self.block_size
                 self.pool.unindex(blocks[first:last])
-            num_tokens = _num_computed(request)
+            # Tokens of a step in flight are not computed yet, and a placeholder is no token.
+            num_tokens = min(num_computed - request.num_in_flight_tokens, request.num_tokens)
             if num_tokens > 0:
                 self.pool.index(request, blocks, num_tokens, is_last_use=True)
                 self.counters.retained_tails += num_tokens % self.block_size != 0
         self.pool.forget_request(request)
 
-    def _index(self, request: Request) -> None:
-        """Put the request's computed tokens into the tree."""
+    def _index(self, request: Request, num_tokens: int) -> None:
+        """Put the first tokens of a running request into the tree, if it still has its blocks."""
         blocks = self.coordinator.single_type_managers[0].req_to_blocks.get(request.request_id)
-        num_tokens = _num_computed(request)
-        if blocks and num_tokens > 0 and self.enable_caching:
+        if blocks and request.num_computed_tokens >= num_tokens and self.enable_caching:
             self.pool.index(request, blocks, num_tokens)
 
     def estimate_cached_tokens(self, request: Request) -> int:
@@ -369,11 +370,6 @@ class RadixKVCacheManager(KVCacheManager):
                 max_tokens=max_tokens,
             ),
         }
-
-
-def _num_computed(request: Request) -> int:
-    """Tokens of a step in flight are not computed yet, and a placeholder is no token."""
-    return min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens)
 
 
 def _is_salted(namespace: Any) -> bool:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from vllm.config import VllmConfig
@@ -50,17 +50,26 @@ STOCK_SCORE_AGE_S = 0.5
 """How long a request's score by vLLM's own cache is used, with `radix` off."""
 
 
+MIN_HELD_TOKENS = 16
+"""A request is only held back for a step if that saves computing so many tokens."""
+
+
 @dataclasses.dataclass(slots=True)
 class OrderCounters:
     """Counts since start."""
 
     ordered_steps: int = 0
+    held_back: int = 0
     changed_orders: int = 0
     passes: int = 0
 
 
 class WaitingOrder:
     """Puts the head of a scheduler's waiting queue into the policy's order, once a step.
+
+    Of several with one prompt (the branches of a fork, say) the first goes alone: admitted in the
+    same step, the others would share its whole blocks only, and a step later all that it computed.
+    A request is held back so once at most.
 
     Costs nothing with fewer than two waiting or with no room to admit one. Otherwise one match per
     request in the window whose score is older than the tree.
@@ -72,15 +81,19 @@ class WaitingOrder:
         options: Options,
         match: Callable[[Request], Match],
         cache_version: Callable[[], int],
+        radix: RadixKVCacheManager | None,
     ) -> None:
         self._scheduler = scheduler
         self._policy = LongestPrefixFirst(options.schedule_max_passes, options.schedule_max_wait_s)
         self._window = options.schedule_window
         self._match = match
         self._cache_version = cache_version
+        self._radix = radix
         self._matches: WeakKeyDictionary[Request, tuple[int, Match]] = WeakKeyDictionary()
         self._passes: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._ordered: list[Request] = []
+        self._held: list[Request] = []
+        self._held_before: WeakSet[Request] = WeakSet()
         self.counters = OrderCounters()
 
     def before_schedule(self) -> None:
@@ -95,14 +108,22 @@ class WaitingOrder:
         order = self._policy.order([self._candidate(r, version) for r in head], time.time())
         self._ordered = [head[index] for index in order]
         self.counters.ordered_steps += 1
-        if self._ordered != head:
-            self.counters.changed_orders += 1
+        self.counters.changed_orders += self._ordered != head
+        self._held = self._to_hold_back()
+        if self._held or self._ordered != head:
             for _ in head:
                 queue.popleft()
-            queue.extendleft(reversed(self._ordered))
+            held = set(self._held)
+            queue.extendleft(r for r in reversed(self._ordered) if r not in held)
 
     def after_schedule(self) -> None:
-        """Count, for every request that still waits, the later ones admitted before it."""
+        """Put back who was held. Count, for every request that still waits, the later ones admitted
+        before it."""
+        if self._held:
+            queue = self._scheduler.waiting
+            assert isinstance(queue, FCFSRequestQueue)
+            queue.extendleft(reversed(self._held))
+            self._held = []
         admitted = [r.arrival_time for r in self._ordered if r.status == RequestStatus.RUNNING]
         if not admitted:
             return
@@ -112,6 +133,28 @@ class WaitingOrder:
                 if passes:
                     self._passes[request] = self._passes.get(request, 0) + passes
                     self.counters.passes += passes
+
+    def _to_hold_back(self) -> list[Request]:
+        if self._radix is None or self._radix.tree is None:
+            return []
+        prompts = set()
+        held = []
+        for request in self._ordered:
+            trail = self._radix.pool.trail_of(request)
+            if trail is None:
+                continue
+            prompt = (trail.namespace, trail.tokens)
+            if prompt not in prompts:
+                prompts.add(prompt)
+                continue
+            num_tokens = request.num_tokens - 1
+            num_shared = num_tokens - num_tokens % self._radix.block_size
+            num_saved = num_tokens - max(num_shared, self._matches[request][1].num_tokens)
+            if num_saved >= MIN_HELD_TOKENS and request not in self._held_before:
+                self._held_before.add(request)
+                held.append(request)
+        self.counters.held_back += len(held)
+        return held
 
     def wanted(self) -> set[Node]:
         """The nodes that the requests in the window matched when they were put in order, so that
@@ -160,12 +203,13 @@ class SglSchedulerMixin(Scheduler):
         self._order: WaitingOrder | None = None
         if "schedule" not in self._off:
             self.waiting = FCFSRequestQueue()
-            self._order = WaitingOrder(self, options, self._match, self._cache_version)
+            self._order = WaitingOrder(self, options, self._match, self._cache_version, self._radix)
             if self._radix is not None:
                 self._radix.pool.wanted = self._order.wanted
         self._jump = JumpForward(self) if "jump_forward" not in self._off else None
         self._score_from: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._num_scored_requests = 0
+        self._prompts_done: list[Request] = []
         if self._radix is not None:
             self._radix.score_from = self._score_from.get
         self._num_steps = 0
@@ -222,9 +266,13 @@ class SglSchedulerMixin(Scheduler):
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        if self._radix is not None:
+            for request in self._prompts_done:
+                self._radix.index_prompt(request)
         if self._order is not None:
             self._order.before_schedule()
         output = super().schedule(*args, **kwargs)
+        self._prompts_done = self._prompts_done_by(output)
         if self._order is not None:
             self._order.after_schedule()
         if self._jump is not None:
@@ -236,12 +284,8 @@ class SglSchedulerMixin(Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        prompts_done = self._prompts_done_by(scheduler_output)
         score_from = {r.request_id: first for r, first in self._score_from.items()}
         results = super().update_from_output(scheduler_output, model_runner_output)
-        for request in prompts_done:
-            if not request.is_finished() and self._radix is not None:
-                self._radix.index_computed(request)
         outputs = [output for result in results.values() for output in result.outputs]
         for output in outputs if score_from else ():
             tensors = output.new_prompt_logprobs_tensors
@@ -264,7 +308,8 @@ class SglSchedulerMixin(Scheduler):
     # -- inside -------------------------------------------------------------------------------
 
     def _prompts_done_by(self, scheduler_output: SchedulerOutput) -> list[Request]:
-        """The requests whose whole prompt is computed with this step; later ones may share it."""
+        """The requests whose whole prompt is computed with this step: the next may share it, also
+        while this one is in flight, because its copies come after this one's forward pass."""
         if self._radix is None:
             return []
         return [

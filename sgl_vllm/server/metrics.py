@@ -27,6 +27,11 @@ _COUNTERS = {
     "partial_block_hits": ("radix", "partial_block_hits", "Hits that end inside a block."),
     "retained_tails": ("radix", "retained_tails", "Partial last blocks kept for later requests."),
     "ordered_steps": ("schedule", "ordered_steps", "Steps with an order to decide."),
+    "held_back": (
+        "schedule",
+        "held_back",
+        "Requests admitted a step later, to share all of an equal prompt.",
+    ),
     "changed_orders": (
         "schedule",
         "changed_orders",
