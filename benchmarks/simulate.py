@@ -103,6 +103,9 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         cost.add_argument(f"--{name}-s", type=float, metavar="S", help=text)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    parser.add_argument(
+        "--check-kv", action="store_true", help="fail if a pass would read another token's KV"
+    )
     return parser
 
 
@@ -147,7 +150,13 @@ def main(words: Sequence[str] | None = None) -> int:
             total=trace.num_calls, desc=arm, unit="call", delay=2, leave=False, disable=None
         ) as bar:
             results[arm] = simulator.Simulation(
-                trace, arm, settings, cost, concurrency=concurrency, on_call_done=bar.update
+                trace,
+                arm,
+                settings,
+                cost,
+                concurrency=concurrency,
+                check_kv=arguments.check_kv,
+                on_call_done=bar.update,
             ).run()
     print(table(trace, reuse, settings, results))
     if arguments.json is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
+import random
 import sys
 import time
 from collections import deque
@@ -19,12 +20,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
+    KVCacheBlockCopy,
     get_request_block_hasher,
     init_none_hash,
     resolve_kv_cache_block_sizes,
@@ -35,11 +39,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from benchmarks.models import DEMO_MODEL
-from benchmarks.traces import Call, Trace
+from benchmarks.traces import Call, Tokens, Trace
 from sgl_vllm.config import CONFIG_KEY
 from sgl_vllm.scheduler.scheduler import SglAsyncScheduler, SglScheduler, SglSchedulerMixin
 
@@ -195,7 +199,57 @@ def make_block_hasher(scheduler: Scheduler) -> Callable[[Request], list[BlockHas
     """The hasher that the engine core gives to every request."""
     hash_function = get_hash_fn_by_name(scheduler.cache_config.prefix_caching_hash_algo)
     init_none_hash(hash_function)
-    return get_request_block_hasher(scheduler.hash_block_size, hash_function)
+    hasher = get_request_block_hasher(scheduler.hash_block_size, hash_function)
+    choose = getattr(scheduler, "sgl_vllm_block_hasher", None)
+    return choose(hasher) if choose is not None else hasher
+
+
+class KvMemory:
+    """What every slot of the cache would hold: a number for a token and all before it.
+
+    With it a pass can be checked: that it reads, for every token of a request, what was computed
+    for exactly this token after exactly these.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._slots = np.zeros((num_blocks, block_size), dtype=np.uint64)
+
+    @staticmethod
+    def contents(tokens: Tokens) -> NDArray[np.uint64]:
+        """The numbers of a sequence, shape (n,): sums of powers, modulo 2**64."""
+        powers = np.cumprod(np.full(len(tokens), 0x9E3779B97F4A7C15, dtype=np.uint64))
+        return np.cumsum((tokens.astype(np.uint64) + 1) * powers)
+
+    def run(
+        self,
+        copies: Sequence[KVCacheBlockCopy],
+        requests: Sequence[tuple[str, list[int], NDArray[np.uint64], int]],
+    ) -> None:
+        """One pass: first the copies, then all writes, then all reads.
+
+        Args:
+            requests: id, blocks, the contents up to the last token of this pass, and how many of
+                these were there before.
+
+        Raises:
+            SimulationError: a request would read something else.
+        """
+        if copies:
+            sources = self._slots[[copy.src_block_id for copy in copies]]
+            self._slots[[copy.dst_block_id for copy in copies]] = sources
+        size = self._slots.shape[1]
+        for _, block_ids, contents, num_before in requests:
+            positions = np.arange(num_before, len(contents))
+            blocks = np.array(block_ids)[positions // size]
+            self._slots[blocks, positions % size] = contents[num_before:]
+        for request_id, block_ids, contents, num_before in requests:
+            found = self._slots[block_ids[: -(-len(contents) // size)]].reshape(-1)
+            wrong = np.flatnonzero(found[: len(contents)] != contents)
+            if len(wrong):
+                raise SimulationError(
+                    f"request {request_id} with {num_before} tokens computed reads a wrong key and "
+                    f"value for token {wrong[0]}"
+                )
 
 
 # -- a run --------------------------------------------------------------------------------------
@@ -267,6 +321,9 @@ class Simulation:
     With `concurrency`, so many programs run at a time (closed loop); otherwise each comes at its
     `arrival_s` (open loop), which every program of the trace then has.
 
+    With `check_kv` every pass is checked with a `KvMemory`; with `abort_share`, in that share of
+    the passes one of the requests is aborted while the pass runs.
+
     While a pass runs, an asynchronous scheduler schedules the next:
 
         synchronous     schedule 1 | pass 1 | update 1, schedule 2 | pass 2 | update 2 …
@@ -281,6 +338,8 @@ class Simulation:
         cost: CostModel,
         *,
         concurrency: int | None = None,
+        check_kv: bool = False,
+        abort_share: float = 0.0,
         on_call_done: Callable[[], object] = lambda: None,
     ) -> None:
         if concurrency is None and not trace.is_timed:
@@ -291,6 +350,11 @@ class Simulation:
         self._clock = Clock()
         self._scheduler = make_scheduler(arm, settings)
         self._block_hasher = make_block_hasher(self._scheduler)
+        self._memory = None
+        if check_kv:
+            self._memory = KvMemory(settings.num_blocks + 1, settings.block_size)
+        self._abort_share = abort_share
+        self._rng = random.Random(0)
         self._depth = 2 if settings.async_scheduling else 1
         self._num_usable_blocks = settings.num_blocks
         self._served: dict[str, _Served] = {}
@@ -332,6 +396,7 @@ class Simulation:
             if scheduler.has_requests():
                 step = self._schedule()
                 in_flight.append(step)
+                self._abort_some(step)
                 num_idle = 0 if step.scheduled.total_num_scheduled_tokens else num_idle + 1
                 if len(in_flight) < self._depth and (not num_idle or scheduler.has_requests()):
                     continue
@@ -346,6 +411,16 @@ class Simulation:
                 elif scheduler.has_unfinished_requests():
                     raise SimulationError("no request can be scheduled, and none will come")
                 num_idle = 0
+
+    def _abort_some(self, step: _Step) -> None:
+        if self._rng.random() >= self._abort_share:
+            return
+        alive = [i for i in self._served if i in self._scheduler.requests]
+        if alive:
+            request_id = self._rng.choice(alive)
+            self._scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
+            self._served[request_id].done = True
+            self._after_call(request_id)
 
     def _start_program(self, program: int, arrival_s: float) -> None:
         for index, call in enumerate(self._trace.programs[program].calls):
@@ -402,6 +477,8 @@ class Simulation:
             self._num_computed += max(0, min(end, num_prompt) - (end - num_new))
             reply = self._served[request_id].call.reply
             sampled.append([] if request.is_prefill_chunk else [int(reply[end - num_prompt])])
+        if self._memory is not None:
+            self._check_kv(self._memory, scheduled)
         seconds = 0.0
         if sampled:
             seconds = self._cost.seconds(steps=1, prefill=prefill, decode=decode, context=context)
@@ -413,6 +490,16 @@ class Simulation:
             sampled_token_ids=sampled,
         )
         return _Step(scheduled, output, self._busy_until_s)
+
+    def _check_kv(self, memory: KvMemory, scheduled: SchedulerOutput) -> None:
+        requests = []
+        for request_id, num_new in scheduled.num_scheduled_tokens.items():
+            call = self._served[request_id].call
+            end = self._scheduler.requests[request_id].num_computed_tokens
+            (block_ids,) = self._scheduler.kv_cache_manager.get_block_ids(request_id)
+            contents = memory.contents(np.concatenate([call.prompt, call.reply])[:end])
+            requests.append((request_id, block_ids, contents, end - num_new))
+        memory.run(scheduled.kv_cache_block_copies or (), requests)
 
     def _finish(self, step: _Step) -> None:
         self._clock.now_s = max(self._clock.now_s, step.end_s)

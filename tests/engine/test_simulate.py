@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,11 @@ from benchmarks.simulator import (
     EngineSettings,
     Result,
     Simulation,
+    SimulationError,
     percentile,
 )
 from benchmarks.traces import Call, Program, Trace
+from sgl_vllm.radix.pool import RadixBlockPool
 
 ARMS = ("stock", "sgl")
 
@@ -34,6 +37,7 @@ def run(
     block_size: int = 16,
     async_scheduling: bool = False,
     concurrency: int | None = 1,
+    **checks: Any,
 ) -> Result:
     num_tokens = cache_fraction * traces.reuse(trace).working_set_tokens
     settings = EngineSettings(
@@ -43,11 +47,48 @@ def run(
         max_num_seqs=16,
         async_scheduling=async_scheduling,
     )
-    return Simulation(trace, arm, settings, CostModel(), concurrency=concurrency).run()
+    return Simulation(trace, arm, settings, CostModel(), concurrency=concurrency, **checks).run()
 
 
 def repeatable(result: Result) -> Result:
     return dataclasses.replace(result, step_cpu_us_mean=0.0)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("block_size", [16, 128])
+@pytest.mark.parametrize("cache_fraction", [0.05, 0.3])
+@pytest.mark.parametrize("name", ["chat", "tree_of_thought", "fork_join"])
+def test_every_pass_reads_what_was_computed_for_its_tokens(
+    name: str, cache_fraction: float, block_size: int, async_scheduling: bool
+) -> None:
+    """With steps in flight, preemption, copies of partial blocks, and aborts at any time."""
+    trace = traces.generate(name, 150)
+    result = run(
+        trace,
+        "sgl",
+        cache_fraction=cache_fraction,
+        block_size=block_size,
+        async_scheduling=async_scheduling,
+        concurrency=8,
+        check_kv=True,
+        abort_share=0.02,
+    )
+    assert result.parts["radix"] == "on"
+    assert result.copied_blocks > 20
+
+
+def test_a_pass_that_reads_something_else_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If blocks that this very pass computes could be copied from before it."""
+    monkeypatch.setattr(RadixBlockPool, "is_computed", lambda pool, block_id: True)
+    with pytest.raises(SimulationError, match="reads a wrong key and value"):
+        run(
+            traces.generate("fork_join", 100),
+            "sgl",
+            block_size=128,
+            async_scheduling=True,
+            concurrency=8,
+            check_kv=True,
+        )
 
 
 @pytest.mark.parametrize("arm", ARMS)
