@@ -238,7 +238,7 @@ class RadixKVCacheManager(KVCacheManager):
             if num_indexed > num_computed:  # taken out of the step that would have computed it
                 first, last = num_computed // self.block_size, num_indexed // self.block_size
                 self.pool.unindex(blocks[first:last])
-            num_tokens = _num_computed(request)
+            num_tokens = self._num_to_index(request)
             if num_tokens > 0:
                 self.pool.index(request, blocks, num_tokens, is_last_use=True)
                 self.counters.retained_tails += num_tokens % self.block_size != 0
@@ -247,18 +247,35 @@ class RadixKVCacheManager(KVCacheManager):
     def _index(self, request: Request) -> None:
         """Put the request's computed tokens into the tree."""
         blocks = self.coordinator.single_type_managers[0].req_to_blocks.get(request.request_id)
-        num_tokens = _num_computed(request)
+        num_tokens = self._num_to_index(request)
         if blocks and num_tokens > 0 and self.enable_caching:
             self.pool.index(request, blocks, num_tokens)
+
+    def _num_to_index(self, request: Request) -> int:
+        """How many of the request's tokens others may find.
+
+        Tokens of a step in flight are not computed yet, and a placeholder is no token. With a
+        connector, vLLM counts tokens as computed that are still to be loaded, and may never be:
+        only what it has cached itself is there. No hit could end in the rest anyway.
+        """
+        num_tokens = min(
+            request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens
+        )
+        if self._whole_blocks_only:
+            cached = self.coordinator.single_type_managers[0].num_cached_block
+            num_tokens = min(num_tokens, cached.get(request.request_id, 0) * self.block_size)
+        return num_tokens
 
     def estimate_cached_tokens(self, request: Request) -> int:
         """How many tokens `request` will have left in the cache, for vLLM's statistics."""
         if self.tree is None:
             return super().estimate_cached_tokens(request)
-        return request.num_computed_tokens
+        if self.pool.trail_of(request) is None:
+            return 0
+        return self._num_to_index(request)
 
     def reset_prefix_cache(self) -> bool:
-        """Empties the cache, pinned prefixes too; False, and nothing is changed, if it is in use."""
+        """Empties the cache, pins too; False, and nothing is changed, if it is in use."""
         pins, self._pins = self._pins, {}
         for pin in pins.values():
             self.block_pool.free_blocks(reversed(pin.blocks))
@@ -369,11 +386,6 @@ class RadixKVCacheManager(KVCacheManager):
                 max_tokens=max_tokens,
             ),
         }
-
-
-def _num_computed(request: Request) -> int:
-    """Tokens of a step in flight are not computed yet, and a placeholder is no token."""
-    return min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens)
 
 
 def _is_salted(namespace: Any) -> bool:

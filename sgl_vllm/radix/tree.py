@@ -255,9 +255,9 @@ class RadixTree:
 
         Args:
             tokens: n of them, the whole sequence.
-            block_ids: of the blocks up to number ceil(n / block_size) - 1 or more. From number 0 on;
-                with `own`, from number `own.end // block_size` on. None may be in the tree other
-                than at its own place.
+            block_ids: of the blocks up to number ceil(n / block_size) - 1 or more. From number 0
+                on; with `own`, from number `own.end // block_size` on. None may be in the tree
+                other than at its own place.
             own: what the caller's last insert of a beginning of `tokens` returned, if it `leads_to`
                 them. Saves the way down from the root, and lets the leaf grow in place.
 
@@ -361,9 +361,7 @@ class RadixTree:
     def _is_evictable(self, node: Node) -> bool:
         """Whether `node` is a leaf of the tree whose last block nobody uses."""
         return (
-            node.parent is not None
-            and not node.children
-            and node.block_ids[-1] not in self._locked
+            node.parent is not None and not node.children and node.block_ids[-1] not in self._locked
         )
 
     def _has_evictable_tail(self, node: Node) -> bool:
@@ -426,11 +424,11 @@ class RadixTree:
                 if self._is_evictable(node):
                     self._oldest.push(node)
         forgotten: list[int] = []
-        while (node := self._oldest.pop()) is not None:
-            if node.last_used >= unused_since:
-                self._oldest.push(node)
+        while (oldest := self._oldest.pop()) is not None:
+            if oldest.last_used >= unused_since:
+                self._oldest.push(oldest)
                 break
-            forgotten += self._evict_end_of(node, len(node.block_ids))
+            forgotten += self._evict_end_of(oldest, len(oldest.block_ids))
         return forgotten
 
     def _evict_end_of(self, leaf: Node, num_blocks: int) -> list[int]:
@@ -548,7 +546,8 @@ class RadixTree:
 
         `nodes` lists at most `max_nodes`, those near the roots first, parents before children;
         `id` stays with a node, `parent` is an index into the list, None for a node that begins a
-        sequence, and `namespace` numbers what shares nothing. Of isolated namespaces only their totals are given.
+        sequence, and `namespace` numbers what shares nothing. Of isolated namespaces only their
+        totals are given.
 
         Args:
             pinned: ids of the blocks that are pinned.
