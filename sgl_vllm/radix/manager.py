@@ -26,7 +26,7 @@ from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.keys import RequestNamespace
@@ -239,7 +239,8 @@ class RadixKVCacheManager(KVCacheManager):
                 first, last = num_computed // self.block_size, num_indexed // self.block_size
                 self.pool.unindex(blocks[first:last])
             num_tokens = self._num_to_index(request)
-            if num_tokens > 0:
+            # After a failed load vLLM counts blocks as computed that another failed request shares.
+            if num_tokens > 0 and request.status != RequestStatus.FINISHED_ERROR:
                 self.pool.index(request, blocks, num_tokens, is_last_use=True)
                 self.counters.retained_tails += num_tokens % self.block_size != 0
         self.pool.forget_request(request)

@@ -198,6 +198,19 @@ class RadixBlockPool(BlockPool):
                 block.set_block_hash(_MARK, num_tokens)
         if forgotten:
             self._forgotten(forgotten)
+        if self.hash_blocks:
+            self._hash_whole_blocks(request, blocks, num_tokens // self.block_size)
+
+    def _hash_whole_blocks(
+        self, request: Request, blocks: Sequence[KVCacheBlock], num_blocks: int
+    ) -> None:
+        """Give those of the first `num_blocks` that have just come into the tree vLLM's hashes, and
+        tell of them. A second copy of what is there has no place in the tree, so it gets none."""
+        first = num_blocks
+        while first > 0 and blocks[first - 1].block_hash == _MARK:
+            first -= 1
+            blocks[first].reset_hash()
+        super().cache_full_blocks(request, list(blocks), first, num_blocks, self.block_size, 0)
 
     def unindex(self, blocks: Iterable[KVCacheBlock]) -> None:
         """The KV of `blocks` is not there after all."""
@@ -218,27 +231,20 @@ class RadixBlockPool(BlockPool):
         """vLLM calls this when more blocks of `request` are full, or will be after this step."""
         if self.tree is not None:
             self._scheduled[request.request_id] = (request, blocks, num_full_blocks * block_size)
-            if not self.hash_blocks:
-                return
-            self.guarded(self._index_scheduled)
-        new_blocks = blocks[num_cached_blocks:num_full_blocks]
-        for block in new_blocks:
-            if block.block_hash == _MARK:
-                block.reset_hash()
-        request.update_block_hashes()  # nothing to do, unless it began while the tree was there
-        super().cache_full_blocks(
-            request,
-            blocks,
-            num_cached_blocks,
-            num_full_blocks,
-            block_size,
-            kv_cache_group_id,
-            block_mask,
-        )
-        if self.tree is not None:
-            for block in new_blocks:
-                if block.block_id not in self.tree:  # a second copy: nobody will look for it
-                    self._emit_block_removed_events(self._remove_cached_block_hashes(block))
+            if self.hash_blocks:
+                self.guarded(self._index_scheduled)
+        if self.tree is None:
+            while num_cached_blocks < num_full_blocks and blocks[num_cached_blocks].block_hash:
+                num_cached_blocks += 1  # hashed before the tree failed
+            request.update_block_hashes()  # nothing to do, unless it began while the tree was there
+            super().cache_full_blocks(
+                request,
+                blocks,
+                num_cached_blocks,
+                num_full_blocks,
+                block_size,
+                kv_cache_group_id,
+            )
 
     # -- handing out, taking back -------------------------------------------------------------
 
