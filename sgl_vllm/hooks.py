@@ -36,6 +36,8 @@ _HOOKS: dict[str, tuple[str, ...]] = {
         f"{_POOL}._maybe_evict_cached_block(block)",
         f"{_POOL}._emit_block_removed_events(block_hashes)",
         f"{_POOL}._remove_cached_block_hashes(block)",
+        "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.remove(block)",
+        "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n(blocks)",
     ),
     "schedule": (
         f"{_SCHEDULER}.schedule",

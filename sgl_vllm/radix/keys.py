@@ -10,7 +10,9 @@ import hashlib
 from collections import OrderedDict
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.v1.request import Request
 
@@ -71,19 +73,21 @@ class TokenKeys:
         token_ids = request._all_token_ids
         if start:
             return pack(token_ids[start:])
-        if request.mm_features:
-            token_ids = list(token_ids)
-            for feature in request.mm_features:
-                self._write_content(feature, token_ids)
-        return pack(token_ids)
+        if not request.mm_features:
+            return pack(token_ids)
+        keys = np.array(token_ids, dtype=np.int32)
+        for feature in request.mm_features:
+            self._write_content(feature, keys)
+        return keys.tobytes()
 
-    def _write_content(self, feature: MultiModalFeatureSpec, token_ids: list[int]) -> None:
+    def _write_content(self, feature: MultiModalFeatureSpec, keys: NDArray[np.int32]) -> None:
+        """Into `keys`, shape (prompt tokens,)."""
         begin, length = feature.mm_position.offset, feature.mm_position.length
+        number = self._number_of((feature.identifier, int(keys[begin])))
         is_embed = feature.mm_position.is_embed
-        for place in range(1, length):
-            if is_embed is None or is_embed[place]:
-                token_ids[begin + place] = _INSIDE - place
-        token_ids[begin] = self._number_of((feature.identifier, token_ids[begin]))
+        places = np.arange(length) if is_embed is None else np.flatnonzero(is_embed.numpy())
+        keys[begin + places] = _INSIDE - places
+        keys[begin] = number
 
     def _number_of(self, content: tuple[str, int]) -> int:
         number = self._numbers.get(content)

@@ -26,17 +26,18 @@ from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.keys import RequestNamespace
 from sgl_vllm.radix.pool import RadixBlockPool
-from sgl_vllm.radix.tree import Match, Node, RadixTree, pack
+from sgl_vllm.radix.tree import TOKEN_BYTES, Match, Node, RadixTree, pack
 
 
 @dataclass(slots=True)
 class RadixCounters:
-    """Counts since start, over admitted requests, in tokens unless they say otherwise."""
+    """Counts since start, over requests at their first admission, in tokens unless they say
+    otherwise."""
 
     lookups: int = 0
     prompt_tokens: int = 0
@@ -69,7 +70,26 @@ def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
         return "context parallelism splits blocks over workers"
     if vllm_config.speculative_config is not None:
         return "speculative decoding is configured, which is not verified with it yet"
+    aux_output = getattr(vllm_config, "aux_output_config", None)
+    if getattr(aux_output, "enable_return_routed_experts", False):
+        return "routed experts are returned, which vLLM keeps by its own block hashes"
     return None
+
+
+def missing_attributes(manager: KVCacheManager) -> list[str]:
+    """What the tree needs of vLLM's live objects and does not find there."""
+    single = manager.coordinator.single_type_managers[0]
+    needed = (
+        (manager, ("block_pool", "enable_caching", "max_model_len", "watermark_blocks")),
+        (manager.block_pool, ("blocks", "free_block_queue", "num_gpu_blocks", "metrics_collector")),
+        (single, ("block_size", "req_to_blocks", "num_cached_block")),
+    )
+    return [
+        f"{type(owner).__name__}.{name}"
+        for owner, names in needed
+        for name in names
+        if not hasattr(owner, name)
+    ]
 
 
 class RadixKVCacheManager(KVCacheManager):
@@ -134,20 +154,28 @@ class RadixKVCacheManager(KVCacheManager):
 
     def new_step_starts(self) -> None:
         super().new_step_starts()
-        self.pool.step_starts(time.monotonic() - self._ttl_s if self._ttl_s else None)
+        self.pool.step_starts()
+        if self._ttl_s:
+            self.pool.expire(self._expire_before())
+
+    def _expire_before(self) -> float:
+        return time.monotonic() - self._ttl_s if self._ttl_s else float("-inf")
 
     def match(self, request: Request) -> Match:
         """The longest cached prefix of `request`, without side effects."""
         return self.pool.guarded(self.pool.match, request) or Match(0, None)
 
-    def get_computed_blocks(self, request: Request, *args: Any) -> tuple[KVCacheBlocks, int, int]:
-        # One token at least has to run, or there is nothing to sample from.
-        limit = args[0] if args else request.num_tokens - 1
+    def get_computed_blocks(
+        self, request: Request, *args: Any, **kwargs: Any
+    ) -> tuple[KVCacheBlocks, int, int]:
+        # One token at least has to run, or there is nothing to sample from. From 0.33 on vLLM says
+        # so itself.
+        limit = next(iter((*args, *kwargs.values())), request.num_tokens - 1)
         first_scored = self.score_from(request)
         if first_scored is not None:
             limit = min(limit, first_scored - 1)
         if self.tree is None:
-            blocks, num_tokens, boundary = super().get_computed_blocks(request, *args)
+            blocks, num_tokens, boundary = super().get_computed_blocks(request, *args, **kwargs)
             if num_tokens > limit:
                 num_tokens = limit - limit % self.block_size
                 kept = list(blocks.blocks[0][: num_tokens // self.block_size])
@@ -161,10 +189,11 @@ class RadixKVCacheManager(KVCacheManager):
     def _find(self, request: Request, limit: int) -> tuple[KVCacheBlocks, int] | None:
         """The cached blocks of `request`, for at most `limit` tokens."""
         match = self.pool.match(request)
+        trail = self.pool.trail_of(request)
         num_tokens = min(match.num_tokens, limit)
         if num_tokens <= 0:
             return None
-        assert self.tree is not None
+        assert self.tree is not None and trail is not None
         block_ids = self.tree.block_ids(match, num_tokens)
         num_inside = num_tokens % self.block_size
         if num_inside and (
@@ -176,6 +205,7 @@ class RadixKVCacheManager(KVCacheManager):
             block_ids.pop()
             if not block_ids:
                 return None
+        trail.hit, trail.num_found = match.node, num_tokens
         all_blocks = self.block_pool.blocks
         blocks = ([all_blocks[block_id] for block_id in block_ids],)
         if (
@@ -204,14 +234,18 @@ class RadixKVCacheManager(KVCacheManager):
         super().record_prefix_cache_stats(request, num_hits)
         if not self.prefix_cache_lookup_enabled(request):
             return
-        self.counters.lookups += 1
-        self.counters.prompt_tokens += request.num_tokens
-        self.counters.hit_tokens += num_hits
-        self.counters.partial_block_hits += num_hits % self.block_size != 0
-        if num_hits and self.tree is not None:
-            trail = self.pool.trail_of(request)
-            if trail is not None:
-                self.tree.use(trail.hit, request.priority)
+        if not request.num_preemptions:
+            self.counters.lookups += 1
+            self.counters.prompt_tokens += request.num_tokens
+            self.counters.hit_tokens += num_hits
+            self.counters.partial_block_hits += num_hits % self.block_size != 0
+        if num_hits:
+            self.pool.guarded(self._use_hit, request)
+
+    def _use_hit(self, request: Request) -> None:
+        trail = self.pool.trail_of(request)
+        if trail is not None and self.tree is not None:
+            self.tree.use(trail.hit, request.priority)
 
     # -- leave behind -------------------------------------------------------------------------
 
@@ -234,29 +268,50 @@ class RadixKVCacheManager(KVCacheManager):
         manager = self.coordinator.single_type_managers[0]
         blocks = manager.req_to_blocks.get(request_id)
         if blocks and self.enable_caching:
-            num_computed = request.num_computed_tokens
-            num_indexed = manager.num_cached_block.get(request_id, 0) * self.block_size
-            if num_indexed > num_computed:  # taken out of the step that would have computed it
-                first, last = num_computed // self.block_size, num_indexed // self.block_size
-                self.pool.unindex(blocks[first:last])
-            # Tokens of a step in flight are not computed yet, and a placeholder is no token.
-            num_tokens = min(num_computed - request.num_in_flight_tokens, request.num_tokens)
-            if num_tokens > 0:
-                self.pool.index(request, blocks, num_tokens, is_last_use=True)
-                self.counters.retained_tails += num_tokens % self.block_size != 0
+            num_scheduled = manager.num_cached_block.get(request_id, 0)
+            if num_scheduled * self.block_size > request.num_computed_tokens:
+                # Taken out of the step that would have computed it, or its load has failed. What it
+                # found in the cache is not its own to take out.
+                trail = self.pool.trail_of(request)
+                num_kept = max(request.num_computed_tokens, trail.num_found if trail else 0)
+                self.pool.unindex(blocks[num_kept // self.block_size : num_scheduled])
+            num_tokens = self._num_to_index(request)
+            # After a failed load vLLM counts blocks as computed that another failed request shares.
+            if num_tokens > 0 and request.status != RequestStatus.FINISHED_ERROR:
+                is_cached = self.pool.index(request, blocks, num_tokens, is_last_use=True)
+                self.counters.retained_tails += is_cached and num_tokens % self.block_size != 0
         self.pool.forget_request(request)
 
     def _index(self, request: Request, num_tokens: int) -> None:
         """Put the first tokens of a running request into the tree, if it still has its blocks."""
+        if self._whole_blocks_only or request.num_computed_tokens < num_tokens:
+            return
         blocks = self.coordinator.single_type_managers[0].req_to_blocks.get(request.request_id)
-        if blocks and request.num_computed_tokens >= num_tokens and self.enable_caching:
+        if blocks and self.enable_caching:
             self.pool.index(request, blocks, num_tokens)
+
+    def _num_to_index(self, request: Request) -> int:
+        """How many of the request's tokens others may find.
+
+        Tokens of a step in flight are not computed yet, and a placeholder is no token. With a
+        connector, vLLM counts tokens as computed that are still to be loaded, and may never be:
+        only what it has cached itself is there. No hit could end in the rest anyway.
+        """
+        num_tokens = min(
+            request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens
+        )
+        if self._whole_blocks_only:
+            cached = self.coordinator.single_type_managers[0].num_cached_block
+            num_tokens = min(num_tokens, cached.get(request.request_id, 0) * self.block_size)
+        return num_tokens
 
     def estimate_cached_tokens(self, request: Request) -> int:
         """How many tokens `request` will have left in the cache, for vLLM's statistics."""
         if self.tree is None:
             return super().estimate_cached_tokens(request)
-        return request.num_computed_tokens
+        if self.pool.trail_of(request) is None:
+            return 0
+        return self._num_to_index(request)
 
     def reset_prefix_cache(self) -> bool:
         """Empty the cache, pinned prefixes too. False, and nothing is changed, if it is in use."""
@@ -311,6 +366,7 @@ class RadixKVCacheManager(KVCacheManager):
             )
         self.block_pool.touch(blocks)
         pin_id = secrets.token_hex(8)
+        tokens = tokens[: TOKEN_BYTES * num_tokens]
         self._pins[pin_id] = Pin(namespace, tokens, blocks, num_tokens, time.monotonic())
         return pin_id, self._pins[pin_id]
 
@@ -352,6 +408,7 @@ class RadixKVCacheManager(KVCacheManager):
     def describe(self, max_nodes: int, max_tokens: int) -> dict[str, Any]:
         """The cache for people and pages (`RadixTree.describe`). Tenants with a `cache_salt` are
         shown as one total, and never with tokens."""
+        self.pool.expire(self._expire_before())
         if self.tree is None:
             return {}
         pinned: Collection[int] = self.pinned_block_ids

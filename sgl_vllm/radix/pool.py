@@ -29,7 +29,7 @@ from vllm.v1.request import Request
 
 from sgl_vllm.radix.eviction import EvictionPolicy
 from sgl_vllm.radix.keys import RequestNamespace, TokenKeys, namespace_of
-from sgl_vllm.radix.tree import NO_MATCH, Match, Node, RadixTree, Tokens
+from sgl_vllm.radix.tree import NO_MATCH, TOKEN_BYTES, Match, Node, RadixTree, Tokens
 
 logger = init_logger("vllm.sgl_vllm.radix")
 
@@ -47,13 +47,15 @@ class Trail:
         tokens: its tokens as the tree compares them; may lag behind the request.
         own: the leaf that its inserts made.
         hit: the deepest node of its last look-up.
+        num_found: how many cached tokens that look-up gave it.
     """
 
     request: Request
-    namespace: RequestNamespace
+    namespace: RequestNamespace | None
     tokens: Tokens
     own: Node | None = None
     hit: Node | None = None
+    num_found: int = 0
 
 
 class RadixBlockPool(BlockPool):
@@ -104,14 +106,23 @@ class RadixBlockPool(BlockPool):
         """None if the request stays out of the tree."""
         trail = self._trails.get(request.request_id)
         if trail is None or trail.request is not request:
+            trail = self._trails[request.request_id] = self._new_trail(request)
+        elif len(trail.tokens) < TOKEN_BYTES * request.num_tokens and trail.namespace is not None:
+            trail.tokens += self._keys.pack(request, len(trail.tokens) // TOKEN_BYTES)
+        return trail if trail.namespace is not None else None
+
+    def _new_trail(self, request: Request) -> Trail:
+        try:
             namespace = namespace_of(request)
-            if namespace is None:
-                return None
-            trail = Trail(request, namespace, self._keys.pack(request))
-            self._trails[request.request_id] = trail
-        elif len(trail.tokens) < 4 * request.num_tokens:
-            trail.tokens += self._keys.pack(request, len(trail.tokens) // 4)
-        return trail
+            tokens = self._keys.pack(request) if namespace is not None else b""
+            return Trail(request, namespace, tokens)
+        except Exception:
+            logger.exception(
+                "request %s has something in its prompt that the radix tree cannot compare: it is "
+                "served without the prefix cache. Please report this with the lines below",
+                request.request_id,
+            )
+            return Trail(request, None, b"")
 
     def forget_request(self, request: Request) -> None:
         """`request` has given up its blocks, or is gone."""
@@ -125,29 +136,22 @@ class RadixBlockPool(BlockPool):
             return NO_MATCH
         if self._scheduled:
             self._index_scheduled()
-        match = self.tree.match(trail.namespace, trail.tokens)
-        trail.hit = match.node
-        return match
+        return self.tree.match(trail.namespace, trail.tokens)
 
     def is_computed(self, block_id: int) -> bool:
         """Whether the block may be copied from before this step's forward pass."""
         return block_id not in self._in_this_step
 
-    def step_starts(self, expire_before: float | None) -> None:
-        """The next forward pass comes after all that was scheduled so far.
-
-        Args:
-            expire_before: forget what nobody has used since then, on the tree's clock.
-        """
+    def step_starts(self) -> None:
+        """The next forward pass comes after all that was scheduled so far."""
         if self._scheduled:
             self.guarded(self._index_scheduled)
         self._in_this_step.clear()
-        if expire_before is not None and self.tree is not None:
-            self.guarded(self._expire, expire_before)
 
-    def _expire(self, expire_before: float) -> None:
-        assert self.tree is not None
-        self._forgotten(self.tree.expire(expire_before))
+    def expire(self, unused_since: float) -> None:
+        """Forget what nobody has used since then, in seconds on the monotonic clock."""
+        if self.tree is not None:
+            self.guarded(lambda tree: self._forgotten(tree.expire(unused_since)), self.tree)
 
     def _index_scheduled(self) -> None:
         """Put what this step will compute into the tree: whole blocks of it can be shared."""
@@ -164,11 +168,12 @@ class RadixBlockPool(BlockPool):
         blocks: Sequence[KVCacheBlock],
         num_tokens: int,
         is_last_use: bool = False,
-    ) -> None:
-        """Put the first `num_tokens` of `request` into the tree; `blocks` hold their KV."""
+    ) -> bool:
+        """Put the first `num_tokens` of `request` into the tree; `blocks` hold their KV. False if
+        the request stays out of it."""
         trail = self.trail_of(request)
         if trail is None or self.tree is None:
-            return
+            return False
         tree, own = self.tree, trail.own
         first_block = 0
         if not tree.leads_to(own, num_tokens):
@@ -177,11 +182,11 @@ class RadixBlockPool(BlockPool):
             if own.end == num_tokens:
                 if is_last_use:
                     tree.use(own, request.priority, is_hit=False)
-                return
+                return True
             first_block = own.end // self.block_size
         tokens = trail.tokens
-        if len(tokens) > 4 * num_tokens:
-            tokens = tokens[: 4 * num_tokens]
+        if len(tokens) > TOKEN_BYTES * num_tokens:
+            tokens = tokens[: TOKEN_BYTES * num_tokens]
         new_blocks = blocks[first_block : -(-num_tokens // self.block_size)]
         trail.own, taken, forgotten = tree.insert(
             trail.namespace,
@@ -191,7 +196,7 @@ class RadixBlockPool(BlockPool):
             request.priority,
         )
         if is_last_use:
-            tree.use(trail.own, request.priority, is_hit=False)
+            tree.use(trail.own or trail.hit, request.priority, is_hit=False)
         all_blocks = self.blocks
         for block_id in taken:
             block = all_blocks[block_id]
@@ -199,6 +204,20 @@ class RadixBlockPool(BlockPool):
                 block.set_block_hash(_MARK, num_tokens)
         if forgotten:
             self._forgotten(forgotten)
+        if self.hash_blocks:
+            self._hash_whole_blocks(request, blocks, num_tokens // self.block_size)
+        return True
+
+    def _hash_whole_blocks(
+        self, request: Request, blocks: Sequence[KVCacheBlock], num_blocks: int
+    ) -> None:
+        """Give those of the first `num_blocks` that have just come into the tree vLLM's hashes, and
+        tell of them. A second copy of what is there has no place in the tree, so it gets none."""
+        first = num_blocks
+        while first > 0 and blocks[first - 1].block_hash == _MARK:
+            first -= 1
+            blocks[first].reset_hash()
+        super().cache_full_blocks(request, list(blocks), first, num_blocks, self.block_size, 0)
 
     def unindex(self, blocks: Iterable[KVCacheBlock]) -> None:
         """The KV of `blocks` is not there after all."""
@@ -219,27 +238,20 @@ class RadixBlockPool(BlockPool):
         """vLLM calls this when more blocks of `request` are full, or will be after this step."""
         if self.tree is not None:
             self._scheduled[request.request_id] = (request, blocks, num_full_blocks * block_size)
-            if not self.hash_blocks:
-                return
-            self.guarded(self._index_scheduled)
-        new_blocks = blocks[num_cached_blocks:num_full_blocks]
-        for block in new_blocks:
-            if block.block_hash == _MARK:
-                block.reset_hash()
-        request.update_block_hashes()  # nothing to do, unless it began while the tree was there
-        super().cache_full_blocks(
-            request,
-            blocks,
-            num_cached_blocks,
-            num_full_blocks,
-            block_size,
-            kv_cache_group_id,
-            block_mask,
-        )
-        if self.tree is not None:
-            for block in new_blocks:
-                if block.block_id not in self.tree:  # a second copy: nobody will look for it
-                    self._emit_block_removed_events(self._remove_cached_block_hashes(block))
+            if self.hash_blocks:
+                self.guarded(self._index_scheduled)
+        if self.tree is None:
+            while num_cached_blocks < num_full_blocks and blocks[num_cached_blocks].block_hash:
+                num_cached_blocks += 1  # hashed before the tree failed
+            request.update_block_hashes()  # nothing to do, unless it began while the tree was there
+            super().cache_full_blocks(
+                request,
+                blocks,
+                num_cached_blocks,
+                num_full_blocks,
+                block_size,
+                kv_cache_group_id,
+            )
 
     # -- handing out, taking back -------------------------------------------------------------
 
@@ -341,8 +353,7 @@ class RadixBlockPool(BlockPool):
         self._trails.clear()
         self._scheduled.clear()
         for block in self.blocks:
-            if block.block_hash == _MARK:
-                block.reset_hash()
+            self._emit_block_removed_events(self._remove_cached_block_hashes(block))
 
     def check_invariants(self) -> None:
         """Raise AssertionError if tree and pool disagree: free + cached + in use = all, and the

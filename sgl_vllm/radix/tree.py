@@ -40,8 +40,8 @@ Namespace = Hashable
 Tokens = bytes
 """Token ids, packed by `pack`."""
 
-_WIDTH = 4
-"""Bytes per token."""
+TOKEN_BYTES = 4
+"""Of a packed token."""
 
 
 def pack(token_ids: Sequence[int]) -> Tokens:
@@ -78,7 +78,7 @@ class Node:
     ) -> None:
         self.parent = parent
         self.start = start
-        self.end = start + len(tokens) // _WIDTH
+        self.end = start + len(tokens) // TOKEN_BYTES
         self.tokens = tokens
         self.block_ids = block_ids
         self.children: dict[Tokens, Node] = {}  # by their first token
@@ -141,12 +141,15 @@ class RadixTree:
         self._num_made = 0
         self._clock = clock
         self._roots: dict[Namespace, Node] = {}
+        self._namespaces: dict[Node, Namespace] = {}  # the way back
         self._owners: dict[int, Node] = {}
         self._locked: set[int] = set()  # a subset of _owners
         self._leaves = LeafQueue(policy, self._is_evictable)
         self._tails = LeafQueue(lru, self._has_evictable_tail)
         self._oldest = LeafQueue(lru, self._is_evictable)
         self._may_expire = False
+        self._spared: list[tuple[LeafQueue, Node]] = []
+        self._spared_for: Collection[Node] = ()
 
     @property
     def num_blocks(self) -> int:
@@ -218,17 +221,17 @@ class RadixTree:
     def _descend(self, node: Node, tokens: Tokens, matched: int) -> tuple[Node, int]:
         """From `node`, which holds the first `matched` tokens, to the deepest node reached; and
         how many tokens it and its parents hold."""
-        position, end = matched * _WIDTH, len(tokens)
+        position, end = matched * TOKEN_BYTES, len(tokens)
         while position < end:
-            child = node.children.get(tokens[position : position + _WIDTH])
+            child = node.children.get(tokens[position : position + TOKEN_BYTES])
             if child is None:
                 break
             node = child
             if not tokens.startswith(node.tokens, position):
-                position += _WIDTH * _common_prefix_length(node.tokens, tokens, position)
+                position += TOKEN_BYTES * _common_prefix_length(node.tokens, tokens, position)
                 break
             position += len(node.tokens)
-        return node, position // _WIDTH
+        return node, position // TOKEN_BYTES
 
     def _first_block_below(self, node: Node) -> int:
         """A block that holds the part of internal `node` after its last full block."""
@@ -265,7 +268,7 @@ class RadixTree:
             ValueError: fewer blocks than the tokens need, or one is elsewhere in the tree.
         """
         size = self.block_size
-        num_tokens = len(tokens) // _WIDTH
+        num_tokens = len(tokens) // TOKEN_BYTES
         first_block = own.end // size if own is not None else 0
         if (first_block + len(block_ids)) * size < num_tokens:
             raise ValueError(f"{num_tokens} tokens do not fit {len(block_ids)} blocks of {size}")
@@ -277,6 +280,7 @@ class RadixTree:
                 if not num_tokens:
                     return Inserted(None, [], [])
                 root = self._roots[namespace] = Node(None, 0, b"", [], 0)
+                self._namespaces[root] = namespace
             node, matched = self._descend(root, tokens, 0)
         if matched == num_tokens:
             return Inserted(own if node is own else None, [], [])
@@ -294,7 +298,7 @@ class RadixTree:
         forgotten: list[int] = []
         if node is own and not node.children and (tail is None or tail == taken[0]):
             taken = elsewhere
-            node.tokens += tokens[matched * _WIDTH :]
+            node.tokens += tokens[matched * TOKEN_BYTES :]
             node.end = num_tokens
             node.block_ids += taken
         else:
@@ -303,8 +307,11 @@ class RadixTree:
                 self._forget_blocks([tail])
                 if tail != taken[0]:
                     forgotten.append(tail)
-            parent, node = node, Node(node, matched, tokens[matched * _WIDTH :], taken[:], priority)
-            parent.children[node.tokens[:_WIDTH]] = node
+            parent, node = (
+                node,
+                Node(node, matched, tokens[matched * TOKEN_BYTES :], taken[:], priority),
+            )
+            parent.children[node.tokens[:TOKEN_BYTES]] = node
             self._count(node)
         node.last_used = self._clock()
         self._owners.update(dict.fromkeys(taken, node))
@@ -323,17 +330,17 @@ class RadixTree:
         parent = node.parent
         assert parent is not None and node.start < position < node.end
         num_upper_blocks = position // self.block_size - node.start // self.block_size
-        cut = (position - node.start) * _WIDTH
+        cut = (position - node.start) * TOKEN_BYTES
         upper = Node(
             parent, node.start, node.tokens[:cut], node.block_ids[:num_upper_blocks], node.priority
         )
         upper.num_hits, upper.last_used = node.num_hits, node.last_used
         self._owners.update(dict.fromkeys(upper.block_ids, upper))
-        parent.children[upper.tokens[:_WIDTH]] = upper
+        parent.children[upper.tokens[:TOKEN_BYTES]] = upper
         node.parent, node.start = upper, position
         node.tokens = node.tokens[cut:]
         del node.block_ids[:num_upper_blocks]
-        upper.children[node.tokens[:_WIDTH]] = node
+        upper.children[node.tokens[:TOKEN_BYTES]] = node
         self._count(upper)
         return upper
 
@@ -383,27 +390,28 @@ class RadixTree:
         Partial last blocks of leaves go first, the longest unused before the others: they are what
         this cache keeps and one of whole blocks would not, and may not cost what both would keep.
         Then leaves go, from their end, in the policy's order. Nodes in `wanted` go after all
-        others. Should only blocks be left that stand above locked ones (two requests computed the
-        same tokens, and the one whose copy is in the tree has gone), these go with all that
-        continues them.
+        others; they stay set aside as long as the same collection is given again.
+
+        Should only blocks be left that stand above locked ones (two requests computed the same
+        tokens, and the one whose copy is in the tree has gone), these go with all that continues
+        them: a scan of all blocks, for 64 of them at least.
 
         Returns every block that is forgotten, so more than asked for in that last case.
         """
         forgotten: list[int] = []
         num_left = min(num_blocks, self.num_evictable_blocks)
-        for spare in (wanted, ()) if wanted else ((),):
-            for queue, is_tails in ((self._tails, True), (self._leaves, False)):
-                spared: list[Node] = []
-                while num_left > 0 and (node := queue.pop()) is not None:
-                    if node in spare:
-                        spared.append(node)
-                        continue
-                    dropped = self._evict_end_of(node, 1 if is_tails else num_left)
-                    num_left -= len(dropped)
-                    forgotten += dropped
-                for node in spared:
-                    queue.push(node)
+        if wanted is not self._spared_for:
+            self._put_back_spared()
+            self._spared_for = wanted
+        while num_left > 0:
+            num_left -= self._evict_leaves(num_left, wanted, forgotten)
+            if not self._spared:
+                break
+            self._put_back_spared()
+            wanted = ()
         if num_left > 0:
+            # To scan is dear: take some more, so that it is not done again for each.
+            num_left = max(num_left, 64)
             for block_id in [i for i in self._owners if i not in self._locked]:
                 if num_left <= 0:
                     break
@@ -411,6 +419,24 @@ class RadixTree:
                 forgotten += self.drop_block(block_id)
                 num_left -= num_before - self.num_evictable_blocks
         return forgotten
+
+    def _evict_leaves(self, num_blocks: int, wanted: Collection[Node], forgotten: list[int]) -> int:
+        """Forget up to `num_blocks` from the ends of leaves, setting aside who is wanted."""
+        num_left = num_blocks
+        for queue, is_tails in ((self._tails, True), (self._leaves, False)):
+            while num_left > 0 and (node := queue.pop()) is not None:
+                if node in wanted:
+                    self._spared.append((queue, node))
+                    continue
+                dropped = self._evict_end_of(node, 1 if is_tails else num_left)
+                num_left -= len(dropped)
+                forgotten += dropped
+        return num_blocks - num_left
+
+    def _put_back_spared(self) -> None:
+        for queue, node in self._spared:
+            queue.push(node)
+        self._spared = []
 
     def expire(self, unused_since: float) -> list[int]:
         """Forget what nobody uses and nobody has used since `unused_since`, on the tree's clock.
@@ -498,7 +524,7 @@ class RadixTree:
                 self._forget_blocks(dropped)
                 del node.block_ids[num_kept_blocks:]
                 self.num_tokens -= node.end - end
-                node.tokens = node.tokens[: (end - node.start) * _WIDTH]
+                node.tokens = node.tokens[: (end - node.start) * TOKEN_BYTES]
                 node.end = end
                 return forgotten + dropped, node
             forgotten += node.block_ids
@@ -506,10 +532,10 @@ class RadixTree:
             self.num_tokens -= node.end - node.start
             self.num_nodes -= 1
             node.parent = None
-            del parent.children[node.tokens[:_WIDTH]]
+            del parent.children[node.tokens[:TOKEN_BYTES]]
             if parent.parent is None:
                 if not parent.children:
-                    self._roots = {n: r for n, r in self._roots.items() if r is not parent}
+                    del self._roots[self._namespaces.pop(parent)]
                 return forgotten, None
             if parent.children:
                 return forgotten, None
@@ -522,6 +548,8 @@ class RadixTree:
         for node in self.nodes():
             node.parent = None
         self._roots.clear()
+        self._namespaces.clear()
+        self._spared.clear()
         self._owners.clear()
         self._locked.clear()
         self._leaves.clear()
@@ -585,7 +613,9 @@ class RadixTree:
                     "age_s": round(now - node.last_used, 3),
                     "wanted": node in wanted,
                     **(
-                        {"tokens": unpack(node.tokens[: max_tokens * _WIDTH])} if max_tokens else {}
+                        {"tokens": unpack(node.tokens[: max_tokens * TOKEN_BYTES])}
+                        if max_tokens
+                        else {}
                     ),
                 }
             )
@@ -606,19 +636,23 @@ class RadixTree:
         size = self.block_size
         owners: dict[int, Node] = {}
         num_tokens = num_nodes = 0
+        assert self._namespaces == {root: name for name, root in self._roots.items()}
+        spared = {node for _, node in self._spared}
         for root in self._roots.values():
             assert root.parent is None and not root.tokens and root.children
         for node in self.nodes():
             parent = node.parent
-            assert parent is not None and len(node.tokens) == (node.end - node.start) * _WIDTH > 0
-            assert parent.children[node.tokens[:_WIDTH]] is node and node.start == parent.end
+            assert (
+                parent is not None and len(node.tokens) == (node.end - node.start) * TOKEN_BYTES > 0
+            )
+            assert parent.children[node.tokens[:TOKEN_BYTES]] is node and node.start == parent.end
             last = node.end // size if node.children else -(-node.end // size)
             assert len(node.block_ids) == max(0, last - node.start // size)
             for block_id in node.block_ids:
                 assert block_id not in owners, f"block {block_id} belongs to two nodes"
                 owners[block_id] = node
             if self._is_evictable(node):
-                assert node in self._leaves, "an evictable leaf is not in the queue"
+                assert node in self._leaves or node in spared, "an evictable leaf is nowhere"
                 assert not self._may_expire or node in self._oldest
             num_tokens += node.end - node.start
             num_nodes += 1
@@ -637,7 +671,7 @@ def _subtree(top: Node) -> Iterator[Node]:
 
 def _common_prefix_length(edge: Tokens, tokens: Tokens, offset: int) -> int:
     """How many leading tokens of `edge` are those of `tokens` from byte `offset` on."""
-    length = min(len(edge), len(tokens) - offset) // _WIDTH
+    length = min(len(edge), len(tokens) - offset) // TOKEN_BYTES
     different = np.frombuffer(edge, np.int32, length) != np.frombuffer(
         tokens, np.int32, length, offset
     )

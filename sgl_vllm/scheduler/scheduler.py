@@ -92,6 +92,7 @@ class WaitingOrder:
         self._matches: WeakKeyDictionary[Request, tuple[int, Match]] = WeakKeyDictionary()
         self._passes: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._ordered: list[Request] = []
+        self._wanted: set[Node] | None = None
         self._held: list[Request] = []
         self._held_before: WeakSet[Request] = WeakSet()
         self.counters = OrderCounters()
@@ -100,6 +101,7 @@ class WaitingOrder:
         scheduler = self._scheduler
         queue = scheduler.waiting
         self._ordered = []
+        self._wanted = None
         if len(queue) < 2 or len(scheduler.running) >= scheduler.max_num_active_reqs:
             return
         assert isinstance(queue, FCFSRequestQueue)
@@ -157,21 +159,33 @@ class WaitingOrder:
         return held
 
     def wanted(self) -> set[Node]:
-        """The nodes that the requests in the window matched when they were put in order, so that
-        what the head of the queue will read is not evicted to make room for the tail."""
-        return {
-            known[1].node
-            for request in self._ordered
-            if (known := self._matches.get(request)) is not None and known[1].node is not None
-        }
+        """What waiting requests begin with, so that it is not evicted to make room for others. The
+        same set for a whole step; costs nothing in a step that evicts nothing."""
+        if self._wanted is None:
+            queue = self._scheduler.waiting
+            requests = itertools.chain(self._held, itertools.islice(queue, self._window))
+            nodes = {self._known_match(request).node for request in requests}
+            self._wanted = {node for node in nodes if node is not None}
+        return self._wanted
+
+    def _known_match(self, request: Request) -> Match:
+        """The request's match, which may be older than the tree."""
+        known = self._matches.get(request)
+        return known[1] if known is not None else self._new_match(request, self._cache_version())
+
+    def _new_match(self, request: Request, version: int) -> Match:
+        match = NO_MATCH if request.skip_reading_prefix_cache else self._match(request)
+        self._matches[request] = (version, match)
+        return match
 
     def _candidate(self, request: Request, version: int) -> Candidate:
         known = self._matches.get(request)
-        if known is None or known[0] != version:
-            match = NO_MATCH if request.skip_reading_prefix_cache else self._match(request)
-            known = self._matches[request] = (version, match)
+        if known is not None and known[0] == version:
+            match = known[1]
+        else:
+            match = self._new_match(request, version)
         return Candidate(
-            matched_tokens=known[1].num_tokens,
+            matched_tokens=match.num_tokens,
             arrival_s=request.arrival_time,
             passes=self._passes.get(request, 0),
             goes_first=request.num_preemptions > 0,
@@ -226,7 +240,10 @@ class SglSchedulerMixin(Scheduler):
         if missing := missing_hooks(part):
             return f"this vLLM lacks {', '.join(missing)}"
         if part == "radix":
-            return radix_manager.unsupported_reason(self.vllm_config, kv_cache_config)
+            if reason := radix_manager.unsupported_reason(self.vllm_config, kv_cache_config):
+                return reason
+            missing = radix_manager.missing_attributes(self.kv_cache_manager)
+            return f"this vLLM lacks {', '.join(missing)}" if missing else None
         if part == "schedule":
             if self.policy != SchedulingPolicy.FCFS:
                 return f"the scheduling policy is {self.policy.value!r}"

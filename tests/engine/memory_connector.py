@@ -1,0 +1,170 @@
+"""A KV connector that keeps whole blocks in this process's memory, and misbehaves when told to.
+
+It stands for the ones that need other hardware: it loads within a step or over several, keeps the
+blocks of finished requests until they are "sent", and can fail a load half-way, leaving garbage in
+the blocks. What it does is in `BEHAVIOUR`, which tests set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorTransferResults,
+)
+from vllm.v1.request import RequestStatus
+
+CONFIG = {
+    "kv_connector": "MemoryConnector",
+    "kv_connector_module_path": "tests.engine.memory_connector",
+    "kv_role": "kv_both",
+}
+
+
+@dataclass
+class Behaviour:
+    """Attributes:
+    load_steps: steps that a load takes after the one that asks for it; 0 loads before the forward
+        pass of that step.
+    send_steps: steps for which a finished request's blocks have to be kept; 0 for none.
+    failing_block: the next load fails from this block of it on.
+    names_request: that failure is told by the request's id, not by its blocks.
+    """
+
+    load_steps: int = 0
+    send_steps: int = 0
+    failing_block: int | None = None
+    names_request: bool = False
+
+
+BEHAVIOUR = Behaviour()
+STORE: dict[tuple[int, ...], list[torch.Tensor]] = {}
+"""From all tokens up to a block's end to the block, by layer."""
+
+
+@dataclass
+class Transfer:
+    """Blocks of a request on their way from the store, or to it."""
+
+    request_id: str
+    block_ids: list[int]
+    keys: list[tuple[int, ...]]
+    steps_left: int
+
+
+@dataclass
+class Transfers(KVConnectorMetadata):
+    """What begins with a step."""
+
+    loads: list[Transfer] = field(default_factory=list)
+    sends: list[Transfer] = field(default_factory=list)
+
+
+class MemoryConnector(KVConnectorBase_V1):
+    """vLLM makes one for the scheduler and one for the worker."""
+
+    def __init__(self, vllm_config, role, kv_cache_config):
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self._block_size = vllm_config.cache_config.block_size
+        self._found: dict[str, slice] = {}
+        self._begun = Transfers()
+        self._caches: list[torch.Tensor] = []
+        self._loads: list[Transfer] = []
+        self._sends: list[Transfer] = []
+        self._invalid: set[int] = set()
+
+    def _keys(self, token_ids) -> list[tuple[int, ...]]:
+        size = self._block_size
+        return [tuple(token_ids[:end]) for end in range(size, len(token_ids) + 1, size)]
+
+    # -- the scheduler's ----------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        assert num_computed_tokens % self._block_size == 0
+        keys = self._keys(request.prompt_token_ids[:-1])
+        first = last = num_computed_tokens // self._block_size
+        while last < len(keys) and keys[last] in STORE:
+            last += 1
+        self._found[request.request_id] = slice(first, last)
+        return (last - first) * self._block_size, last > first and BEHAVIOUR.load_steps > 0
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        if num_external_tokens:
+            found = self._found[request.request_id]
+            block_ids = blocks.get_block_ids()[0][found]
+            keys = self._keys(request.prompt_token_ids)[found]
+            assert len(block_ids) * self._block_size == num_external_tokens
+            self._begun.loads.append(
+                Transfer(request.request_id, block_ids, keys, BEHAVIOUR.load_steps)
+            )
+
+    def build_connector_meta(self, scheduler_output):
+        begun, self._begun = self._begun, Transfers()
+        return begun
+
+    def request_finished(self, request, block_ids):
+        if request.status == RequestStatus.FINISHED_ABORTED or not BEHAVIOUR.send_steps:
+            return False, None
+        keys = self._keys(request.all_token_ids[: request.num_computed_tokens])
+        self._begun.sends.append(
+            Transfer(request.request_id, block_ids[: len(keys)], keys, BEHAVIOUR.send_steps)
+        )
+        return True, None
+
+    # -- the worker's -------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches):
+        self._caches = list(kv_caches.values())
+
+    def start_load_kv(self, forward_context, **kwargs):
+        begun = self._get_connector_metadata()
+        self._loads += begun.loads
+        self._sends += begun.sends
+        for load in [load for load in self._loads if load.steps_left == 0]:
+            self._load(load)
+            self._loads.remove(load)
+
+    def _load(self, load: Transfer) -> bool:
+        """Whether all went well."""
+        failing, BEHAVIOUR.failing_block = BEHAVIOUR.failing_block, None
+        for number, (block_id, key) in enumerate(zip(load.block_ids, load.keys, strict=True)):
+            failed = failing is not None and number >= failing
+            for cache, block in zip(self._caches, STORE[key], strict=True):
+                cache[block_id] = torch.randn_like(block) if failed else block
+        if failing is not None and not BEHAVIOUR.names_request:
+            self._invalid = set(load.block_ids[failing:])
+        return failing is None
+
+    def wait_for_layer_load(self, layer_name):
+        pass
+
+    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+        pass
+
+    def wait_for_save(self):
+        pass
+
+    def get_transfer_results(self, finished_req_ids):
+        results = KVConnectorTransferResults()
+        for load in list(self._loads):
+            load.steps_left -= 1
+            if load.steps_left == 0:
+                self._loads.remove(load)
+                results.finished_recving.add(load.request_id)
+                if not self._load(load) and BEHAVIOUR.names_request:
+                    results.failed_recving.add(load.request_id)
+        for send in list(self._sends):
+            send.steps_left -= 1
+            if send.steps_left == 0:
+                self._sends.remove(send)
+                results.finished_sending.add(send.request_id)
+                for block_id, key in zip(send.block_ids, send.keys, strict=True):
+                    STORE[key] = [cache[block_id].clone() for cache in self._caches]
+        return results
+
+    def get_block_ids_with_load_errors(self):
+        invalid, self._invalid = self._invalid, set()
+        return invalid

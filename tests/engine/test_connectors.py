@@ -1,0 +1,230 @@
+"""KV connectors beside the tree: what they load, keep and fail to load, against stock vLLM."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from vllm import SamplingParams
+from vllm.config import KVTransferConfig
+
+from tests.engine import memory_connector
+from tests.engine.engine import Ask, Engine
+from tests.engine.memory_connector import BEHAVIOUR, STORE, Behaviour
+
+
+def words(count: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(10, 2000) for _ in range(count)]
+
+
+def greedy(max_tokens: int = 4) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def behave(**behaviour) -> None:
+    vars(BEHAVIOUR).update(vars(Behaviour(**behaviour)))
+
+
+def settle(engine: Engine) -> None:
+    """Let what the connector still sends or loads come to its end."""
+    while engine.scheduler.has_requests():
+        engine.core.step()
+
+
+def forget(engine: Engine) -> None:
+    """Empty the cache, but not the connector's store."""
+    settle(engine)
+    assert engine.llm.reset_prefix_cache()
+
+
+@pytest.fixture(params=["recompute", "fail"], scope="module")
+def engine(start, request) -> Engine:
+    config = KVTransferConfig(**memory_connector.CONFIG, kv_load_failure_policy=request.param)
+    return start(
+        plugin={}, kv_transfer_config=config, num_gpu_blocks_override=24, max_model_len=512
+    )
+
+
+@pytest.fixture(autouse=True)
+def clean(request):
+    behave()
+    yield
+    if "engine" in request.fixturenames:
+        engine = request.getfixturevalue("engine")
+        settle(engine)
+        engine.check_nothing_is_left()
+        behave()
+        assert engine.llm.reset_prefix_cache()
+    STORE.clear()
+
+
+def answer(engine: Engine, prompt: list[int]) -> list[int]:
+    """What comes without cache and connector's store, which holds `prompt` afterwards."""
+    behave(send_steps=2)
+    (result,) = engine.run([Ask(prompt, greedy())])
+    forget(engine)
+    behave()
+    return list(result.outputs[0].token_ids)
+
+
+def tokens_of(result) -> list[int]:
+    return list(result.outputs[0].token_ids)
+
+
+def begin(engine: Engine, name: str, prompt: list[int], num_steps: int) -> None:
+    engine.llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, greedy())
+    for _ in range(num_steps):
+        engine.llm.llm_engine.step()
+
+
+def computed_afresh(engine: Engine, prompt: list[int]) -> list[int]:
+    """With what is in the cache, but nothing in the connector's store."""
+    settle(engine)
+    STORE.clear()
+    behave()
+    return tokens_of(engine.run([Ask(prompt, greedy())])[0])
+
+
+@pytest.mark.parametrize("load_steps", [0, 1, 3])
+def test_what_the_connector_loads_gives_the_same_tokens(engine, load_steps):
+    prompt = words(100)
+    expected = answer(engine, prompt)
+    behave(load_steps=load_steps)
+    (result,) = engine.run([Ask(prompt, greedy())])
+    assert tokens_of(result) == expected
+    assert result.num_cached_tokens == 96
+    assert computed_afresh(engine, prompt) == expected
+
+
+def test_a_load_continues_what_the_cache_holds(engine):
+    prompt = words(200)
+    expected = answer(engine, prompt)
+    engine.run([Ask(prompt[:70], greedy(1))])
+    before = list(STORE)
+    behave(load_steps=2)
+    (result,) = engine.run([Ask(prompt, greedy())])
+    assert tokens_of(result) == expected
+    assert result.num_cached_tokens == 192
+    assert list(STORE) == before
+
+
+def test_hits_end_at_a_block_boundary_and_no_tail_is_kept(engine):
+    prompt = words(100)
+    asks = [Ask(prompt, greedy(1)), Ask(prompt[:70] + words(20, seed=1), greedy(1))]
+    assert [engine.run([ask])[0].num_cached_tokens for ask in asks] == [0, 64]
+    assert engine.scheduler._radix.tree.num_tokens == 96
+    assert not engine.scheduler._radix.counters.partial_block_hits
+
+
+def test_jump_forward_is_off_beside_a_connector(engine):
+    """A jumped request comes to the runner as new a second time."""
+    assert engine.scheduler._jump is None
+    assert "KV connector" in engine.scheduler.sgl_vllm_stats()["parts"]["jump_forward"]
+
+
+@pytest.mark.parametrize("failing_block", [0, 1])
+@pytest.mark.parametrize("load_steps", [0, 2])
+def test_a_failed_load_leaves_nothing_wrong_in_the_cache(engine, load_steps, failing_block):
+    prompt = words(150)
+    expected = answer(engine, prompt)
+    behave(load_steps=load_steps, failing_block=failing_block)
+    (result,) = engine.run([Ask(prompt, greedy())])
+    if engine.scheduler.recompute_kv_load_failures:
+        assert tokens_of(result) == expected
+    else:
+        assert result.outputs[0].finish_reason == "error"
+    assert computed_afresh(engine, prompt) == expected
+
+
+def test_a_failed_load_told_by_its_request_leaves_nothing_wrong_either(engine):
+    prompt = words(150)
+    expected = answer(engine, prompt)
+    behave(load_steps=2, failing_block=1, names_request=True)
+    engine.run([Ask(prompt, greedy())])
+    assert computed_afresh(engine, prompt) == expected
+
+
+@pytest.mark.parametrize("failing_block", [None, 1])
+def test_a_request_aborted_while_it_loads_leaves_only_what_is_there(engine, failing_block):
+    prompt = words(150)
+    expected = answer(engine, prompt)
+    behave(load_steps=4, failing_block=failing_block)
+    begin(engine, "gone", prompt, num_steps=2)
+    engine.llm.llm_engine.abort_request(["gone"])
+    assert computed_afresh(engine, prompt) == expected
+
+
+def test_a_failed_load_that_two_requests_share_is_computed_once_and_right(engine):
+    prompt = words(150)
+    expected = answer(engine, prompt)
+    behave(failing_block=1)
+    results = engine.run([Ask(prompt, greedy()), Ask(prompt, greedy())])
+    if engine.scheduler.recompute_kv_load_failures:
+        assert [tokens_of(result) for result in results] == [expected, expected]
+    assert computed_afresh(engine, prompt) == expected
+
+
+def test_blocks_are_kept_until_they_are_sent(engine):
+    prompt = words(100)
+    expected = answer(engine, prompt)
+    STORE.clear()
+    behave(send_steps=8)
+    engine.run([Ask(prompt, greedy())])
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() < pool.num_gpu_blocks - 1
+    behave()
+    engine.run([Ask(words(300, seed=seed), greedy(1)) for seed in range(2, 6)])
+    settle(engine)
+    assert len(STORE) == 3
+    forget(engine)
+    (result,) = engine.run([Ask(prompt, greedy())])
+    assert (tokens_of(result), result.num_cached_tokens) == (expected, 96)
+
+
+def random_requests(seed: int) -> list[Ask]:
+    """Groups that share a beginning; together far more than the cache holds."""
+    rng = random.Random(seed)
+    groups = [words(rng.randrange(40, 200), seed=100 + group) for group in range(4)]
+    return [
+        Ask(
+            rng.choice(groups) + words(rng.randrange(1, 60), seed=1000 + number % 12),
+            greedy(rng.randrange(1, 40)),
+        )
+        for number in range(24)
+    ]
+
+
+@pytest.mark.parametrize("load_steps", [0, 2])
+def test_random_requests_get_stocks_tokens(start, load_steps):
+    """With a cache so tight that requests are preempted, and loads and sends all the time."""
+
+    def run(plugin) -> list:
+        STORE.clear()
+        behave(load_steps=load_steps, send_steps=2)
+        config = KVTransferConfig(**memory_connector.CONFIG)
+        engine = start(
+            plugin, kv_transfer_config=config, num_gpu_blocks_override=20, max_model_len=512
+        )
+        tokens = engine.tokens(random_requests(1)) + engine.tokens(random_requests(2))
+        settle(engine)
+        engine.check_nothing_is_left()
+        return tokens
+
+    assert run({}) == run(None)
+
+
+def test_vllms_example_connector_stores_and_loads_beside_the_tree(start, tmp_path):
+    config = KVTransferConfig(
+        kv_connector="ExampleConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"shared_storage_path": str(tmp_path)},
+    )
+    engine = start({}, kv_transfer_config=config, max_model_len=512, num_gpu_blocks_override=24)
+    prompt = words(100)
+    (first,) = engine.run([Ask(prompt, greedy())])
+    forget(engine)
+    (second,) = engine.run([Ask(prompt, greedy())])
+    assert tokens_of(second) == tokens_of(first)
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 96)
+    engine.check_nothing_is_left()

@@ -1,0 +1,120 @@
+"""The manager on its own: what loads, pins and neighbours in a step may not do to the cache."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request, RequestStatus
+
+from sgl_vllm.radix.manager import RadixKVCacheManager
+
+SIZE = 16
+PREFIX = list(range(4 * SIZE))
+
+
+class Cache:
+    def __init__(self, num_blocks: int = 100, max_model_len: int = 1024, connector: bool = False):
+        spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=1, head_size=64, dtype=torch.float32)
+        groups = [KVCacheGroupSpec(["layer"], spec)]
+        config = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+        self.manager = KVCacheManager(
+            config, max_model_len, scheduler_block_size=SIZE, hash_block_size=SIZE
+        )
+        RadixKVCacheManager.adopt(self.manager, has_connector=connector)
+        sha = get_hash_fn_by_name("sha256")
+        init_none_hash(sha)
+        self.hasher = get_request_block_hasher(SIZE, sha) if connector else None
+        self.names = map(str, itertools.count())
+
+    def request(self, tokens: list[int]) -> Request:
+        params = SamplingParams(max_tokens=1)
+        return Request(next(self.names), tokens, params, None, block_hasher=self.hasher)
+
+    def allocate(self, request: Request, external: int = 0, delay: bool = False) -> int:
+        """As the scheduler admits it; how many tokens were cached."""
+        blocks, num_cached, _ = self.manager.get_computed_blocks(request)
+        num_new = 0 if delay else request.num_tokens - num_cached - external
+        assert self.manager.allocate_slots(
+            request,
+            num_new,
+            num_cached,
+            blocks,
+            num_external_computed_tokens=external,
+            delay_cache_blocks=delay,
+        )
+        self.manager.block_pool.free_blocks(self.manager.take_kv_cache_block_copies()[1])
+        request.num_computed_tokens = num_cached + external + num_new
+        return num_cached
+
+    def serve(self, tokens: list[int]) -> None:
+        self.manager.new_step_starts()
+        request = self.request(tokens)
+        self.allocate(request)
+        self.manager.free(request)
+
+    def hit(self, tokens: list[int]) -> int:
+        self.manager.new_step_starts()
+        return self.manager.get_computed_blocks(self.request(tokens))[1]
+
+
+@pytest.mark.parametrize("status", ["FINISHED_ABORTED", "FINISHED_ERROR"])
+def test_what_an_asynchronous_load_never_brought_is_not_found(status):
+    cache = Cache(connector=True)
+    loading = cache.request([*PREFIX, 7])
+    cache.allocate(loading, external=len(PREFIX), delay=True)  # WAITING_FOR_REMOTE_KVS
+    loading.status = RequestStatus[status]
+    cache.manager.free(loading)
+    assert cache.hit([*PREFIX, 1]) == 0
+
+
+def test_a_block_that_failed_to_load_does_not_come_back_with_who_shared_it():
+    cache = Cache(connector=True)
+    first, second = cache.request([*PREFIX, 7]), cache.request([*PREFIX, 8])
+    cache.allocate(first, external=len(PREFIX))
+    assert cache.allocate(second) == len(PREFIX)
+    cache.manager.new_step_starts()
+    # Scheduler._handle_invalid_blocks with kv_load_failure_policy=fail, block 0 of `first` lost
+    first.num_computed_tokens, second.num_computed_tokens = 0, len(PREFIX)
+    cache.manager.evict_blocks(set(cache.manager.get_block_ids(first.request_id)[0]))
+    for request in (first, second):
+        request.status = RequestStatus.FINISHED_ERROR
+        cache.manager.free(request)
+    assert cache.hit([*PREFIX, 1]) == 0
+
+
+def test_a_failed_load_does_not_cost_others_their_prefix():
+    cache = Cache(connector=True)
+    cache.serve([*PREFIX, *[5] * 32])
+    loading = cache.request([*PREFIX, *[9] * 64])
+    cache.allocate(loading, external=48, delay=True)
+    loading.num_computed_tokens = 0  # Scheduler._handle_failed_recving, policy recompute
+    cache.manager.free(loading)
+    assert cache.hit([*PREFIX, *[5] * 32, 1]) == len(PREFIX) + 32
+
+
+def test_a_sharer_in_the_same_step_does_not_cost_a_partial_hit():
+    cache = Cache()
+    cache.serve(PREFIX)
+    cache.manager.new_step_starts()
+    cache.allocate(cache.request([*PREFIX, *[5] * 20]))
+    assert cache.manager.get_computed_blocks(cache.request([*PREFIX[:24], 900]))[1] == 24
+
+
+def test_pins_never_grow_beyond_their_share():
+    cache = Cache(num_blocks=61, max_model_len=300)
+    for number in range(3):
+        prompt = [number, *range(1000, 1287)]
+        cache.serve(prompt[:20])
+        cache.manager.pin(prompt)
+        cache.serve([*prompt, 4])
+    manager = cache.manager
+    assert len(manager.pinned_block_ids) <= manager.max_pinned_blocks
+    longest = cache.request([77] * 299)
+    cache.allocate(longest)
