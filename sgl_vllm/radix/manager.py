@@ -31,7 +31,7 @@ from vllm.v1.request import Request, RequestStatus
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.keys import RequestNamespace
 from sgl_vllm.radix.pool import RadixBlockPool
-from sgl_vllm.radix.tree import TOKEN_BYTES, Match, Node, RadixTree, pack
+from sgl_vllm.radix.tree import NO_MATCH, TOKEN_BYTES, Match, Node, RadixTree, pack
 
 
 @dataclass(slots=True)
@@ -163,7 +163,10 @@ class RadixKVCacheManager(KVCacheManager):
 
     def match(self, request: Request) -> Match:
         """The longest cached prefix of `request`, without side effects."""
-        return self.pool.guarded(self.pool.match, request) or Match(0, None)
+        return self.pool.guarded(self._match, request) or NO_MATCH
+
+    def _match(self, request: Request) -> Match:
+        return self.pool.match(self.pool.trail_of(request))
 
     def get_computed_blocks(
         self, request: Request, *args: Any, **kwargs: Any
@@ -188,8 +191,8 @@ class RadixKVCacheManager(KVCacheManager):
 
     def _find(self, request: Request, limit: int) -> tuple[KVCacheBlocks, int] | None:
         """The cached blocks of `request`, for at most `limit` tokens."""
-        match = self.pool.match(request)
         trail = self.pool.trail_of(request)
+        match = self.pool.match(trail)
         num_tokens = min(match.num_tokens, limit)
         if num_tokens <= 0:
             return None

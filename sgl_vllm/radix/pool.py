@@ -129,10 +129,9 @@ class RadixBlockPool(BlockPool):
         self._trails.pop(request.request_id, None)
         self._scheduled.pop(request.request_id, None)
 
-    def match(self, request: Request) -> Match:
-        """The longest cached prefix of `request`, all of it possibly."""
-        trail = self.trail_of(request)
-        if trail is None or self.tree is None:
+    def match(self, trail: Trail | None) -> Match:
+        """The longest cached prefix of a request, all of it possibly."""
+        if trail is None or trail.namespace is None or self.tree is None:
             return NO_MATCH
         if self._scheduled:
             self._index_scheduled()
@@ -197,9 +196,7 @@ class RadixBlockPool(BlockPool):
         )
         if is_last_use:
             tree.use(trail.own or trail.hit, request.priority, is_hit=False)
-        all_blocks = self.blocks
-        for block_id in taken:
-            block = all_blocks[block_id]
+        for block in new_blocks[len(new_blocks) - len(taken) :]:
             if block.block_hash is None:
                 block.set_block_hash(_MARK, num_tokens)
         if forgotten:

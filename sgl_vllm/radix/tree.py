@@ -359,10 +359,8 @@ class RadixTree:
     def unlock(self, block_ids: Sequence[int]) -> None:
         """Nobody uses these blocks any more. Ids that are not in the tree are passed over."""
         self._locked.difference_update(block_ids)
-        owners = self._owners
-        for block_id in block_ids:
-            node = owners.get(block_id)
-            if node is not None and node.block_ids[-1] == block_id and not node.children:
+        for node in set(map(self._owners.get, block_ids)):
+            if node is not None and self._is_evictable(node):
                 self._offer(node)
 
     def _is_evictable(self, node: Node) -> bool:
