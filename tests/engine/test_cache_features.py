@@ -371,6 +371,27 @@ def test_streaming_sessions_leave_and_find_nothing(cache, engine):
     assert cache.find(words(100), resumable=True) == 0
 
 
+def test_a_streaming_session_goes_on_from_what_it_computed(engine):
+    """Its turns; the last sampled token of each is given up, which is why it is not in the tree."""
+    first, second = words(100), words(40, seed=1)
+
+    def turn(prompt: list[int]) -> list[int]:
+        request = Request("session", list(prompt), greedy(5), None, resumable=True)
+        engine.scheduler.add_request(request)
+        tokens: list[int] = []
+        while len(tokens) < 5:
+            for outputs in engine.core.step()[0].values():
+                tokens += [token for output in outputs.outputs for token in output.new_token_ids]
+        return tokens
+
+    answers = [turn(first), turn(second)]
+    assert engine.scheduler._radix.tree.num_tokens == 0
+    engine.scheduler.finish_requests("session", RequestStatus.FINISHED_ABORTED)
+    assert engine.scheduler._radix.tree.num_tokens == 0
+    assert answers[0] == answer(engine, first, 5)
+    assert answers[1] == answer(engine, first + answers[0][:4] + second, 5)
+
+
 def test_blocks_whose_release_is_deferred_are_cached_but_not_evictable(cache, engine):
     request = cache.compute(words(100))
     blocks = cache.manager.pop_blocks_for_free(request)
