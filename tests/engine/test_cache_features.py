@@ -19,6 +19,7 @@ from sgl_vllm.radix.keys import RequestNamespace
 from sgl_vllm.radix.manager import unsupported_reason
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.tree import pack
+from sgl_vllm.scheduler import scheduler
 from tests.engine.engine import Ask, Engine
 
 SMALL = {"num_gpu_blocks_override": 24, "max_model_len": 512}
@@ -514,7 +515,9 @@ def test_priorities_preempt_as_in_stock(start, monkeypatch):
         ("several KV-cache groups", ["sliding_attention", "full_attention"] * 2),
     ],
 )
-def test_a_model_the_tree_does_not_support_runs_on_vllms_own_cache(start, reason, layer_types):
+def test_a_model_the_tree_does_not_support_runs_on_vllms_own_cache(
+    start, monkeypatch, reason, layer_types
+):
     prompts = [words(200), words(200)[:150] + words(30, seed=1)]
     overrides = {"sliding_window": 64, "layer_types": layer_types}
 
@@ -526,7 +529,10 @@ def test_a_model_the_tree_does_not_support_runs_on_vllms_own_cache(start, reason
         engine.check_nothing_is_left()
         return engine, [(list(r.outputs[0].token_ids), r.num_cached_tokens) for r in results]
 
+    warnings = []
+    monkeypatch.setattr(scheduler.logger, "warning", lambda *args: warnings.append(args))
     engine, results = run({})
     assert reason in engine.scheduler._parts()["radix"]
     assert engine.scheduler._radix is None
+    assert len(warnings) == 1 and "radix off (the model" in warnings[0][-1]
     assert results == run(None)[1]
