@@ -46,6 +46,9 @@ cache; rows before n then hold zeros."""
 
 BlockHasher = Callable[[Request], list[BlockHash]]
 
+BY_OPTION = "by option"
+"""Why a part is off that the user has switched off. All other reasons are worth a warning."""
+
 STOCK_SCORE_AGE_S = 0.5
 """How long a request's score by vLLM's own cache is used, with `radix` off."""
 
@@ -227,7 +230,8 @@ class SglSchedulerMixin(Scheduler):
         if self._radix is not None:
             self._radix.score_from = self._score_from.get
         self._num_steps = 0
-        logger.info(
+        as_wanted = all(reason == BY_OPTION for reason in self._off.values())
+        (logger.info if as_wanted else logger.warning)(
             "sgl-vllm %s: %s",
             __version__,
             "; ".join(f"{p} off ({self._off[p]})" if p in self._off else f"{p} on" for p in PARTS),
@@ -236,7 +240,7 @@ class SglSchedulerMixin(Scheduler):
     def _why_off(self, part: str, options: Options, kv_cache_config: KVCacheConfig) -> str | None:
         """Why a part is off in this engine; None if it is on."""
         if not getattr(options, part):
-            return "by option"
+            return BY_OPTION
         if missing := missing_hooks(part):
             return f"this vLLM lacks {', '.join(missing)}"
         if part == "radix":

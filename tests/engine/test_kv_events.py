@@ -11,7 +11,7 @@ from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStor
 from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 
 from sgl_vllm.radix.keys import RequestNamespace
-from sgl_vllm.radix.tree import pack
+from sgl_vllm.radix.tree import RadixTree, pack
 from tests.engine.engine import Ask, Engine
 
 BLOCK = 32
@@ -179,3 +179,25 @@ def test_a_router_stays_right_through_random_traffic(engine, router, seed):
     for pin_id in pins:
         scheduler.sgl_vllm_unpin(pin_id)
     check(engine, router)
+
+
+def test_after_an_error_in_the_tree_vllms_own_cache_goes_on_telling(start, monkeypatch):
+    events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    engine = start({}, kv_events_config=events, num_gpu_blocks_override=24, max_model_len=512)
+    monkeypatch.setattr(engine.scheduler, "kv_event_publisher", router := Router())
+    engine.run([Ask(words(100), greedy())])
+
+    def broken(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(RadixTree, "insert", broken)
+    asks = [Ask(words(200), greedy(40)), Ask(words(200), greedy()), Ask(words(90, 1), greedy())]
+    assert [engine.run([ask])[0].num_cached_tokens for ask in asks] == [100, 192, 0]
+    assert engine.scheduler._radix.tree is None
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    assert router.known == {
+        maybe_convert_block_hash(get_block_hash(block.block_hash))
+        for block in pool.blocks
+        if block.block_hash is not None
+    }
+    assert len(router.known) == 7 + 2
