@@ -238,16 +238,13 @@ class RadixBlockPool(BlockPool):
             if self.hash_blocks:
                 self.guarded(self._index_scheduled)
         if self.tree is None:
-            while num_cached_blocks < num_full_blocks and blocks[num_cached_blocks].block_hash:
-                num_cached_blocks += 1  # hashed before the tree failed
-            request.update_block_hashes()  # nothing to do, unless it began while the tree was there
+            # A request that began while the tree was there has to be hashed from its beginning.
+            request.update_block_hashes()
+            first = 0
+            while first < num_full_blocks and blocks[first].block_hash is not None:
+                first += 1
             super().cache_full_blocks(
-                request,
-                blocks,
-                num_cached_blocks,
-                num_full_blocks,
-                block_size,
-                kv_cache_group_id,
+                request, blocks, first, num_full_blocks, block_size, kv_cache_group_id
             )
 
     # -- handing out, taking back -------------------------------------------------------------
