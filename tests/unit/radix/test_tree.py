@@ -1,5 +1,7 @@
 """What the radix tree finds, protects and gives up."""
 
+import sys
+
 import pytest
 
 from sgl_vllm.radix.eviction import POLICIES
@@ -53,6 +55,29 @@ class TestLookUp:
         tree = RadixTree(block_size=4)
         tree.insert("tenant a", pack([1, 2, 3]), [10])
         assert found(tree, "tenant b", 1, 2, 3) == (0, [])
+
+    def test_a_look_up_does_the_same_work_whatever_other_tenants_have_cached(self):
+        def work(tree: RadixTree) -> int:
+            calls = 0
+
+            def count(frame, event, arg):
+                nonlocal calls
+                calls += event in ("call", "c_call")
+
+            sys.setprofile(count)
+            try:
+                tree.match("me", pack(range(100)))
+            finally:
+                sys.setprofile(None)
+            return calls
+
+        alone, crowded = RadixTree(block_size=4), RadixTree(block_size=4)
+        for tree in (alone, crowded):
+            tree.insert("me", pack([*range(50), 7]), list(range(13)))
+        for number in range(30):
+            blocks = list(range(100 + 50 * number, 125 + 50 * number))
+            crowded.insert(f"tenant {number}", pack(range(100 - number)), blocks)
+        assert work(crowded) == work(alone) > 0
 
     def test_tokens_that_share_bytes_but_not_values_are_not_mixed_up(self):
         tree = RadixTree(block_size=4)
