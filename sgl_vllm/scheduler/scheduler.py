@@ -56,6 +56,9 @@ STOCK_SCORE_AGE_S = 0.5
 MIN_HELD_TOKENS = 16
 """A request is only held back for a step if that saves computing so many tokens."""
 
+HOLD_WINDOW = 32
+"""So many at the head of the queue are looked at for equal prompts."""
+
 
 @dataclasses.dataclass(slots=True)
 class OrderCounters:
@@ -96,7 +99,7 @@ class WaitingOrder:
         self._passes: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._ordered: list[Request] = []
         self._wanted: set[Node] | None = None
-        self._held: list[Request] = []
+        self._held: list[tuple[Request, Request]] = []
         self._held_before: WeakSet[Request] = WeakSet()
         self.counters = OrderCounters()
 
@@ -118,7 +121,7 @@ class WaitingOrder:
         if self._held or self._ordered != head:
             for _ in head:
                 queue.popleft()
-            held = set(self._held)
+            held = {request for request, _ in self._held}
             queue.extendleft(r for r in reversed(self._ordered) if r not in held)
 
     def after_schedule(self) -> None:
@@ -127,7 +130,13 @@ class WaitingOrder:
         if self._held:
             queue = self._scheduler.waiting
             assert isinstance(queue, FCFSRequestQueue)
-            queue.extendleft(reversed(self._held))
+            queue.extendleft(request for request, _ in reversed(self._held))
+            for request, leader in self._held:
+                if (
+                    leader.status == RequestStatus.RUNNING
+                ):  # else it has not been held from anything
+                    self._held_before.add(request)
+                    self.counters.held_back += 1
             self._held = []
         admitted = [r.arrival_time for r in self._ordered if r.status == RequestStatus.RUNNING]
         if not admitted:
@@ -139,26 +148,24 @@ class WaitingOrder:
                     self._passes[request] = self._passes.get(request, 0) + passes
                     self.counters.passes += passes
 
-    def _to_hold_back(self) -> list[Request]:
+    def _to_hold_back(self) -> list[tuple[Request, Request]]:
+        """Requests with the prompt of an earlier one, each with that one."""
         if self._radix is None or self._radix.tree is None:
             return []
-        prompts = set()
+        leaders: dict[object, Request] = {}
         held = []
-        for request in self._ordered:
+        for request in self._ordered[:HOLD_WINDOW]:
             trail = self._radix.pool.trail_of(request)
-            if trail is None:
+            if trail is None or request.status != RequestStatus.WAITING:
                 continue
-            prompt = (trail.namespace, trail.tokens)
-            if prompt not in prompts:
-                prompts.add(prompt)
+            leader = leaders.setdefault((trail.namespace, trail.tokens), request)
+            if leader is request or request in self._held_before:
                 continue
             num_tokens = request.num_tokens - 1
             num_shared = num_tokens - num_tokens % self._radix.block_size
             num_saved = num_tokens - max(num_shared, self._matches[request][1].num_tokens)
-            if num_saved >= MIN_HELD_TOKENS and request not in self._held_before:
-                self._held_before.add(request)
-                held.append(request)
-        self.counters.held_back += len(held)
+            if num_saved >= MIN_HELD_TOKENS:
+                held.append((request, leader))
         return held
 
     def wanted(self) -> set[Node]:
@@ -166,7 +173,8 @@ class WaitingOrder:
         same set for a whole step; costs nothing in a step that evicts nothing."""
         if self._wanted is None:
             queue = self._scheduler.waiting
-            requests = itertools.chain(self._held, itertools.islice(queue, self._window))
+            held = (request for request, _ in self._held)
+            requests = itertools.chain(held, itertools.islice(queue, self._window))
             nodes = {self._known_match(request).node for request in requests}
             self._wanted = {node for node in nodes if node is not None}
         return self._wanted
