@@ -33,7 +33,7 @@ class PinningEngine(FakeEngine):
         self.name, self.error = name, error
         super().__init__(pin=self.pin, unpin=self.unpin, pins=self.pins)
 
-    def pin(self, token_ids, cache_salt, lora_name) -> dict[str, Any]:
+    def pin(self, token_ids, cache_salt, lora_name, lora_path) -> dict[str, Any]:
         if self.error:
             return {"error": self.error}
         pin_id = f"{self.name}{len(self.pinned)}"
@@ -210,8 +210,8 @@ def test_a_prefix_is_computed_and_then_pinned(body: dict[str, Any], text: str) -
     (run,) = computed(client)
     assert run["prompt"]["prompt_token_ids"] == tokens_of(text)
     assert (run["params"].max_tokens, run["params"].temperature) == (1, 0.0)
-    asked = {"token_ids": tokens_of(text), "cache_salt": None, "lora_name": None}
-    assert engine.asked == [("pin", asked)]
+    asked = {"token_ids": tokens_of(text), "cache_salt": None}
+    assert engine.asked == [("pin", {**asked, "lora_name": None, "lora_path": None})]
     assert answer == {
         "pin_id": "a0",
         "num_prompt_tokens": len(text),
@@ -226,8 +226,9 @@ def test_salt_and_adapter_are_those_of_the_requests_to_come() -> None:
     (run,) = computed(client)
     assert run["prompt"]["cache_salt"] == "mine"
     assert run["lora_request"].lora_name == "french"
-    asked = {"token_ids": tokens_of("x"), "cache_salt": "mine", "lora_name": "french"}
-    assert engine.asked == [("pin", asked)]
+    ((_, asked),) = engine.asked
+    assert asked["cache_salt"] == "mine"
+    assert (asked["lora_name"], asked["lora_path"]) == ("french", "/nowhere")
 
 
 def test_every_engine_computes_and_pins_it_and_one_id_lets_go_of_all() -> None:
