@@ -92,7 +92,6 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("what is compared").add_argument
     add("--scheduler", choices=ARMS, help="only this one (default: both and their ratio)")
     add("--off", action="append", default=[], choices=("radix", "schedule"), help="a part, by name")
-    add("--policy", metavar="P", help="the plugin's order of waiting requests, if it has several")
     add("--plugin-config", nargs="+", default=[], metavar="KEY=VALUE", help="as for the server")
     cost = parser.add_argument_group("the cost model, in seconds")
     for name, text in (
@@ -175,8 +174,6 @@ def plugin_options(arguments: argparse.Namespace) -> Options:
     """The plugin's options. Raises OptionError for what it does not have."""
     values = words_to_mapping(arguments.plugin_config)
     values |= dict.fromkeys(arguments.off, False)
-    if arguments.policy is not None:
-        values["schedule_policy"] = arguments.policy
     return Options.from_mapping(values)
 
 

@@ -96,7 +96,12 @@ def _look(server: tree_view.SglServer, max_nodes: int | None) -> tuple[Group, bo
 
 def pin(options: argparse.Namespace) -> int:
     text = sys.stdin.read() if options.text == "-" else options.text
-    answer = _server_of(options).pin(text, cache_salt=options.cache_salt, model=options.model)
+    answer = _server_of(options).pin(
+        text,
+        is_system_prompt=options.system,
+        cache_salt=options.cache_salt,
+        model=options.model,
+    )
     for engine in answer["pins"]:
         print(
             f"pinned {engine['num_tokens']:,} of {answer['num_prompt_tokens']:,} tokens, "
@@ -178,6 +183,12 @@ def _parser() -> argparse.ArgumentParser:
         "it is unpinned or the server ends. Prints the id to unpin it by.",
     )
     command.add_argument("text", metavar="TEXT", help="the prefix; - reads it from standard input")
+    command.add_argument(
+        "--system",
+        action="store_true",
+        help="TEXT is a chat's system prompt; without it chats share nothing with TEXT, because "
+        "their template puts something before it",
+    )
     command.add_argument("--model", metavar="NAME", help="a LoRA adapter's name")
     command.add_argument("--cache-salt", metavar="SALT", help="of the requests it is for")
     command.set_defaults(command=pin)

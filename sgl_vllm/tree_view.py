@@ -58,9 +58,18 @@ class SglServer:
         return [pin for engine in self._ask("GET", "pins")["engines"] for pin in engine["pins"]]
 
     def pin(
-        self, text: str, *, cache_salt: str | None = None, model: str | None = None
+        self,
+        text: str,
+        *,
+        is_system_prompt: bool = False,
+        cache_salt: str | None = None,
+        model: str | None = None,
     ) -> dict[str, Any]:
-        body = {"prompt": text, "cache_salt": cache_salt, "model": model}
+        body: dict[str, Any] = {"cache_salt": cache_salt, "model": model}
+        if is_system_prompt:
+            body["messages"] = [{"role": "system", "content": text}]
+        else:
+            body["prompt"] = text
         given = {name: value for name, value in body.items() if value is not None}
         return self._ask("POST", "pin", json=given, timeout=PIN_TIMEOUT_S)
 
@@ -69,7 +78,7 @@ class SglServer:
 
     def _ask(self, method: str, route: str, **options: Any) -> dict[str, Any]:
         base = self.url if "://" in self.url else f"http://{self.url}"
-        base = base.rstrip("/").removesuffix("/v1")
+        base = base.rstrip("/").removesuffix("/sgl/tree").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         options = {"timeout": TIMEOUT_S, "headers": headers, **options}
         try:

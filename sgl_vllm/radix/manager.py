@@ -208,7 +208,7 @@ class RadixKVCacheManager(KVCacheManager):
             block_ids.pop()
             if not block_ids:
                 return None
-        trail.hit, trail.num_found = match.node, num_tokens
+        trail.found, trail.num_found = match, num_tokens
         all_blocks = self.block_pool.blocks
         blocks = ([all_blocks[block_id] for block_id in block_ids],)
         if (
@@ -248,7 +248,7 @@ class RadixKVCacheManager(KVCacheManager):
     def _use_hit(self, request: Request) -> None:
         trail = self.pool.trail_of(request)
         if trail is not None and self.tree is not None:
-            self.tree.use(trail.hit, request.priority)
+            self.tree.hit(trail.found, request.priority)
 
     # -- leave behind -------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class Trail:
     Attributes:
         tokens: its tokens as the tree compares them; may lag behind the request.
         own: the leaf that its inserts made.
-        hit: the deepest node of its last look-up.
+        found: what its last look-up matched.
         num_found: how many cached tokens that look-up gave it.
     """
 
@@ -54,7 +54,7 @@ class Trail:
     namespace: RequestNamespace | None
     tokens: Tokens
     own: Node | None = None
-    hit: Node | None = None
+    found: Match = NO_MATCH
     num_found: int = 0
 
 
@@ -180,7 +180,7 @@ class RadixBlockPool(BlockPool):
         elif own is not None:
             if own.end == num_tokens:
                 if is_last_use:
-                    tree.use(own, request.priority, is_hit=False)
+                    tree.use(own, request.priority)
                 return True
             first_block = own.end // self.block_size
         tokens = trail.tokens
@@ -195,7 +195,7 @@ class RadixBlockPool(BlockPool):
             request.priority,
         )
         if is_last_use:
-            tree.use(trail.own or trail.hit, request.priority, is_hit=False)
+            tree.use(trail.own or trail.found.node, request.priority)
         for block in new_blocks[len(new_blocks) - len(taken) :]:
             if block.block_hash is None:
                 block.set_block_hash(_MARK, num_tokens)

@@ -208,11 +208,24 @@ class RadixTree:
         del block_ids[num_blocks:]
         return block_ids
 
-    def use(self, node: Node | None, priority: int = 0, is_hit: bool = True) -> None:
-        """Say that a request of `priority` reads what `node` and all above it hold."""
+    def hit(self, match: Match, priority: int = 0) -> None:
+        """Say that a request of `priority` reads what it matched. A node that is read in part is
+        cut in two, so that hits and ages are those of what was read."""
+        node = match.node
+        if node is None or node.parent is None:
+            return
+        if node.start < match.num_tokens < node.end:
+            node = self._split(node, match.num_tokens)
+        self._use(node, priority, 1)
+
+    def use(self, node: Node | None, priority: int = 0) -> None:
+        """Say that a request of `priority` has just used what `node` and all above it hold."""
+        self._use(node, priority, 0)
+
+    def _use(self, node: Node | None, priority: int, num_hits: int) -> None:
         now = self._clock()
         while node is not None:
-            node.num_hits += is_hit
+            node.num_hits += num_hits
             node.last_used = now
             if priority < node.priority:
                 node.priority = priority

@@ -219,7 +219,7 @@ def test_the_command_prints_a_table_and_writes_all_numbers(
     [
         ("--trace chatt --cache-tokens 9", "no_sharing"),
         ("--trace chat", "--cache-tokens"),
-        ("--trace chat --cache-tokens 9 --policy none-such", "option"),
+        ("--trace chat --cache-tokens 9 --plugin-config no=1", "option"),
     ],
 )
 def test_a_mistake_is_refused_with_what_would_be_right(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ class VLLM(Backend):
         self.url = base_url.rstrip("/").removesuffix("/v1")
         self.timeout_s = timeout_s
         self.max_retries = max_retries
-        self._api_key = api_key
+        self._api_key = api_key or os.environ.get("VLLM_API_KEY")
         self._model = model
         self._connection: _Connection | None = None
 

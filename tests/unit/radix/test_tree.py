@@ -25,8 +25,8 @@ def holds(tree: RadixTree, tokens: str) -> int:
     return tree.match("", pack([ord(c) for c in tokens])).num_tokens
 
 
-def use(tree: RadixTree, tokens: str, **more) -> None:
-    tree.use(tree.match("", pack([ord(c) for c in tokens])).node, **more)
+def hit(tree: RadixTree, tokens: str, **more) -> None:
+    tree.hit(tree.match("", pack([ord(c) for c in tokens])), **more)
 
 
 class Clock:
@@ -103,6 +103,17 @@ class TestLookUp:
         assert after[1] == before[1] and after[0]["num_nodes"] == before[0]["num_nodes"]
         assert after[0]["nodes"][0]["hits"] == 0
 
+    def test_a_hit_is_counted_where_it_was_and_not_beyond(self):
+        """Of three chats under one system prompt, nobody has found the first one's end."""
+        tree = RadixTree(block_size=4)
+        put(tree, "system, first", [10, 11, 12, 13])
+        hit(tree, "system, second")
+        put(tree, "system, second", [10, 11, 22, 23])
+        hit(tree, "system, third")
+        shown = [(node["num_tokens"], node["hits"]) for node in tree.describe()["nodes"]]
+        assert shown == [(8, 2), (5, 0), (6, 0)]
+        tree.check_invariants()
+
 
 class TestInsert:
     def test_a_second_copy_of_the_same_tokens_is_not_taken(self):
@@ -168,7 +179,7 @@ class TestEviction:
         tree = RadixTree(block_size=2)
         put(tree, "abcd", [10, 11])
         put(tree, "abxy", [10, 12])
-        use(tree, "abcd")
+        hit(tree, "abcd")
         assert [tree.evict(1) for _ in range(4)] == [[12], [11], [10], []]
         assert tree.num_nodes == 0
 
@@ -185,11 +196,11 @@ class TestEviction:
         tree = RadixTree(block_size=1, policy=POLICIES[policy], clock=Clock())
         for block, name in enumerate("abcd"):
             put(tree, name, [block])
-        use(tree, "b", priority=-2)
-        use(tree, "a", priority=-1)
-        use(tree, "c", is_hit=False)
-        use(tree, "d", is_hit=False)
-        use(tree, "a")
+        hit(tree, "b", priority=-2)
+        hit(tree, "a", priority=-1)
+        tree.use(tree.match("", pack([ord("c")])).node)
+        tree.use(tree.match("", pack([ord("d")])).node)
+        hit(tree, "a")
         assert "".join("abcd"[tree.evict(1)[0]] for _ in range(4)) == order
 
     def test_what_waiting_requests_want_goes_last(self):
@@ -218,7 +229,7 @@ class TestEviction:
         for name in "abc":
             put(tree, name, [ord(name)])
         clock.now = 10
-        use(tree, "b")
+        hit(tree, "b")
         tree.lock([ord("c")])
         assert tree.expire(unused_since=5) == [ord("a")]
         tree.unlock([ord("c")])

@@ -58,7 +58,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
         match = self.tree.match(namespace, pack(tokens))
         shared = self.tree.block_ids(match, match.num_tokens)[: match.num_tokens // self.size]
         self.tree.lock(shared)
-        self.tree.use(match.node)
+        self.tree.hit(match)
         for block in shared:
             self.holders[block] = self.holders.get(block, 0) + 1
         request = Running(namespace, [], shared)
