@@ -5,8 +5,8 @@
 For every request both sides do what the engine does: build the `Request` (with vLLM's block hashes
 where the side needs them), look it up, allocate, free, which indexes it. Rounds of the two sides
 alternate, and the ratio is of their medians. The requests share the first half of their prompts;
-the cache holds `cached` tokens of other prompts, and room for all, so nothing is evicted, except in the
-rows that say so, where every request has to evict as much as it takes (`--evict`: only these).
+the cache holds `cached` tokens of other prompts, and room for all, so nothing is evicted, except in
+the rows that say so: there every request evicts as much as it takes (`--evict`: only these).
 
 "cached tokens" is what the measured requests found in all. Absolute times mean little on a shared
 machine; `ratio` (radix / vLLM) is what counts: 1 or less.
