@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,15 @@ from benchmarks.traces import Call, Program, Trace
 from sgl_vllm.radix.pool import RadixBlockPool
 
 ARMS = ("stock", "sgl")
+
+
+@pytest.fixture(autouse=True)
+def quiet_for_these_tests_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command silences vLLM in its process; the servers of later tests are to be heard."""
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    level = logging.getLogger("vllm").level
+    yield
+    logging.getLogger("vllm").setLevel(level)
 
 
 def run(
