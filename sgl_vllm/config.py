@@ -20,7 +20,10 @@ CONFIG_KEY = "sgl_vllm"
 """The plugin's place in vLLM's `additional_config`."""
 
 
-_CHOICES = {"radix_policy": ("lru", "lfu", "slru", "priority")}
+_CHOICES = {
+    "radix_policy": ("lru", "lfu", "slru", "priority"),
+    "schedule_policy": ("lpm", "dfs-weight", "fcfs", "random"),
+}
 
 
 class OptionError(ValueError):
@@ -33,7 +36,7 @@ class Options:
 
     Attributes:
         radix: token-granular prefix cache; finished requests keep their last, partial block.
-        schedule: waiting requests in the order of their longest cached prefix.
+        schedule: waiting requests in an order that makes the most of the cache.
         jump_forward: text that a grammar forces enters in one forward pass.
         select: prompt scores (`prompt_logprobs`) may read the prefix from the cache.
         radix_policy: what the cache gives up first: lru, lfu, slru (what was never hit goes first)
@@ -42,10 +45,18 @@ class Options:
         radix_pin_share: at most this share of the cache can be pinned (0 to 1).
         tree_text: show the text of cached prompts at `/v1/sgl/tree`, but of no tenant with a
             `cache_salt`. Everyone with the server's API key can read it then.
-        schedule_max_passes: a waiting request that so many later ones overtook goes first.
-        schedule_max_wait_s: a request that has waited longer goes before all that have not
-            (seconds).
-        schedule_window: at most so many requests at the head of the queue are put in order.
+        schedule_policy: lpm (longest cached prefix first), dfs-weight (depth first over the tree,
+            to where most wait), fcfs (first come, first served) or random.
+        schedule_max_passes: who was overtaken by so many later requests goes first.
+        schedule_max_delay: so does one whom later requests have delayed by this share of the
+            largest backlog that it has seen, in tokens to compute.
+        schedule_max_wait_s: so does one that has waited so long (seconds); 0 for no such limit.
+        schedule_window: at most so many waiting requests, the oldest, are put in order.
+        schedule_fair_quantum: share the machine fairly between tenants (`cache_salt`, adapter): who
+            has had this many computed tokens more than others that wait goes last; 0 for no such
+            rule.
+        schedule_cheapest_victim: when the cache is full, preempt who loses the fewest computed
+            tokens, not the newest.
     """
 
     radix: bool = True
@@ -56,9 +67,13 @@ class Options:
     radix_ttl_s: float = 0.0
     radix_pin_share: float = 0.25
     tree_text: bool = False
-    schedule_max_passes: int = 64
-    schedule_max_wait_s: float = 30.0
-    schedule_window: int = 128
+    schedule_policy: str = "lpm"
+    schedule_max_passes: int = 1000
+    schedule_max_delay: float = 0.05
+    schedule_max_wait_s: float = 0.0
+    schedule_window: int = 1024
+    schedule_fair_quantum: int = 0
+    schedule_cheapest_victim: bool = False
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

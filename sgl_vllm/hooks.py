@@ -17,6 +17,8 @@ _POOL = "vllm.v1.core.block_pool:BlockPool"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _GRAMMAR = "vllm.v1.structured_output.backend_xgrammar:XgrammarGrammar"
 
+_QUEUE = "vllm.v1.core.sched.request_queue:RequestQueue"
+
 _HOOKS: dict[str, tuple[str, ...]] = {
     "radix": (
         f"{_MANAGER}.get_computed_blocks(request)",
@@ -41,7 +43,12 @@ _HOOKS: dict[str, tuple[str, ...]] = {
     ),
     "schedule": (
         f"{_SCHEDULER}.schedule",
-        "vllm.v1.core.sched.request_queue:FCFSRequestQueue.extendleft",
+        f"{_QUEUE}.add_request(request)",
+        f"{_QUEUE}.peek_request",
+        f"{_QUEUE}.pop_request",
+        f"{_QUEUE}.prepend_request(request)",
+        f"{_QUEUE}.prepend_requests(requests)",
+        f"{_QUEUE}.remove_requests(requests)",
     ),
     "jump_forward": (
         f"{_SCHEDULER}.update_from_output",

@@ -150,6 +150,9 @@ class RadixTree:
         self._may_expire = False
         self._spared: list[tuple[LeafQueue, Node]] = []
         self._spared_for: Collection[Node] = ()
+        self._watchers: dict[Node | Namespace, dict[Tokens, set[Hashable]]] = {}
+        self._watched: dict[Hashable, tuple[Node | Namespace, Tokens]] = {}
+        self._changed: dict[Hashable, None] = {}
 
     @property
     def num_blocks(self) -> int:
@@ -241,10 +244,59 @@ class RadixTree:
                 break
             node = child
             if not tokens.startswith(node.tokens, position):
-                position += TOKEN_BYTES * _common_prefix_length(node.tokens, tokens, position)
+                position += TOKEN_BYTES * common_prefix_length(node.tokens, tokens, position)
                 break
             position += len(node.tokens)
         return node, position // TOKEN_BYTES
+
+    # -- watch --------------------------------------------------------------------------------
+
+    def watch(self, who: Hashable, namespace: Namespace, tokens: Tokens, match: Match) -> None:
+        """Have `take_changed` name `who` once, when `tokens` may match other than `match`, which
+        has just been found. Then, and if something else is to be watched, `watch` again.
+
+        Every insert tells those only who wait for the token that it begins with, at the place where
+        it leaves the tree: O(1), and O(1) for each who is told.
+        """
+        self.unwatch(who)
+        place = match.node if match.node is not None else namespace
+        position = match.num_tokens * TOKEN_BYTES
+        next_token = tokens[position : position + TOKEN_BYTES]
+        self._watched[who] = place, next_token
+        self._watchers.setdefault(place, {}).setdefault(next_token, set()).add(who)
+
+    def unwatch(self, who: Hashable) -> None:
+        """Forget `who`, watching or not."""
+        self._changed.pop(who, None)
+        watched = self._watched.pop(who, None)
+        if watched is None:
+            return
+        place, next_token = watched
+        at_place = self._watchers[place]
+        at_place[next_token].discard(who)
+        if not at_place[next_token]:
+            del at_place[next_token]
+            if not at_place:
+                del self._watchers[place]
+
+    def take_changed(self) -> list[Hashable]:
+        """Who has to match again. They watch nothing any more."""
+        changed = list(self._changed)
+        self._changed.clear()
+        return changed
+
+    def _tell(self, place: Node | Namespace, next_token: Tokens | None = None) -> None:
+        """Those who watch a place, or only those there who go on with `next_token`."""
+        at_place = self._watchers.get(place)
+        if at_place is None:
+            return
+        tokens = list(at_place) if next_token is None else [next_token]
+        for token in tokens:
+            for who in at_place.pop(token, ()):
+                del self._watched[who]
+                self._changed[who] = None
+        if not at_place:
+            del self._watchers[place]
 
     def _first_block_below(self, node: Node) -> int:
         """A block that holds the part of internal `node` after its last full block."""
@@ -311,6 +363,7 @@ class RadixTree:
         forgotten: list[int] = []
         if node is own and not node.children and (tail is None or tail == taken[0]):
             taken = elsewhere
+            self._tell(node, tokens[matched * TOKEN_BYTES : (matched + 1) * TOKEN_BYTES])
             node.tokens += tokens[matched * TOKEN_BYTES :]
             node.end = num_tokens
             node.block_ids += taken
@@ -324,8 +377,10 @@ class RadixTree:
                 node,
                 Node(node, matched, tokens[matched * TOKEN_BYTES :], taken[:], priority),
             )
-            parent.children[node.tokens[:TOKEN_BYTES]] = node
+            first_token = node.tokens[:TOKEN_BYTES]
+            parent.children[first_token] = node
             self._count(node)
+            self._tell(namespace if parent.parent is None else parent, first_token)
         node.last_used = self._clock()
         self._owners.update(dict.fromkeys(taken, node))
         self._locked.update(taken)
@@ -342,6 +397,7 @@ class RadixTree:
         """Cut `node` at sequence `position` and return the new upper half."""
         parent = node.parent
         assert parent is not None and node.start < position < node.end
+        self._tell(node)
         num_upper_blocks = position // self.block_size - node.start // self.block_size
         cut = (position - node.start) * TOKEN_BYTES
         upper = Node(
@@ -507,6 +563,7 @@ class RadixTree:
         while stack:
             node = stack.pop()
             stack.extend(node.children.values())
+            self._tell(node)
             forgotten += node.block_ids
             self._forget_blocks(node.block_ids)
             self.num_tokens -= node.end - node.start
@@ -529,6 +586,7 @@ class RadixTree:
         while True:
             parent = node.parent
             assert parent is not None
+            self._tell(node)
             if end > node.start:
                 num_kept_blocks = end // size - node.start // size
                 dropped = node.block_ids[num_kept_blocks:]
@@ -558,6 +616,8 @@ class RadixTree:
         """Forget everything."""
         for node in self.nodes():
             node.parent = None
+        for place in list(self._watchers):
+            self._tell(place)
         self._roots.clear()
         self._namespaces.clear()
         self._spared.clear()
@@ -680,7 +740,7 @@ def _subtree(top: Node) -> Iterator[Node]:
         stack.extend(node.children.values())
 
 
-def _common_prefix_length(edge: Tokens, tokens: Tokens, offset: int) -> int:
+def common_prefix_length(edge: Tokens, tokens: Tokens, offset: int = 0) -> int:
     """How many leading tokens of `edge` are those of `tokens` from byte `offset` on."""
     length = min(len(edge), len(tokens) - offset) // TOKEN_BYTES
     different = np.frombuffer(edge, np.int32, length) != np.frombuffer(

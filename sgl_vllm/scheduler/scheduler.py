@@ -7,12 +7,11 @@ themselves are elsewhere: `radix/manager.py`, `policy.py`, `jump.py`.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from vllm.config import VllmConfig
@@ -20,21 +19,23 @@ from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import FCFSRequestQueue, SchedulingPolicy
+from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from sgl_vllm import __version__
 from sgl_vllm.config import CONFIG_KEY, Options
 from sgl_vllm.hooks import PARTS, missing_hooks
 from sgl_vllm.radix import manager as radix_manager
 from sgl_vllm.radix.manager import RadixKVCacheManager
-from sgl_vllm.radix.tree import NO_MATCH, Match, Node
+from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.jump import JumpForward
-from sgl_vllm.scheduler.policy import Candidate, LongestPrefixFirst
+from sgl_vllm.scheduler.policy import Bound, WaitingLine
+from sgl_vllm.scheduler.preemption import CheapestVictim
+from sgl_vllm.scheduler.queue import CacheAwareQueue
 
 logger = init_logger("vllm.sgl_vllm")
 
@@ -48,159 +49,6 @@ BlockHasher = Callable[[Request], list[BlockHash]]
 
 BY_OPTION = "by option"
 """Why a part is off that the user has switched off. All other reasons are worth a warning."""
-
-STOCK_SCORE_AGE_S = 0.5
-"""How long a request's score by vLLM's own cache is used, with `radix` off."""
-
-
-MIN_HELD_TOKENS = 16
-"""A request is only held back for a step if that saves computing so many tokens."""
-
-HOLD_WINDOW = 32
-"""So many at the head of the queue are looked at for equal prompts."""
-
-
-@dataclasses.dataclass(slots=True)
-class OrderCounters:
-    """Counts since start."""
-
-    ordered_steps: int = 0
-    held_back: int = 0
-    changed_orders: int = 0
-    passes: int = 0
-
-
-class WaitingOrder:
-    """Puts the head of a scheduler's waiting queue into the policy's order, once a step.
-
-    Of several with one prompt (the branches of a fork, say) the first goes alone: admitted in the
-    same step, the others would share its whole blocks only, and a step later all that it computed.
-    A request is held back so once at most.
-
-    Costs nothing with fewer than two waiting or with no room to admit one. Otherwise one match per
-    request in the window whose score is older than the tree.
-    """
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        options: Options,
-        match: Callable[[Request], Match],
-        cache_version: Callable[[], int],
-        radix: RadixKVCacheManager | None,
-    ) -> None:
-        self._scheduler = scheduler
-        self._policy = LongestPrefixFirst(options.schedule_max_passes, options.schedule_max_wait_s)
-        self._window = options.schedule_window
-        self._match = match
-        self._cache_version = cache_version
-        self._radix = radix
-        self._matches: WeakKeyDictionary[Request, tuple[int, Match]] = WeakKeyDictionary()
-        self._passes: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
-        self._ordered: list[Request] = []
-        self._wanted: set[Node] | None = None
-        self._held: list[tuple[Request, Request]] = []
-        self._held_before: WeakSet[Request] = WeakSet()
-        self.counters = OrderCounters()
-
-    def before_schedule(self) -> None:
-        scheduler = self._scheduler
-        queue = scheduler.waiting
-        self._ordered = []
-        self._wanted = None
-        if len(queue) < 2 or len(scheduler.running) >= scheduler.max_num_active_reqs:
-            return
-        assert isinstance(queue, FCFSRequestQueue)
-        head = list(itertools.islice(queue, self._window))
-        version = self._cache_version()
-        order = self._policy.order([self._candidate(r, version) for r in head], time.time())
-        self._ordered = [head[index] for index in order]
-        self.counters.ordered_steps += 1
-        self.counters.changed_orders += self._ordered != head
-        self._held = self._to_hold_back()
-        if self._held or self._ordered != head:
-            for _ in head:
-                queue.popleft()
-            held = {request for request, _ in self._held}
-            queue.extendleft(r for r in reversed(self._ordered) if r not in held)
-
-    def after_schedule(self) -> None:
-        """Put back who was held. Count, for every request that still waits, the later ones admitted
-        before it."""
-        if self._held:
-            queue = self._scheduler.waiting
-            assert isinstance(queue, FCFSRequestQueue)
-            queue.extendleft(request for request, _ in reversed(self._held))
-            for request, leader in self._held:
-                if (
-                    leader.status == RequestStatus.RUNNING
-                ):  # else it has not been held from anything
-                    self._held_before.add(request)
-                    self.counters.held_back += 1
-            self._held = []
-        admitted = [r.arrival_time for r in self._ordered if r.status == RequestStatus.RUNNING]
-        if not admitted:
-            return
-        for request in self._ordered:
-            if request.status != RequestStatus.RUNNING:
-                passes = sum(arrival > request.arrival_time for arrival in admitted)
-                if passes:
-                    self._passes[request] = self._passes.get(request, 0) + passes
-                    self.counters.passes += passes
-
-    def _to_hold_back(self) -> list[tuple[Request, Request]]:
-        """Requests with the prompt of an earlier one, each with that one."""
-        if self._radix is None or self._radix.tree is None:
-            return []
-        leaders: dict[object, Request] = {}
-        held = []
-        for request in self._ordered[:HOLD_WINDOW]:
-            trail = self._radix.pool.trail_of(request)
-            if trail is None or request.status != RequestStatus.WAITING:
-                continue
-            leader = leaders.setdefault((trail.namespace, trail.tokens), request)
-            if leader is request or request in self._held_before:
-                continue
-            num_tokens = request.num_tokens - 1
-            num_shared = num_tokens - num_tokens % self._radix.block_size
-            num_saved = num_tokens - max(num_shared, self._matches[request][1].num_tokens)
-            if num_saved >= MIN_HELD_TOKENS:
-                held.append((request, leader))
-        return held
-
-    def wanted(self) -> set[Node]:
-        """What waiting requests begin with, so that it is not evicted to make room for others. The
-        same set for a whole step; costs nothing in a step that evicts nothing."""
-        if self._wanted is None:
-            queue = self._scheduler.waiting
-            held = (request for request, _ in self._held)
-            requests = itertools.chain(held, itertools.islice(queue, self._window))
-            nodes = {self._known_match(request).node for request in requests}
-            self._wanted = {node for node in nodes if node is not None}
-        return self._wanted
-
-    def _known_match(self, request: Request) -> Match:
-        """The request's match, which may be older than the tree."""
-        known = self._matches.get(request)
-        return known[1] if known is not None else self._new_match(request, self._cache_version())
-
-    def _new_match(self, request: Request, version: int) -> Match:
-        match = NO_MATCH if request.skip_reading_prefix_cache else self._match(request)
-        self._matches[request] = (version, match)
-        return match
-
-    def _candidate(self, request: Request, version: int) -> Candidate:
-        known = self._matches.get(request)
-        if known is not None and known[0] == version:
-            match = known[1]
-        else:
-            match = self._new_match(request, version)
-        return Candidate(
-            matched_tokens=match.num_tokens,
-            arrival_s=request.arrival_time,
-            passes=self._passes.get(request, 0),
-            goes_first=request.num_preemptions > 0,
-        )
 
 
 class SglSchedulerMixin(Scheduler):
@@ -225,12 +73,30 @@ class SglSchedulerMixin(Scheduler):
                 pin_share=options.radix_pin_share,
                 has_connector=self.connector is not None,
             )
-        self._order: WaitingOrder | None = None
+        self._queue: CacheAwareQueue | None = None
         if "schedule" not in self._off:
-            self.waiting = FCFSRequestQueue()
-            self._order = WaitingOrder(self, options, self._match, self._cache_version, self._radix)
+            bound = Bound(
+                max_passes=options.schedule_max_passes,
+                max_delay=options.schedule_max_delay,
+                min_delay_tokens=self.max_num_scheduled_tokens // 16,
+                max_wait_s=options.schedule_max_wait_s or float("inf"),
+            )
+            quantum = options.schedule_fair_quantum
+            self.waiting = self._queue = CacheAwareQueue(
+                self,
+                WaitingLine(options.schedule_policy, bound, options.schedule_window),
+                self._radix,
+                DeficitCounters(quantum) if quantum else None,
+            )
             if self._radix is not None:
-                self._radix.pool.wanted = self._order.wanted
+                self._radix.pool.wanted = self._queue.wanted
+        self._victim: CheapestVictim | None = None
+        if options.schedule_cheapest_victim:
+            if reason := self._why_no_victim():
+                logger.warning("sgl-vllm: schedule_cheapest_victim has no effect: %s", reason)
+            else:
+                assert self._radix is not None
+                self._victim = CheapestVictim(self, self._radix)
         self._jump = JumpForward(self) if "jump_forward" not in self._off else None
         self._score_from: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._num_scored_requests = 0
@@ -257,10 +123,10 @@ class SglSchedulerMixin(Scheduler):
             missing = radix_manager.missing_attributes(self.kv_cache_manager)
             return f"this vLLM lacks {', '.join(missing)}" if missing else None
         if part == "schedule":
-            if self.policy != SchedulingPolicy.FCFS:
-                return f"the scheduling policy is {self.policy.value!r}"
             if not self.cache_config.enable_prefix_caching:
                 return "prefix caching is off"
+            if unknown := RequestQueue.__abstractmethods__ - set(dir(CacheAwareQueue)):
+                return f"this vLLM wants its queue to have {', '.join(sorted(unknown))}"
             return None
         if self.use_v2_model_runner:
             return "not verified on vLLM's V2 model runner yet"
@@ -287,6 +153,19 @@ class SglSchedulerMixin(Scheduler):
             return "pipeline parallelism keeps several steps in flight"
         return None
 
+    def _why_no_victim(self) -> str | None:
+        if self._queue is None:
+            return f"schedule is off ({self._off['schedule']})"
+        if self._radix is None:
+            return f"radix is off ({self._off['radix']})"
+        if self.policy != SchedulingPolicy.FCFS:
+            return f"the scheduling policy {self.policy.value!r} says who is preempted"
+        if self.connector is not None:
+            return "a KV connector is in use"
+        if self.use_pp:
+            return "pipeline parallelism keeps several steps in flight"
+        return None
+
     # -- a step -------------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
@@ -298,12 +177,14 @@ class SglSchedulerMixin(Scheduler):
         if self._radix is not None:
             for request in self._prompts_done:
                 self._radix.index_prompt(request)
-        if self._order is not None:
-            self._order.before_schedule()
+        if self._queue is not None:
+            self._queue.step_starts()
+        if self._victim is not None:
+            self._victim.step_starts()
         output = super().schedule(*args, **kwargs)
         self._prompts_done = self._prompts_done_by(output)
-        if self._order is not None:
-            self._order.after_schedule()
+        if self._queue is not None:
+            self._queue.step_ends(output)
         if self._jump is not None:
             self._jump.rewrite_resumed(output)
             self._jump.release_one_if_stuck(output)
@@ -349,20 +230,6 @@ class SglSchedulerMixin(Scheduler):
             and not request.is_prefill_chunk
         ]
 
-    def _match(self, request: Request) -> Match:
-        if self._radix is not None and self._radix.tree is not None:
-            return self._radix.match(request)
-        _, num_tokens, *_ = self.kv_cache_manager.coordinator.find_longest_cache_hit(
-            request.block_hashes, request.num_tokens - 1
-        )
-        return Match(num_tokens, None)
-
-    def _cache_version(self) -> int:
-        """Changes when a score may. vLLM's own cache cannot tell: its scores hold for a while."""
-        if self._radix is not None and self._radix.tree is not None:
-            return self._radix.tree.version
-        return int(time.monotonic() / STOCK_SCORE_AGE_S)
-
     def _read_score_from(self, request: Request) -> None:
         params = request.sampling_params
         value = params.extra_args.get(SCORE_FROM) if params and params.extra_args else None
@@ -405,7 +272,7 @@ class SglSchedulerMixin(Scheduler):
                 "tree_blocks": tree.num_blocks if tree is not None else 0,
                 "block_size": self.block_size,
             },
-            "schedule": dataclasses.asdict(self._order.counters) if self._order else {},
+            "schedule": dataclasses.asdict(self._queue.counters) if self._queue is not None else {},
             "jump_forward": dataclasses.asdict(self._jump.counters) if self._jump else {},
             "select": {"scored_requests": self._num_scored_requests},
         }

@@ -1,66 +1,126 @@
 """The order of admission, and its bound on overtaking."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from sgl_vllm.radix.tree import Match, Node
+from sgl_vllm.scheduler.policy import Bound, WaitingLine, depth_first_places
 
-from sgl_vllm.scheduler.policy import Candidate, LongestPrefixFirst
-
-POLICY = LongestPrefixFirst(max_passes=3, max_wait_s=10.0)
+LOOSE = Bound(max_passes=1000, max_delay=1.0, min_delay_tokens=10**9)
 
 
-def candidates(*entries: tuple[int, float]) -> list[Candidate]:
-    return [Candidate(matched_tokens=tokens, arrival_s=arrival) for tokens, arrival in entries]
+def line_of(order: str = "lpm", *matched: int, bound: Bound = LOOSE) -> WaitingLine[str]:
+    """Requests a, b, c, ... of 100 tokens, of which so many are cached."""
+    line: WaitingLine[str] = WaitingLine(order, bound, window=100)
+    for name, num_tokens in zip("abcdefgh", matched, strict=False):
+        line.add(name, 100)
+        line.score(name, Match(num_tokens, None))
+    return line
 
 
 def test_the_longest_prefix_goes_first():
-    assert POLICY.order(candidates((0, 0.0), (50, 1.0), (10, 2.0)), now_s=3.0) == [1, 2, 0]
+    assert line_of("lpm", 0, 50, 10).order() == ["b", "c", "a"]
 
 
 def test_equal_prefixes_go_in_order_of_arrival():
-    assert POLICY.order(candidates((7, 2.0), (7, 1.0), (7, 3.0)), now_s=4.0) == [1, 0, 2]
+    assert line_of("lpm", 7, 9, 7).order() == ["b", "a", "c"]
+
+
+def test_while_all_fit_into_the_cache_they_go_as_they_came():
+    line = line_of("lpm", 0, 50, 10)
+    assert line.order(room_tokens=300) == ["a", "b", "c"]
+    assert line.order(room_tokens=299) == ["b", "c", "a"]
+
+
+def test_what_goes_on_alike_stands_together_at_the_place_of_the_first():
+    line = line_of("lpm", 7, 7, 7, 7)
+    for name, branch in (("a", 1), ("b", 2), ("c", 1), ("d", 2)):
+        line.score(name, Match(7, None), branch)
+    assert line.order() == ["a", "c", "b", "d"]
+
+
+def test_a_fork_group_stands_together_at_its_best_place():
+    line = line_of("lpm", 10, 30)
+    line.add("x", 100, fork_group="fork")
+    line.add("y", 100, fork_group="fork")
+    line.score("y", Match(20, None))
+    assert line.order() == ["b", "x", "y", "a"]
 
 
 def test_who_was_overtaken_often_goes_first():
-    waiting = [Candidate(0, 0.0, passes=3), *candidates((50, 1.0))]
-    assert POLICY.order(waiting, now_s=2.0) == [0, 1]
+    line = line_of("lpm", 0, 50, 40, 30, bound=Bound(2, 1.0, 10**9))
+    for name in ("b", "c"):
+        line.pop(name)
+    assert line.settle([50, 40]) == 2
+    assert line.order() == ["a", "d"]
+
+
+def test_who_was_delayed_by_a_share_of_the_backlog_goes_first():
+    line = line_of("lpm", 0, 50, 40, 30, bound=Bound(1000, 0.1, 0))
+    assert line.order()[0] == "b"
+    line.pop("b")
+    line.settle([50])
+    assert line.order() == ["a", "c", "d"]
 
 
 def test_who_has_waited_long_goes_first():
-    assert POLICY.order(candidates((50, 9.0), (0, 0.0)), now_s=10.0) == [1, 0]
+    line = WaitingLine("lpm", Bound(1000, 1.0, 10**9, max_wait_s=10.0), window=100)
+    line.add("old", 100, arrival_s=0.0)
+    line.add("new", 100, arrival_s=9.0)
+    line.score("new", Match(50, None))
+    assert line.order(now_s=9.9) == ["new", "old"]
+    assert line.order(now_s=10.0) == ["old", "new"]
 
 
-def test_preempted_requests_keep_their_place_at_the_head():
-    waiting = [Candidate(0, 5.0, goes_first=True), Candidate(0, 0.0, passes=9)]
-    assert POLICY.order(waiting, now_s=6.0) == [0, 1]
+def test_preempted_requests_go_first_the_last_one_before_the_others():
+    line = line_of("lpm", 0, 50)
+    line.add("p", 100, first=True)
+    line.add("q", 100, first=True)
+    assert line.order() == ["q", "p", "b", "a"]
 
 
-@given(st.lists(st.tuples(st.integers(0, 99), st.floats(0, 20), st.integers(0, 5)), max_size=30))
-def test_the_order_loses_nobody(entries):
-    waiting = [Candidate(*entry) for entry in entries]
-    assert sorted(POLICY.order(waiting, now_s=20.0)) == list(range(len(waiting)))
+def test_an_important_request_goes_before_a_longer_prefix():
+    line = line_of("lpm", 0, 50)
+    line.add("important", 100, priority=-1)
+    assert line.order() == ["important", "b", "a"]
 
 
-@given(
-    arrivals=st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=40),
-    admitted_per_step=st.integers(1, 4),
-)
-def test_nobody_is_overtaken_more_often_than_the_bound(arrivals, admitted_per_step):
-    """Whatever arrives when: overtaken at most max_passes - 1 + (admitted in one step) times."""
-    waiting: list[tuple[int, float]] = []  # matched tokens, arrival
-    passes: dict[float, int] = {}
-    clock = 0.0
-    for step in [*arrivals, *[[]] * 200]:
-        for matched in step:
-            clock += 1e-6
-            waiting.append((matched, clock))
-            passes[clock] = 0
-        if not waiting:
-            continue
-        queue = [Candidate(m, arrival, passes[arrival]) for m, arrival in waiting]
-        order = POLICY.order(queue, now_s=clock)
-        admitted = [waiting[index] for index in order[:admitted_per_step]]
-        waiting = [entry for entry in waiting if entry not in admitted]
-        for _, arrival in waiting:
-            passes[arrival] += sum(later > arrival for _, later in admitted)
-    assert max(passes.values(), default=0) <= POLICY.max_passes - 1 + admitted_per_step
-    assert not waiting
+def test_clients_that_have_had_their_share_go_last():
+    line: WaitingLine[str] = WaitingLine("lpm", LOOSE, window=100)
+    for name, client in (("a", "greedy"), ("b", "modest"), ("c", "greedy")):
+        line.add(name, 100, client=client)
+    assert line.order(last_clients={"greedy"}) == ["b", "a", "c"]
+    assert set(line.clients) == {"greedy", "modest"}
+
+
+def test_who_is_put_back_keeps_the_place():
+    line = line_of("lpm", 7, 7, 7)
+    line.pop("a")
+    assert line.order() == ["b", "c"]
+    assert line.put_back("a")
+    assert line.order() == ["a", "b", "c"]
+    assert not line.put_back("somebody else")
+
+
+def test_first_come_first_served_and_random_do_not_look_at_the_cache():
+    assert line_of("fcfs", 0, 50, 10).order() == ["a", "b", "c"]
+    orders = {
+        tuple(line_of("random", *matched).order()) for matched in ((0, 9, 1, 2), (9, 0, 3, 4))
+    }
+    assert len(orders) == 1
+
+
+def test_beyond_the_window_they_go_as_they_came():
+    line: WaitingLine[int] = WaitingLine("lpm", LOOSE, window=3)
+    for number in range(200):
+        line.add(number, 100)
+        line.score(number, Match(number, None))
+    assert line.order() == [2, 1, 0, *range(3, 200)]
+
+
+def test_depth_first_goes_to_where_most_wait_and_stays_there():
+    root = Node(None, 0, b"", [], 0)
+    heavy = Node(root, 0, b"hhhh", [], 0)
+    light = Node(root, 0, b"llll", [], 0)
+    below = Node(heavy, 1, b"bbbb", [], 0)
+    nodes = [light, heavy, below, None, heavy]
+    assert depth_first_places(nodes).tolist().index(min(depth_first_places(nodes))) == 2
+    in_order = [nodes[i] for i in depth_first_places(nodes).argsort(kind="stable")]
+    assert in_order == [below, heavy, heavy, light, None]
