@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -51,15 +52,15 @@ WARM_UP_SEED = 1
 COMMENT = """\
 Stock vLLM and vLLM with `--plugin sgl_vllm` run by turns, A B A B ..., one server at a time: same
 model, same flags, same programs, same concurrency, greedy. Each turn begins with a new server, a
-warm-up that is not measured, and an empty prefix cache. A server takes half a minute to start on two
-cores, so three rounds take some minutes; --quick takes one.
+warm-up that is not measured, and an empty prefix cache. A server takes half a minute to start on
+two cores, so three rounds take some minutes, and --quick one or two.
 
-What is printed are medians over the rounds. A ratio above 1 is better for the plugin, always. Counts
-are the servers' own and exact; times mean something only as ratios of one run. docs/benchmarks.md
-says how to read the rest.
+What is printed are medians over the rounds. A ratio above 1 is better for the plugin, always.
+Counts are the servers' own and exact; times mean something only as ratios of one run.
+docs/benchmarks.md says how to read the rest.
 
-With servers that run elsewhere (both started with VLLM_SERVER_DEV_MODE=1, so that their cache can be
-emptied, and with the flags that the first line of the result names):
+With servers that run elsewhere (both started with VLLM_SERVER_DEV_MODE=1, so that their cache can
+be emptied, and with the server flags that the result names):
 
     python -m benchmarks.ab no_sharing --stock-url http://HOST:8000 --sgl-url http://HOST:8001 \\
         --model THEIR_MODEL
@@ -193,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
         "--server-args",
         default="",
         metavar="FLAGS",
-        help="for both, as one word: --server-args='--max-num-seqs 16'; they win over the workload's",
+        help="for both, as one word: --server-args='--max-num-seqs 16'; they win over others",
     )
     servers_group.add_argument(
         "--off", action="append", default=[], choices=PARTS, metavar="PART",
@@ -231,7 +232,7 @@ def compare(plan: Plan, console: Console) -> Comparison:
                     warm_up(plan, url)
                     progress.update(task, description=label)
                     progress.reset(task)
-                    done, run = take_turn(plan, url, lambda task=task: progress.advance(task))
+                    done, run = take_turn(plan, url, partial(progress.advance, task))
                     rounds[arm].append(done)
                     if arm == "sgl":
                         parts = servers.plugin_parts(url)
@@ -266,18 +267,20 @@ def warm_up(plan: Plan, url: str) -> None:
     run_programs(plan.workload.program, plan.warm_up_items, url, plan.concurrency)
 
 
-def take_turn(plan: Plan, url: str, on_done: Callable[[], None]) -> tuple[Round, Run]:
+def take_turn(plan: Plan, url: str, on_done: Callable[[], object]) -> tuple[Round, Run]:
     """One arm's round: from an empty cache, everything once."""
     read_counters(url)  # waits until it is idle
     servers.empty_cache(url)
-    before = read_counters(url)
+    before, cpu_before_s = read_counters(url), servers.started_cpu_s()
     run = run_programs(plan.workload.program, plan.items, url, plan.concurrency, on_done)
+    server_cpu_s = servers.started_cpu_s() - cpu_before_s
     figures = result.figures(
         wall_s=run.wall_s,
         latencies_s=run.latencies_s,
         ttfts_s=run.ttfts_s,
         counters=read_counters(url) - before,
         client_cpu_s=run.client_cpu_s,
+        server_cpu_s=server_cpu_s if plan.urls is None else None,
     )
     return Round(figures, run.texts), run
 

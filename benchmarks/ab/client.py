@@ -1,11 +1,11 @@
 """Runs a program of the language many times against one server, and times it from the outside.
 
 The client is the language itself, on both arms. Its backend here differs in one way: it asks for
-each generation as a stream of two parts, the first token and the rest (vLLM's `stream_interval`), so
-that the time to the first token is what a user of the server sees, for one part more per request.
-For a `select` it is the time to its answer. The client's own processor time is reported with each
-round: it shares the machine with the server, slows both arms by the same amount, and so pulls
-their ratio towards 1.
+each generation as a stream of two parts, the first token and the rest (vLLM's `stream_interval`),
+so that the time to the first token is what a user of the server sees, for one part more per
+request. For a `select` it is the time to its answer. The client's own processor time is reported
+with each round: it shares the machine with the server, slows both arms by the same amount, and so
+pulls their ratio towards 1.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def run_programs(
     items: Sequence[Item],
     url: str,
     concurrency: int,
-    on_done: Callable[[], None] = lambda: None,
+    on_done: Callable[[], object] = lambda: None,
 ) -> Run:
     """Runs the program once per item, `concurrency` at a time, each begun as soon as one is done.
 

@@ -31,7 +31,9 @@ class Figures:
     """One round of one arm, or the median of several, figure by figure.
 
     Latency is of whole programs, from their start to their last answer; time to first token is of
-    single requests. Counts are the server's own.
+    single requests. Counts are the server's own. `server_cpu_s` is the processor time of all of the
+    server's processes, which other programs on the machine disturb less than they do `wall_s`; None
+    if the server runs elsewhere.
     """
 
     throughput_programs_s: float
@@ -49,6 +51,7 @@ class Figures:
     preemptions: int
     wall_s: float
     client_cpu_s: float
+    server_cpu_s: float | None
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,7 @@ def figures(
     ttfts_s: Sequence[float],
     counters: Counters,
     client_cpu_s: float,
+    server_cpu_s: float | None,
 ) -> Figures:
     """A round's figures from what was timed and counted."""
     return Figures(
@@ -209,6 +213,7 @@ def figures(
         preemptions=counters.preemptions,
         wall_s=wall_s,
         client_cpu_s=client_cpu_s,
+        server_cpu_s=server_cpu_s,
     )
 
 
@@ -220,9 +225,12 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 def median_figures(rounds: Sequence[Figures]) -> Figures:
     """Figure by figure. The median of counts is one that occurred, the lower of the middle two."""
-    medians = {}
+    medians: dict[str, Any] = {}
     for field in fields(Figures):
         values = [getattr(one, field.name) for one in rounds]
+        if None in values:
+            medians[field.name] = None
+            continue
         of_counts = all(isinstance(value, int) for value in values)
         medians[field.name] = (statistics.median_low if of_counts else statistics.median)(values)
     return Figures(**medians)
@@ -268,6 +276,7 @@ ROWS: tuple[tuple[str, str, str, int], ...] = (
     ("cached_prompt_tokens", "prompt tokens from the cache", ",d", 1),
     ("forced_tokens", "output tokens forced", ",d", 0),
     ("preemptions", "preemptions", ",d", 0),
+    ("server_cpu_s", "processor time of the server, s", ".2f", -1),
     ("client_cpu_s", "processor time of the client, s", ".2f", 0),
 )
 
@@ -285,8 +294,8 @@ def _heading(comparison: Comparison) -> Text:
         f"{comparison.workload} on {comparison.model}: {comparison.requests} programs, "
         f"{rounds} {'round' if rounds == 1 else 'rounds'}"
         f"{'' if rounds == 1 else ', medians'}",
-        f"limits: {limits.unique_prompt_tokens:,} of {limits.prompt_tokens:,} prompt tokens must be "
-        f"computed (best hit rate {limits.best_hit_rate:.3f}), {limits.output_tokens:,} output "
+        f"limits: {limits.unique_prompt_tokens:,} of {limits.prompt_tokens:,} prompt tokens must "
+        f"be computed (best hit rate {limits.best_hit_rate:.3f}), {limits.output_tokens:,} output "
         f"tokens; up to {limits.sequences_at_once} sequences at once: {bound}",
         f"server flags: {' '.join(comparison.server_args) or 'none'}",
         "plugin: " + "; ".join(f"{part} {state}" for part, state in comparison.parts.items()),
@@ -302,7 +311,9 @@ def _table(comparison: Comparison) -> Table:
         table.add_column(name, justify="right")
     for name, label, form, better in ROWS:
         values = getattr(stock, name), getattr(sgl, name)
-        table.add_row(label, *(format(value, form) for value in values), _ratio(*values, better))
+        if None not in values:
+            shown = (format(value, form) for value in values)
+            table.add_row(label, *shown, _ratio(*values, better))
     return table
 
 

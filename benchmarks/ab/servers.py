@@ -95,6 +95,14 @@ def attached(arm: Arm, url: str) -> Iterator[str]:
         raise ArmFailed(f"{NAMES[arm]} at {url} failed: {error}") from error
 
 
+def started_cpu_s() -> float:
+    """Processor seconds so far of the server that was started here, all its processes together."""
+    import psutil  # type: ignore[import-untyped]
+
+    times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
+    return sum(one.user + one.system for one in times)
+
+
 def empty_cache(url: str) -> None:
     """Empties the prefix cache of an idle server of either arm."""
     answer = httpx.post(f"{url}/reset_prefix_cache", timeout=60, headers=_key())
