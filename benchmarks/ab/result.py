@@ -96,14 +96,15 @@ class Limits:
         prompt_tokens, output_tokens: of all requests.
         sequences_at_once: at most so many decode in one pass.
         compute_bound: whether a further sequence in a pass makes it longer; if not, more of them
-            at once is free speed that a comparison of caches does not show.
+            at once is free speed that a comparison of caches does not show. None if the servers run
+            elsewhere, on a machine that is not known here.
     """
 
     unique_prompt_tokens: int
     prompt_tokens: int
     output_tokens: int
     sequences_at_once: int
-    compute_bound: bool
+    compute_bound: bool | None
 
     @property
     def best_hit_rate(self) -> float:
@@ -112,7 +113,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rounds of both arms, by turns: `stock[i]` ran just before `sgl[i]`."""
+    """Rounds of both arms, by turns: `stock[i]` ran just before `sgl[i]`.
+
+    `server_args` are those that both servers were started with, or were to be, if not here.
+    """
 
     workload: str
     model: str
@@ -122,6 +126,7 @@ class Comparison:
     limits: Limits
     parts: Mapping[str, str]
     server_args: tuple[str, ...]
+    started_here: bool
     arguments: Mapping[str, Any]
     versions: Mapping[str, str]
 
@@ -178,6 +183,7 @@ class Comparison:
             "limits": {**asdict(self.limits), "best_hit_rate": self.limits.best_hit_rate},
             "parts": dict(self.parts),
             "server_args": list(self.server_args),
+            "started_here": self.started_here,
             "arguments": dict(self.arguments),
             "versions": dict(self.versions),
         }
@@ -289,15 +295,16 @@ def show(comparison: Comparison, console: Console) -> None:
 def _heading(comparison: Comparison) -> Text:
     limits = comparison.limits
     rounds = len(comparison.stock)
-    bound = "compute-bound" if limits.compute_bound else "not compute-bound"
+    bound = {None: "", True: ": compute-bound", False: ": not compute-bound"}[limits.compute_bound]
+    flags = "server flags" if comparison.started_here else "server flags they should have"
     lines = (
         f"{comparison.workload} on {comparison.model}: {comparison.requests} programs, "
         f"{rounds} {'round' if rounds == 1 else 'rounds'}"
         f"{'' if rounds == 1 else ', medians'}",
         f"limits: {limits.unique_prompt_tokens:,} of {limits.prompt_tokens:,} prompt tokens must "
         f"be computed (best hit rate {limits.best_hit_rate:.3f}), {limits.output_tokens:,} output "
-        f"tokens; up to {limits.sequences_at_once} sequences at once: {bound}",
-        f"server flags: {' '.join(comparison.server_args) or 'none'}",
+        f"tokens; up to {limits.sequences_at_once} sequences at once{bound}",
+        f"{flags}: {' '.join(comparison.server_args) or 'none'}",
         "plugin: " + "; ".join(f"{part} {state}" for part, state in comparison.parts.items()),
     )
     return Text("\n".join(lines) + "\n")

@@ -6,6 +6,7 @@ with vLLM's development routes, one of which empties the prefix cache of either.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,13 @@ NAMES: Mapping[Arm, str] = {"stock": "stock vLLM", "sgl": "vLLM with the plugin"
 BLOCK_SIZE_TOKENS_ON_CPU = 128
 BLOCK_SIZE_TOKENS_ON_GPU = 16
 
+ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    # By default a server closes a connection after 5 s without a request, just when the client may
+    # send the next: then that one is sent again, and its time says nothing.
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",
+}
+
 
 class ArmFailed(Exception):
     """A server, or a program on it, failed; the message says which and what to do."""
@@ -43,11 +51,9 @@ class ServerSettings:
 
 
 def on_cpu() -> bool:
-    """Whether the vLLM installed here is a CPU build. ArmFailed if none is installed."""
+    """Whether the vLLM installed here, if there is one, is a CPU build."""
     vllm = compat.installed_vllm()
-    if vllm is None:
-        raise ArmFailed(compat.unsupported_message(None) or "no vLLM is installed")
-    return vllm.build == "cpu"
+    return vllm is not None and vllm.build == "cpu"
 
 
 def default_block_size_tokens() -> int:
@@ -57,6 +63,8 @@ def default_block_size_tokens() -> int:
 @contextmanager
 def started(arm: Arm, settings: ServerSettings, on_wait: Callable[[float], None]) -> Iterator[str]:
     """The URL of a new server, which ends with the block. Errors get the end of its log."""
+    if compat.installed_vllm() is None:
+        raise ArmFailed(compat.unsupported_message(None) or "no vLLM is installed")
     with_plugin = arm == "sgl"
     server = VllmServer(
         settings.model,
@@ -64,7 +72,7 @@ def started(arm: Arm, settings: ServerSettings, on_wait: Callable[[float], None]
         plugin_config=settings.plugin_config if with_plugin else None,
         served_model_name=settings.served_model_name,
         extra_args=settings.args,
-        env={"VLLM_SERVER_DEV_MODE": "1", **settings.env},
+        env={**ENVIRONMENT, **settings.env},
         on_wait=on_wait,
     )
     with server:
@@ -99,8 +107,12 @@ def started_cpu_s() -> float:
     """Processor seconds so far of the server that was started here, all its processes together."""
     import psutil  # type: ignore[import-untyped]
 
-    times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
-    return sum(one.user + one.system for one in times)
+    total_s = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total_s += times.user + times.system
+    return total_s
 
 
 def empty_cache(url: str) -> None:
