@@ -198,9 +198,13 @@ def _parser() -> argparse.ArgumentParser:
         help="for both, as one word: --server-args='--max-num-seqs 16'; they win over others",
     )
     servers_group.add_argument(
-        "--off", action="append", default=[], choices=PARTS, metavar="PART",
+        "--off",
+        action="append",
+        default=[],
+        choices=PARTS,
+        metavar="PART",
         help=f"without this part of the plugin ({', '.join(PARTS)}); may be repeated",
-    )  # fmt: skip
+    )
     servers_group.add_argument(
         "--policy", choices=POLICIES, help="the plugin's schedule_policy; its default if not given"
     )
