@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,24 +70,29 @@ class Workload:
 
 
 def one_token_words(model: str | Path) -> list[str]:
-    """Words, each with a space before it, that the model's tokenizer gives one token."""
+    """Words, each with a space before it, that the model's tokenizer gives one token.
+
+    Raises ValueError if the model's tokenizer cannot be had.
+    """
+    tokenizer = _tokenizer(model)
+    by_id = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    words = (f" {token[1:]}" for token, _ in by_id if re.fullmatch("[Ġ▁][A-Za-z]{2,}", token))
+    # Twice: some tokenizers treat the beginning of a text in a way of their own.
+    stay_one = (
+        word
+        for word in words
+        if len(tokenizer.encode(word + word, add_special_tokens=False).ids) == 2
+    )
+    return list(islice(stay_one, MAX_WORDS))
+
+
+def _tokenizer(model: str | Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
     file = Path(model) / "tokenizer.json"
-    tokenizer = (
-        Tokenizer.from_file(str(file)) if file.is_file() else Tokenizer.from_pretrained(str(model))
-    )
-    words = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    spaced = (f" {word[1:]}" for word, _ in words if re.fullmatch("[Ġ▁][A-Za-z]{2,}", word))
-    return _that_stay_one_token(tokenizer, spaced)
-
-
-def _that_stay_one_token(tokenizer: Tokenizer, spaced: Any) -> list[str]:
-    kept = []
-    for word in spaced:
-        # Twice: some tokenizers treat the beginning of a text in a way of their own.
-        if len(tokenizer.encode(word + word, add_special_tokens=False).ids) == 2:
-            kept.append(word)
-            if len(kept) == MAX_WORDS:
-                break
-    return kept
+    try:
+        if file.is_file():
+            return Tokenizer.from_file(str(file))
+        return Tokenizer.from_pretrained(str(model))
+    except Exception as error:  # the library has none of its own
+        raise ValueError(f"there is no tokenizer of {model}: {error}") from error

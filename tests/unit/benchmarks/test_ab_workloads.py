@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,11 @@ def test_there_are_words_enough_for_texts_to_differ(words: list[str]) -> None:
 def test_a_tokenizer_without_words_is_refused() -> None:
     with pytest.raises(ValueError, match="name another model"):
         Texts([], seed=0)
+
+
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no tokenizer"):
+        one_token_words(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
