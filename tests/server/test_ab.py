@@ -31,6 +31,6 @@ def test_a_tight_cache_is_used_better_for_the_same_texts(
         assert arm["output_tokens"] == content["limits"]["output_tokens"]
         assert arm["forced_tokens"] == 0
         assert 0 < arm["ttft_p50_s"] <= arm["ttft_p99_s"] <= arm["latency_p99_s"]
-    assert sgl["computed_prompt_tokens"] < 0.75 * stock["computed_prompt_tokens"]
+    assert sgl["computed_prompt_tokens"] < 0.9 * stock["computed_prompt_tokens"]
     assert content["ratio"].keys() == {"throughput", "latency_p50", "ttft_p99"}
     assert "programs/s" in capsys.readouterr().out
