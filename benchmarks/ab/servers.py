@@ -27,6 +27,7 @@ NAMES: Mapping[Arm, str] = {"stock": "stock vLLM", "sgl": "vLLM with the plugin"
 BLOCK_SIZE_TOKENS_ON_CPU = 128
 BLOCK_SIZE_TOKENS_ON_GPU = 16
 
+STOP_TIMEOUT_S = 5.0
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
     # By default a server closes a connection after 5 s without a request, just when the client may
@@ -73,6 +74,7 @@ def started(arm: Arm, settings: ServerSettings, on_wait: Callable[[float], None]
         served_model_name=settings.served_model_name,
         extra_args=settings.args,
         env={**ENVIRONMENT, **settings.env},
+        stop_timeout_s=STOP_TIMEOUT_S,
         on_wait=on_wait,
     )
     with server:
