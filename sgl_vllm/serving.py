@@ -16,10 +16,11 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import httpx
@@ -204,32 +205,42 @@ class VllmServer:
     # -- its counters
 
     def metrics(self) -> dict[str, float]:
-        """Every sample of `/metrics` by its name, summed over its labels."""
-        from prometheus_client.parser import text_string_to_metric_families
-
-        answer = httpx.get(f"{self.url}/metrics", timeout=30).raise_for_status()
-        totals: dict[str, float] = defaultdict(float)
-        for family in text_string_to_metric_families(answer.text):
-            for sample in family.samples:
-                totals[sample.name] += sample.value
-        return dict(totals)
+        """Those of this server; see `read_metrics`."""
+        return read_metrics(self.url)
 
     def counters(self, timeout_s: float = 30) -> Counters:
-        """The counters once the server is idle: an answer arrives before its last step is counted.
+        """Those of this server; see `read_counters`."""
+        return read_counters(self.url, timeout_s)
 
-        Raises TimeoutError if requests are still running after `timeout_s`.
-        """
-        deadline = time.monotonic() + timeout_s
-        earlier = None
-        while time.monotonic() < deadline:
-            metrics = self.metrics()
-            idle = not metrics["vllm:num_requests_running"] + metrics["vllm:num_requests_waiting"]
-            counters = _counters_of(metrics)
-            if idle and counters == earlier:
-                return counters
-            earlier = counters
-            time.sleep(POLL_S)
-        raise TimeoutError(f"{self.url} still has running requests after {timeout_s:.0f} s")
+
+def read_metrics(url: str) -> dict[str, float]:
+    """Every sample of `/metrics` of the server at `url` by its name, summed over its labels."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    answer = httpx.get(f"{url}/metrics", timeout=30).raise_for_status()
+    totals: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            totals[sample.name] += sample.value
+    return dict(totals)
+
+
+def read_counters(url: str, timeout_s: float = 30) -> Counters:
+    """The counters once the server is idle: an answer arrives before its last step is counted.
+
+    Raises TimeoutError if requests are still running after `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    earlier = None
+    while time.monotonic() < deadline:
+        metrics = read_metrics(url)
+        idle = not metrics["vllm:num_requests_running"] + metrics["vllm:num_requests_waiting"]
+        counters = _counters_of(metrics)
+        if idle and counters == earlier:
+            return counters
+        earlier = counters
+        time.sleep(POLL_S)
+    raise TimeoutError(f"{url} still has running requests after {timeout_s:.0f} s")
 
 
 def _counters_of(metrics: Mapping[str, float]) -> Counters:
@@ -241,6 +252,20 @@ def _counters_of(metrics: Mapping[str, float]) -> Counters:
         forced_tokens=int(metrics.get("sgl_vllm:forced_tokens_total", 0)),
         preemptions=int(metrics["vllm:num_preemptions_total"]),
     )
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM leaves through the same doors as Ctrl-C, so that a server is stopped."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _free_port() -> int:

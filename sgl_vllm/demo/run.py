@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import httpx
@@ -28,7 +27,7 @@ import sgl_vllm as sgl
 from sgl_vllm import compat
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.demo.program import FIRST_COUNTRY, MORE_COUNTRIES, Guide, city_guide
-from sgl_vllm.serving import Counters, ServerFailed, VllmServer
+from sgl_vllm.serving import Counters, ServerFailed, VllmServer, sigterm_as_interrupt
 
 MAX_MODEL_LEN = 2048
 STOP_TIMEOUT_S = 5.0
@@ -92,7 +91,7 @@ class Comparison:
 def main(model: Path | None = None, *, keep: bool = False, as_json: bool = False) -> int:
     """The `demo` command. 0 if both servers gave the same answers, 1 if not or on failure."""
     progress = Console(stderr=True, highlight=False)
-    with _sigterm_as_interrupt():
+    with sigterm_as_interrupt():
         try:
             comparison = compare(_model_folder(model), progress, as_json=as_json, keep=keep)
         except (DemoFailed, ServerFailed, sgl.BackendError, sgl.ProgramError) as failure:
@@ -206,20 +205,6 @@ def _model_folder(model: Path | None) -> Path:
     if not (folder / "config.json").is_file():
         raise DemoFailed(f"{folder} holds no model (no config.json); name one with --model PATH")
     return folder
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM leaves through the same doors as Ctrl-C, so that the server is stopped."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # -- showing

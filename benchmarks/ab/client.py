@@ -1,0 +1,210 @@
+"""Runs a program of the language many times against one server, and times it from the outside.
+
+The client is the language itself, on both arms. Its backend here differs in one way: it asks for
+each generation as a stream of two parts, the first token and the rest (vLLM's `stream_interval`),
+so that the time to the first token is what a user of the server sees, for one part more per
+request. For a `select`, and with log-probabilities, it is the time to the whole answer. The
+client's own processor time is reported with each round: it shares the machine with the server,
+slows both arms by the same amount, and so pulls their ratio towards 1.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+import sgl_vllm as sgl
+from benchmarks.ab.workloads.base import Item
+from benchmarks.traces import Call, Trace, reuse
+from benchmarks.traces import Program as TracedProgram
+from sgl_vllm.lang.backends.base import GenAnswer, GenRequest, Prompt, ScoreAnswer
+from sgl_vllm.lang.loop import background_loop
+
+REST_IN_ONE_PART = 1 << 20
+
+
+@dataclass
+class _Timer:
+    """The times of one generation, in seconds of `time.perf_counter`."""
+
+    begun_s: float
+    first_token_s: float | None = None
+
+
+_timer: ContextVar[_Timer | None] = ContextVar("timer", default=None)
+
+
+@dataclass
+class Record:
+    """What went through a backend: times to first tokens (s), and every prompt with its reply."""
+
+    ttfts_s: list[float] = field(default_factory=list)
+    calls: list[tuple[Prompt, str]] = field(default_factory=list)
+
+
+class TimedVLLM(sgl.VLLM):
+    """The language's backend, which notes when the first token of each generation arrives."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.record = Record()
+
+    async def generate(self, request: GenRequest) -> GenAnswer:
+        timer = _Timer(time.perf_counter())
+        before = _timer.set(timer)
+        try:
+            answer = await super().generate(request)
+        finally:
+            _timer.reset(before)
+        first_token_s = timer.first_token_s or time.perf_counter()
+        self.record.ttfts_s.append(first_token_s - timer.begun_s)
+        self.record.calls += [(request.prompt, generated.text) for generated in answer.texts]
+        return answer
+
+    async def score(self, prompt: Prompt, choices: tuple[str, ...], **options: bool) -> ScoreAnswer:
+        begun_s = time.perf_counter()
+        answer = await super().score(prompt, choices, **options)
+        self.record.ttfts_s.append(time.perf_counter() - begun_s)
+        self.record.calls += [(prompt.extended(choice), "") for choice in choices]
+        return answer
+
+    async def _call(
+        self, method: Literal["GET", "POST"], url: str, body: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        timer = _timer.get()
+        to_stream = body is not None and url.endswith("/completions") and "logprobs" not in body
+        if timer is None or body is None or not to_stream:
+            return await super()._call(method, url, body)
+        return await self._streamed(timer, url, body)
+
+    async def _streamed(self, timer: _Timer, url: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer as it would be without a stream."""
+        from openai import AsyncStream
+
+        body = {
+            **body,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "stream_interval": REST_IN_ONE_PART,
+        }
+        parts = await self._connect().client.post(
+            url, cast_to=object, body=body, stream=True, stream_cls=AsyncStream[object]
+        )
+        joined = _Joined()
+        async for part in parts:
+            if timer.first_token_s is None:
+                timer.first_token_s = time.perf_counter()
+            joined.add(part)
+        return joined.answer(is_chat=url.endswith("/chat/completions"))
+
+    async def tokenized(self, calls: Sequence[tuple[Prompt, str]]) -> list[Call]:
+        """The calls in the server's tokens."""
+        made = []
+        for prompt, reply in calls:
+            ids = await self._tokenize(prompt)
+            both = await self._tokenize(prompt.extended(reply)) if reply else ids
+            reply_ids = both[len(ids) :] if both[: len(ids)] == ids else []
+            made.append(
+                Call(np.array(ids, dtype=np.int32), np.array(reply_ids or [-1], dtype=np.int32))
+            )
+        return made
+
+
+class _Joined:
+    """The parts of a stream, put together."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, str] = {}
+        self._reasons: dict[int, str] = {}
+        self._usage: dict[str, Any] | None = None
+
+    def add(self, part: Any) -> None:
+        if "error" in part:
+            raise sgl.BackendError(f"the server broke off: {part['error']}")
+        for choice in part["choices"]:
+            index = choice["index"]
+            text = choice["delta"].get("content") if "delta" in choice else choice["text"]
+            self._texts[index] = self._texts.get(index, "") + (text or "")
+            if choice["finish_reason"]:
+                self._reasons[index] = choice["finish_reason"]
+        self._usage = part.get("usage") or self._usage
+
+    def answer(self, *, is_chat: bool) -> dict[str, Any]:
+        if self._usage is None or self._reasons.keys() != self._texts.keys():
+            raise sgl.BackendError("the server broke off in the middle of an answer")
+        choices: list[dict[str, Any]] = []
+        for index in sorted(self._texts):
+            text = self._texts[index]
+            content = {"message": {"content": text}} if is_chat else {"text": text}
+            choices.append({**content, "finish_reason": self._reasons[index]})
+        return {"choices": choices, "usage": self._usage}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Programs that were run: texts and latencies in the items' order, ttfts in none."""
+
+    texts: tuple[str, ...]
+    latencies_s: tuple[float, ...]
+    ttfts_s: tuple[float, ...]
+    calls: tuple[tuple[Prompt, str], ...]
+    wall_s: float
+    client_cpu_s: float
+
+
+def run_programs(
+    program: sgl.Program,
+    items: Sequence[Item],
+    url: str,
+    concurrency: int,
+    on_done: Callable[[], object] = lambda: None,
+) -> Run:
+    """Runs the program once per item, `concurrency` at a time, each begun as soon as one is done.
+
+    The first error ends it and is raised; what is still under way is left to fail with the server.
+    """
+    backend = TimedVLLM(url)
+    stopped = threading.Event()
+
+    def run(item: Item) -> tuple[str, float]:
+        if stopped.is_set():
+            raise sgl.ProgramCancelled("another program failed")
+        begun_s = time.perf_counter()
+        state = program.run(**item, temperature=0, backend=backend)
+        return state.text(), time.perf_counter() - begun_s
+
+    threads = ThreadPoolExecutor(concurrency, thread_name_prefix="program")
+    begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+    try:
+        futures: list[Future[tuple[str, float]]] = [threads.submit(run, item) for item in items]
+        for future in as_completed(futures):
+            future.result()
+            on_done()
+    except BaseException:
+        stopped.set()
+        threads.shutdown(wait=False, cancel_futures=True)
+        raise
+    wall_s, client_cpu_s = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
+    threads.shutdown()
+    texts, latencies_s = zip(*(future.result() for future in futures), strict=True)
+    record = backend.record
+    ttfts_s, calls = tuple(record.ttfts_s), tuple(record.calls)
+    return Run(texts, latencies_s, ttfts_s, calls, wall_s, client_cpu_s)
+
+
+def unique_prompt_tokens(run: Run, url: str) -> int:
+    """So many prompt tokens any server must compute for these calls, whatever it caches.
+
+    What is counted once: a prefix that several calls share, and a prompt's part that is an earlier
+    reply, which was computed when it was decoded (`benchmarks.traces.reuse`).
+    """
+    background = background_loop()
+    calls = background.wait_for(background.start(TimedVLLM(url).tokenized(run.calls)))
+    return reuse(Trace("run", tuple(TracedProgram((call,)) for call in calls))).must_compute_tokens

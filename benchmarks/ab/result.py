@@ -1,0 +1,347 @@
+"""What was measured: figures of a round, medians over rounds, ratios, the JSON and the table.
+
+Pure: no server, no clock. Times are in seconds. A ratio above 1 is better for the plugin, always.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import islice
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from sgl_vllm.serving import Counters
+
+# Sequences at once from which a pass costs more with each further one, roughly.
+COMPUTE_BOUND_FROM_ON_CPU = 8
+COMPUTE_BOUND_FROM_ON_GPU = 256
+MAX_DIFFERENCES_SHOWN = 3
+CONTEXT_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One round of one arm, or the median of several, figure by figure.
+
+    Latency is of whole programs, from their start to their last answer; time to first token is of
+    single requests. Counts are the server's own. `server_cpu_s` is the processor time of all of the
+    server's processes, which other programs on the machine disturb less than they do `wall_s`; None
+    if the server runs elsewhere.
+    """
+
+    throughput_programs_s: float
+    output_tokens_s: float
+    latency_p50_s: float
+    latency_p99_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    forward_passes: int
+    prompt_tokens: int
+    computed_prompt_tokens: int
+    cached_prompt_tokens: int
+    forced_tokens: int
+    output_tokens: int
+    preemptions: int
+    wall_s: float
+    client_cpu_s: float
+    server_cpu_s: float | None
+
+
+@dataclass(frozen=True)
+class Round:
+    """One arm's turn: its figures, and what every program wrote, in the items' order."""
+
+    figures: Figures
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Of the medians: throughput sgl / stock, times stock / sgl."""
+
+    throughput: float
+    latency_p50: float
+    ttft_p99: float
+
+
+@dataclass(frozen=True)
+class SameOutput:
+    compared: int
+    equal: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where one program's two texts part, with a little of what is around."""
+
+    round_number: int
+    item: int
+    stock: str
+    sgl: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds any server on this workload.
+
+    Attributes:
+        unique_prompt_tokens: must be computed, whatever is cached and in whatever order.
+        prompt_tokens, output_tokens: of all requests.
+        sequences_at_once: at most so many decode in one pass.
+        compute_bound: whether a further sequence in a pass makes it longer; if not, more of them
+            at once is free speed that a comparison of caches does not show. None if the servers run
+            elsewhere, on a machine that is not known here.
+    """
+
+    unique_prompt_tokens: int
+    prompt_tokens: int
+    output_tokens: int
+    sequences_at_once: int
+    compute_bound: bool | None
+
+    @property
+    def best_hit_rate(self) -> float:
+        return 1 - self.unique_prompt_tokens / self.prompt_tokens
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rounds of both arms, by turns: `stock[i]` ran just before `sgl[i]`.
+
+    `server_args` are those that both servers were started with, or were to be, if not here.
+    """
+
+    workload: str
+    model: str
+    requests: int
+    stock: tuple[Round, ...]
+    sgl: tuple[Round, ...]
+    limits: Limits
+    parts: Mapping[str, str]
+    server_args: tuple[str, ...]
+    started_here: bool
+    arguments: Mapping[str, Any]
+    versions: Mapping[str, str]
+
+    @property
+    def arms(self) -> dict[str, tuple[Round, ...]]:
+        return {"stock": self.stock, "sgl": self.sgl}
+
+    def median(self, arm: str) -> Figures:
+        return median_figures([one.figures for one in self.arms[arm]])
+
+    @property
+    def ratios(self) -> Ratios:
+        return ratios(self.median("stock"), self.median("sgl"))
+
+    @property
+    def ratios_of_rounds(self) -> tuple[Ratios, ...]:
+        """Of each two neighbouring turns: their spread says how far the medians' can be trusted."""
+        pairs = zip(self.stock, self.sgl, strict=True)
+        return tuple(ratios(stock.figures, sgl.figures) for stock, sgl in pairs)
+
+    @property
+    def same_output(self) -> SameOutput:
+        pairs = list(self._pairs())
+        return SameOutput(len(pairs), sum(stock == sgl for _, _, stock, sgl in pairs))
+
+    def differences(self) -> Iterator[Difference]:
+        for round_number, item, stock, sgl in self._pairs():
+            if stock != sgl:
+                yield Difference(round_number, item, *where_they_part(stock, sgl))
+
+    def _pairs(self) -> Iterator[tuple[int, int, str, str]]:
+        for number, (stock, sgl) in enumerate(zip(self.stock, self.sgl, strict=True), start=1):
+            for item, texts in enumerate(zip(stock.texts, sgl.texts, strict=True)):
+                yield number, item, *texts
+
+    def to_json(self) -> str:
+        content = {
+            "workload": self.workload,
+            "model": self.model,
+            "requests": self.requests,
+            "arms": {
+                arm: {
+                    **asdict(self.median(arm)),
+                    "rounds": [asdict(one.figures) for one in rounds],
+                }
+                for arm, rounds in self.arms.items()
+            },
+            "ratio": asdict(self.ratios),
+            "ratio_of_rounds": [asdict(one) for one in self.ratios_of_rounds],
+            "same_output": asdict(self.same_output),
+            "differences": [
+                asdict(one) for one in islice(self.differences(), MAX_DIFFERENCES_SHOWN)
+            ],
+            "limits": {**asdict(self.limits), "best_hit_rate": self.limits.best_hit_rate},
+            "parts": dict(self.parts),
+            "server_args": list(self.server_args),
+            "started_here": self.started_here,
+            "arguments": dict(self.arguments),
+            "versions": dict(self.versions),
+        }
+        return json.dumps(content, indent=2) + "\n"
+
+
+# -- statistics
+
+
+def figures(
+    *,
+    wall_s: float,
+    latencies_s: Sequence[float],
+    ttfts_s: Sequence[float],
+    counters: Counters,
+    client_cpu_s: float,
+    server_cpu_s: float | None,
+) -> Figures:
+    """A round's figures from what was timed and counted."""
+    return Figures(
+        throughput_programs_s=len(latencies_s) / wall_s,
+        output_tokens_s=counters.output_tokens / wall_s,
+        latency_p50_s=percentile(latencies_s, 50),
+        latency_p99_s=percentile(latencies_s, 99),
+        ttft_p50_s=percentile(ttfts_s, 50),
+        ttft_p99_s=percentile(ttfts_s, 99),
+        forward_passes=counters.forward_passes,
+        prompt_tokens=counters.prompt_tokens,
+        computed_prompt_tokens=counters.computed_prompt_tokens,
+        cached_prompt_tokens=counters.cached_prompt_tokens,
+        forced_tokens=counters.forced_tokens,
+        output_tokens=counters.output_tokens,
+        preemptions=counters.preemptions,
+        wall_s=wall_s,
+        client_cpu_s=client_cpu_s,
+        server_cpu_s=server_cpu_s,
+    )
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest of the values that at least `percent` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def median_figures(rounds: Sequence[Figures]) -> Figures:
+    """Figure by figure. The median of counts is one that occurred, the lower of the middle two."""
+    medians: dict[str, Any] = {}
+    for field in fields(Figures):
+        values = [getattr(one, field.name) for one in rounds]
+        if None in values:
+            medians[field.name] = None
+            continue
+        of_counts = all(isinstance(value, int) for value in values)
+        medians[field.name] = (statistics.median_low if of_counts else statistics.median)(values)
+    return Figures(**medians)
+
+
+def ratios(stock: Figures, sgl: Figures) -> Ratios:
+    return Ratios(
+        throughput=sgl.throughput_programs_s / stock.throughput_programs_s,
+        latency_p50=stock.latency_p50_s / sgl.latency_p50_s,
+        ttft_p99=stock.ttft_p99_s / sgl.ttft_p99_s,
+    )
+
+
+def is_compute_bound(sequences_at_once: int, *, on_cpu: bool) -> bool:
+    """A rule of thumb: on a CPU of few cores from about 8 sequences, on a GPU from hundreds."""
+    enough = COMPUTE_BOUND_FROM_ON_CPU if on_cpu else COMPUTE_BOUND_FROM_ON_GPU
+    return sequences_at_once >= enough
+
+
+def where_they_part(first: str, second: str) -> tuple[str, str]:
+    """Both texts around the first character that differs; the texts are not equal."""
+    at = next(
+        (i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]),
+        min(len(first), len(second)),
+    )
+    begin, end = max(0, at - CONTEXT_CHARACTERS), at + CONTEXT_CHARACTERS
+    return first[begin:end], second[begin:end]
+
+
+# -- showing
+
+# What the table shows: the figure, the words, the format, and which way is better: 1 if more is,
+# -1 if less is, 0 if it is only said.
+ROWS: tuple[tuple[str, str, str, int], ...] = (
+    ("throughput_programs_s", "programs/s", ".2f", 1),
+    ("output_tokens_s", "output tokens/s", ".1f", 1),
+    ("latency_p50_s", "latency of a program, p50, s", ".3f", -1),
+    ("latency_p99_s", "p99, s", ".3f", -1),
+    ("ttft_p50_s", "time to first token, p50, s", ".3f", -1),
+    ("ttft_p99_s", "p99, s", ".3f", -1),
+    ("forward_passes", "forward passes", ",d", -1),
+    ("computed_prompt_tokens", "prompt tokens computed", ",d", -1),
+    ("cached_prompt_tokens", "prompt tokens from the cache", ",d", 1),
+    ("forced_tokens", "output tokens forced", ",d", 0),
+    ("preemptions", "preemptions", ",d", 0),
+    ("server_cpu_s", "processor time of the server, s", ".2f", -1),
+    ("client_cpu_s", "processor time of the client, s", ".2f", 0),
+)
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """The table for people."""
+    console.print(Group(_heading(comparison), _table(comparison), _verdict(comparison)))
+
+
+def _heading(comparison: Comparison) -> Text:
+    limits = comparison.limits
+    rounds = len(comparison.stock)
+    bound = {None: "", True: ": compute-bound", False: ": not compute-bound"}[limits.compute_bound]
+    flags = "server flags" if comparison.started_here else "server flags they should have"
+    lines = (
+        f"{comparison.workload} on {comparison.model}: {comparison.requests} programs, "
+        f"{rounds} {'round' if rounds == 1 else 'rounds'}"
+        f"{'' if rounds == 1 else ', medians'}",
+        f"limits: {limits.unique_prompt_tokens:,} of {limits.prompt_tokens:,} prompt tokens must "
+        f"be computed (best hit rate {limits.best_hit_rate:.3f}), {limits.output_tokens:,} output "
+        f"tokens; up to {limits.sequences_at_once} sequences at once{bound}",
+        f"{flags}: {' '.join(comparison.server_args) or 'none'}",
+        "plugin: " + "; ".join(f"{part} {state}" for part, state in comparison.parts.items()),
+    )
+    return Text("\n".join(lines) + "\n")
+
+
+def _table(comparison: Comparison) -> Table:
+    stock, sgl = comparison.median("stock"), comparison.median("sgl")
+    table = Table(header_style="dim", box=None, pad_edge=False)
+    table.add_column("")
+    for name in ("stock", "sgl", "ratio"):
+        table.add_column(name, justify="right")
+    for name, label, form, better in ROWS:
+        values = getattr(stock, name), getattr(sgl, name)
+        if None not in values:
+            shown = (format(value, form) for value in values)
+            table.add_row(label, *shown, _ratio(*values, better))
+    return table
+
+
+def _ratio(stock: float, sgl: float, better: int) -> str:
+    """How much better the plugin is; empty where nothing is to be compared."""
+    above, below = (sgl, stock) if better > 0 else (stock, sgl)
+    return f"{above / below:.3f}" if better and below else ""
+
+
+def _verdict(comparison: Comparison) -> Text:
+    shown = Text()
+    if len(comparison.stock) > 1:
+        per_round = [one.throughput for one in comparison.ratios_of_rounds]
+        shown.append(
+            f"\nratio of programs/s, round by round: {min(per_round):.3f} to {max(per_round):.3f}"
+        )
+    shown.append("\nA ratio above 1 is better for the plugin.\n", "dim")
+    same = comparison.same_output
+    style = "green" if same.equal == same.compared else "red"
+    shown.append(f"same output: {same.equal} of {same.compared}", style)
+    for one in islice(comparison.differences(), MAX_DIFFERENCES_SHOWN):
+        shown.append(f"\nround {one.round_number}, program {one.item}:", "red")
+        shown.append(f"\n  stock  …{one.stock!r}\n  sgl    …{one.sgl!r}")
+    return shown

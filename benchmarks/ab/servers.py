@@ -1,0 +1,138 @@
+"""The server of one arm: started for its turn, or somebody else's; its cache emptied.
+
+Owns what both arms' servers have in common and what sets them apart: the plugin alone. Both run
+with vLLM's development routes, one of which empties the prefix cache of either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from sgl_vllm import compat
+from sgl_vllm.serving import VllmServer
+
+Arm = Literal["stock", "sgl"]
+ARMS: tuple[Arm, Arm] = ("stock", "sgl")
+NAMES: Mapping[Arm, str] = {"stock": "stock vLLM", "sgl": "vLLM with the plugin"}
+
+# vLLM's defaults, which no workload changes.
+BLOCK_SIZE_TOKENS_ON_CPU = 128
+BLOCK_SIZE_TOKENS_ON_GPU = 16
+
+STOP_TIMEOUT_S = 5.0
+ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    # By default a server closes a connection after 5 s without a request, just when the client may
+    # send the next: then that one is sent again, and its time says nothing.
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",
+}
+
+
+class ArmFailed(Exception):
+    """A server, or a program on it, failed; the message says which and what to do."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How both servers are started; `plugin_config` is for the one with the plugin."""
+
+    model: Path
+    served_model_name: str
+    args: tuple[str, ...] = ()
+    plugin_config: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def on_cpu() -> bool:
+    """Whether the vLLM installed here, if there is one, is a CPU build."""
+    vllm = compat.installed_vllm()
+    return vllm is not None and vllm.build == "cpu"
+
+
+def default_block_size_tokens() -> int:
+    return BLOCK_SIZE_TOKENS_ON_CPU if on_cpu() else BLOCK_SIZE_TOKENS_ON_GPU
+
+
+@contextmanager
+def started(arm: Arm, settings: ServerSettings, on_wait: Callable[[float], None]) -> Iterator[str]:
+    """The URL of a new server, which ends with the block. Errors get the end of its log."""
+    if compat.installed_vllm() is None:
+        raise ArmFailed(compat.unsupported_message(None) or "no vLLM is installed")
+    with_plugin = arm == "sgl"
+    server = VllmServer(
+        settings.model,
+        plugin=with_plugin,
+        plugin_config=settings.plugin_config if with_plugin else None,
+        served_model_name=settings.served_model_name,
+        extra_args=settings.args,
+        env={**ENVIRONMENT, **settings.env},
+        stop_timeout_s=STOP_TIMEOUT_S,
+        on_wait=on_wait,
+    )
+    with server:
+        try:
+            yield server.url
+        except Exception as error:
+            ended = "" if server.running else " (the server ended)"
+            raise ArmFailed(
+                f"{NAMES[arm]} failed{ended}: {error}\nThe end of its log:\n{server.log_tail()}"
+            ) from error
+
+
+@contextmanager
+def attached(arm: Arm, url: str) -> Iterator[str]:
+    """A server that somebody else runs. ArmFailed if it has the plugin and should not, or the
+    other way round."""
+    try:
+        has_plugin = httpx.get(f"{url}/v1/sgl/stats", timeout=30, headers=_key()).is_success
+    except httpx.TransportError as error:
+        raise ArmFailed(f"no answer from {NAMES[arm]} at {url}: {error}") from error
+    if has_plugin != (arm == "sgl"):
+        raise ArmFailed(
+            f"{url} is to be {NAMES[arm]}, but {'has' if has_plugin else 'lacks'} the plugin"
+        )
+    try:
+        yield url
+    except Exception as error:
+        raise ArmFailed(f"{NAMES[arm]} at {url} failed: {error}") from error
+
+
+def started_cpu_s() -> float:
+    """Processor seconds so far of the server that was started here, all its processes together."""
+    import psutil  # type: ignore[import-untyped]
+
+    total_s = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total_s += times.user + times.system
+    return total_s
+
+
+def empty_cache(url: str) -> None:
+    """Empties the prefix cache of an idle server of either arm."""
+    answer = httpx.post(f"{url}/reset_prefix_cache", timeout=60, headers=_key())
+    if answer.status_code == 404:
+        raise ArmFailed("it cannot empty its prefix cache; start it with VLLM_SERVER_DEV_MODE=1")
+    if not answer.raise_for_status().json()["success"]:
+        raise ArmFailed("it did not empty its prefix cache: does anyone else use it?")
+
+
+def plugin_parts(url: str) -> dict[str, str]:
+    """The plugin's parts, each "on" or why it is off."""
+    answer = httpx.get(f"{url}/v1/sgl/stats", timeout=30, headers=_key())
+    return dict(answer.raise_for_status().json()["parts"])
+
+
+def _key() -> dict[str, str]:
+    """The header for a server that has a key, which is in the environment as for the client."""
+    key = os.environ.get("VLLM_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,0 +1,16 @@
+"""The workloads: each is a program of the language, its inputs, and the server it is meant for.
+
+Owns the type and the list. A new workload is a module here with a `WORKLOAD`, and a line below.
+Knows no server: the same inputs go to both arms.
+"""
+
+from __future__ import annotations
+
+from benchmarks.ab.workloads import no_sharing, tight_cache
+from benchmarks.ab.workloads.base import Workload
+
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload for workload in (tight_cache.WORKLOAD, no_sharing.WORKLOAD)
+}
+
+__all__ = ["WORKLOADS", "Workload"]

@@ -1,0 +1,59 @@
+"""Many groups of requests, each with its own prefix, and a cache that holds a fifth of them.
+
+Requests come from the groups by turns, so in the order of arrival a prefix is met again only after
+most others, when such a cache has long forgotten it. Many more wait than run: whoever chooses
+among them can serve those of one group together. What is gained grows with the number of waiting
+requests per group, here about three, which is stated with the result as the concurrency.
+"""
+
+from __future__ import annotations
+
+import sgl_vllm as sgl
+from benchmarks.ab.workloads.base import Item, Texts, Workload
+
+NUM_GROUPS = 48
+PREFIX_TOKENS = 1024
+QUESTION_TOKENS = (8, 32)
+OUTPUT_TOKENS = (4, 16)
+CACHE_SHARE = 0.2
+MAX_NUM_SEQS = 8
+MAX_MODEL_LEN = 1152
+
+
+@sgl.function
+def answer(s: sgl.ProgramState, prefix: str, question: str, num_tokens: int) -> None:
+    s += prefix + question
+    s += sgl.gen("answer", max_tokens=num_tokens, ignore_eos=True)
+
+
+def items(texts: Texts, num_requests: int) -> list[Item]:
+    """Every group once in a random order, then all again in another, and so on."""
+    prefixes = [texts.text(PREFIX_TOKENS) for _ in range(NUM_GROUPS)]
+    made: list[Item] = []
+    while len(made) < num_requests:
+        for group in texts.rng.permutation(NUM_GROUPS):
+            question = texts.text(texts.number(*QUESTION_TOKENS))
+            num_tokens = texts.number(*OUTPUT_TOKENS)
+            made.append({"prefix": prefixes[group], "question": question, "num_tokens": num_tokens})
+    return made[:num_requests]
+
+
+def server_args(block_size_tokens: int) -> tuple[str, ...]:
+    num_blocks = round(CACHE_SHARE * NUM_GROUPS * PREFIX_TOKENS / block_size_tokens)
+    return (
+        *("--num-gpu-blocks-override", str(num_blocks)),
+        *("--max-num-seqs", str(MAX_NUM_SEQS)),
+        *("--max-model-len", str(MAX_MODEL_LEN)),
+    )
+
+
+WORKLOAD = Workload(
+    name="tight_cache",
+    summary=f"{NUM_GROUPS} prefixes by turns, a cache that holds a fifth of them",
+    program=answer,
+    items=items,
+    num_requests=384,
+    quick_requests=192,
+    concurrency=144,
+    server_args=server_args,
+)

@@ -1,0 +1,305 @@
+"""The command `benchmarks.ab` and its client, over small HTTP servers in vLLM's place."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("prometheus_client")
+
+import sgl_vllm as sgl
+from benchmarks.ab.__main__ import Plan, _parser, main, plan_of
+from benchmarks.ab.client import run_programs, unique_prompt_tokens
+from benchmarks.ab.workloads import WORKLOADS
+
+METRICS = """\
+vllm:num_requests_running 0
+vllm:num_requests_waiting 0
+vllm:iteration_tokens_total_count {passes}
+vllm:prompt_tokens_total {prompt_tokens}
+vllm:prompt_tokens_cached_total {cached_tokens}
+vllm:generation_tokens_total {output_tokens}
+vllm:num_preemptions_total 0
+"""
+
+
+@dataclass
+class FakeVllm:
+    """Answers a prompt with its length in two parts; a word is a token, which no other holds."""
+
+    plugin: bool = False
+    can_empty: bool = True
+    reply: str = "{num_words} words"
+    fails_from: int | None = None
+    url: str = ""
+    num_emptied: int = 0
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    tokens: dict[str, int] = field(default_factory=dict)
+
+    def ids(self, text: str) -> list[int]:
+        return [self.tokens.setdefault(word, len(self.tokens)) for word in text.split()]
+
+    def metrics(self) -> str:
+        num_tokens = sum(len(body["prompt"].split()) for body in self.bodies)
+        return METRICS.format(
+            passes=len(self.bodies),
+            prompt_tokens=num_tokens,
+            cached_tokens=num_tokens // 2 if self.plugin else 0,
+            output_tokens=2 * len(self.bodies),
+        )
+
+    def parts_of_answer(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        num_words = len(body["prompt"].split())
+        first, rest = self.reply.format(num_words=num_words).split(" ")
+        assert body["stream"] and body["stream_options"] == {"include_usage": True}
+        yield {"choices": [{"index": 0, "text": first, "finish_reason": None}]}
+        yield {"choices": [{"index": 0, "text": " " + rest, "finish_reason": "length"}]}
+        usage = {"prompt_tokens": num_words, "completion_tokens": 2}
+        yield {"choices": [], "usage": usage}
+
+
+def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/metrics":
+                self._answer(fake.metrics().encode())
+            elif self.path == "/v1/models":
+                self._json({"data": [{"id": "fake", "max_model_len": 4096}]})
+            elif self.path == "/v1/sgl/stats" and fake.plugin:
+                self._json({"parts": {"radix": "on"}})
+            else:
+                self._json({"detail": "Not Found"}, 404)
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
+            if self.path == "/reset_prefix_cache" and fake.can_empty:
+                fake.num_emptied += 1
+                self._json({"success": True})
+            elif self.path == "/tokenize":
+                self._json({"tokens": fake.ids(body["prompt"])})
+            elif self.path == "/v1/completions":
+                fake.bodies.append(body)
+                if fake.fails_from is not None and len(fake.bodies) >= fake.fails_from:
+                    self._json({"error": {"message": "EngineDeadError"}}, 500)
+                    return
+                lines = [f"data: {json.dumps(part)}\n\n" for part in fake.parts_of_answer(body)]
+                self._answer("".join([*lines, "data: [DONE]\n\n"]).encode(), "text/event-stream")
+            else:
+                self._json({"detail": "Not Found"}, 404)
+
+        def _json(self, content: Any, status: int = 200) -> None:
+            self._answer(json.dumps(content).encode(), "application/json", status)
+
+        def _answer(self, body: bytes, kind: str = "text/plain", status: int = 200) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Keep the test's output clean."""
+
+    return Handler
+
+
+@contextmanager
+def serving(fake: FakeVllm) -> Iterator[FakeVllm]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _handler(fake)) as server:
+        fake.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield fake
+        server.shutdown()
+
+
+@pytest.fixture
+def stock() -> Iterator[FakeVllm]:
+    with serving(FakeVllm()) as fake:
+        yield fake
+
+
+@pytest.fixture
+def plugin() -> Iterator[FakeVllm]:
+    with serving(FakeVllm(plugin=True)) as fake:
+        yield fake
+
+
+def plan(*words: str) -> Plan:
+    return plan_of(_parser().parse_args(words))
+
+
+# -- the whole command
+
+
+def test_both_servers_get_the_same_requests_by_turns_from_an_empty_cache(
+    stock: FakeVllm, plugin: FakeVllm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "result.json"
+    sizes = ["--requests", "12", "--rounds", "2", "--concurrency", "3", "--json", str(file)]
+    assert main(["no_sharing", "--stock-url", stock.url, "--sgl-url", plugin.url, *sizes]) == 0
+    assert stock.num_emptied == plugin.num_emptied == 2
+    num_warm_up = 3
+    assert len(stock.bodies) == len(plugin.bodies) == 2 * (num_warm_up + 12)
+    assert {body["prompt"] for body in stock.bodies} == {body["prompt"] for body in plugin.bodies}
+
+    content = json.loads(file.read_text())
+    assert content["requests"] == 12
+    assert content["same_output"] == {"compared": 24, "equal": 24}
+    stock_arm, sgl_arm = content["arms"]["stock"], content["arms"]["sgl"]
+    assert stock_arm["forward_passes"] == sgl_arm["forward_passes"] == 12  # no warm-up
+    assert stock_arm["cached_prompt_tokens"] == 0 < sgl_arm["cached_prompt_tokens"]
+    assert 0 < stock_arm["ttft_p50_s"] <= stock_arm["latency_p99_s"]
+    assert len(stock_arm["rounds"]) == 2
+    limits = content["limits"]
+    assert limits["prompt_tokens"] == limits["unique_prompt_tokens"] == stock_arm["prompt_tokens"]
+    assert content["arguments"]["concurrency"] == 3
+    assert "same output: 24 of 24" in capsys.readouterr().out
+
+
+def test_another_text_is_counted_and_shown(
+    stock: FakeVllm, plugin: FakeVllm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin.reply = "{num_words} Wörter"
+    urls = ["--stock-url", stock.url, "--sgl-url", plugin.url]
+    assert main(["no_sharing", *urls, "--requests", "2", "--quick"]) == 0
+    out = capsys.readouterr().out
+    assert "same output: 0 of 2" in out
+    assert "Wörter" in out
+
+
+def test_a_server_that_fails_is_named_with_the_reason(
+    stock: FakeVllm, plugin: FakeVllm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin.fails_from = 5
+    urls = ["--stock-url", stock.url, "--sgl-url", plugin.url]
+    assert main(["no_sharing", *urls, "--requests", "9", "--concurrency", "2"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"vLLM with the plugin at {plugin.url} failed" in said
+    assert "EngineDeadError" in said
+
+
+def test_servers_that_are_mixed_up_are_refused(
+    stock: FakeVllm, plugin: FakeVllm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["no_sharing", "--stock-url", plugin.url, "--sgl-url", stock.url]) == 1
+    assert "is to be stock vLLM, but has the plugin" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_cache_that_cannot_be_emptied_is_an_error(
+    stock: FakeVllm, plugin: FakeVllm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stock.can_empty = False
+    assert main(["no_sharing", "--stock-url", stock.url, "--sgl-url", plugin.url]) == 1
+    assert "VLLM_SERVER_DEV_MODE=1" in capsys.readouterr().err
+
+
+# -- the client
+
+
+@sgl.function
+def twice(s: sgl.ProgramState, question: str) -> None:
+    s += question + sgl.gen("first", max_tokens=2)
+    s += " and" + sgl.gen("second", max_tokens=2)
+
+
+def test_programs_are_timed_from_begin_to_end_and_each_generation_to_its_first_token(
+    stock: FakeVllm,
+) -> None:
+    items = [{"question": "a b c "}, {"question": "d e "}]
+    done: list[None] = []
+    run = run_programs(twice, items, stock.url, 2, lambda: done.append(None))
+    assert run.texts == ("a b c 3 words and6 words", "d e 2 words and5 words")
+    assert len(run.latencies_s) == len(done) == 2
+    assert len(run.ttfts_s) == len(run.calls) == 4
+    assert max(run.ttfts_s) < max(run.latencies_s) <= run.wall_s
+
+
+def test_what_a_reply_left_in_the_cache_need_not_be_computed(stock: FakeVllm) -> None:
+    run = run_programs(twice, [{"question": "a b c "}], stock.url, 1)
+    prompts = [len(body["prompt"].split()) for body in stock.bodies]
+    assert prompts == [3, 6]
+    # The second prompt is the first, "3 words", of which "3" was fed back, and " and".
+    assert unique_prompt_tokens(run, stock.url) == 3 + 2
+
+
+def test_an_error_ends_the_run(stock: FakeVllm) -> None:
+    stock.fails_from = 4
+    items = [{"question": f"question {number} "} for number in range(50)]
+    with pytest.raises(sgl.ProgramError, match="EngineDeadError"):
+        run_programs(twice, items, stock.url, 2)
+    assert len(stock.bodies) < 20
+
+
+# -- arguments
+
+
+def test_defaults_are_those_of_the_workload() -> None:
+    made = plan("tight_cache")
+    workload = WORKLOADS["tight_cache"]
+    assert len(made.items) == workload.num_requests
+    assert made.concurrency == workload.concurrency
+    assert made.rounds == 3
+    assert made.urls is None
+    assert made.settings.plugin_config == {}
+    assert made.sequences_at_once == 8
+
+
+def test_quick_is_one_round_of_fewer_programs() -> None:
+    made = plan("tight_cache", "--quick")
+    assert made.rounds == 1
+    assert len(made.items) == WORKLOADS["tight_cache"].quick_requests
+
+
+def test_parts_and_the_policy_are_options_of_the_plugin() -> None:
+    made = plan("no_sharing", "--off", "radix", "--off", "select", "--policy", "dfs-weight")
+    assert made.settings.plugin_config == {
+        "radix": False,
+        "select": False,
+        "schedule_policy": "dfs-weight",
+    }
+
+
+def test_server_arguments_come_after_those_of_the_workload() -> None:
+    made = plan("tight_cache", "--server-args=--max-num-seqs 16 --seed 3")
+    assert made.settings.args[-4:] == ("--max-num-seqs", "16", "--seed", "3")
+    assert made.sequences_at_once == 16
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["tight_cache", "--stock-url", "http://a"], "go together"),
+        (
+            ["tight_cache", "--stock-url", "http://a", "--sgl-url", "http://b", "--off", "radix"],
+            "for servers started here",
+        ),
+        (["tight_cache", "--model", "shape:1t"], "shape:33m"),
+        (["tight_cache", "--json", "/nowhere/result.json"], "/nowhere"),
+        (["tight_cache", "--rounds", "0"], "less than 1"),
+        (["knitting"], "tight_cache"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_starts(
+    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(words)
+    assert exit.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_help_lists_the_workloads(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert all(name in out for name in WORKLOADS)
+    assert "above 1 is better" in out

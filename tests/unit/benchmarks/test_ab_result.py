@@ -1,0 +1,175 @@
+"""`benchmarks.ab.result`: figures, medians, ratios, the JSON contract and the table."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from benchmarks.ab import result
+from benchmarks.ab.result import Comparison, Figures, Limits, Round
+from sgl_vllm.serving import Counters
+
+ARM_KEYS = {
+    "throughput_programs_s",
+    "output_tokens_s",
+    "latency_p50_s",
+    "latency_p99_s",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "forward_passes",
+    "prompt_tokens",
+    "computed_prompt_tokens",
+    "cached_prompt_tokens",
+    "forced_tokens",
+    "rounds",
+}
+
+
+def figures_of(wall_s: float, *, cached: int = 0) -> Figures:
+    return result.figures(
+        wall_s=wall_s,
+        latencies_s=[wall_s / 2, wall_s],
+        ttfts_s=[wall_s / 8, wall_s / 4],
+        counters=Counters(10, 100, cached, 20, 3, 0),
+        client_cpu_s=0.5,
+        server_cpu_s=wall_s,
+    )
+
+
+def comparison(**changes: object) -> Comparison:
+    made = Comparison(
+        workload="tight_cache",
+        model="demo",
+        requests=2,
+        stock=tuple(Round(figures_of(wall_s), ("one", "two")) for wall_s in (8.0, 6.0, 7.0)),
+        sgl=tuple(
+            Round(figures_of(wall_s, cached=50), ("one", "two")) for wall_s in (4.0, 3.0, 7.0)
+        ),
+        limits=Limits(30, 100, 20, 8, compute_bound=True),
+        parts={"radix": "on", "schedule": "off (by option)"},
+        server_args=("--max-num-seqs", "8"),
+        started_here=True,
+        arguments={"rounds": 3},
+        versions={"vllm": "0.32.0 (cpu)"},
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def shown(made: Comparison) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    result.show(made, console)
+    return console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"),
+    [([5.0], 99, 5.0), ([3.0, 1.0, 2.0], 50, 2.0), ([*range(1, 101)], 99, 99), ([1, 2], 0, 1)],
+)
+def test_a_percentile_is_a_value_that_occurred(
+    values: list[float], percent: float, expected: float
+) -> None:
+    assert result.percentile(values, percent) == expected
+
+
+def test_a_round_is_counted_per_second_of_it() -> None:
+    made = figures_of(4.0, cached=60)
+    assert made.throughput_programs_s == 0.5
+    assert made.output_tokens_s == 5.0
+    assert (made.latency_p50_s, made.latency_p99_s) == (2.0, 4.0)
+    assert (made.ttft_p50_s, made.ttft_p99_s) == (0.5, 1.0)
+    assert (made.prompt_tokens, made.computed_prompt_tokens) == (100, 40)
+
+
+def test_medians_are_taken_figure_by_figure_and_counts_stay_whole() -> None:
+    rounds = [
+        replace(figures_of(1.0), forward_passes=10, ttft_p50_s=0.3),
+        replace(figures_of(2.0), forward_passes=13, ttft_p50_s=0.1),
+    ]
+    median = result.median_figures(rounds)
+    assert median.forward_passes == 10
+    assert median.ttft_p50_s == pytest.approx(0.2)
+    assert median.wall_s == 1.5
+
+
+def test_the_median_of_what_is_not_known_is_not_known() -> None:
+    rounds = [replace(figures_of(1.0), server_cpu_s=None)] * 3
+    assert result.median_figures(rounds).server_cpu_s is None
+
+
+def test_a_ratio_above_one_is_better_for_the_plugin() -> None:
+    ratios = result.ratios(stock=figures_of(6.0), sgl=figures_of(3.0))
+    assert ratios.throughput == ratios.latency_p50 == ratios.ttft_p99 == 2.0
+
+
+def test_the_json_is_that_of_the_contract() -> None:
+    content = json.loads(comparison().to_json())
+    assert content["workload"] == "tight_cache"
+    assert content["model"] == "demo"
+    assert content["requests"] == 2
+    assert content["arms"].keys() == {"stock", "sgl"}
+    for arm in content["arms"].values():
+        assert arm.keys() >= ARM_KEYS
+        assert len(arm["rounds"]) == 3
+    assert content["arms"]["stock"]["throughput_programs_s"] == 2 / 7.0
+    assert content["ratio"] == {"throughput": 1.75, "latency_p50": 1.75, "ttft_p99": 1.75}
+    assert [one["throughput"] for one in content["ratio_of_rounds"]] == [2.0, 2.0, 1.0]
+    assert content["same_output"] == {"compared": 6, "equal": 6}
+    assert content["limits"]["unique_prompt_tokens"] == 30
+    assert content["limits"]["best_hit_rate"] == 0.7
+    assert content["limits"]["compute_bound"] is True
+
+
+def test_texts_are_compared_one_by_one_in_every_round() -> None:
+    different = (Round(figures_of(3.0), ("one", "twice")),)
+    made = comparison(sgl=different, stock=comparison().stock[:1])
+    assert json.loads(made.to_json())["same_output"] == {"compared": 2, "equal": 1}
+    (difference,) = made.differences()
+    assert (difference.round_number, difference.item) == (1, 1)
+    assert "same output: 1 of 2" in shown(made)
+    assert "'twice'" in shown(made)
+
+
+def test_a_difference_is_shown_where_it_begins() -> None:
+    same = "x" * 500
+    assert result.where_they_part(same + "a", same + "b") == ("x" * 60 + "a", "x" * 60 + "b")
+    assert result.where_they_part("a", "ab") == ("a", "ab")
+
+
+def test_the_table_has_both_arms_and_the_ratio() -> None:
+    rows = {line[:34].strip(): line[34:].split() for line in shown(comparison()).splitlines()}
+    assert rows["prompt tokens computed"] == ["100", "50", "2.000"]
+    assert rows["output tokens forced"] == ["3", "3"]  # neither more nor less is better by itself
+    text = shown(comparison())
+    assert "3 rounds, medians" in text
+    assert "30 of 100 prompt tokens must be computed (best hit rate 0.700)" in text
+    assert "radix on; schedule off (by option)" in text
+    assert "same output: 6 of 6" in text
+    assert "round by round: 1.000 to 2.000" in text
+
+
+def test_what_is_not_known_of_a_server_elsewhere_is_left_out() -> None:
+    def unknown(rounds: tuple[Round, ...]) -> tuple[Round, ...]:
+        return tuple(
+            replace(one, figures=replace(one.figures, server_cpu_s=None)) for one in rounds
+        )
+
+    made = comparison(
+        stock=unknown(comparison().stock),
+        sgl=unknown(comparison().sgl),
+        limits=replace(comparison().limits, compute_bound=None),
+        started_here=False,
+    )
+    text = shown(made)
+    assert "processor time of the server" not in text
+    assert "compute-bound" not in text
+    assert "server flags they should have: --max-num-seqs 8" in text
+
+
+def test_few_sequences_are_not_compute_bound() -> None:
+    assert not result.is_compute_bound(4, on_cpu=True)
+    assert result.is_compute_bound(8, on_cpu=True)
+    assert not result.is_compute_bound(64, on_cpu=False)
