@@ -20,7 +20,10 @@ CONFIG_KEY = "sgl_vllm"
 """The plugin's place in vLLM's `additional_config`."""
 
 
-_CHOICES = {"radix_policy": ("lru", "lfu", "slru", "priority")}
+_CHOICES = {
+    "radix_policy": ("lru", "lfu", "slru", "priority"),
+    "schedule_policy": ("lpm", "dfs-weight", "fcfs", "random"),
+}
 
 
 class OptionError(ValueError):
@@ -42,6 +45,8 @@ class Options:
         radix_pin_share: at most this share of the cache can be pinned (0 to 1).
         tree_text: show the text of cached prompts at `/v1/sgl/tree`, but of no tenant with a
             `cache_salt`. Everyone with the server's API key can read it then.
+        schedule_policy: in which order waiting requests go: lpm (longest cached prefix first),
+            dfs-weight, fcfs or random.
         schedule_max_passes: a waiting request that so many later ones overtook goes first.
         schedule_max_wait_s: a request that has waited longer goes before all that have not
             (seconds).
@@ -56,6 +61,7 @@ class Options:
     radix_ttl_s: float = 0.0
     radix_pin_share: float = 0.25
     tree_text: bool = False
+    schedule_policy: str = "lpm"
     schedule_max_passes: int = 64
     schedule_max_wait_s: float = 30.0
     schedule_window: int = 128
