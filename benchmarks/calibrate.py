@@ -22,7 +22,6 @@ import random
 import statistics
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,16 +78,18 @@ def _doubling(first: int, last: int) -> Iterable[int]:
         first *= 2
 
 
-def medians(passes: Sequence[Pass]) -> list[Pass]:
-    """One pass for each batch, with the median of its times."""
-    by_batch: dict[Batch, list[float]] = defaultdict(list)
-    for one in passes:
-        by_batch[one.batch].append(one.seconds)
-    return [Pass(batch, statistics.median(seconds)) for batch, seconds in by_batch.items()]
+def medians(repeats: Sequence[Sequence[Pass]]) -> list[Pass]:
+    """The passes of an experiment, each with the median of its times: every repeat has the same
+    batches in the same order."""
+    passes = []
+    for same in zip(*repeats, strict=True):
+        (batch,) = {one.batch for one in same}
+        passes.append(Pass(batch, statistics.median(one.seconds for one in same)))
+    return passes
 
 
 class PassTimer:
-    """Watches an engine core and keeps every pass with its time.
+    """Watches an engine core and keeps every pass with its time, until they are taken.
 
     Asynchronous scheduling has to be off: each pass then begins and ends before the next.
     """
@@ -119,9 +120,14 @@ class PassTimer:
 
         scheduler.schedule, scheduler.update_from_output = timed_schedule, timed_update
 
+    def take(self) -> list[Pass]:
+        """The passes since the last call."""
+        taken, self.passes = self.passes, []
+        return taken
+
 
 def measure(arguments: argparse.Namespace) -> tuple[list[Pass], str]:
-    """All passes of all experiments but the first, which warms up; and the device's name."""
+    """The passes of all experiments, and the device's name."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -153,7 +159,9 @@ def measure(arguments: argparse.Namespace) -> tuple[list[Pass], str]:
     rng = random.Random(0)
     vocabulary = llm.model_config.get_vocab_size()
 
-    def perform(experiment: Experiment) -> None:
+    timer = PassTimer(core)
+
+    def perform(experiment: Experiment) -> list[Pass]:
         prompts = [
             {"prompt_token_ids": rng.choices(range(vocabulary), k=experiment.num_prompt)}
             for _ in range(experiment.num_requests)
@@ -162,21 +170,22 @@ def measure(arguments: argparse.Namespace) -> tuple[list[Pass], str]:
             temperature=0, max_tokens=experiment.num_reply, ignore_eos=True, detokenize=False
         )
         llm.generate(prompts, params, use_tqdm=False)
+        return timer.take()
 
-    timer = PassTimer(core)
+    repeats: dict[Experiment, list[list[Pass]]] = {experiment: [] for experiment in todo}
     with tqdm(
-        total=len(todo) * (arguments.repeats + 1), desc="passes", unit="batch", disable=None
+        total=len(todo) * (arguments.repeats + 1), desc="experiments", unit="", disable=None
     ) as bar:
         for repeat in range(arguments.repeats + 1):
             # In a new order each time, so that no batch always meets the same moment.
             for experiment in rng.sample(todo, len(todo)):
-                perform(experiment)
+                passes = perform(experiment)
+                if repeat:  # before, kernels are chosen and memory is allocated
+                    repeats[experiment].append(passes)
                 bar.update()
-            if repeat == 0:
-                timer.passes.clear()  # kernels were chosen, graphs captured, memory allocated
     device = current_platform.get_device_name() or current_platform.device_type
     llm.llm_engine.engine_core.shutdown()
-    return timer.passes, device
+    return [one for same in repeats.values() for one in medians(same)], device
 
 
 def kind(batch: Batch) -> str:
@@ -188,7 +197,7 @@ def kind(batch: Batch) -> str:
 def report(model: str, device: str, passes: Sequence[Pass], found: Fit) -> str:
     """The coefficients, ready to paste, and how far the fit is off, by kind of pass."""
     lines = [
-        f"{model} on {device}: {found.num_passes:,} different passes",
+        f"{model} on {device}: {found.num_passes:,} passes",
         f"relative error: half of them below {found.relative_error_p50:.1%}, "
         f"nine of ten below {found.relative_error_p90:.1%}; R2 of the seconds "
         f"{found.r_squared:.4f}",
@@ -199,8 +208,8 @@ def report(model: str, device: str, passes: Sequence[Pass], found: Fit) -> str:
             errors = [found.cost.batch_s(one.batch) / one.seconds - 1 for one in here]
             shortest, longest = (edge(one.seconds for one in here) for edge in (min, max))
             lines.append(
-                f"  {name + ':':20}{len(here):6,} of {shortest * 1e3:.2f} to {longest * 1e3:.2f} ms, "
-                f"predicted {statistics.median(errors):+.1%} in the median"
+                f"  {name + ':':20}{len(here):6,} of {shortest * 1e3:.2f} to {longest * 1e3:.2f} "
+                f"ms, predicted {statistics.median(errors):+.1%} in the median"
             )
     return "\n".join([*lines, "", options(found.cost)])
 
@@ -239,8 +248,7 @@ def main(words: Sequence[str] | None = None) -> int:
         resolve_model(arguments.model)
     except ValueError as error:
         parser.error(str(error))
-    measured, device = measure(arguments)
-    passes = medians(measured)
+    passes, device = measure(arguments)
     found = fit(passes)
     print(report(arguments.model, device, passes, found))
     if arguments.json is not None:

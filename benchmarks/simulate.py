@@ -42,8 +42,8 @@ arrive at random (Poisson), at that part of what the modelled machine can serve 
 --concurrency of them run at a time. A recorded trace keeps its arrival times unless --load or
 --concurrency says otherwise. How to read the table: docs/simulator.md.
 
---policy, --load and the cache's size take several values each, with commas between: all are combined,
-stock is run once for each size and load, and the table has a row for each combination.
+--policy, --load and the cache's size take several values each, with commas between. All of them are
+combined, stock is run once for each size and load, and the table has a row for each combination.
 """
 
 

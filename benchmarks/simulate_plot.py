@@ -45,7 +45,7 @@ def draw(trace_name: str, comparisons: Sequence[Comparison], file: Path) -> None
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     loads = list(dict.fromkeys(one.combination.load for one in comparisons))
     # The same file from the same numbers; text stays text in an SVG.
@@ -81,11 +81,14 @@ def draw(trace_name: str, comparisons: Sequence[Comparison], file: Path) -> None
             )
             _draw_lines(ttft, here, "ttft_p99_s", 1)
             ttft.set_yscale("log")
+            ttft.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+            ttft.yaxis.set_minor_locator(ticker.NullLocator())
             ttft.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             ttft.set_xlabel("cache size, % of the working set")
             _set_sizes(ttft, here)
         axes[0][0].set_ylabel("hit rate, % of prompt tokens")
-        axes[0][0].set_ylim(bottom=0)
+        highest = axes[0][0].get_ylim()[1]
+        axes[0][0].set_ylim(0, 1.03 * highest)
         axes[1][0].set_ylabel("time to first token, p99, s")
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(
