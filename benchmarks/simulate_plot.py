@@ -9,7 +9,7 @@ import importlib.util
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.comparison import SGL, STOCK, Comparison
 
@@ -49,7 +49,7 @@ def draw(trace_name: str, comparisons: Sequence[Comparison], file: Path) -> None
 
     loads = list(dict.fromkeys(one.combination.load for one in comparisons))
     # The same file from the same numbers; text stays text in an SVG.
-    style = {
+    style: Any = {
         "font.family": "sans-serif",
         "font.size": 9,
         "axes.spines.top": False,
