@@ -54,10 +54,10 @@ def silence_vllm() -> None:
 
 def run_one(trace: Trace, run: Run, on_call_done: Callable[[], object]) -> Result:
     """Raises simulator.SimulationError."""
-    from benchmarks.simulator import Simulation  # vLLM takes seconds to import
-
     if run.span_s is not None:
         trace = traces.with_span(trace, run.span_s, run.seed)
+    from benchmarks.simulator import Simulation  # vLLM takes seconds to import
+
     return Simulation(
         trace,
         run.arm,

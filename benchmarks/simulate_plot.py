@@ -92,7 +92,13 @@ def draw(trace_name: str, comparisons: Sequence[Comparison], file: Path) -> None
         axes[1][0].set_ylabel("time to first token, p99, s")
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(
-            handles, labels, loc="outside lower center", ncols=min(6, len(labels)), frameon=False
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=3 * len(loads),
+            frameon=False,
+            handlelength=1.8,
+            columnspacing=1.2,
         )
         figure.suptitle(_title(trace_name, comparisons))
         metadata = {"Date": None} if file.suffix == ".svg" else None

@@ -293,14 +293,6 @@ def test_two_processes_give_what_one_gives() -> None:
     assert results[0] == results[1]
 
 
-def test_a_run_that_fails_in_another_process_fails_here() -> None:
-    trace = traces.generate("chat", 5)
-    settings = EngineSettings(num_blocks=2, block_size=16, max_model_len=trace.max_call_tokens + 1)
-    runs = [Run(arm, settings, CostModel(), concurrency=4) for arm in ARMS]
-    with pytest.raises(SimulationError):
-        run_all(trace, runs, 2, lambda count: None)
-
-
 def test_the_command_draws_its_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / "grid.svg"
