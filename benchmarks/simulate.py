@@ -3,34 +3,36 @@
     python -m benchmarks.simulate --trace chat --cache-fraction 0.3
     python -m benchmarks.simulate --trace conversation_trace.jsonl --requests 2000 --scale 1/4 \\
         --cache-fraction 0.2 --load 0.8 --json result.json
+    python -m benchmarks.simulate --trace chat --policy lpm,fcfs --cache-fraction 0.1,0.3,1 \\
+        --load 0.5,1 --jobs 2 --plot policies.svg
 
-Owns the command line, the table and the JSON. The run itself is `simulator`, the traces `traces`.
+Owns the command line: what is run, and where the results go. The runs are `simulate_grid`'s, the
+tables and the JSON `simulate_report`'s, the picture `simulate_plot`'s, the traces `traces`'.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
-import logging
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks import traces
+from benchmarks import simulate_plot, traces
+from benchmarks.comparison import ARMS, STOCK, Combination, Comparison, EngineSettings
+from benchmarks.cost_model import CostModel
+from benchmarks.simulate_grid import Run, run_all, silence_vllm
+from benchmarks.simulate_report import as_document, grid_table, table
 from benchmarks.traces import GENERATORS, Reuse, Trace
 from sgl_vllm.config import OptionError, Options, words_to_mapping
 
-if TYPE_CHECKING:
-    from benchmarks.simulator import CostModel, EngineSettings, Result
-
-ARMS = ("stock", "sgl")
+DEFAULT_CONCURRENCY = 32
 COMMENT = """\
 Both arms are the real classes with the real bookkeeping; a cost model turns scheduled tokens into
 time. The same arguments give the same numbers, but for the scheduler's own CPU time.
@@ -39,25 +41,10 @@ Programs (chat, react, ...) send a call when the replies it builds on are there.
 arrive at random (Poisson), at that part of what the modelled machine can serve at best; otherwise
 --concurrency of them run at a time. A recorded trace keeps its arrival times unless --load or
 --concurrency says otherwise. How to read the table: docs/simulator.md.
-"""
 
-# What the table shows: the name in the JSON, the words, the format, and which way is better:
-# 1 if more is, -1 if less is, 0 if neither.
-ROWS: tuple[tuple[str, str, str, int], ...] = (
-    ("hit_rate", "hit rate", ".4f", 1),
-    ("cached_prompt_tokens", "prompt tokens from the cache", ",d", 1),
-    ("computed_prompt_tokens", "prompt tokens computed", ",d", -1),
-    ("throughput_requests_s", "requests/s", ".3f", 1),
-    ("ttft_p50_s", "time to first token, p50, s", ".3f", -1),
-    ("ttft_p99_s", "p99, s", ".3f", -1),
-    ("ttft_p999_s", "p99.9, s", ".3f", -1),
-    ("max_wait_s", "longest wait for admission, s", ".3f", -1),
-    ("max_passes", "most times passed over", "d", 0),
-    ("steps", "forward passes", ",d", -1),
-    ("preemptions", "preemptions", ",d", 0),
-    ("copied_blocks", "blocks copied", ",d", 0),
-    ("step_cpu_us_mean", "scheduler CPU per pass, us", ".0f", -1),
-)
+--policy, --load and the cache's size take several values each, with commas between. All of them are
+combined, stock is run once for each size and load, and the table has a row for each combination.
+"""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -78,12 +65,32 @@ def build_parser() -> argparse.ArgumentParser:
     add("--scale", type=Fraction, default=Fraction(1), help="shorten a file's texts, e.g. 1/4")
     add("--seed", type=int, default=0, help="of generated texts and arrivals (default: 0)")
     rate = parser.add_argument_group("how fast").add_mutually_exclusive_group().add_argument
-    rate("--load", type=float, metavar="X", help="arrivals at X times the capacity (1: saturated)")
-    rate("--concurrency", type=_positive, metavar="N", help="programs at a time (default: 32)")
+    rate(
+        "--load",
+        type=_several(_above_zero),
+        metavar="X[,X...]",
+        help="arrivals at X times the capacity (1: saturated)",
+    )
+    rate(
+        "--concurrency",
+        type=_positive,
+        metavar="N",
+        help=f"programs at a time (default: {DEFAULT_CONCURRENCY})",
+    )
     engine = parser.add_argument_group("the engine")
     size = engine.add_mutually_exclusive_group(required=True).add_argument
-    size("--cache-tokens", type=_positive, metavar="N", help="room for so many tokens")
-    size("--cache-fraction", type=float, metavar="F", help="room for this part of the working set")
+    size(
+        "--cache-tokens",
+        type=_several(_positive),
+        metavar="N[,N...]",
+        help="room for so many tokens",
+    )
+    size(
+        "--cache-fraction",
+        type=_several(_above_zero),
+        metavar="F[,F...]",
+        help="room for this part of the working set",
+    )
     add = engine.add_argument
     add("--block-size", type=_positive, default=16, metavar="B", help="tokens (default: 16)")
     add("--max-num-seqs", type=_positive, default=256, help="default: 256")
@@ -91,9 +98,21 @@ def build_parser() -> argparse.ArgumentParser:
     add("--no-async-scheduling", action="store_true", help="schedule only after the last pass")
     add = parser.add_argument_group("what is compared").add_argument
     add("--scheduler", choices=ARMS, help="only this one (default: both and their ratio)")
+    add(
+        "--policy",
+        type=_several(str),
+        metavar="P[,P...]",
+        help="the plugin's order of waiting requests: lpm (default), dfs-weight, fcfs, random",
+    )
     add("--off", action="append", default=[], choices=("radix", "schedule"), help="a part, by name")
     add("--plugin-config", nargs="+", default=[], metavar="KEY=VALUE", help="as for the server")
     cost = parser.add_argument_group("the cost model, in seconds")
+    cost.add_argument(
+        "--cost-model",
+        type=Path,
+        metavar="FILE",
+        help="all four, as benchmarks.calibrate --json wrote them; those below replace its own",
+    )
     for name, text in (
         ("step", "a forward pass"),
         ("prefill-token", "a token of a prompt"),
@@ -102,6 +121,15 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         cost.add_argument(f"--{name}-s", type=float, metavar="S", help=text)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw hit rate and TTFT p99 by cache size and policy (.png or .svg)",
+    )
+    parser.add_argument(
+        "--jobs", type=_positive, default=1, metavar="N", help="processes (default: 1)"
+    )
     parser.add_argument(
         "--check-kv", action="store_true", help="fail if a pass would read another token's KV"
     )
@@ -112,55 +140,61 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(words)
     try:
+        check(arguments)
         options = plugin_options(arguments)
+        cost = cost_model(arguments)
         trace = load_trace(arguments)
     except (OptionError, OSError, ValueError) as error:
         parser.error(str(error))
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
-    from benchmarks import simulator  # vLLM takes seconds to import: not for --help
-
-    costs = {
-        field.name: getattr(arguments, field.name)
-        for field in dataclasses.fields(simulator.CostModel)
-        if getattr(arguments, field.name) is not None
-    }
-    cost = simulator.CostModel(**costs)
     reuse = traces.reuse(trace)
-    num_blocks = num_cache_blocks(arguments, trace, reuse)
-    settings = simulator.EngineSettings(
-        num_blocks=num_blocks,
-        block_size=arguments.block_size,
-        max_model_len=trace.max_call_tokens + 1,
-        max_num_seqs=arguments.max_num_seqs,
-        max_num_batched_tokens=arguments.max_num_batched_tokens,
-        async_scheduling=not arguments.no_async_scheduling,
-        plugin=options.to_mapping(),
-    )
     concurrency = arguments.concurrency
-    if arguments.load is not None:
-        span_s = least_time_s(trace, reuse, cost, settings) / arguments.load
-        trace = traces.with_span(trace, span_s, arguments.seed)
-    elif concurrency is None and not trace.is_timed:
-        concurrency = 32
-    results: dict[str, Result] = {}
-    for arm in ARMS if arguments.scheduler is None else (arguments.scheduler,):
-        with tqdm(
-            total=trace.num_calls, desc=arm, unit="call", delay=2, leave=False, disable=None
-        ) as bar:
-            results[arm] = simulator.Simulation(
-                trace,
-                arm,
-                settings,
-                cost,
+    if concurrency is None and arguments.load is None and not trace.is_timed:
+        concurrency = DEFAULT_CONCURRENCY
+    silence_vllm()
+
+    # Stock has no policy: its runs are shared by the combinations that differ only in that.
+    runs: list[Run] = []
+    plans: list[tuple[Combination, EngineSettings, dict[str, int]]] = []  # arm: index in `runs`
+    for combination in combinations(arguments, options):
+        settings = make_settings(arguments, combination, options, trace, reuse)
+        indices = {}
+        for arm in ARMS if arguments.scheduler is None else (arguments.scheduler,):
+            run = Run(
+                arm=arm,
+                settings=dataclasses.replace(settings, plugin={}) if arm == STOCK else settings,
+                cost=cost,
+                span_s=offered_s(combination, trace, reuse, cost, settings),
+                seed=arguments.seed,
                 concurrency=concurrency,
                 check_kv=arguments.check_kv,
-                on_call_done=bar.update,
-            ).run()
-    print(table(trace, reuse, settings, results))
+            )
+            if run not in runs:
+                runs.append(run)
+            indices[arm] = runs.index(run)
+        plans.append((combination, settings, indices))
+
+    with tqdm(
+        total=trace.num_calls * len(runs), unit="call", delay=2, leave=False, disable=None
+    ) as bar:
+        results = run_all(trace, runs, arguments.jobs, bar.update)
+    comparisons = [
+        Comparison(
+            combination,
+            settings,
+            reuse,
+            concurrency,
+            {arm: results[index] for arm, index in indices.items()},
+        )
+        for combination, settings, indices in plans
+    ]
+    is_grid = len(comparisons) > 1
+    print(grid_table(trace, comparisons) if is_grid else table(trace, comparisons[0]))
     if arguments.json is not None:
-        document = as_document(arguments, trace, reuse, settings, cost, results)
+        documents = [as_document(vars(arguments), trace, cost, one) for one in comparisons]
+        document = {"runs": documents} if is_grid else documents[0]
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    if arguments.plot is not None:
+        simulate_plot.draw(trace.name, comparisons, arguments.plot)
     return 0
 
 
@@ -170,11 +204,110 @@ def _positive(text: str) -> int:
     return number
 
 
+def _above_zero(text: str) -> float:
+    if not (number := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def _several(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """For values with commas between; each once, in the order given."""
+
+    def read_all(text: str) -> tuple[Any, ...]:
+        try:
+            return tuple(dict.fromkeys(read(part.strip()) for part in text.split(",")))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
+
+    return read_all
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """What no single option can see. Raises ValueError, before anything takes time."""
+    if arguments.policy is not None and arguments.scheduler == STOCK:
+        raise ValueError("--policy is the plugin's: it has no meaning with --scheduler stock")
+    if len(arguments.policy or ()) > 1 and "schedule" in arguments.off:
+        raise ValueError("with --off schedule, every --policy is vLLM's own: give none")
+    if arguments.plot is not None:
+        simulate_plot.check(arguments.plot)
+    for file in (arguments.json, arguments.plot):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise ValueError(f"there is no folder {file.absolute().parent} to write {file} to")
+
+
+def combinations(arguments: argparse.Namespace, options: Options) -> list[Combination]:
+    """By load, then by cache size, then by policy: rows to compare stand together."""
+    return [
+        Combination(policy, cache_tokens, cache_fraction, load)
+        for load, cache_tokens, cache_fraction, policy in itertools.product(
+            arguments.load or (None,),
+            arguments.cache_tokens or (None,),
+            arguments.cache_fraction or (None,),
+            arguments.policy or (options.schedule_policy,),
+        )
+    ]
+
+
+def make_settings(
+    arguments: argparse.Namespace,
+    combination: Combination,
+    options: Options,
+    trace: Trace,
+    reuse: Reuse,
+) -> EngineSettings:
+    """The engine with the plugin. Says so if the cache has to be larger than was asked."""
+    num_tokens = combination.cache_tokens
+    if combination.cache_fraction is not None:
+        num_tokens = int(combination.cache_fraction * reuse.working_set_tokens)
+    assert num_tokens is not None
+    num_blocks = -(-num_tokens // arguments.block_size)
+    least = -(-trace.max_call_tokens // arguments.block_size) + 1
+    if num_blocks < least:
+        print(
+            f"the longest call needs {least} blocks: the cache is made so large, not {num_blocks}",
+            file=sys.stderr,
+        )
+    policy = dataclasses.replace(options, schedule_policy=combination.policy)
+    return EngineSettings(
+        num_blocks=max(num_blocks, least),
+        block_size=arguments.block_size,
+        max_model_len=trace.max_call_tokens + 1,
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        async_scheduling=not arguments.no_async_scheduling,
+        plugin=policy.to_mapping(),
+    )
+
+
+def offered_s(
+    combination: Combination, trace: Trace, reuse: Reuse, cost: CostModel, settings: EngineSettings
+) -> float | None:
+    """Over how many seconds the trace arrives; None if the load does not say."""
+    if combination.load is None:
+        return None
+    return least_time_s(trace, reuse, cost, settings) / combination.load
+
+
+def cost_model(arguments: argparse.Namespace) -> CostModel:
+    """Raises ValueError or OSError for a file that holds none."""
+    cost = (
+        CostModel() if arguments.cost_model is None else CostModel.from_json(arguments.cost_model)
+    )
+    given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(cost)}
+    return dataclasses.replace(
+        cost, **{name: value for name, value in given.items() if value is not None}
+    )
+
+
 def plugin_options(arguments: argparse.Namespace) -> Options:
-    """The plugin's options. Raises OptionError for what it does not have."""
+    """The plugin's options, for every policy alike. Raises OptionError for what it does not have,
+    in `--policy` too."""
     values = words_to_mapping(arguments.plugin_config)
     values |= dict.fromkeys(arguments.off, False)
-    return Options.from_mapping(values)
+    options = Options.from_mapping(values)
+    for policy in arguments.policy or ():
+        dataclasses.replace(options, schedule_policy=policy)
+    return options
 
 
 def load_trace(arguments: argparse.Namespace) -> Trace:
@@ -188,21 +321,6 @@ def load_trace(arguments: argparse.Namespace) -> Trace:
             "docs/simulator.md says where to get recorded traces"
         )
     return traces.read_mooncake(path, arguments.requests, arguments.scale)
-
-
-def num_cache_blocks(arguments: argparse.Namespace, trace: Trace, reuse: Reuse) -> int:
-    """The cache's size; at least what the longest call needs to be served at all."""
-    num_tokens = arguments.cache_tokens
-    if num_tokens is None:
-        num_tokens = int(arguments.cache_fraction * reuse.working_set_tokens)
-    num_blocks = -(-num_tokens // arguments.block_size)
-    least = -(-trace.max_call_tokens // arguments.block_size) + 1
-    if num_blocks < least:
-        print(
-            f"the longest call needs {least} blocks: the cache is made so large, not {num_blocks}",
-            file=sys.stderr,
-        )
-    return max(num_blocks, least)
 
 
 def least_time_s(trace: Trace, reuse: Reuse, cost: CostModel, settings: EngineSettings) -> float:
@@ -220,83 +338,6 @@ def least_time_s(trace: Trace, reuse: Reuse, cost: CostModel, settings: EngineSe
         decode=num_decode,
         context=num_context,
     )
-
-
-def ratio(name: str, better: int, results: dict[str, Result]) -> float | None:
-    """Above 1 is better for the plugin, always; None where there is nothing to divide."""
-    if len(results) < 2 or not better:
-        return None
-    stock, sgl = (float(getattr(results[arm], name)) for arm in ARMS)
-    over, under = (sgl, stock) if better > 0 else (stock, sgl)
-    return over / under if under else None
-
-
-def table(trace: Trace, reuse: Reuse, settings: EngineSettings, results: dict[str, Result]) -> str:
-    """The comparison as text, a row for each of `ROWS`."""
-    lines = [
-        f"{trace.name}: {trace.num_calls:,} calls of {len(trace.programs):,} programs, "
-        f"{reuse.prompt_tokens:,} prompt tokens, working set {reuse.working_set_tokens:,}",
-        f"cache: {settings.cache_tokens:,} tokens in blocks of {settings.block_size} "
-        f"({settings.cache_tokens / reuse.working_set_tokens:.2f} of the working set); "
-        f"best possible hit rate {reuse.best_hit_rate:.4f}",
-        *(
-            f"off in the plugin: {part} ({reason})"
-            for part, reason in (results["sgl"].parts if "sgl" in results else {}).items()
-            if reason != "on" and part in ("radix", "schedule")
-        ),
-        "",
-        f"{'':32}"
-        + "".join(f"{arm:>14}" for arm in results)
-        + f"{'ratio' * (len(results) > 1):>9}",
-    ]
-    for name, text, form, better in ROWS:
-        times = ratio(name, better, results)
-        cells = "".join(f"{format(getattr(result, name), form):>14}" for result in results.values())
-        lines.append(f"{text:32}{cells}" + (f"{times:9.3f}" if times is not None else ""))
-    if len(results) > 1:
-        lines += ["", "ratio: above 1 is better for the plugin"]
-    return "\n".join(lines)
-
-
-def as_document(
-    arguments: argparse.Namespace,
-    trace: Trace,
-    reuse: Reuse,
-    settings: EngineSettings,
-    cost: CostModel,
-    results: dict[str, Result],
-) -> dict[str, Any]:
-    """All numbers, and what it takes to get them again."""
-    given = {
-        name: value if isinstance(value, str | int | float | list | None) else str(value)
-        for name, value in vars(arguments).items()
-    }
-    ratios = {name: ratio(name, better, results) for name, _, _, better in ROWS}
-    return {
-        "versions": {name: _version(name) for name in ("sgl-vllm", "vllm")},
-        "arguments": given,
-        "engine": dataclasses.asdict(settings),
-        "cost_model": dataclasses.asdict(cost),
-        "trace": {
-            "name": trace.name,
-            "programs": len(trace.programs),
-            "requests": trace.num_calls,
-            "prompt_tokens": reuse.prompt_tokens,
-            "working_set_tokens": reuse.working_set_tokens,
-        },
-        "arms": {
-            arm: {**dataclasses.asdict(result), "best_hit_rate": reuse.best_hit_rate}
-            for arm, result in results.items()
-        },
-        "ratio": {name: value for name, value in ratios.items() if value is not None},
-    }
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

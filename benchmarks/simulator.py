@@ -15,10 +15,9 @@ import random
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -42,50 +41,19 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from benchmarks.comparison import SGL, STOCK, EngineSettings, Result
+from benchmarks.cost_model import Batch, CostModel
 from benchmarks.models import DEMO_MODEL
 from benchmarks.traces import Call, Tokens, Trace
 from sgl_vllm.config import CONFIG_KEY
 from sgl_vllm.scheduler.scheduler import SglAsyncScheduler, SglScheduler, SglSchedulerMixin
-
-STOCK, SGL = "stock", "sgl"
 
 
 class SimulationError(Exception):
     """The scheduler lost or kept something that it should not have, or cannot go on."""
 
 
-# -- the model's stand-in -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class CostModel:
-    """What a forward pass costs, in seconds: a sum of four terms, each linear.
-
-    The defaults are round numbers for a dense model of 8 billion bfloat16 weights on one H100.
-
-    Attributes:
-        step_s: once a pass. Reading 16 GB of weights at 3.35 TB/s takes 4.8 ms; launches the rest.
-        prefill_token_s: each token of a request that computes several: 16 GFLOP at half of the
-            machine's 990 TFLOP/s.
-        decode_token_s: each request that computes one token: sampling, and the compute that
-            reading the weights does not hide.
-        context_token_s: each earlier token of each request in the pass, whose 131 kB of keys and
-            values are read.
-    """
-
-    step_s: float = 6e-3
-    prefill_token_s: float = 32e-6
-    decode_token_s: float = 15e-6
-    context_token_s: float = 40e-9
-
-    def seconds(self, *, steps: float, prefill: float, decode: float, context: float) -> float:
-        """For so many passes, prefill tokens, decode tokens and context tokens in all."""
-        return (
-            steps * self.step_s
-            + prefill * self.prefill_token_s
-            + decode * self.decode_token_s
-            + context * self.context_token_s
-        )
+# -- the engine -----------------------------------------------------------------------------------
 
 
 class Clock:
@@ -120,29 +88,6 @@ class Clock:
         finally:
             for module in modules:
                 module.time = time  # type: ignore[attr-defined]
-
-
-# -- the engine ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """What of an engine's configuration matters here; named as vLLM's options.
-
-    `num_blocks` counts usable blocks, `plugin` is what `--plugin-config` would give.
-    """
-
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    async_scheduling: bool = True
-    plugin: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def cache_tokens(self) -> int:
-        return self.num_blocks * self.block_size
 
 
 def make_scheduler(arm: str, settings: EngineSettings) -> Scheduler:
@@ -253,44 +198,6 @@ class KvMemory:
 
 
 # -- a run --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a run came to. Tokens are counts, times are simulated, except for `step_cpu_us_mean`.
-
-    Attributes:
-        hit_rate: cached / all prompt tokens, at each call's first admission.
-        ttft_p50_s, ttft_p99_s, ttft_p999_s: from a call's arrival to its first reply token.
-        max_wait_s: the longest time from an arrival to its admission.
-        max_passes: the most calls that came later than one call and were admitted in a step
-            before the one that admitted it.
-        computed_prompt_tokens: also counts again what was computed again after a preemption.
-        throughput_requests_s: calls ended per second, from the first arrival to the last end.
-        steps: forward passes.
-        copied_blocks: blocks copied because a hit ended inside them. The cost model takes them
-            as free.
-        step_cpu_us_mean: real CPU time of the scheduler for one pass, in microseconds. The only
-            value that differs from run to run.
-        parts: for the plugin, each part "on" or why it is off.
-    """
-
-    hit_rate: float
-    ttft_p50_s: float
-    ttft_p99_s: float
-    ttft_p999_s: float
-    max_wait_s: float
-    max_passes: int
-    computed_prompt_tokens: int
-    cached_prompt_tokens: int
-    prompt_tokens: int
-    throughput_requests_s: float
-    requests: int
-    steps: int
-    preemptions: int
-    copied_blocks: int
-    step_cpu_us_mean: float
-    parts: dict[str, str]
 
 
 @dataclass(slots=True)
@@ -466,22 +373,18 @@ class Simulation:
                 served.admitted_s = self._clock.now_s
                 served.admitted_step = self._num_steps
         sampled: list[list[int]] = []
-        prefill = decode = context = 0
+        tokens: list[tuple[int, int]] = []  # before the pass, and in it
         for request_id, num_new in scheduled.num_scheduled_tokens.items():
             request = self._scheduler.requests[request_id]
             end = request.num_computed_tokens  # it counts this pass already
             num_prompt = request.num_prompt_tokens
-            context += end - num_new
-            prefill += num_new if num_new > 1 else 0
-            decode += num_new == 1
+            tokens.append((end - num_new, num_new))
             self._num_computed += max(0, min(end, num_prompt) - (end - num_new))
             reply = self._served[request_id].call.reply
             sampled.append([] if request.is_prefill_chunk else [int(reply[end - num_prompt])])
         if self._memory is not None:
             self._check_kv(self._memory, scheduled)
-        seconds = 0.0
-        if sampled:
-            seconds = self._cost.seconds(steps=1, prefill=prefill, decode=decode, context=context)
+        seconds = self._cost.batch_s(Batch.of(tokens)) if tokens else 0.0
         self._busy_until_s = max(self._busy_until_s, self._clock.now_s) + seconds
         request_ids = list(scheduled.num_scheduled_tokens)
         output = ModelRunnerOutput(
@@ -555,13 +458,19 @@ class Simulation:
         prompt_tokens = sum(len(one.call.prompt) for one in served)
         cached_tokens = sum(one.cached_tokens for one in served)
         span_s = self._clock.now_s - min(one.arrival_s for one in served)
+        waits_s = {
+            request_id: one.admitted_s - one.arrival_s
+            for request_id, one in self._served.items()
+            if one.admitted_s is not None  # it may have been aborted before
+        }
         is_plugin = isinstance(self._scheduler, SglSchedulerMixin)
         return Result(
             hit_rate=cached_tokens / prompt_tokens,
+            ttft_mean_s=sum(ttfts) / len(ttfts),
             ttft_p50_s=percentile(ttfts, 0.5),
             ttft_p99_s=percentile(ttfts, 0.99),
             ttft_p999_s=percentile(ttfts, 0.999),
-            max_wait_s=max((one.admitted_s or 0.0) - one.arrival_s for one in served),
+            max_wait_s=max(waits_s.values(), default=0.0),
             max_passes=_max_passes(served),
             computed_prompt_tokens=self._num_computed,
             cached_prompt_tokens=cached_tokens,
@@ -573,6 +482,7 @@ class Simulation:
             copied_blocks=self._num_copies,
             step_cpu_us_mean=self._cpu_s / self._num_steps * 1e6,
             parts=self._scheduler.sgl_vllm_stats()["parts"] if is_plugin else {},
+            waits_s=waits_s,
         )
 
 

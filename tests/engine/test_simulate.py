@@ -16,15 +16,10 @@ import pytest
 pytest.importorskip("vllm")
 
 from benchmarks import simulate, traces
-from benchmarks.simulator import (
-    Clock,
-    CostModel,
-    EngineSettings,
-    Result,
-    Simulation,
-    SimulationError,
-    percentile,
-)
+from benchmarks.comparison import EngineSettings, Result
+from benchmarks.cost_model import CostModel
+from benchmarks.simulate_grid import Run, run_all
+from benchmarks.simulator import Clock, Simulation, SimulationError, percentile
 from benchmarks.traces import Call, Program, Trace
 from sgl_vllm.radix.pool import RadixBlockPool
 
@@ -112,6 +107,8 @@ def test_the_same_run_twice_gives_the_same_numbers(arm: str, async_scheduling: b
     )
     assert repeatable(first) == repeatable(second)
     assert first.requests == trace.num_calls
+    assert len(first.waits_s) == trace.num_calls
+    assert max(first.waits_s.values()) == first.max_wait_s
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -225,9 +222,109 @@ def test_the_command_prints_a_table_and_writes_all_numbers(
     assert document["ratio"]["hit_rate"] == pytest.approx(sgl["hit_rate"] / stock["hit_rate"])
 
 
+GRID = "--trace chat --requests 10 --policy fcfs,lpm --cache-fraction 0.3,1 --load 0.5,1"
+
+
+def grid_runs(file: Path, words: str) -> list[dict[str, Any]]:
+    """What the command writes for a grid, without what differs from run to run."""
+    assert simulate.main([*words.split(), "--json", str(file)]) == 0
+    runs = json.loads(file.read_text())["runs"]
+    for run in runs:
+        for numbers in (*run["arms"].values(), run["ratio"]):
+            del numbers["step_cpu_us_mean"]
+    return runs
+
+
+def test_a_grid_is_every_combination_and_each_as_if_run_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = grid_runs(tmp_path / "grid.json", GRID)
+    combinations = [
+        (run["arguments"]["load"], run["arguments"]["cache_fraction"], run["arguments"]["policy"])
+        for run in runs
+    ]
+    assert combinations == [
+        (load, fraction, policy)
+        for load in (0.5, 1.0)
+        for fraction in (0.3, 1.0)
+        for policy in ("fcfs", "lpm")
+    ]
+    assert all(
+        run["engine"]["plugin"]["schedule_policy"] == run["arguments"]["policy"] for run in runs
+    )
+    assert runs[0]["arms"]["stock"] == runs[1]["arms"]["stock"]
+    rows = [line for line in capsys.readouterr().out.splitlines() if " fcfs " in line]
+    assert len(rows) == 4
+
+    file = tmp_path / "alone.json"
+    alone = "--trace chat --requests 10 --policy lpm --cache-fraction 1 --load 1"
+    assert simulate.main([*alone.split(), "--json", str(file)]) == 0
+    document = json.loads(file.read_text())
+    del document["arms"]["stock"]["step_cpu_us_mean"], document["arms"]["sgl"]["step_cpu_us_mean"]
+    assert document["arms"] == runs[-1]["arms"]
+    assert document["arguments"]["policy"] == "lpm"
+    assert document["arms"]["sgl"]["max_extra_wait_s"] >= 0
+
+
+def test_stock_is_run_once_for_each_cache_size_and_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Run] = []
+
+    def noted(trace: Trace, runs: list[Run], *rest: Any) -> list[Result]:
+        ran.extend(runs)
+        return run_all(trace, runs, *rest)
+
+    monkeypatch.setattr(simulate, "run_all", noted)
+    assert simulate.main(GRID.split()) == 0
+    assert [run.arm for run in ran].count("stock") == 4
+    assert [run.arm for run in ran].count("sgl") == 8
+
+
+def test_two_processes_give_what_one_gives() -> None:
+    trace = traces.generate("chat", 20)
+    settings = EngineSettings(
+        num_blocks=2000, block_size=16, max_model_len=trace.max_call_tokens + 1
+    )
+    runs = [Run(arm, settings, CostModel(), concurrency=4) for arm in ARMS]
+    results = []
+    for num_processes in (1, 2):
+        counts: list[int] = []
+        results.append([*map(repeatable, run_all(trace, runs, num_processes, counts.append))])
+        assert sum(counts) == len(runs) * trace.num_calls
+    assert results[0] == results[1]
+
+
+def test_the_command_draws_its_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "grid.svg"
+    words = f"--trace chat --requests 10 --cache-fraction 0.3,1 --concurrency 4 --plot {file}"
+    assert simulate.main(words.split()) == 0
+    assert "4 programs at a time" in file.read_text()
+
+
+def test_a_measured_cost_model_rules_the_clock_and_an_option_replaces_part_of_it(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "cost.json"
+    measured = dict.fromkeys(dataclasses.asdict(CostModel()), 1e-3)
+    file.write_text(json.dumps({"cost_model": measured}))
+    result = tmp_path / "result.json"
+    words = f"--trace chat --requests 5 --cache-fraction 1 --cost-model {file} --json {result}"
+    assert simulate.main([*words.split(), "--step-s", "0.5"]) == 0
+    assert json.loads(result.read_text())["cost_model"] == {**measured, "step_s": 0.5}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("--trace chat --cache-tokens 9 --policy lpm,lifo", "lifo"),
+        ("--trace chat --cache-tokens 9 --policy lpm --scheduler stock", "--scheduler stock"),
+        ("--trace chat --cache-tokens 9 --policy lpm,fcfs --off schedule", "--off schedule"),
+        ("--trace chat --cache-fraction 0.1,x", "list of numbers"),
+        ("--trace chat --cache-fraction 0", "not above 0"),
+        ("--trace chat --cache-tokens 9 --load 1,-1", "not above 0"),
+        ("--trace chat --cache-tokens 9 --plot picture.gif", ".png or .svg"),
+        ("--trace chat --cache-tokens 9 --json no/such/folder/x.json", "folder"),
+        ("--trace chat --cache-tokens 9 --cost-model no-such-file.json", "no-such-file.json"),
         ("--trace chatt --cache-tokens 9", "no_sharing"),
         ("--trace chat", "--cache-tokens"),
         ("--trace chat --cache-tokens 9 --plugin-config no=1", "option"),
