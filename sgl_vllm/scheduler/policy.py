@@ -90,6 +90,7 @@ class WaitingLine(Generic[Item]):
 
     def __init__(self, order: str, bound: Bound, window: int) -> None:
         self._keys = ORDERS[order]
+        self._is_timeless = bound.max_wait_s == float("inf")
         self._is_cache_aware = order in ("lpm", "dfs-weight")
         self._bound = bound
         self._window = window
@@ -103,6 +104,7 @@ class WaitingLine(Generic[Item]):
         self._clients = _Numbers()
         self._fork_groups = _Numbers()
         self._rng = np.random.default_rng(0)
+        self._known: tuple[Hashable, list[Item]] | None = None  # the order, while it holds
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -140,6 +142,7 @@ class WaitingLine(Generic[Item]):
         if not self._free:
             self._grow()
         slot = self._free.pop()
+        self._known = None
         if first:
             self._num_put_first += 1
             arrival = -self._num_put_first
@@ -162,6 +165,7 @@ class WaitingLine(Generic[Item]):
             branch: equal, and not negative, for those that match alike and then go on alike.
         """
         slot = self._slots[item]
+        self._known = None
         row = self._rows[slot]
         row["matched"] = match.num_tokens
         row["branch"] = -row["arrival"] if branch is None else branch
@@ -183,6 +187,7 @@ class WaitingLine(Generic[Item]):
     def pop(self, item: Item) -> None:
         """Take `item` out, to be admitted or put back."""
         slot = self._popped[item] = self._slots.pop(item)
+        self._known = None
         self._rows["waits"][slot] = False
 
     def put_back(self, item: Item) -> bool:
@@ -191,11 +196,13 @@ class WaitingLine(Generic[Item]):
         if slot is None:
             return False
         self._slots[item] = slot
+        self._known = None
         self._rows["waits"][slot] = True
         return True
 
     def discard(self, item: Item) -> None:
         """Take `item` out for good."""
+        self._known = None
         self._release(self._slots.pop(item))
 
     @property
@@ -212,6 +219,7 @@ class WaitingLine(Generic[Item]):
         """
         if not self._popped:
             return 0
+        self._known = None
         num_passes = 0
         if self._slots:
             rows = self._rows
@@ -275,36 +283,48 @@ class WaitingLine(Generic[Item]):
                 there together, none can lose what it matches, so a cache-aware order has nothing to
                 win and they go as they came.
             last_clients: these clients' requests go after the others' of the same priority.
+
+        The same list as before, not to be changed, if nothing has.
         """
+        num_tokens = self._rows["tokens"] @ self._rows["waits"]
+        is_roomy = self._is_cache_aware and num_tokens <= room_tokens
+        known_by = (is_roomy, frozenset(last_clients))
+        if self._known is not None and self._known[0] == known_by and self._is_timeless:
+            return self._known[1]
+        order = self._new_order(now_s, is_roomy, last_clients)
+        self._known = known_by, [self._items[slot] for slot in order.tolist()]
+        return self._known[1]
+
+    def _new_order(self, now_s: float, is_roomy: bool, last_clients: Collection[Hashable]) -> Ints:
+        """Slots."""
         slots = np.flatnonzero(self._rows["waits"])
         rows = self._rows[slots]
-        is_roomy = self._is_cache_aware and rows["tokens"].sum() <= room_tokens
-        later: list[int] = []
+        later = slots[:0]
         if len(slots) > self._window:
             by_arrival = np.lexsort((rows["arrival"], rows["priority"]))
-            later = slots[by_arrival[self._window :]].tolist()
-            slots = slots[by_arrival[: self._window]]
+            slots, later = np.split(slots[by_arrival], [self._window])
             rows = self._rows[slots]
-        rows["backlog"] = np.maximum(rows["backlog"], _cost(rows).sum())
-        self._rows["backlog"][slots] = rows["backlog"]
-        limit = np.maximum(self._bound.max_delay * rows["backlog"], self._bound.min_delay_tokens)
-        is_overdue = (
-            (rows["passes"] >= self._bound.max_passes)
-            | (rows["delay"] >= limit)
-            | (now_s - rows["arrival_s"] >= self._bound.max_wait_s)
-        )
+        is_overdue = self._see_who_is_overdue(slots, rows, now_s)
         goes_first = rows["arrival"] < 0
         by_policy = ~(is_overdue | goes_first)
+        keys = (_fcfs if is_roomy else self._keys)(rows, self._nodes_of(slots))
+        keys = [np.where(by_policy, key, 0) for key in keys]
         is_last = np.zeros(len(rows), dtype=bool)
         if last_clients:
             numbers = [self._clients.number_of(client) for client in last_clients]
             is_last = np.isin(rows["client"], numbers) & ~goes_first
-        keys = (_fcfs if is_roomy else self._keys)(rows, self._nodes_of(slots))
-        keys = [np.where(by_policy, key, 0) for key in keys]
-        order = np.lexsort(
-            (rows["arrival"], *reversed(keys), by_policy, is_last, ~goes_first, rows["priority"])
-        )
-        return [self._items[slot] for slot in [*slots[order].tolist(), *later]]
+        tier = np.where(goes_first, 0, 1 + 2 * is_last + by_policy)
+        in_order = slots[np.lexsort((rows["arrival"], *reversed(keys), tier, rows["priority"]))]
+        return np.concatenate([in_order, later])
+
+    def _see_who_is_overdue(self, slots: Ints, rows: Rows, now_s: float) -> NDArray[np.bool_]:
+        bound = self._bound
+        backlog = np.maximum(rows["backlog"], _cost(rows).sum())
+        self._rows["backlog"][slots] = backlog
+        is_overdue = rows["passes"] >= bound.max_passes
+        is_overdue |= rows["delay"] >= np.maximum(bound.max_delay * backlog, bound.min_delay_tokens)
+        is_overdue |= now_s - rows["arrival_s"] >= bound.max_wait_s
+        return is_overdue
 
     def _nodes_of(self, slots: Ints) -> Callable[[], list[Node | None]]:
         return lambda: [self._nodes[slot] for slot in slots.tolist()]

@@ -158,8 +158,10 @@ class CacheAwareQueue(RequestQueue):
         self._radix = radix
         self._fairness = fairness
         self._clients: WeakKeyDictionary[Request, Hashable] = WeakKeyDictionary()
-        self._order: list[Request] | None = None  # of this step
-        self._place = 0  # in the order: all before it were popped, or are held back
+        self._order: list[Request] = []  # of this step, or still of an earlier one
+        self._is_in_order = False
+        self._place = 0  # in the order: all before it were looked at
+        self._next: Request | None = None  # of these, who is neither popped nor held back
         self._num_looked_at = 0
         self._leaders: WeakKeyDictionary[Request, Request] = WeakKeyDictionary()
         self._wanted: set[Node] | None = None
@@ -170,7 +172,8 @@ class CacheAwareQueue(RequestQueue):
     # -- a step -------------------------------------------------------------------------------
 
     def step_starts(self) -> None:
-        self._order = self._wanted = None
+        self._next = self._wanted = None
+        self._is_in_order = False
         self._place = self._num_looked_at = 0
 
     def step_ends(self, scheduler_output: SchedulerOutput) -> None:
@@ -184,6 +187,8 @@ class CacheAwareQueue(RequestQueue):
             for request in admitted:
                 self._scores.discard(request)
             self.counters.passes += self._line.settle(num_cached)
+        if not self._line:
+            self._order = []
         if self._fairness is not None:
             for request_id, num_tokens in num_scheduled.items():
                 client = self._clients.get(self._scheduler.requests[request_id])
@@ -214,14 +219,15 @@ class CacheAwareQueue(RequestQueue):
 
     def _find_next(self) -> Request | None:
         """The first who waits and is not held back; None if there is nobody."""
-        if self._order is None:
+        if not self._is_in_order:
             self._order = self._put_in_order()
-        while self._place < len(self._order):
+            self._is_in_order = True
+        while self._next is None and self._place < len(self._order):
             request = self._order[self._place]
-            if request in self._line and not self._is_held_back(request):
-                return request
             self._place += 1
-        return None
+            if request in self._line and not self._is_held_back(request):
+                self._next = request
+        return self._next
 
     def _is_held_back(self, request: Request) -> bool:
         """Whether to wait for the next step saves more than it delays, because a request that was
@@ -321,6 +327,7 @@ class CacheAwareQueue(RequestQueue):
 
     def pop_request(self) -> Request:
         request = self.peek_request()
+        self._next = None
         self._line.pop(request)
         return request
 
@@ -333,6 +340,8 @@ class CacheAwareQueue(RequestQueue):
             if request in self._line:
                 self._line.discard(request)
                 self._scores.discard(request)
+                if request is self._next:
+                    self._next = None
 
     def __len__(self) -> int:
         return len(self._line)

@@ -1,0 +1,228 @@
+"""What the order of the waiting queue costs in a step of vLLM's scheduler.
+
+    python -m benchmarks.schedule [--waiting 1000] [--tokens 4000] [--steps 200]
+
+Drives vLLM's real scheduler and the plugin's, without a model, with so many requests waiting all
+the time: who ends is replaced. Both do every step by turns; the table shows the processor time of
+`schedule()` and of a request's arrival, in microseconds, medians and means, and the difference.
+
+    unshared   nothing in common, so both admit the same requests in the same order
+    full       nothing in common, and a cache so full that nobody can be admitted
+    groups     groups of ten share all but 100 tokens: the plugin admits more in a step
+    few        one request waits
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.outputs import ModelRunnerOutput
+
+ARMS = ("stock", "sgl")
+VOCABULARY = 128_000
+OUTPUT_TOKENS = 8
+GROUP_SIZE = 10
+GROUP_SUFFIX = 100
+
+
+@dataclass(frozen=True)
+class Case:
+    """What waits, and how much room there is.
+
+    Attributes:
+        is_grouped: requests come in groups that share a prefix.
+        cache_requests: so many requests fill the cache.
+        num_waiting: None for as many as the command line says.
+    """
+
+    name: str
+    is_grouped: bool
+    cache_requests: float
+    num_waiting: int | None = None
+
+
+CASES = (
+    Case("unshared", is_grouped=False, cache_requests=40),
+    Case("full", is_grouped=False, cache_requests=1.5),
+    Case("groups", is_grouped=True, cache_requests=40),
+    Case("few", is_grouped=False, cache_requests=40, num_waiting=1),
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds of processor time of one arm.
+
+    Attributes:
+        admitted_per_step: how many requests a step admits in the mean.
+    """
+
+    step_median_us: float
+    step_mean_us: float
+    arrival_mean_us: float
+    admitted_per_step: float
+
+
+class Arm:
+    """One scheduler, kept at a number of waiting requests."""
+
+    def __init__(self, name: str, case: Case, num_waiting: int, num_tokens: int) -> None:
+        from benchmarks.comparison import EngineSettings
+        from benchmarks.simulator import make_block_hasher, make_scheduler
+
+        block_size = 16
+        settings = EngineSettings(
+            num_blocks=int(case.cache_requests * (num_tokens + OUTPUT_TOKENS)) // block_size + 8,
+            block_size=block_size,
+            max_model_len=num_tokens + OUTPUT_TOKENS + 1,
+        )
+        self.scheduler: Scheduler = make_scheduler(name, settings)
+        self._hasher = make_block_hasher(self.scheduler)
+        self._prompts = prompts(case, num_tokens)
+        self._num_waiting = case.num_waiting or num_waiting
+        self._num_sent = 0
+        self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self.step_us: list[float] = []
+        self.arrival_us: list[float] = []
+        self.num_admitted = 0
+
+    def step(self, is_measured: bool) -> None:
+        scheduler = self.scheduler
+        while len(scheduler.waiting) < self._num_waiting:
+            self._send(is_measured)
+        started = time.thread_time_ns()
+        scheduled = scheduler.schedule()
+        if is_measured:
+            self.step_us.append((time.thread_time_ns() - started) / 1e3)
+            self.num_admitted += len(scheduled.scheduled_new_reqs)
+        self._in_flight.append((scheduled, self._sample(scheduled)))
+        if len(self._in_flight) > 1:  # a step late, as asynchronous scheduling has it
+            scheduler.update_from_output(*self._in_flight.popleft())
+
+    def _send(self, is_measured: bool) -> None:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        self._num_sent += 1
+        request = Request(
+            request_id=str(self._num_sent),
+            prompt_token_ids=next(self._prompts),
+            sampling_params=SamplingParams(
+                temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True
+            ),
+            pooling_params=None,
+            arrival_time=float(self._num_sent),
+            block_hasher=self._hasher,
+        )
+        started = time.thread_time_ns()
+        self.scheduler.add_request(request)
+        if is_measured:
+            self.arrival_us.append((time.thread_time_ns() - started) / 1e3)
+
+    def _sample(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        request_ids = list(scheduled.num_scheduled_tokens)
+        requests = [self.scheduler.requests[request_id] for request_id in request_ids]
+        return ModelRunnerOutput(
+            req_ids=request_ids,
+            req_id_to_index={request_id: i for i, request_id in enumerate(request_ids)},
+            sampled_token_ids=[[] if r.is_prefill_chunk else [1] for r in requests],
+        )
+
+    def cost(self) -> Cost:
+        return Cost(
+            step_median_us=statistics.median(self.step_us),
+            step_mean_us=statistics.mean(self.step_us),
+            arrival_mean_us=statistics.mean(self.arrival_us) if self.arrival_us else 0.0,
+            admitted_per_step=self.num_admitted / len(self.step_us),
+        )
+
+
+def prompts(case: Case, num_tokens: int) -> Iterator[list[int]]:
+    """The same ones for both arms. Of groups, the members come in turn, as in a mix of clients."""
+    rng = random.Random(0)
+
+    def text(num: int) -> list[int]:
+        return [rng.randrange(VOCABULARY) for _ in range(num)]
+
+    while True:
+        if not case.is_grouped:
+            yield text(num_tokens)
+            continue
+        prefixes = [text(num_tokens - GROUP_SUFFIX) for _ in range(100)]
+        for _ in range(GROUP_SIZE):
+            for prefix in prefixes:
+                yield prefix + text(GROUP_SUFFIX)
+
+
+def measure(case: Case, num_waiting: int, num_tokens: int, num_steps: int) -> dict[str, Cost]:
+    """Both arms, a step each by turns; the first tenth warms up."""
+    arms = {name: Arm(name, case, num_waiting, num_tokens) for name in ARMS}
+    num_warm = max(10, num_steps // 10)
+    bar = tqdm(range(num_warm + num_steps), desc=case.name, leave=False, disable=None)
+    for number in bar:
+        for arm in arms.values():
+            arm.step(is_measured=number >= num_warm)
+    return {name: arm.cost() for name, arm in arms.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.schedule",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--waiting", type=int, default=1000, metavar="N")
+    parser.add_argument("--tokens", type=int, default=4000, metavar="N", help="of every prompt")
+    parser.add_argument("--steps", type=int, default=200, metavar="N")
+    parser.add_argument("--case", choices=[case.name for case in CASES], help="only this one")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    arguments = parser.parse_args()
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+    print(
+        f"{arguments.waiting} waiting requests of {arguments.tokens} tokens, "
+        "microseconds of processor time\n"
+        f"{'':10}{'a step: median':>22}{'difference':>12}{'mean':>17}{'difference':>12}"
+        f"{'admitted':>14}{'an arrival':>16}"
+    )
+    document = {}
+    for case in CASES:
+        if arguments.case not in (None, case.name):
+            continue
+        costs = measure(case, arguments.waiting, arguments.tokens, arguments.steps)
+        stock, sgl = costs["stock"], costs["sgl"]
+        print(
+            f"{case.name:10}{stock.step_median_us:11.0f}{sgl.step_median_us:11.0f}"
+            f"{sgl.step_median_us - stock.step_median_us:12.0f}"
+            f"{stock.step_mean_us:9.0f}{sgl.step_mean_us:8.0f}"
+            f"{sgl.step_mean_us - stock.step_mean_us:12.0f}"
+            f"{stock.admitted_per_step:7.2f}{sgl.admitted_per_step:7.2f}"
+            f"{stock.arrival_mean_us:8.0f}{sgl.arrival_mean_us:8.0f}",
+            flush=True,
+        )
+        document[case.name] = {name: asdict(cost) for name, cost in costs.items()}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
