@@ -30,12 +30,7 @@ _COUNTERS = {
     "held_back": (
         "schedule",
         "held_back",
-        "Requests admitted a step later, to share all of an equal prompt.",
-    ),
-    "changed_orders": (
-        "schedule",
-        "changed_orders",
-        "Steps whose order was not first come first served.",
+        "Times a request waited a step for what another was computing.",
     ),
     "passes": ("schedule", "passes", "Times a later request was admitted before a waiting one."),
     "jumps": ("jump_forward", "jumps", "Times forced text was appended to a request."),
