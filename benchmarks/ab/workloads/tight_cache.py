@@ -1,9 +1,10 @@
 """Many groups of requests, each with its own prefix, and a cache that holds a fifth of them.
 
 Requests come from the groups by turns, so in the order of arrival a prefix is met again only after
-most others, when such a cache has long forgotten it. Many more wait than run: whoever chooses
-among them can serve those of one group together. What is gained grows with the number of waiting
-requests per group, here about three, which is stated with the result as the concurrency.
+most others, when such a cache has long forgotten it. As many run as fit into the cache, and many
+more wait: whoever chooses among them can serve those of one group together. What is gained grows
+with the number of waiting requests per group, here about three; the concurrency, which is stated
+with the result, says how many.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ PREFIX_TOKENS = 1024
 QUESTION_TOKENS = (8, 32)
 OUTPUT_TOKENS = (4, 16)
 CACHE_SHARE = 0.2
-MAX_NUM_SEQS = 8
 MAX_MODEL_LEN = 1152
 
 
@@ -42,7 +42,6 @@ def server_args(block_size_tokens: int) -> tuple[str, ...]:
     num_blocks = round(CACHE_SHARE * NUM_GROUPS * PREFIX_TOKENS / block_size_tokens)
     return (
         *("--num-gpu-blocks-override", str(num_blocks)),
-        *("--max-num-seqs", str(MAX_NUM_SEQS)),
         *("--max-model-len", str(MAX_MODEL_LEN)),
     )
 
