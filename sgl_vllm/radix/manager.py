@@ -150,6 +150,11 @@ class RadixKVCacheManager(KVCacheManager):
         """None once an error has switched it off."""
         return self.pool.tree
 
+    @property
+    def hit_granularity(self) -> int:
+        """In tokens: a hit ends at a multiple of it."""
+        return self.block_size if self._whole_blocks_only else 1
+
     # -- look up ------------------------------------------------------------------------------
 
     def new_step_starts(self) -> None:

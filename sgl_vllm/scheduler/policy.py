@@ -23,6 +23,7 @@ Item = TypeVar("Item", bound=Hashable)
 Ints = NDArray[np.int64]
 
 NO_GROUP = -1
+MAX_PRIORITY = 2**62  # more is as much
 
 OVERHEAD_TOKENS = 64
 """To decode a reply takes about as long as to compute so many tokens of a prompt."""
@@ -150,6 +151,7 @@ class WaitingLine(Generic[Item]):
             self._num_added += 1
             arrival = self._num_added
         group = NO_GROUP if fork_group is None else self._fork_groups.take(fork_group)
+        priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
         self._rows[slot] = (
             *(arrival, arrival_s, priority, self._clients.take(client), group, num_tokens),
             *(0, -arrival, 0, 0, 0, self._rng.random(), True),

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -157,6 +157,7 @@ class CacheAwareQueue(RequestQueue):
         self._scores = PrefixScores(scheduler.kv_cache_manager, radix)
         self._radix = radix
         self._fairness = fairness
+        self._has_priorities = scheduler.policy == SchedulingPolicy.PRIORITY
         self._clients: WeakKeyDictionary[Request, Hashable] = WeakKeyDictionary()
         self._order: list[Request] = []  # of this step, or still of an earlier one
         self._is_in_order = False
@@ -264,7 +265,8 @@ class CacheAwareQueue(RequestQueue):
             ):
                 continue
             num_common = common_prefix_length(other_trail.tokens, trail.tokens)
-            num_saved = min(num_common, request.num_tokens - 1) - num_found
+            num_common = min(num_common, request.num_tokens - 1)
+            num_saved = num_common - num_common % self._radix.hit_granularity - num_found
             if num_saved * self._line.num_alike(request) >= MIN_SAVED_TOKENS:
                 self._leaders[request] = other
                 self.counters.held_back += 1
@@ -310,7 +312,7 @@ class CacheAwareQueue(RequestQueue):
             request,
             request.num_tokens,
             arrival_s=request.arrival_time,
-            priority=request.priority,
+            priority=request.priority if self._has_priorities else 0,
             client=client if self._fairness is not None else None,
             fork_group=fork_group_of(request, client),
             first=first,
@@ -371,7 +373,8 @@ def fork_group_of(request: Request, client: Hashable) -> Hashable:
         return None
     program = extra.get(PROGRAM)
     for name, value in ((FORK_GROUP, group), (PROGRAM, program)):
-        if not isinstance(value, str | int | None) or len(str(value)) > MAX_HINT_LENGTH:
+        is_short = isinstance(value, str) and len(value) <= MAX_HINT_LENGTH
+        if not is_short and not isinstance(value, int | None):
             logger.warning(
                 "%s of request %s is not used: it is a number or a string of at most %d characters",
                 name,

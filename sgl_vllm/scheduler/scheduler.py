@@ -127,6 +127,8 @@ class SglSchedulerMixin(Scheduler):
                 return "prefix caching is off"
             if unknown := RequestQueue.__abstractmethods__ - set(dir(CacheAwareQueue)):
                 return f"this vLLM wants its queue to have {', '.join(sorted(unknown))}"
+            if not hasattr(self, "max_num_active_reqs"):
+                return "this vLLM lacks Scheduler.max_num_active_reqs"
             return None
         if self.use_v2_model_runner:
             return "not verified on vLLM's V2 model runner yet"
