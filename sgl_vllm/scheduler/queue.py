@@ -51,6 +51,9 @@ step costs about as much as so many tokens: 6 ms against 32 us for 8 billion wei
 HOLD_WINDOW = 64
 """So many requests are looked at in one step for whether they are held back."""
 
+_NEW = (RequestStatus.WAITING, RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
+"""Of requests that did not run yet; the grammar may be there already."""
+
 WANTED_WINDOW = 128
 """What so many at the head of the queue match is evicted last."""
 
@@ -160,6 +163,7 @@ class CacheAwareQueue(RequestQueue):
         self._clients: WeakKeyDictionary[Request, Hashable] = WeakKeyDictionary()
         self._order: list[Request] | None = None  # of this step
         self._place = 0  # in the order: all before it were popped, or are held back
+        self._head: Request | None = None  # who was found last
         self._num_looked_at = 0
         self._leaders: WeakKeyDictionary[Request, Request] = WeakKeyDictionary()
         self._wanted: set[Node] | None = None
@@ -170,7 +174,7 @@ class CacheAwareQueue(RequestQueue):
     # -- a step -------------------------------------------------------------------------------
 
     def step_starts(self) -> None:
-        self._order = self._wanted = None
+        self._order = self._wanted = self._head = None
         self._place = self._num_looked_at = 0
 
     def step_ends(self, scheduler_output: SchedulerOutput) -> None:
@@ -213,12 +217,18 @@ class CacheAwareQueue(RequestQueue):
         return self._line.order(time.time(), room_tokens=room_tokens, last_clients=last)
 
     def _find_next(self) -> Request | None:
-        """The first who waits and is not held back; None if there is nobody."""
+        """The first who waits and is not held back; None if there is nobody.
+
+        Stays the same until popped: vLLM peeks at a request, gives it blocks, and then pops it.
+        """
+        if self._head is not None and self._head in self._line:
+            return self._head
         if self._order is None:
             self._order = self._put_in_order()
         while self._place < len(self._order):
             request = self._order[self._place]
             if request in self._line and not self._is_held_back(request):
+                self._head = request
                 return request
             self._place += 1
         return None
@@ -235,7 +245,7 @@ class CacheAwareQueue(RequestQueue):
             or self._radix.tree is None
             or self._num_looked_at >= HOLD_WINDOW
             or self.failed
-            or request.status != RequestStatus.WAITING
+            or request.status not in _NEW
             or request.skip_reading_prefix_cache
         ):
             return False
