@@ -51,6 +51,9 @@ step costs about as much as so many tokens: 6 ms against 32 us for 8 billion wei
 HOLD_WINDOW = 64
 """So many requests are looked at in one step for whether they are held back."""
 
+_NEW = (RequestStatus.WAITING, RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
+"""Of requests that did not run yet; the grammar may be there already."""
+
 WANTED_WINDOW = 128
 """What so many at the head of the queue match is evicted last."""
 
@@ -182,6 +185,9 @@ class CacheAwareQueue(RequestQueue):
         num_scheduled = scheduler_output.num_scheduled_tokens
         admitted = self._line.popped
         if admitted:
+            if self._fairness is not None:
+                # Also if nobody else waits: one who has the machine alone runs up no debt.
+                self._fairness.without_credit(self._line.clients)
             num_cached = [
                 r.num_computed_tokens - num_scheduled.get(r.request_id, 0) for r in admitted
             ]
@@ -196,8 +202,10 @@ class CacheAwareQueue(RequestQueue):
                 self._fairness.charge(client, num_tokens)
 
     def _put_in_order(self) -> list[Request]:
-        if len(self._line) < 2 or self.failed:
+        if len(self._line) < 2:
             return list(self._line)
+        if self.failed:
+            return self._line.by_arrival()
         try:
             return self._policy_order()
         except Exception:
@@ -206,7 +214,7 @@ class CacheAwareQueue(RequestQueue):
                 "Please report this with the lines below"
             )
             self.failed = True
-            return list(self._line)
+            return self._line.by_arrival()
 
     def _policy_order(self) -> list[Request]:
         self._scores.refresh(self._line)
@@ -219,7 +227,10 @@ class CacheAwareQueue(RequestQueue):
         return self._line.order(time.time(), room_tokens=room_tokens, last_clients=last)
 
     def _find_next(self) -> Request | None:
-        """The first who waits and is not held back; None if there is nobody."""
+        """The first who waits and is not held back; None if there is nobody.
+
+        Stays the same until popped: vLLM peeks at a request, gives it blocks, and then pops it.
+        """
         if not self._is_in_order:
             self._order = self._put_in_order()
             self._is_in_order = True
@@ -242,7 +253,7 @@ class CacheAwareQueue(RequestQueue):
             or self._radix.tree is None
             or self._num_looked_at >= HOLD_WINDOW
             or self.failed
-            or request.status != RequestStatus.WAITING
+            or request.status not in _NEW
             or request.skip_reading_prefix_cache
         ):
             return False
@@ -373,10 +384,12 @@ def fork_group_of(request: Request, client: Hashable) -> Hashable:
         return None
     program = extra.get(PROGRAM)
     for name, value in ((FORK_GROUP, group), (PROGRAM, program)):
-        is_short = isinstance(value, str) and len(value) <= MAX_HINT_LENGTH
-        if not is_short and not isinstance(value, int | None):
+        # The size of a number first: Python refuses to write out very large ones.
+        is_large = isinstance(value, int) and value.bit_length() > 64
+        if is_large or not isinstance(value, str | int | None) or len(str(value)) > MAX_HINT_LENGTH:
             logger.warning(
-                "%s of request %s is not used: it is a number or a string of at most %d characters",
+                "%s of request %s is not used: it is a whole number of 64 bits or a string of at "
+                "most %d characters",
                 name,
                 request.request_id,
                 MAX_HINT_LENGTH,

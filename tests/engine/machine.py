@@ -1,0 +1,183 @@
+"""A real scheduler with its KV-cache manager, and no model: what is sampled is made up."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm import SamplingParams
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from benchmarks.models import DEMO_MODEL
+from benchmarks.simulator import make_block_hasher
+from sgl_vllm.config import CONFIG_KEY
+from sgl_vllm.scheduler.scheduler import SglScheduler
+
+MAX_MODEL_LEN = 4096
+
+
+class Machine:
+    """Adds requests, steps, and remembers what came of it.
+
+    Attributes:
+        admitted: ids in the order of their first admission.
+        computed: scheduled tokens by request.
+        ended: ids of those that got their last token.
+        num_preemptions: of all.
+    """
+
+    def __init__(
+        self,
+        plugin: dict[str, Any] | None = None,
+        *,
+        num_blocks: int = 200,
+        block_size: int = 32,
+        **scheduler_args: Any,
+    ) -> None:
+        model = ModelConfig(
+            model=str(DEMO_MODEL),
+            skip_tokenizer_init=True,
+            max_model_len=MAX_MODEL_LEN,
+            hf_overrides={"max_position_embeddings": MAX_MODEL_LEN},
+            enforce_eager=True,
+        )
+        arguments: dict[str, Any] = {
+            "max_num_seqs": 16,
+            "max_num_batched_tokens": 1024,
+            **scheduler_args,
+        }
+        config = VllmConfig(
+            model_config=model,
+            scheduler_config=SchedulerConfig(
+                max_model_len=MAX_MODEL_LEN,
+                is_encoder_decoder=False,
+                async_scheduling=False,
+                **arguments,
+            ),
+            cache_config=CacheConfig(block_size=block_size, enable_prefix_caching=True),
+            additional_config={CONFIG_KEY: plugin or {}},
+        )
+        config.cache_config.num_gpu_blocks = num_blocks + 1  # vLLM keeps one as the null block
+        layer = FullAttentionSpec(
+            block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+        )
+        kv_cache_config = KVCacheConfig(
+            num_blocks=num_blocks + 1,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], layer)],
+        )
+        sizes = resolve_kv_cache_block_sizes(kv_cache_config, config)
+        self.scheduler: Scheduler = SglScheduler(
+            vllm_config=config,
+            kv_cache_config=kv_cache_config,
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=sizes[0],
+            hash_block_size=sizes[1],
+        )
+        self._hasher = make_block_hasher(self.scheduler)
+        self._num_usable_blocks = num_blocks
+        self._names = map(str, itertools.count())
+        self.admitted: list[str] = []
+        self.computed: Counter[str] = Counter()
+        self.ended: list[str] = []
+        self.num_preemptions = 0
+
+    @property
+    def queue(self) -> Any:
+        return self.scheduler.waiting
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return self.scheduler.sgl_vllm_stats()["schedule"]
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 1,
+        *,
+        name: str | None = None,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        **params: Any,
+    ) -> Request:
+        """Send a request. It gets `max_tokens` tokens that nobody else gets."""
+        request = Request.from_engine_core_request(
+            EngineCoreRequest(
+                request_id=name or next(self._names),
+                prompt_token_ids=list(prompt),
+                mm_features=None,
+                sampling_params=SamplingParams(
+                    temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **params
+                ),
+                pooling_params=None,
+                arrival_time=0.0,
+                lora_request=None,
+                cache_salt=cache_salt,
+                data_parallel_rank=None,
+                priority=priority,
+            ),
+            self._hasher,
+        )
+        self.scheduler.add_request(request)
+        return request
+
+    def step(self) -> SchedulerOutput:
+        """Schedule, and run what was scheduled."""
+        scheduler = self.scheduler
+        scheduled = scheduler.schedule()
+        self.num_preemptions += len(scheduled.preempted_req_ids or ())
+        self.admitted += [new.req_id for new in scheduled.scheduled_new_reqs]
+        ids = list(scheduled.num_scheduled_tokens)
+        self.computed.update(scheduled.num_scheduled_tokens)
+        sampled = []
+        for request_id in ids:
+            request = scheduler.requests[request_id]
+            is_done = not request.is_prefill_chunk
+            # One more than all before: no reply is ever like another's.
+            sampled.append([1_000_000 + self.num_tokens_computed] if is_done else [])
+        output = ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
+            sampled_token_ids=sampled,
+        )
+        for result in scheduler.update_from_output(scheduled, output).values():
+            self.ended += [one.request_id for one in result.outputs if one.finish_reason]
+        return scheduled
+
+    @property
+    def num_tokens_computed(self) -> int:
+        return self.computed.total()
+
+    def run(self, max_steps: int = 5000) -> None:
+        """Step until everybody has ended; then nothing may be left."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_requests():
+                break
+            self.step()
+        self.check_nothing_is_left()
+
+    def abort(self, *requests: Request) -> None:
+        self.scheduler.finish_requests(
+            [request.request_id for request in requests], RequestStatus.FINISHED_ABORTED
+        )
+
+    def check_nothing_is_left(self) -> None:
+        scheduler = self.scheduler
+        assert not scheduler.requests and not scheduler.running and not len(scheduler.waiting)
+        pool = scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == self._num_usable_blocks
+        radix = scheduler._radix
+        if radix is not None:
+            radix.pool.check_invariants()
+            assert not radix.tree._watchers and not radix.tree._watched
