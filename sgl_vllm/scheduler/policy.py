@@ -306,6 +306,13 @@ class WaitingLine(Generic[Item]):
         )
         return [self._items[slot] for slot in [*slots[order].tolist(), *later]]
 
+    def by_arrival(self) -> list[Item]:
+        """Everyone in line, as they came, but for priorities and who goes `first`."""
+        slots = np.flatnonzero(self._rows["waits"])
+        rows = self._rows[slots]
+        in_order = slots[np.lexsort((rows["arrival"], rows["priority"]))]
+        return [self._items[slot] for slot in in_order.tolist()]
+
     def _nodes_of(self, slots: Ints) -> Callable[[], list[Node | None]]:
         return lambda: [self._nodes[slot] for slot in slots.tolist()]
 

@@ -182,6 +182,9 @@ class CacheAwareQueue(RequestQueue):
         num_scheduled = scheduler_output.num_scheduled_tokens
         admitted = self._line.popped
         if admitted:
+            if self._fairness is not None:
+                # Also if nobody else waits: one who has the machine alone runs up no debt.
+                self._fairness.without_credit(self._line.clients)
             num_cached = [
                 r.num_computed_tokens - num_scheduled.get(r.request_id, 0) for r in admitted
             ]
@@ -194,8 +197,10 @@ class CacheAwareQueue(RequestQueue):
                 self._fairness.charge(client, num_tokens)
 
     def _put_in_order(self) -> list[Request]:
-        if len(self._line) < 2 or self.failed:
+        if len(self._line) < 2:
             return list(self._line)
+        if self.failed:
+            return self._line.by_arrival()
         try:
             return self._policy_order()
         except Exception:
@@ -204,7 +209,7 @@ class CacheAwareQueue(RequestQueue):
                 "Please report this with the lines below"
             )
             self.failed = True
-            return list(self._line)
+            return self._line.by_arrival()
 
     def _policy_order(self) -> list[Request]:
         self._scores.refresh(self._line)

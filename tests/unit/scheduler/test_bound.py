@@ -1,0 +1,265 @@
+"""The bound on overtaking, on random lives of a line, against a history that the test keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from sgl_vllm.radix.tree import Match, Node
+from sgl_vllm.scheduler.policy import ORDERS, OVERHEAD_TOKENS, Bound, WaitingLine
+
+CACHE_AWARE = ("lpm", "dfs-weight")
+LOOSE = Bound(max_passes=10**9, max_delay=1.0, min_delay_tokens=10**12)
+
+
+@dataclass(eq=False)
+class Request:
+    """One in line, as the test sees it: `came` orders all, those put first before the others."""
+
+    came: int
+    tokens: int
+    priority: int
+    client: str | None
+    arrival_s: float
+    matched: int = 0
+    limit: float = 0.0  # tokens: the largest that any order so far allowed
+    is_overdue: bool = False  # when the line was last put in order
+    passes_before: int = 0  # of the batches before the last one
+    delay_before: int = 0
+    passes: int = 0
+    delay: int = 0
+
+    @property
+    def cost(self) -> int:
+        return self.tokens - self.matched + OVERHEAD_TOKENS
+
+    def came_before(self, other: Request) -> bool:
+        is_alike = (self.priority, self.client) == (other.priority, other.client)
+        return is_alike and self.came < other.came
+
+
+def some_nodes() -> list[Node | None]:
+    """A little tree."""
+    root = Node(None, 0, b"", [], 0)
+    left, right = Node(root, 0, b"llll", [], 0), Node(root, 0, b"rrrr", [], 0)
+    below = Node(left, 1, b"bbbb", [], 0)
+    for number, node in enumerate((left, right, below)):
+        node.number = number + 1
+    return [None, left, right, below]
+
+
+class LineAgainstHistory(RuleBasedStateMachine):
+    """Requests come, are scored again and again, and leave; steps put the line in order and take
+    some from the front, of whom some have to wait on."""
+
+    @initialize(
+        order=st.sampled_from(sorted(ORDERS)),
+        max_passes=st.integers(0, 5),
+        max_delay=st.sampled_from([0.0, 0.1, 0.5]),
+        min_delay_tokens=st.sampled_from([0, 200, 1000, 10**9]),
+        max_wait_s=st.sampled_from([5.0, 50.0, float("inf")]),
+        window=st.sampled_from([2, 5, 100]),
+    )
+    def start(self, order, max_passes, max_delay, min_delay_tokens, max_wait_s, window):
+        self.bound = Bound(max_passes, max_delay, min_delay_tokens, max_wait_s)
+        self.line: WaitingLine[Request] = WaitingLine(order, self.bound, window)
+        self.window = window
+        self.nodes = some_nodes()
+        self.waiting: list[Request] = []
+        self.put_back: list[Request] = []
+        self.now_s = 0.0
+        self.numbers, self.first_numbers = count(1), count(1)
+
+    # -- what happens to a line ---------------------------------------------------------------
+
+    @rule(
+        data=st.data(),
+        num=st.integers(1, 6),
+        priority=st.integers(0, 1),
+        client=st.sampled_from([None, "x"]),
+        fork_group=st.sampled_from([None, None, "f", "g"]),
+        is_preempted=st.sampled_from([False, False, False, True]),
+    )
+    def add(self, data, num, priority, client, fork_group, is_preempted):
+        for _ in range(num):
+            came = -next(self.first_numbers) if is_preempted else next(self.numbers)
+            tokens = data.draw(st.integers(1, 500))
+            request = Request(came, tokens, priority, client, self.now_s)
+            self.waiting.append(request)
+            self.line.add(
+                request,
+                tokens,
+                arrival_s=self.now_s,
+                priority=priority,
+                client=client,
+                fork_group=fork_group,
+                first=is_preempted,
+            )
+            if data.draw(st.booleans()):
+                self.score(data, request)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), num=st.integers(1, 4))
+    def score_again(self, data, num):
+        for _ in range(num):
+            self.score(data, data.draw(st.sampled_from(self.waiting)))
+
+    def score(self, data, request):
+        request.matched = data.draw(st.integers(0, request.tokens))
+        node = data.draw(st.sampled_from(self.nodes))
+        branch = data.draw(st.sampled_from([None, 10**9, 10**9 + 1]))
+        self.line.score(request, Match(request.matched, node), branch)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def leave(self, data):
+        request = data.draw(st.sampled_from(self.waiting))
+        self.line.discard(request)
+        self.waiting.remove(request)
+
+    @rule(seconds=st.floats(0, 20))
+    def time_passes(self, seconds):
+        self.now_s += seconds
+
+    @rule(data=st.data(), num=st.integers(0, 6), room_tokens=st.sampled_from([0, 0, 1500]))
+    def step(self, data, num, room_tokens):
+        """Put in order, admit some from the front, though not all who are asked."""
+        last = data.draw(st.sampled_from([(), ("x",)]))
+        order = self.line.order(self.now_s, room_tokens=room_tokens, last_clients=last)
+        assert len(order) == len(self.waiting) and set(order) == set(self.waiting)
+        self.look_at(order, last)
+        popped = order[:num]
+        for request in popped:
+            self.line.pop(request)
+        self.put_back = [r for r in popped if data.draw(st.integers(0, 3)) == 0]
+        for request in self.put_back:
+            assert self.line.put_back(request)
+            popped.remove(request)
+        assert self.line.popped == popped
+        self.admit(data, popped)
+
+    # -- what must hold -----------------------------------------------------------------------
+
+    def look_at(self, order: list[Request], last: tuple[str, ...]) -> None:
+        by_arrival = sorted(self.waiting, key=lambda r: (r.priority, r.came))
+        backlog = sum(request.cost for request in by_arrival[: self.window])
+        for request in by_arrival[: self.window]:
+            share = self.bound.max_delay * backlog
+            request.limit = max(request.limit, share, self.bound.min_delay_tokens)
+            request.is_overdue = (
+                request.passes >= self.bound.max_passes
+                or request.delay >= request.limit
+                or self.now_s - request.arrival_s >= self.bound.max_wait_s
+            )
+        assert [r.priority for r in order] == sorted(r.priority for r in order)
+        assert order[self.window :] == by_arrival[self.window :]
+        for place, later in enumerate(order[: self.window]):
+            for overtaken in order[place + 1 : self.window]:
+                if overtaken.came_before(later):
+                    assert not overtaken.is_overdue and later.came > 0, "nobody may overtake it"
+                if overtaken.client not in last and later.client in last:
+                    assert later.came < 0 or later.priority < overtaken.priority
+
+    def admit(self, data, popped: list[Request]) -> None:
+        still = [request for request in self.waiting if request not in popped]
+        for request in popped:
+            request.matched = data.draw(st.integers(0, request.tokens))
+        num_passes = 0
+        for request in still:
+            later = [other for other in popped if request.came_before(other)]
+            request.passes_before, request.delay_before = request.passes, request.delay
+            request.passes += len(later)
+            request.delay += sum(other.cost for other in later)
+            num_passes += len(later)
+            # Without the last batch the request was below its limits, or nobody overtook it there.
+            # One that was put back had its turn in this step: to wait on is not the order's doing.
+            if later and request not in self.put_back:
+                assert request.passes_before <= self.bound.max_passes - 1
+                assert request.delay_before < max(request.limit, self.bound.min_delay_tokens)
+                assert request.passes <= self.bound.max_passes - 1 + len(popped)
+        assert self.line.settle([request.matched for request in popped]) == num_passes
+        assert self.line.popped == []
+        self.waiting = still
+
+    def teardown(self):
+        """In the end everybody is admitted, and nobody's place is taken any more."""
+        if not hasattr(self, "line"):
+            return
+        num_left = len(self.waiting)
+        for _ in range(num_left):
+            front = self.line.order(self.now_s)[0]
+            self.line.pop(front)
+            self.line.settle([0])
+        assert len(self.line) == 0 and self.line.order() == []
+        assert not self.line.clients
+
+
+TestLineAgainstHistory = LineAgainstHistory.TestCase
+TestLineAgainstHistory.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+
+
+def with_scores(order: str, matches: list[int]) -> WaitingLine[int]:
+    line: WaitingLine[int] = WaitingLine(order, LOOSE, window=100)
+    nodes = some_nodes()
+    for number, matched in enumerate(matches):
+        line.add(number, 100)
+        line.score(number, Match(matched, nodes[matched % len(nodes)]), branch=matched % 3)
+    return line
+
+
+MATCHES = st.lists(st.integers(0, 100), max_size=30)
+
+
+@given(MATCHES)
+def test_first_come_first_served_is_the_order_of_arrival(matches):
+    assert with_scores("fcfs", matches).order() == list(range(len(matches)))
+
+
+@given(MATCHES, st.sampled_from(CACHE_AWARE))
+def test_while_all_fit_into_the_cache_every_order_by_it_is_that_of_arrival(matches, order):
+    line = with_scores(order, matches)
+    assert line.order(room_tokens=100 * len(matches)) == list(range(len(matches)))
+
+
+@given(MATCHES, st.sampled_from(sorted(ORDERS)))
+def test_to_ask_for_the_order_twice_does_not_change_it(matches, order):
+    line = with_scores(order, matches)
+    assert line.order() == line.order()
+    assert line.by_arrival() == list(range(len(matches)))
+
+
+@given(st.integers(0, 8), st.integers(1, 3), st.sampled_from(sorted(ORDERS)))
+def test_a_stream_of_better_ones_passes_a_request_so_often_and_no_more(max_passes, per_step, order):
+    line: WaitingLine[int] = WaitingLine(order, Bound(max_passes, 1.0, 10**12), window=100)
+    numbers = count()
+    line.add(unlucky := next(numbers), 100)
+    admitted: list[int] = []
+    while unlucky in line:
+        for _ in range(2 * per_step):
+            line.add(number := next(numbers), 100)
+            line.score(number, Match(99, some_nodes()[1]))
+        batch = line.order()[:per_step]
+        for number in batch:
+            line.pop(number)
+        line.settle([99] * per_step)
+        admitted += batch
+    assert len(admitted) <= max(0, max_passes - 1 + per_step) + per_step
+    if order in CACHE_AWARE and max_passes:
+        assert len(admitted) > max_passes, "and it is used to the full"
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc")), max_size=30), st.data())
+def test_by_arrival_is_for_each_priority_who_came_first(requests, data):
+    line: WaitingLine[int] = WaitingLine("lpm", LOOSE, window=100)
+    for number, (priority, client) in enumerate(requests):
+        line.add(number, 100, priority=priority, client=client)
+    for number in data.draw(st.permutations(range(len(requests)))):
+        line.pop(number)
+        line.put_back(number)
+    line.add(-1, 100, priority=0, first=True)
+    in_order = sorted(range(len(requests)), key=lambda number: (requests[number][0], number))
+    assert line.by_arrival() == [-1, *in_order]
