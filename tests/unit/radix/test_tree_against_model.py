@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sgl_vllm.radix.eviction import POLICIES
-from sgl_vllm.radix.tree import Node, RadixTree, pack
+from sgl_vllm.radix.tree import Match, Node, RadixTree, pack
 
 NAMESPACES = st.sampled_from("xy")
 SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=14)
@@ -42,6 +42,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
         self.holders: dict[int, int] = {}
         self.running: list[Running] = []
         self.inserted: list[tuple[str, list[int]]] = []
+        self.watching: dict[int, tuple[str, list[int], Match]] = {}
         self.fresh = count()
 
     def clock(self) -> float:
@@ -131,6 +132,19 @@ class TreeAgainstModel(RuleBasedStateMachine):
         self.inserted.clear()
         assert self.tree.num_blocks == self.tree.num_nodes == self.tree.num_tokens == 0
 
+    @rule(data=st.data(), namespace=NAMESPACES, tokens=SEQUENCES)
+    def watch(self, data, namespace, tokens):
+        """Somebody new, or again somebody who watches something else."""
+        if self.inserted and data.draw(st.booleans(), "goes on from an earlier one"):
+            namespace, earlier = data.draw(st.sampled_from(self.inserted))
+            tokens = [*earlier[: data.draw(st.integers(1, len(earlier)))], *tokens[:4]]
+        self.watch_from_now(data.draw(st.integers(0, 7)), namespace, tokens)
+
+    @rule(who=st.integers(0, 7))
+    def unwatch(self, who):
+        self.tree.unwatch(who)
+        self.watching.pop(who, None)
+
     # -- what must hold -----------------------------------------------------------------------
 
     @rule(namespace=NAMESPACES, tokens=SEQUENCES)
@@ -154,7 +168,35 @@ class TreeAgainstModel(RuleBasedStateMachine):
         assert self.tree.num_protected_blocks == len(held)
         assert self.tree.num_evictable_blocks == len(in_tree) - len(held)
 
+    @invariant()
+    def who_would_match_something_else_is_told(self):
+        if not hasattr(self, "tree"):
+            return
+        changed = self.tree.take_changed()
+        assert len(changed) == len(set(changed)) and self.watching.keys() >= set(changed)
+        assert self.tree.take_changed() == []
+        for who, (namespace, tokens, match) in self.watching.items():
+            assert who in changed or self.tree.match(namespace, pack(tokens)) == match
+        for who in changed:
+            namespace, tokens, _ = self.watching[who]
+            self.watch_from_now(who, namespace, tokens)
+        num_watching = sum(
+            len(several) for place in self.tree._watchers.values() for several in place.values()
+        )
+        assert num_watching == len(self.tree._watched) == len(self.watching)
+
+    def teardown(self):
+        if hasattr(self, "tree"):
+            for who in self.watching:
+                self.tree.unwatch(who)
+            assert not self.tree._watchers and not self.tree._watched
+
     # -- inside -------------------------------------------------------------------------------
+
+    def watch_from_now(self, who: int, namespace: str, tokens: list[int]) -> None:
+        match = self.tree.match(namespace, pack(tokens))
+        self.tree.watch(who, namespace, pack(tokens), match)
+        self.watching[who] = namespace, tokens, match
 
     def draw_running(self, data) -> Running:
         return self.running[data.draw(st.integers(0, len(self.running) - 1))]
