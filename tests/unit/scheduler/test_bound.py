@@ -199,7 +199,7 @@ class LineAgainstHistory(RuleBasedStateMachine):
 
 
 TestLineAgainstHistory = LineAgainstHistory.TestCase
-TestLineAgainstHistory.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+TestLineAgainstHistory.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 
 
 def with_scores(order: str, matches: list[int]) -> WaitingLine[int]:
