@@ -90,6 +90,19 @@ def test_a_request_that_vllm_has_given_blocks_is_the_one_that_it_pops():
     assert machine.num_tokens_computed == 250 + 5 + 6, "all but the last token are shared"
 
 
+def test_who_was_peeked_at_is_popped_whatever_has_changed_meanwhile(monkeypatch):
+    machine = Machine()
+    for name in ("a", "b"):
+        machine.add(words(50), name=name)
+    queue = machine.queue
+    queue.step_starts()
+    assert queue and queue.peek_request().request_id == "a"
+    monkeypatch.setattr(queue, "_is_held_back", lambda request: request.request_id == "a")
+    assert queue and queue.pop_request().request_id == "a"
+    assert queue.pop_request().request_id == "b"
+    assert not queue
+
+
 @pytest.mark.parametrize("schedule", [False, True])
 def test_a_sibling_of_a_prompt_that_is_being_prefilled_waits_and_then_shares_it(schedule):
     machine = Machine(
