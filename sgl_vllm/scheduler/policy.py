@@ -35,6 +35,7 @@ _ROW = np.dtype(
         ("priority", np.int64),
         ("client", np.int64),
         ("fork_group", np.int64),
+        ("since", np.int64),  # the first arrival of its fork group; its own if it has none
         ("tokens", np.int64),
         ("matched", np.int64),
         ("branch", np.int64),  # equal for those that go on alike after what they match
@@ -104,6 +105,7 @@ class WaitingLine(Generic[Item]):
         self._num_added = self._num_put_first = 0
         self._clients = _Numbers()
         self._fork_groups = _Numbers()
+        self._group_since: dict[int, int] = {}
         self._rng = np.random.default_rng(0)
         self._known: tuple[Hashable, list[Item]] | None = None  # the order, while it holds
 
@@ -137,7 +139,7 @@ class WaitingLine(Generic[Item]):
             arrival_s: on the clock of `order`.
             priority: smaller goes first.
             client: who sent it, where clients are told apart.
-            fork_group: those of one group are kept together.
+            fork_group: those of one group are kept together, as long as one of them waits.
             first: it was running already: before all others of its priority.
         """
         if not self._free:
@@ -150,11 +152,15 @@ class WaitingLine(Generic[Item]):
         else:
             self._num_added += 1
             arrival = self._num_added
-        group = NO_GROUP if fork_group is None else self._fork_groups.take(fork_group)
+        group, since = NO_GROUP, arrival
+        if fork_group is not None:
+            group = self._fork_groups.take(fork_group)
+            if not first:
+                since = self._group_since.setdefault(group, arrival)
         priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
         self._rows[slot] = (
-            *(arrival, arrival_s, priority, self._clients.take(client), group, num_tokens),
-            *(0, -arrival, 0, 0, 0, self._rng.random(), True),
+            *(arrival, arrival_s, priority, self._clients.take(client), group, since),
+            *(num_tokens, 0, -arrival, 0, 0, 0, self._rng.random(), True),
         )
         self._items[slot] = item
         self._nodes[slot] = None
@@ -263,7 +269,9 @@ class WaitingLine(Generic[Item]):
         row = self._rows[slot]
         self._clients.give_back(int(row["client"]))
         if row["fork_group"] != NO_GROUP:
-            self._fork_groups.give_back(int(row["fork_group"]))
+            group = int(row["fork_group"])
+            if self._fork_groups.give_back(group):
+                self._group_since.pop(group, None)
         row["waits"] = False
         self._items[slot] = self._nodes[slot] = None
         self._free.append(slot)
@@ -365,11 +373,14 @@ class _Numbers:
         """-1 if nobody has one."""
         return self._numbers.get(name, -1)
 
-    def give_back(self, number: int) -> None:
+    def give_back(self, number: int) -> bool:
+        """Whether nobody has it any more."""
         self._num_users[number] -= 1
-        if not self._num_users[number]:
-            del self._num_users[number]
-            del self._numbers[self._names.pop(number)]
+        if self._num_users[number]:
+            return False
+        del self._num_users[number]
+        del self._numbers[self._names.pop(number)]
+        return True
 
 
 def _cost(rows: Rows) -> Ints:
@@ -385,7 +396,8 @@ Nodes = Callable[[], list[Node | None]]
 def _lpm(rows: Rows, nodes: Nodes) -> list[NDArray[np.generic]]:
     matched = _best_of_group(rows["fork_group"], rows["matched"], np.maximum)
     first = _best_of_group(rows["branch"], rows["arrival"], np.minimum)
-    return [-matched, _best_of_group(rows["fork_group"], first, np.minimum), first]
+    of_group = _best_of_group(rows["fork_group"], np.minimum(first, rows["since"]), np.minimum)
+    return [-matched, of_group, first]
 
 
 def _dfs_weight(rows: Rows, nodes: Nodes) -> list[NDArray[np.generic]]:
@@ -394,7 +406,7 @@ def _dfs_weight(rows: Rows, nodes: Nodes) -> list[NDArray[np.generic]]:
 
 
 def _fcfs(rows: Rows, nodes: Nodes) -> list[NDArray[np.generic]]:
-    return [_best_of_group(rows["fork_group"], rows["arrival"], np.minimum)]
+    return [_best_of_group(rows["fork_group"], rows["since"], np.minimum)]
 
 
 def _random(rows: Rows, nodes: Nodes) -> list[NDArray[np.generic]]:

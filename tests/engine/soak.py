@@ -51,8 +51,14 @@ BLOCKED_S = 600
 """So long may one engine take for a program before the soak prints where it is and ends."""
 
 PLUGIN_OPTIONS = [
-    *[{}] * 12,
+    *[{}] * 8,
     {"schedule_max_passes": 2},
+    {"schedule_policy": "dfs-weight", "schedule_max_delay": 10.0},
+    {"schedule_policy": "random", "schedule_max_delay": 10.0},
+    {"schedule_policy": "fcfs", "schedule_cheapest_victim": True},
+    {"schedule_fair_quantum": 100, "schedule_max_passes": 0},
+    {"schedule_fair_quantum": 1000, "schedule_cheapest_victim": True},
+    {"schedule_window": 3, "schedule_max_passes": 1, "schedule_cheapest_victim": True},
     {"schedule": False},
     {"radix": False},
     {"jump_forward": False},

@@ -28,13 +28,27 @@ PROGRAMS = [random_program(seed, num_calls=80) for seed in (1, 2)]
 
 SETTINGS = {
     "stock": Setting(None, num_blocks=40),
-    "tiny cache": Setting({}, num_blocks=26),
-    "prefill in chunks": Setting({}, num_blocks=36, max_num_batched_tokens=64),
+    "tiny cache, cheapest victim": Setting({"schedule_cheapest_victim": True}, num_blocks=26),
+    "prefill in chunks, in no order": Setting(
+        {"schedule_policy": "random", "schedule_max_passes": 0},
+        num_blocks=36,
+        max_num_batched_tokens=64,
+    ),
     "prefill in one": Setting({}, block_size=64, num_blocks=16, chunked=False),
     "block 128": Setting({}, block_size=128, num_blocks=8, max_num_batched_tokens=256),
-    "few at once": Setting({}, num_blocks=60, max_num_seqs=4, grammars_in_background=True),
-    "by priority": Setting({}, num_blocks=30, policy="priority"),
-    "without jumps": Setting({"jump_forward": False}, num_blocks=30),
+    "few at once, depth first": Setting(
+        {"schedule_policy": "dfs-weight", "schedule_window": 3, "schedule_max_delay": 10.0},
+        num_blocks=60,
+        max_num_seqs=4,
+        grammars_in_background=True,
+    ),
+    "by priority": Setting(
+        {"schedule_max_passes": 1, "schedule_fair_quantum": 300}, num_blocks=30, policy="priority"
+    ),
+    "fair, without jumps": Setting(
+        {"jump_forward": False, "schedule_fair_quantum": 100, "schedule_cheapest_victim": True},
+        num_blocks=30,
+    ),
 }
 
 

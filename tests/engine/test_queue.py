@@ -3,10 +3,15 @@ it compute."""
 
 from __future__ import annotations
 
+import itertools
+import logging
 import random
+from collections.abc import Iterator
 
+import pytest
 from vllm.sampling_params import StructuredOutputsParams
 
+from sgl_vllm.scheduler.queue import MAX_SCORED, MIN_SAVED_TOKENS, PrefixScores
 from tests.engine.machine import Machine
 
 _rng = random.Random(0)
@@ -15,6 +20,47 @@ _rng = random.Random(0)
 def words(count: int) -> list[int]:
     """Tokens that no other prompt has."""
     return [_rng.randrange(10**6) for _ in range(count)]
+
+
+def count_calls(monkeypatch, owner: type, name: str) -> list[None]:
+    """One more in the list for every call of a method."""
+    calls: list[None] = []
+    method = getattr(owner, name)
+
+    def counted(*args, **kwargs):
+        calls.append(None)
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
+
+
+class Records(logging.Handler):
+    """What the queue logs from a level on."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+def records_from(level: int) -> Iterator[list[logging.LogRecord]]:
+    handler, logger = Records(level), logging.getLogger("vllm.sgl_vllm.schedule")
+    logger.addHandler(handler)
+    yield handler.records
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
+def warnings_of_queue() -> Iterator[list[logging.LogRecord]]:
+    yield from records_from(logging.WARNING)
+
+
+@pytest.fixture
+def errors_of_queue() -> Iterator[list[logging.LogRecord]]:
+    yield from records_from(logging.ERROR)
 
 
 class Anything:
@@ -42,3 +88,394 @@ def test_a_request_that_vllm_has_given_blocks_is_the_one_that_it_pops():
     machine.run()
     assert sorted(machine.ended) == sorted(request.request_id for request in requests)
     assert machine.num_tokens_computed == 250 + 5 + 6, "all but the last token are shared"
+
+
+def test_who_was_peeked_at_is_popped_whatever_has_changed_meanwhile(monkeypatch):
+    machine = Machine()
+    for name in ("a", "b"):
+        machine.add(words(50), name=name)
+    queue = machine.queue
+    queue.step_starts()
+    assert queue and queue.peek_request().request_id == "a"
+    monkeypatch.setattr(queue, "_is_held_back", lambda request: request.request_id == "a")
+    assert queue and queue.pop_request().request_id == "a"
+    assert queue.pop_request().request_id == "b"
+    assert not queue
+
+
+@pytest.mark.parametrize("schedule", [False, True])
+def test_a_sibling_of_a_prompt_that_is_being_prefilled_waits_and_then_shares_it(schedule):
+    machine = Machine(
+        {"schedule": schedule}, max_num_batched_tokens=512, long_prefill_token_threshold=128
+    )
+    prefix = words(640)
+    first, second = machine.add(prefix + words(9)), machine.add(prefix + words(9))
+    for _ in range(3):
+        machine.step()
+    # Without us it goes along, always one chunk behind, which it shares.
+    assert machine.computed[second.request_id] == (0 if schedule else 3 * 128)
+    machine.run()
+    assert machine.computed[first.request_id] == 649
+    if schedule:
+        assert machine.computed[second.request_id] < 9 + MIN_SAVED_TOKENS
+    else:
+        assert machine.computed[second.request_id] == 649 - 128
+
+
+@pytest.mark.parametrize("schedule", [False, True])
+def test_of_equal_prompts_one_goes_ahead(schedule):
+    machine = Machine({"schedule": schedule}, block_size=128)
+    prompt = words(255)
+    for _ in range(3):
+        machine.add(prompt)
+    machine.run()
+    # Side by side they share whole blocks only.
+    assert machine.num_tokens_computed == (255 + 2 if schedule else 255 + 2 * 127)
+
+
+def test_nobody_waits_for_what_saves_less_than_a_step_costs():
+    machine = Machine(block_size=128)
+    prefix = words(128 + 100)
+    for _ in range(2):
+        machine.add(prefix + words(5))
+    machine.run()
+    assert machine.counters["held_back"] == 0
+    assert machine.num_tokens_computed == 233 + 105
+    for _ in range(4):  # what one would save is too little, what all would is not
+        machine.add(words(1) + prefix)
+    prefix = words(128 + 100)
+    for _ in range(4):
+        machine.add(prefix + words(5))
+    machine.run()
+    assert machine.counters["held_back"] == 3
+
+
+def test_who_does_not_read_the_cache_waits_for_nobody():
+    machine = Machine(block_size=128)
+    prompt = words(250)
+    for _ in range(3):
+        machine.add(prompt, prompt_logprobs=0)
+    assert len(machine.step().scheduled_new_reqs) == 3
+
+
+def test_tenants_do_not_wait_for_what_they_cannot_share():
+    machine = Machine(block_size=128)
+    prompt = words(250)
+    for salt in ("a", "b", None):
+        machine.add(prompt, cache_salt=salt)
+    assert len(machine.step().scheduled_new_reqs) == 3
+
+
+def test_the_next_sibling_goes_ahead_if_the_first_is_given_up():
+    machine = Machine(max_num_batched_tokens=256)
+    prefix = words(640)
+    requests = [machine.add(prefix + words(9)) for _ in range(3)]
+    machine.step()
+    machine.abort(requests[0])
+    machine.run()
+    assert sorted(machine.ended) == [request.request_id for request in requests[1:]]
+
+
+# -- given up -------------------------------------------------------------------------------------
+
+
+def test_waiting_held_and_running_requests_can_be_given_up():
+    machine = Machine(max_num_seqs=4, max_num_batched_tokens=128)
+    prefix = words(500)
+    held = [machine.add(prefix + words(9), 5) for _ in range(4)]
+    waiting = [machine.add(words(60), 5) for _ in range(8)]
+    machine.step()
+    machine.abort(held[1], waiting[7], waiting[0], held[0])
+    machine.step()
+    machine.abort(held[2], waiting[3])
+    machine.run()
+    kept = [request for request in [*held, *waiting] if request.status.name == "FINISHED_ABORTED"]
+    assert len(kept) == 6 and len(machine.ended) == 6
+
+
+def test_everybody_can_be_given_up_at_any_time():
+    rng = random.Random(0)
+    machine = Machine(max_num_seqs=4, num_blocks=40)
+    prefixes = [words(200) for _ in range(3)]
+    alive = []
+    for step in range(300):
+        if rng.random() < 0.6:
+            prompt = rng.choice(prefixes)[: rng.randint(1, 200)] + words(rng.randint(1, 40))
+            alive.append(machine.add(prompt, rng.randint(1, 30)))
+        if alive and rng.random() < 0.4:
+            machine.abort(*rng.sample(alive, min(len(alive), 3)))
+        if step % 100 == 99:
+            machine.abort(*alive)
+            machine.check_nothing_is_left()
+        machine.step()
+    machine.run()
+
+
+# -- what it costs --------------------------------------------------------------------------------
+
+
+def test_of_a_thousand_who_wait_no_more_than_so_many_are_matched_in_a_step(monkeypatch):
+    machine = Machine(max_num_seqs=4, num_blocks=300)
+    prefixes = [words(64) for _ in range(10)]
+    scored = count_calls(monkeypatch, PrefixScores, "_score_by_tree")
+    for number in range(1000):
+        machine.add(prefixes[number % 10] + words(5), 3)
+    most = 0
+    for _ in range(40):
+        scored.clear()
+        machine.step()
+        most = max(most, len(scored))
+    assert most == MAX_SCORED
+    assert len(machine.ended) > 20
+
+
+def test_a_request_is_matched_again_only_when_something_has_changed_for_it(monkeypatch):
+    machine = Machine(max_num_seqs=1, num_blocks=300)
+    scored = count_calls(monkeypatch, PrefixScores, "_score_by_tree")
+    for _ in range(30):
+        machine.add(words(50), 2)
+    machine.run()
+    assert len(scored) <= 30
+
+
+def test_one_who_waits_alone_is_neither_scored_nor_put_in_order(monkeypatch):
+    machine = Machine()
+    scored = count_calls(monkeypatch, PrefixScores, "refresh")
+    for _ in range(5):
+        machine.add(words(50), 4)
+        machine.run()
+    assert not scored and machine.counters["ordered_steps"] == 0
+
+
+def test_while_no_seat_is_free_nobody_is_put_in_order():
+    machine = Machine(max_num_seqs=2)
+    for _ in range(6):
+        machine.add(words(50), 20)
+    machine.step()
+    assert machine.counters["ordered_steps"] == 1
+    for _ in range(15):
+        machine.step()
+    assert machine.counters["ordered_steps"] == 1 and len(machine.queue) == 4 and machine.queue
+
+
+# -- hints ----------------------------------------------------------------------------------------
+
+
+def in_group(program, group) -> dict:
+    return {"extra_args": {"sgl_program": program, "sgl_fork_group": group}}
+
+
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "fcfs"])
+def test_the_branches_of_a_fork_are_admitted_together(policy):
+    machine = Machine(
+        {"schedule_policy": policy, "schedule_max_delay": 100.0}, max_num_seqs=1, num_blocks=30
+    )
+    for number in range(4):
+        machine.add(words(300), name=f"before {number}")
+        machine.add(words(300), name=f"branch {number}", **in_group("p", 0))
+        machine.add(words(300), name=f"other fork {number}", **in_group("p", 1))
+    machine.run()
+    names = [name.rpartition(" ")[0] for name in machine.admitted]
+    assert len([name for name, _ in itertools.groupby(names) if name != "before"]) == 2
+
+
+def test_a_group_of_one_tenant_is_not_that_of_another():
+    machine = Machine({"schedule_policy": "fcfs", "schedule_max_delay": 100.0}, max_num_seqs=1)
+    for number in range(3):
+        machine.add(words(30), name=f"a{number}", cache_salt="a", **in_group("p", 0))
+        machine.add(words(30), name=f"b{number}", cache_salt="b", **in_group("p", 0))
+    machine.run()
+    assert machine.admitted == ["a0", "a1", "a2", "b0", "b1", "b2"]
+
+
+@pytest.mark.parametrize(
+    "hints",
+    [
+        {"sgl_fork_group": ["a", "list"]},
+        {"sgl_fork_group": {"a": "dict"}},
+        {"sgl_fork_group": 1.5},
+        {"sgl_fork_group": "x" * 257},
+        {"sgl_fork_group": "good", "sgl_program": ["bad"]},
+    ],
+    ids=["list", "dict", "fraction", "long text", "program"],
+)
+def test_a_bad_hint_is_one_warning_and_nothing_else(hints, warnings_of_queue):
+    machine = Machine(max_num_seqs=1)
+    machine.add(words(30), extra_args=hints)
+    machine.add(words(30), **in_group("p", 0))
+    assert len(warnings_of_queue) == 1
+    assert "is not used" in warnings_of_queue[0].getMessage()
+    assert "x" * 20 not in warnings_of_queue[0].getMessage()
+    machine.run()
+    assert len(machine.ended) == 2
+
+
+def test_a_program_without_a_fork_group_is_no_hint(warnings_of_queue):
+    machine = Machine()
+    machine.add(words(30), extra_args={"sgl_program": ["whatever"]})
+    machine.run()
+    assert not warnings_of_queue
+
+
+# -- tenants --------------------------------------------------------------------------------------
+
+
+def test_a_flood_of_one_tenant_does_not_starve_another():
+    def place_of_last_modest(quantum: int) -> int:
+        machine = Machine({"schedule_fair_quantum": quantum}, max_num_seqs=2, num_blocks=60)
+        for number in range(100):
+            machine.add(words(200), 4, name=f"flood {number}", cache_salt="flood")
+        for number in range(5):
+            machine.add(words(200), 4, name=f"modest {number}", cache_salt="modest")
+        machine.run()
+        return machine.admitted.index("modest 4")
+
+    assert place_of_last_modest(quantum=0) > 90
+    assert place_of_last_modest(quantum=400) <= 15
+
+
+def test_who_had_the_machine_alone_owes_nobody_for_that():
+    machine = Machine({"schedule_fair_quantum": 500}, max_num_seqs=1)
+    for _ in range(50):
+        machine.add(words(500), cache_salt="early")
+        machine.run()
+    for number in range(20):
+        for tenant in ("early", "late"):
+            machine.add(words(200), name=f"{tenant} {number}", cache_salt=tenant)
+    machine.run()
+    first = [name.split()[0] for name in machine.admitted[-40:-20]]
+    assert 7 <= first.count("early") <= 13
+
+
+def test_without_the_option_tenants_are_not_told_apart():
+    machine = Machine({"schedule_policy": "fcfs"}, max_num_seqs=1)
+    for number in range(6):
+        machine.add(words(200), name=str(number), cache_salt="ab"[number < 4])
+    machine.run()
+    assert machine.admitted == list("012345")
+
+
+# -- vLLM's priorities ----------------------------------------------------------------------------
+
+
+def test_the_important_go_first_and_among_equals_the_longest_cached_prefix():
+    machine = Machine(policy="priority", max_num_seqs=1, num_blocks=24)
+    prefix = words(320)
+    machine.add(prefix, name="first")
+    machine.run()
+    for priority in (1, 0):
+        machine.add(words(400), name=f"new {priority}", priority=priority)
+        machine.add(prefix + words(80), name=f"cached {priority}", priority=priority)
+    machine.run()
+    assert machine.admitted == ["first", "cached 0", "new 0", "cached 1", "new 1"]
+
+
+def test_under_priorities_vllm_preempts_who_is_least_important():
+    machine = Machine({"schedule_cheapest_victim": True}, policy="priority", num_blocks=12)
+    low = machine.add(words(150), 100, priority=5)
+    machine.step()
+    high = machine.add(words(150), 100, priority=0)
+    machine.run()
+    assert low.num_preemptions and not high.num_preemptions
+    assert machine.ended == [high.request_id, low.request_id]
+
+
+def test_a_preempted_request_goes_before_all_of_its_priority_and_no_others():
+    machine = Machine(policy="priority", num_blocks=30)
+    waiting = [machine.add(words(30), priority=priority, name=str(priority)) for priority in (0, 1)]
+    preempted = machine.add(words(30), priority=1, name="preempted")
+    machine.queue.remove_request(preempted)
+    machine.queue.prepend_request(preempted)
+    assert list(machine.queue) == [waiting[0], preempted, waiting[1]]
+
+
+# -- preemption -----------------------------------------------------------------------------------
+
+
+def crowd(cheapest: bool, seed: int, **scheduler_args) -> Machine:
+    """Long replies in a small cache; half of the requests share most of what they hold."""
+    rng = random.Random(seed)
+    machine = Machine(
+        {"schedule_cheapest_victim": cheapest}, num_blocks=40, block_size=16, **scheduler_args
+    )
+    shared = words(160)
+    for number in range(40):
+        prompt = shared + words(5) if number % 2 else words(120)
+        machine.add(prompt, rng.randint(40, 120))
+        for _ in range(rng.randint(0, 6)):
+            machine.step()
+    machine.run()
+    assert len(machine.ended) == 40
+    return machine
+
+
+def test_the_cheapest_victim_costs_no_more_to_compute_again():
+    newest, cheapest = (crowd(is_cheapest, seed=1) for is_cheapest in (False, True))
+    assert newest.num_preemptions > 10, "the cache is too small for all"
+    assert cheapest.scheduler._victim.num_chosen > 5
+    assert cheapest.num_tokens_computed <= 1.03 * newest.num_tokens_computed
+
+
+def test_under_heavy_preemption_everybody_gets_to_an_end():
+    machine = Machine({"schedule_cheapest_victim": True}, num_blocks=16, block_size=16)
+    prompt = words(40)
+    for number in range(30):
+        machine.add(prompt + words(number % 3), 180)
+    machine.run(max_steps=30 * 180 + 1000)
+    assert len(machine.ended) == 30
+    assert machine.num_preemptions > 10
+
+
+# -- when something is missing, or breaks ---------------------------------------------------------
+
+
+def test_after_an_error_requests_are_served_as_they_came_with_one_line_in_the_log(
+    monkeypatch, errors_of_queue
+):
+    machine = Machine({"schedule_policy": "random"}, max_num_seqs=2, num_blocks=60)
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(machine.queue._line, "order", broken)
+    for number in range(12):
+        machine.add(words(100), 3, name=f"{number:02}")
+    machine.run()
+    assert machine.admitted == [f"{number:02}" for number in range(12)]
+    assert len(errors_of_queue) == 1 and machine.queue.failed
+
+
+def test_after_an_error_priorities_hold_and_preempted_requests_keep_their_place(monkeypatch):
+    machine = Machine(policy="priority", max_num_seqs=1)
+    machine.queue.failed = True
+    for number, priority in enumerate((2, 1, 2, 0)):
+        machine.add(words(30), name=str(number), priority=priority)
+    preempted = machine.add(words(30), name="preempted", priority=2)
+    machine.queue.remove_request(preempted)
+    machine.queue.prepend_request(preempted)
+    machine.run()
+    assert machine.admitted == ["3", "1", "preempted", "0", "2"]
+
+
+def test_without_the_tree_the_order_follows_vllms_own_cache():
+    machine = Machine({"radix": False}, max_num_seqs=1, num_blocks=30)
+    prefix = words(320)
+    machine.add(prefix, name="first")
+    machine.run()
+    machine.add(words(800), name="new")
+    machine.add(prefix + words(80), name="cached")
+    machine.run()
+    assert machine.admitted == ["first", "cached", "new"]
+
+
+def test_an_error_in_the_tree_leaves_the_queue_serving():
+    machine = Machine(max_num_seqs=2, num_blocks=60)
+    prefix = words(200)
+    for number in range(20):
+        machine.add(prefix + words(40), 3, name=str(number))
+        if number == 10:
+            machine.step()
+            machine.scheduler._radix.pool.switch_off()
+    for _ in range(200):
+        machine.step()
+    assert len(machine.ended) == 20 and not machine.queue.failed

@@ -107,6 +107,15 @@ def test_eviction_tells_who_matched_what_is_gone(watched):
     assert not watched.tree._watchers
 
 
+def test_who_matched_what_continued_a_dropped_block_is_told(watched):
+    watched.tree.drop_block(0)
+    assert set(watched.tree.take_changed()) == {
+        "goes on with 5..8, 10",
+        "goes on with 9, 8",
+        "goes on with 3",
+    }
+
+
 def test_of_many_who_wait_few_are_told_in_vain():
     """Random programs of few tokens: the tree is small and everybody in everybody's way."""
     rng = random.Random(0)

@@ -199,7 +199,7 @@ class LineAgainstHistory(RuleBasedStateMachine):
 
 
 TestLineAgainstHistory = LineAgainstHistory.TestCase
-TestLineAgainstHistory.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+TestLineAgainstHistory.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 
 
 def with_scores(order: str, matches: list[int]) -> WaitingLine[int]:
@@ -263,3 +263,33 @@ def test_by_arrival_is_for_each_priority_who_came_first(requests, data):
     line.add(-1, 100, priority=0, first=True)
     in_order = sorted(range(len(requests)), key=lambda number: (requests[number][0], number))
     assert line.by_arrival() == [-1, *in_order]
+
+
+def after_overtaking(bound: Bound, num_cached: int, num_others: int = 0) -> list[str]:
+    """The order when `first` has been overtaken once, by one of whom 50 of 100 tokens were thought
+    to be cached, while so many others were there too; `better` would go before it."""
+    line: WaitingLine[str] = WaitingLine("lpm", bound, window=100)
+    others = [f"other {number}" for number in range(num_others)]
+    for name in ("first", "quick", *others):
+        line.add(name, 100)
+    line.score("quick", Match(50, None))
+    assert line.order()[0] == "quick"
+    line.pop("quick")
+    line.settle([num_cached])
+    for name in others:
+        line.discard(name)
+    line.add("better", 100)
+    line.score("better", Match(40, None))
+    return line.order()
+
+
+def test_what_counts_as_delay_is_what_had_to_be_computed():
+    bound = Bound(max_passes=1000, max_delay=0.0, min_delay_tokens=120)
+    assert after_overtaking(bound, num_cached=50) == ["better", "first"]
+    assert after_overtaking(bound, num_cached=0) == ["first", "better"]
+
+
+def test_the_backlog_counts_as_it_was_when_it_was_largest():
+    bound = Bound(max_passes=1000, max_delay=0.3, min_delay_tokens=0)
+    assert after_overtaking(bound, num_cached=50) == ["first", "better"]
+    assert after_overtaking(bound, num_cached=50, num_others=8) == ["better", "first"]

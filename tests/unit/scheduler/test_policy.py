@@ -44,6 +44,21 @@ def test_a_fork_group_stands_together_at_its_best_place():
     assert line.order() == ["b", "x", "y", "a"]
 
 
+def test_a_fork_group_keeps_its_place_while_one_of_it_waits():
+    line = line_of("fcfs")
+    for name, group in (("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", None), ("f", 1)):
+        line.add(name, 100, fork_group=group)
+    admitted = []
+    while line:
+        admitted.append(line.order()[0])
+        line.pop(admitted[-1])
+        line.settle([0])
+    assert "".join(admitted) == "acfbde"
+    line.add("g", 100)
+    line.add("h", 100, fork_group=1)
+    assert line.order() == ["g", "h"], "once all have gone, the place has gone too"
+
+
 def test_who_was_overtaken_often_goes_first():
     line = line_of("lpm", 0, 50, 40, 30, bound=Bound(2, 1.0, 10**9))
     for name in ("b", "c"):
