@@ -173,6 +173,21 @@ class RadixKVCacheManager(KVCacheManager):
     def _match(self, request: Request) -> Match:
         return self.pool.match(self.pool.trail_of(request))
 
+    def num_shared_now(self, request: Request) -> int:
+        """How many tokens a look-up would find in the middle of a step: like `match`, but of blocks
+        that this step computes only whole ones."""
+        return self.pool.guarded(self._num_shared_now, request) or 0
+
+    def _num_shared_now(self, request: Request) -> int:
+        assert self.tree is not None
+        match = self._match(request)
+        num_inside = match.num_tokens % self.block_size
+        if num_inside:
+            last_block = self.tree.block_ids(match, match.num_tokens)[-1]
+            if self._whole_blocks_only or not self.pool.is_computed(last_block):
+                return match.num_tokens - num_inside
+        return match.num_tokens
+
     def get_computed_blocks(
         self, request: Request, *args: Any, **kwargs: Any
     ) -> tuple[KVCacheBlocks, int, int]:

@@ -43,6 +43,7 @@ _ROW = np.dtype(
         ("delay", np.int64),  # tokens
         ("backlog", np.int64),  # tokens: the largest it has seen
         ("chance", np.float64),
+        ("overdue", np.bool_),  # when the line was last put in order
         ("waits", np.bool_),  # or the row is free, or its request popped
     ]
 )
@@ -67,7 +68,7 @@ class Bound:
 
     max_passes: int
     max_delay: float
-    min_delay_tokens: int
+    min_delay_tokens: int = 512
     max_wait_s: float = float("inf")
 
 
@@ -132,7 +133,7 @@ class WaitingLine(Generic[Item]):
         fork_group: Hashable = None,
         first: bool = False,
     ) -> None:
-        """Put `item` in line.
+        """Put `item` in line, at its end; also if it was there already.
 
         Args:
             num_tokens: of its prompt.
@@ -142,8 +143,10 @@ class WaitingLine(Generic[Item]):
             fork_group: those of one group are kept together, as long as one of them waits.
             first: it was running already: before all others of its priority.
         """
+        if item in self._slots:
+            self.discard(item)
         if not self._free:
-            self._grow()
+            self._resize(max(64, 2 * len(self._rows)))
         slot = self._free.pop()
         self._known = None
         if first:
@@ -160,7 +163,7 @@ class WaitingLine(Generic[Item]):
         priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
         self._rows[slot] = (
             *(arrival, arrival_s, priority, self._clients.take(client), group, since),
-            *(num_tokens, 0, -arrival, 0, 0, 0, self._rng.random(), True),
+            *(num_tokens, 0, -arrival, 0, 0, 0, self._rng.random(), False, True),
         )
         self._items[slot] = item
         self._nodes[slot] = None
@@ -181,6 +184,14 @@ class WaitingLine(Generic[Item]):
 
     def node_of(self, item: Item) -> Node | None:
         return self._nodes[self._slots[item]]
+
+    def is_overdue(self, item: Item) -> bool:
+        """Whether it was when the line was last put in order."""
+        return bool(self._rows["overdue"][self._slots[item]])
+
+    def branch_of(self, item: Item) -> int:
+        """What `score` said; a number of its own, below zero, if that was nothing."""
+        return int(self._rows["branch"][self._slots[item]])
 
     def num_alike(self, item: Item) -> int:
         """How many in line match as it does and then go on alike; at least 1."""
@@ -228,25 +239,24 @@ class WaitingLine(Generic[Item]):
         if not self._popped:
             return 0
         self._known = None
-        num_passes = 0
-        if self._slots:
-            rows = self._rows
-            slots = np.fromiter(self._popped.values(), np.int64, len(self._popped))
-            rows["matched"][slots] = num_cached
-            for kind in {(p, c) for p, c in zip(*self._kind(slots), strict=True)}:
-                num_passes += self._pass_over(kind, rows[slots])
-        for slot in self._popped.values():
-            self._release(slot)
-        self._popped.clear()
+        try:
+            num_passes = self._count_passes(num_cached) if self._slots else 0
+        finally:
+            for slot in self._popped.values():
+                self._release(slot)
+            self._popped.clear()
+        if len(self._rows) > 256 and 4 * len(self._slots) < len(self._rows):
+            self._resize(2 * len(self._slots))
         return num_passes
 
-    def _kind(self, slots: Ints) -> tuple[list[int], list[int]]:
-        rows = self._rows[slots]
-        return rows["priority"].tolist(), rows["client"].tolist()
+    def _count_passes(self, num_cached: Sequence[int]) -> int:
+        admitted = self._rows[list(self._popped.values())]
+        admitted["matched"] = num_cached
+        kinds = set(zip(admitted["priority"].tolist(), admitted["client"].tolist(), strict=True))
+        return sum(self._pass_over(*kind, admitted) for kind in kinds)
 
-    def _pass_over(self, kind: tuple[int, int], admitted: Rows) -> int:
+    def _pass_over(self, priority: int, client: int, admitted: Rows) -> int:
         rows = self._rows
-        priority, client = kind
         admitted = admitted[(admitted["priority"] == priority) & (admitted["client"] == client)]
         admitted = admitted[np.argsort(admitted["arrival"])]
         costs = np.append(np.cumsum(_cost(admitted)[::-1])[::-1], 0)
@@ -257,13 +267,18 @@ class WaitingLine(Generic[Item]):
         rows["delay"][others] += costs[num_earlier]
         return int(passes.sum())
 
-    def _grow(self) -> None:
-        num = len(self._rows)
-        num_more = max(64, num)
-        self._rows = np.concatenate([self._rows, np.zeros(num_more, dtype=_ROW)])
-        self._items += [None] * num_more
-        self._nodes += [None] * num_more
-        self._free += range(num + num_more - 1, num - 1, -1)
+    def _resize(self, num_rows: int) -> None:
+        """So many rows, at least one for each who is here; those in use come first."""
+        used = [*self._slots.values(), *self._popped.values()]
+        num_rows = max(num_rows, len(used))
+        num_free = num_rows - len(used)
+        self._rows = np.concatenate([self._rows[used], np.zeros(num_free, dtype=_ROW)])
+        self._items = [self._items[slot] for slot in used] + [None] * num_free
+        self._nodes = [self._nodes[slot] for slot in used] + [None] * num_free
+        places = iter(range(num_rows))
+        self._slots = dict(zip(self._slots, places, strict=False))
+        self._popped = dict(zip(self._popped, places, strict=False))
+        self._free = list(range(num_rows - 1, len(used) - 1, -1))
 
     def _release(self, slot: int) -> None:
         row = self._rows[slot]
@@ -290,8 +305,7 @@ class WaitingLine(Generic[Item]):
         Args:
             now_s: on the clock of `add`.
             room_tokens: what the cache holds and nobody uses, or is empty. If all who wait fit in
-                there together, none can lose what it matches, so a cache-aware order has nothing to
-                win and they go as they came.
+                there together, a cache-aware order has nothing to win, and they go as they came.
             last_clients: these clients' requests go after the others' of the same priority.
 
         The same list as before, not to be changed, if nothing has.
@@ -310,22 +324,26 @@ class WaitingLine(Generic[Item]):
         slots = np.flatnonzero(self._rows["waits"])
         rows = self._rows[slots]
         later = slots[:0]
+        is_last = self._is_of(last_clients, rows)
         if len(slots) > self._window:
-            by_arrival = np.lexsort((rows["arrival"], rows["priority"]))
-            slots, later = np.split(slots[by_arrival], [self._window])
-            rows = self._rows[slots]
+            as_they_came = np.lexsort((rows["arrival"], is_last, rows["priority"]))
+            slots, later = np.split(slots[as_they_came], [self._window])
+            rows, is_last = self._rows[slots], is_last[as_they_came[: self._window]]
         is_overdue = self._see_who_is_overdue(slots, rows, now_s)
         goes_first = rows["arrival"] < 0
         by_policy = ~(is_overdue | goes_first)
-        keys = (_fcfs if is_roomy else self._keys)(rows, self._nodes_of(slots))
+        keys = [] if is_roomy else self._keys(rows, self._nodes_of(slots))
         keys = [np.where(by_policy, key, 0) for key in keys]
-        is_last = np.zeros(len(rows), dtype=bool)
-        if last_clients:
-            numbers = [self._clients.number_of(client) for client in last_clients]
-            is_last = np.isin(rows["client"], numbers) & ~goes_first
         tier = np.where(goes_first, 0, 1 + 2 * is_last + by_policy)
         in_order = slots[np.lexsort((rows["arrival"], *reversed(keys), tier, rows["priority"]))]
         return np.concatenate([in_order, later])
+
+    def _is_of(self, clients: Collection[Hashable], rows: Rows) -> NDArray[np.bool_]:
+        """Which of `rows` are of these clients, but for those that go first."""
+        if not clients:
+            return np.zeros(len(rows), dtype=bool)
+        numbers = [self._clients.number_of(client) for client in clients]
+        return np.isin(rows["client"], numbers) & (rows["arrival"] >= 0)
 
     def _see_who_is_overdue(self, slots: Ints, rows: Rows, now_s: float) -> NDArray[np.bool_]:
         bound = self._bound
@@ -334,6 +352,7 @@ class WaitingLine(Generic[Item]):
         is_overdue = rows["passes"] >= bound.max_passes
         is_overdue |= rows["delay"] >= np.maximum(bound.max_delay * backlog, bound.min_delay_tokens)
         is_overdue |= now_s - rows["arrival_s"] >= bound.max_wait_s
+        self._rows["overdue"][slots] = is_overdue
         return is_overdue
 
     def by_arrival(self) -> list[Item]:
@@ -443,15 +462,20 @@ def depth_first_places(nodes: list[Node | None]) -> Ints:
     """The place of each node in a depth-first walk of their tree, shape (n,).
 
     Among siblings the one below which most of `nodes` are comes first; a node comes after all that
-    is below it; None comes last.
+    is below it; None comes last. Costs a few microseconds for each of them and of those above.
     """
-    weights: Counter[Node | None] = Counter()
-    children: dict[Node | None, set[Node]] = {}
-    for node, number in Counter(nodes).items():
-        while node is not None:
-            weights[node] += number
-            children.setdefault(node.parent, set()).add(node)
-            node = node.parent
+    weights: Counter[Node | None] = Counter(nodes)
+    children: dict[Node | None, list[Node]] = {}
+    above = list(weights)
+    while above:
+        node = above.pop()
+        if node is not None:
+            if node.parent not in weights:
+                weights[node.parent] = 0
+                above.append(node.parent)
+            children.setdefault(node.parent, []).append(node)
+    for node in sorted((n for n in weights if n is not None), key=lambda n: n.start, reverse=True):
+        weights[node.parent] += weights[node]
     places: dict[Node | None, int] = {}
     stack: list[tuple[Node | None, bool]] = [(None, False)]
     while stack:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from vllm.logger import init_logger
@@ -28,6 +29,8 @@ from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.policy import WaitingLine
 
 logger = init_logger("vllm.sgl_vllm.schedule")
+
+Result = TypeVar("Result")
 
 PROGRAM, FORK_GROUP = "sgl_program", "sgl_fork_group"
 """Keys in a request's `extra_args` (HTTP: `vllm_xargs`), strings or numbers: requests of one client
@@ -53,6 +56,8 @@ HOLD_WINDOW = 64
 
 _NEW = (RequestStatus.WAITING, RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
 """Of requests that did not run yet; the grammar may be there already."""
+
+MAY_BE_HELD = (RequestStatus.WAITING, RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
 
 WANTED_WINDOW = 128
 """What so many at the head of the queue match is evicted last."""
@@ -167,7 +172,8 @@ class CacheAwareQueue(RequestQueue):
         self._place = 0  # in the order: all before it were looked at
         self._next: Request | None = None  # of these, who is neither popped nor held back
         self._num_looked_at = 0
-        self._leaders: WeakKeyDictionary[Request, Request] = WeakKeyDictionary()
+        self._held_branches: dict[int, str] = {}  # in this step
+        self._leaders: WeakKeyDictionary[Request, str] = WeakKeyDictionary()
         self._wanted: set[Node] | None = None
         self.failed = False
         """Switched off by an error: first come, first served from then on."""
@@ -179,6 +185,7 @@ class CacheAwareQueue(RequestQueue):
         self._next = self._wanted = None
         self._is_in_order = False
         self._place = self._num_looked_at = 0
+        self._held_branches = {}
 
     def step_ends(self, scheduler_output: SchedulerOutput) -> None:
         """Who was popped and not put back has been admitted."""
@@ -193,30 +200,40 @@ class CacheAwareQueue(RequestQueue):
             ]
             for request in admitted:
                 self._scores.discard(request)
-            self.counters.passes += self._line.settle(num_cached)
+            self.counters.passes += self._safely(self._line.settle, num_cached) or 0
         if not self._line:
             self._order = []
         if self._fairness is not None:
-            for request_id, num_tokens in num_scheduled.items():
-                client = self._clients.get(self._scheduler.requests[request_id])
-                self._fairness.charge(client, num_tokens)
+            self._safely(self._charge, self._fairness, num_scheduled)
 
-    def _put_in_order(self) -> list[Request]:
-        if len(self._line) < 2:
-            return list(self._line)
-        if self.failed:
-            return self._line.by_arrival()
+    def _charge(self, fairness: DeficitCounters, num_scheduled: Mapping[str, int]) -> None:
+        for request_id, num_tokens in num_scheduled.items():
+            client = self._clients.get(self._scheduler.requests[request_id])
+            fairness.charge(client, num_tokens)
+
+    def _put_in_order(self) -> None:
+        """Once in a step."""
+        if self._is_in_order:
+            return
+        self._is_in_order = True
+        order = None if self.failed else self._safely(self._policy_order)
+        self._order = self._line.by_arrival() if order is None else order
+
+    def _safely(self, do: Callable[..., Result], *args: Any) -> Result | None:
+        """The result; None if it fails, and from then on it is first come, first served."""
         try:
-            return self._policy_order()
+            return do(*args)
         except Exception:
             logger.exception(
                 "putting the queue in order failed; it is served as it came from now on. "
                 "Please report this with the lines below"
             )
             self.failed = True
-            return self._line.by_arrival()
+            return None
 
     def _policy_order(self) -> list[Request]:
+        if len(self._line) < 2:
+            return list(self._line)
         self._scores.refresh(self._line)
         self.counters.ordered_steps += 1
         pool = self._scheduler.kv_cache_manager.block_pool
@@ -231,58 +248,67 @@ class CacheAwareQueue(RequestQueue):
 
         Stays the same until popped: vLLM peeks at a request, gives it blocks, and then pops it.
         """
-        if not self._is_in_order:
-            self._order = self._put_in_order()
-            self._is_in_order = True
+        self._put_in_order()
         while self._next is None and self._place < len(self._order):
             request = self._order[self._place]
             self._place += 1
-            if request in self._line and not self._is_held_back(request):
+            if request in self._line and not self._safely(self._is_held_back, request):
                 self._next = request
         return self._next
 
     def _is_held_back(self, request: Request) -> bool:
-        """Whether to wait for the next step saves more than it delays, because a request that was
-        admitted in this one, or is not through its prompt yet, computes what both begin with.
+        """Whether `request` waits for the next step, because one that was admitted in this one, or
+        is not through its prompt yet, computes what both begin with.
 
         vLLM lets a request share whole blocks of what has been scheduled before it, this step
-        included. A request waits for one other only, and only as long as that one is at its prompt.
+        included. So there is something to save where blocks are large, or a prompt is computed in
+        several parts. A request waits for one other only, as long as that one is at its prompt, and
+        not if it is overdue.
         """
         if (
-            self._radix is None
+            self.failed
+            or self._radix is None
             or self._radix.tree is None
-            or self._num_looked_at >= HOLD_WINDOW
-            or self.failed
-            or request.status not in _NEW
+            or request.status not in MAY_BE_HELD
             or request.skip_reading_prefix_cache
+            or self._line.is_overdue(request)
         ):
             return False
-        self._num_looked_at += 1
+        branch = self._line.branch_of(request)
+        leader = self._held_branches.get(branch)
+        if leader is None and self._num_looked_at < HOLD_WINDOW:
+            self._num_looked_at += 1
+            leader = self._find_leader(request)
+            if leader is not None and branch >= 0:
+                self._held_branches[branch] = leader
+        if leader is None or self._leaders.setdefault(request, leader) != leader:
+            return False
+        self.counters.held_back += 1
+        return True
+
+    def _find_leader(self, request: Request) -> str | None:
+        """The id of a request that `request`, with those that go on alike, should wait for."""
+        assert self._radix is not None
         trail = self._radix.pool.trail_of(request)
         if trail is None:
-            return False
-        num_found = self._radix.match(request).num_tokens
-        place = num_found * TOKEN_BYTES
-        next_tokens = trail.tokens[place : place + MIN_ALIKE_TOKENS * TOKEN_BYTES]
-        if len(next_tokens) < MIN_ALIKE_TOKENS * TOKEN_BYTES:
-            return False
+            return None
+        num_shared = self._radix.num_shared_now(request)
+        place = num_shared * TOKEN_BYTES
+        next_token = trail.tokens[place : place + TOKEN_BYTES]
         for other in self._at_their_prompt():
             other_trail = self._radix.pool.trail_of(other)
             if (
                 other_trail is None
                 or other_trail.namespace != trail.namespace
-                or not other_trail.tokens.startswith(next_tokens, place)
-                or self._leaders.get(request, other) is not other
+                or not other_trail.tokens.startswith(next_token, place)
             ):
                 continue
             num_common = common_prefix_length(other_trail.tokens, trail.tokens)
             num_common = min(num_common, request.num_tokens - 1)
-            num_saved = num_common - num_common % self._radix.hit_granularity - num_found
+            num_saved = num_common - num_common % self._radix.hit_granularity - num_shared
             if num_saved * self._line.num_alike(request) >= MIN_SAVED_TOKENS:
-                self._leaders[request] = other
-                self.counters.held_back += 1
-                return True
-        return False
+                return other.request_id
+        return None
 
     def _at_their_prompt(self) -> Iterator[Request]:
         """Who has been admitted in this step, and who was running at its start with a part of the
@@ -298,8 +324,11 @@ class CacheAwareQueue(RequestQueue):
         """What those at the head of the queue begin with, so that it is not evicted to make room
         for others. The same set for a whole step; costs nothing in a step that evicts nothing."""
         if self._wanted is None:
-            head = itertools.islice(self._order or self._line, WANTED_WINDOW)
-            nodes = (self._line.node_of(request) for request in head if request in self._line)
+            self._put_in_order()
+            if len(self._line) == 1:  # else it has been done
+                self._safely(self._scores.refresh, self._line)
+            waiting = (request for request in self._order if request in self._line)
+            nodes = map(self._line.node_of, itertools.islice(waiting, WANTED_WINDOW))
             self._wanted = {node for node in nodes if node is not None}
         return self._wanted
 
@@ -367,7 +396,7 @@ class CacheAwareQueue(RequestQueue):
         return no_room or self._find_next() is not None
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._line.order())
+        return iter(self._line.by_arrival())
 
 
 def client_of(request: Request) -> Hashable:

@@ -19,7 +19,7 @@ from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -78,7 +78,6 @@ class SglSchedulerMixin(Scheduler):
             bound = Bound(
                 max_passes=options.schedule_max_passes,
                 max_delay=options.schedule_max_delay,
-                min_delay_tokens=self.max_num_scheduled_tokens // 16,
                 max_wait_s=options.schedule_max_wait_s or float("inf"),
             )
             quantum = options.schedule_fair_quantum
@@ -125,7 +124,7 @@ class SglSchedulerMixin(Scheduler):
         if part == "schedule":
             if not self.cache_config.enable_prefix_caching:
                 return "prefix caching is off"
-            if unknown := RequestQueue.__abstractmethods__ - set(dir(CacheAwareQueue)):
+            if unknown := CacheAwareQueue.__abstractmethods__:
                 return f"this vLLM wants its queue to have {', '.join(sorted(unknown))}"
             if not hasattr(self, "max_num_active_reqs"):
                 return "this vLLM lacks Scheduler.max_num_active_reqs"
@@ -285,6 +284,8 @@ class SglSchedulerMixin(Scheduler):
         parts = {part: self._off.get(part, "on") for part in PARTS}
         if self._radix is not None and self._radix.tree is None:
             parts["radix"] = failed
+        if self._queue is not None and self._queue.failed:
+            parts["schedule"] = failed
         if self._jump is not None and self._jump.failed:
             parts["jump_forward"] = failed
         return parts

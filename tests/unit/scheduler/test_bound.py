@@ -145,7 +145,9 @@ class LineAgainstHistory(RuleBasedStateMachine):
     # -- what must hold -----------------------------------------------------------------------
 
     def look_at(self, order: list[Request], last: tuple[str, ...]) -> None:
-        by_arrival = sorted(self.waiting, key=lambda r: (r.priority, r.came))
+        by_arrival = sorted(
+            self.waiting, key=lambda r: (r.priority, r.came > 0 and r.client in last, r.came)
+        )
         backlog = sum(request.cost for request in by_arrival[: self.window])
         for request in by_arrival[: self.window]:
             share = self.bound.max_delay * backlog

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sgl_vllm.radix.tree import Match
-from sgl_vllm.scheduler.fairness import DeficitCounters
+from sgl_vllm.scheduler.fairness import MAX_DEBT_QUANTA, DeficitCounters
 from sgl_vllm.scheduler.policy import Bound, WaitingLine
 
 LOOSE = Bound(max_passes=10**9, max_delay=1.0, min_delay_tokens=10**12)
@@ -113,8 +113,8 @@ class Loop:
     """A line that admits `per_step` a step, and charges what they compute: all of their tokens,
     or as many as `cached` says less."""
 
-    def __init__(self, quantum: int, per_step: int) -> None:
-        self.line: WaitingLine[tuple[str, int]] = WaitingLine("lpm", LOOSE, window=1000)
+    def __init__(self, quantum: int, per_step: int, window: int = 1000) -> None:
+        self.line: WaitingLine[tuple[str, int]] = WaitingLine("lpm", LOOSE, window)
         self.fairness = DeficitCounters(quantum)
         self.per_step = per_step
         self.num_sent = 0
@@ -155,6 +155,38 @@ def test_a_flood_does_not_starve_a_modest_client():
     assert max(loop.waits["modest"]) <= 500 / 100 + 1, "the flood's credit lasts no longer"
 
 
+def test_a_flood_longer_than_the_window_does_not_hide_a_modest_client():
+    loop = Loop(quantum=500, per_step=2, window=10)
+    for _ in range(300):
+        loop.send("flood", 100)
+    for number in range(60):
+        if number % 5 == 0:
+            loop.send("modest", 100)
+        loop.step()
+    assert max(loop.waits["modest"]) <= 500 / 100 + 1
+
+
+def test_an_endless_row_of_new_clients_does_not_keep_out_an_old_one():
+    fairness = DeficitCounters(100)
+    fairness.charge("old", 101)
+    served = Counter()
+    for number in range(20_000):
+        last = fairness.without_credit({"old", number})
+        client = number if "old" in last else "old"
+        fairness.charge(client, 10)
+        served["old" if client == "old" else "new"] += 1
+    assert served["old"] > 20_000 / 10
+    assert len(fairness._credit) < 11_000
+
+
+def test_a_debt_has_an_end():
+    fairness = DeficitCounters(100)
+    for _ in range(1000):
+        fairness.charge("a", 100)
+        assert fairness.without_credit({"a", "b"}) <= {"a"}, "b has credit, and cannot be admitted"
+    assert serve(fairness, [("a", 10)] * 1000)["b"] <= 5000 + (MAX_DEBT_QUANTA + 2) * 100
+
+
 def test_what_is_cached_costs_no_credit():
     loop = Loop(quantum=200, per_step=1)
     for _ in range(500):
@@ -169,6 +201,7 @@ def test_what_is_cached_costs_no_credit():
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 1000), st.integers(1, 4), st.lists(st.integers(1, 300), min_size=3))
 def test_clients_that_always_wait_get_the_same(quantum, per_step, sizes):
+    assume(per_step * max(sizes) <= MAX_DEBT_QUANTA * quantum)
     loop = Loop(quantum, per_step)
     for number in range(200):
         for client in "abc":

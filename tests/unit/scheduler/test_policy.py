@@ -139,3 +139,26 @@ def test_depth_first_goes_to_where_most_wait_and_stays_there():
     assert depth_first_places(nodes).tolist().index(min(depth_first_places(nodes))) == 2
     in_order = [nodes[i] for i in depth_first_places(nodes).argsort(kind="stable")]
     assert in_order == [below, heavy, heavy, light, None]
+
+
+def test_who_comes_a_second_time_is_in_line_once_at_the_end():
+    line = line_of("fcfs", 0, 0)
+    line.add("a", 100)
+    assert line.order() == ["b", "a"]
+    line.discard("a")
+    assert line.order() == line.by_arrival() == ["b"]
+
+
+def test_after_a_burst_the_line_is_as_small_as_before():
+    line = line_of("lpm", 0, 50, bound=Bound(2, 1.0, 10**9))
+    for number in range(5000):
+        line.add(str(number), 100)
+    for number in range(5000):
+        line.pop(str(number))
+    line.settle([0] * 5000)
+    assert len(line._rows) < 300
+    assert line.order() == ["a", "b"], "both have been passed over, and are known by it"
+    line.add("c", 100)
+    line.pop("b")
+    line.settle([50])
+    assert line.order() == ["a", "c"]
