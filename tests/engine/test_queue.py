@@ -133,6 +133,33 @@ def test_of_equal_prompts_one_goes_ahead(schedule):
     assert machine.num_tokens_computed == (255 + 2 if schedule else 255 + 2 * 127)
 
 
+def test_who_is_overdue_is_not_held_back():
+    machine = Machine(
+        {"schedule_max_passes": 2}, max_num_batched_tokens=512, long_prefill_token_threshold=64
+    )
+    prefix = words(900)
+    machine.add(prefix + words(9))
+    sibling = machine.add(prefix + words(9))
+    num_steps = 0
+    while not machine.computed[sibling.request_id]:
+        machine.add(words(20))
+        machine.step()
+        num_steps += 1
+    assert num_steps == 3, "two have overtaken it; the leader would take 15 for its prompt"
+    machine.run()
+
+
+def test_siblings_of_one_that_is_held_back_are_held_with_it():
+    machine = Machine(block_size=128, max_num_batched_tokens=4096, max_num_seqs=200)
+    prompt = words(250)
+    for _ in range(MAX_SCORED):
+        machine.add(prompt)
+    assert len(machine.step().scheduled_new_reqs) == 1
+    assert machine.queue._num_looked_at == 2, "the first, and one for all others"
+    machine.run()
+    assert machine.num_tokens_computed == 250 + MAX_SCORED - 1
+
+
 def test_nobody_waits_for_what_saves_less_than_a_step_costs():
     machine = Machine(block_size=128)
     prefix = words(128 + 100)
