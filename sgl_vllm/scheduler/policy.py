@@ -60,8 +60,8 @@ class Bound:
     Attributes:
         max_passes: so many later ones were admitted before it.
         max_delay: what these had to compute has come to this share of the largest backlog that it
-            has seen, both in tokens; with work done at an even pace, to this share of the time that
-            the backlog takes.
+            has seen. Both in tokens: those of a prompt that are not cached, and `OVERHEAD_TOKENS`
+            for every request. Replies are not weighed by their length, which nobody knows.
         min_delay_tokens: but not before it has come to so many.
         max_wait_s: it has waited so long, in seconds.
     """
@@ -88,7 +88,7 @@ class WaitingLine(Generic[Item]):
     Args:
         order: a key of `ORDERS`.
         window: only so many, those that came first, are put in order; the others go after them, as
-            they came.
+            they came. Whose client goes last does not stand in the way of others.
     """
 
     def __init__(self, order: str, bound: Bound, window: int) -> None:
