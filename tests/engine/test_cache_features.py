@@ -504,7 +504,7 @@ def test_priorities_preempt_as_in_stock(start, monkeypatch):
     monkeypatch.setattr(RadixBlockPool, "unindex", counted)
     engine, tokens = run({})
     assert tokens == expected
-    assert "priority" in engine.scheduler._parts()["schedule"]
+    assert engine.scheduler._parts()["schedule"] == "on"
     assert taken_back, "nobody was taken out of the step it was scheduled in"
 
 
