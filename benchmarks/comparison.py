@@ -17,6 +17,16 @@ STOCK, SGL = "stock", "sgl"
 ARMS = (STOCK, SGL)
 
 
+def ratio(stock: float, sgl: float, better: int) -> float | None:
+    """How much better the plugin is, above 1; None where there is nothing to divide.
+
+    Args:
+        better: 1 if more is better, -1 if less is, 0 if neither.
+    """
+    over, under = (sgl, stock) if better > 0 else (stock, sgl)
+    return over / under if better and under else None
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """What of an engine's configuration matters here; named as vLLM's options.
@@ -143,8 +153,6 @@ class Comparison:
         Args:
             better: 1 if more is better, -1 if less is, 0 if neither.
         """
-        if len(self.results) < 2 or not better:
+        if len(self.results) < 2 or not better:  # not all that has no ratio is a result of an arm
             return None
-        stock, sgl = (float(getattr(self.results[arm], name)) for arm in ARMS)
-        over, under = (sgl, stock) if better > 0 else (stock, sgl)
-        return over / under if under else None
+        return ratio(*(float(getattr(self.results[arm], name)) for arm in ARMS), better)

@@ -23,8 +23,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.models import resolve_model
-
-PARTS = ("radix", "schedule", "jump_forward", "select")
+from sgl_vllm.hooks import PARTS
 
 
 def main() -> None:

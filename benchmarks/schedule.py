@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import os
 import random
 import statistics
 import sys
@@ -30,12 +28,14 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from benchmarks.comparison import ARMS, EngineSettings
+from benchmarks.simulate_grid import silence_vllm
+
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import ModelRunnerOutput
 
-ARMS = ("stock", "sgl")
 VOCABULARY = 128_000
 OUTPUT_TOKENS = 8
 GROUP_SIZE = 10
@@ -84,7 +84,6 @@ class Arm:
     """One scheduler, kept at a number of waiting requests."""
 
     def __init__(self, name: str, case: Case, num_waiting: int, num_tokens: int) -> None:
-        from benchmarks.comparison import EngineSettings
         from benchmarks.simulator import make_block_hasher, make_scheduler
 
         block_size = 16
@@ -137,15 +136,11 @@ class Arm:
             self.arrival_us.append((time.thread_time_ns() - started) / 1e3)
 
     def _sample(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
-        from vllm.v1.outputs import ModelRunnerOutput
+        from benchmarks.simulator import runner_output
 
         request_ids = list(scheduled.num_scheduled_tokens)
         requests = [self.scheduler.requests[request_id] for request_id in request_ids]
-        return ModelRunnerOutput(
-            req_ids=request_ids,
-            req_id_to_index={request_id: i for i, request_id in enumerate(request_ids)},
-            sampled_token_ids=[[] if r.is_prefill_chunk else [1] for r in requests],
-        )
+        return runner_output(request_ids, [[] if r.is_prefill_chunk else [1] for r in requests])
 
     def cost(self) -> Cost:
         return Cost(
@@ -196,8 +191,7 @@ def main() -> None:
     parser.add_argument("--case", choices=[case.name for case in CASES], help="only this one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     arguments = parser.parse_args()
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+    silence_vllm()
     print(
         f"{arguments.waiting} waiting requests of {arguments.tokens} tokens, "
         "microseconds of processor time\n"

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,8 +91,9 @@ class Clock:
                 module.time = time  # type: ignore[attr-defined]
 
 
-def make_scheduler(arm: str, settings: EngineSettings) -> Scheduler:
-    """A scheduler of vLLM (`arm` "stock") or of the plugin ("sgl"), as the engine core makes it."""
+def make_scheduler(arm: str, settings: EngineSettings, **scheduler_args: Any) -> Scheduler:
+    """A scheduler of vLLM (`arm` "stock") or of the plugin ("sgl"), as the engine core makes it;
+    `scheduler_args` are further ones of vLLM's `SchedulerConfig`."""
     length = settings.max_model_len
     model_config = ModelConfig(
         model=str(DEMO_MODEL),  # its weights and vocabulary play no part
@@ -106,6 +108,7 @@ def make_scheduler(arm: str, settings: EngineSettings) -> Scheduler:
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         async_scheduling=settings.async_scheduling,
+        **scheduler_args,
     )
     vllm_config = VllmConfig(
         model_config=model_config,
@@ -137,6 +140,15 @@ def make_scheduler(arm: str, settings: EngineSettings) -> Scheduler:
         structured_output_manager=StructuredOutputManager(vllm_config),
         block_size=block_size,
         hash_block_size=hash_block_size,
+    )
+
+
+def runner_output(request_ids: list[str], sampled: list[list[int]]) -> ModelRunnerOutput:
+    """As a model runner gives it, with the tokens sampled for each request."""
+    return ModelRunnerOutput(
+        req_ids=request_ids,
+        req_id_to_index={request_id: i for i, request_id in enumerate(request_ids)},
+        sampled_token_ids=sampled,
     )
 
 
@@ -387,11 +399,7 @@ class Simulation:
         seconds = self._cost.batch_s(Batch.of(tokens)) if tokens else 0.0
         self._busy_until_s = max(self._busy_until_s, self._clock.now_s) + seconds
         request_ids = list(scheduled.num_scheduled_tokens)
-        output = ModelRunnerOutput(
-            req_ids=request_ids,
-            req_id_to_index={request_id: i for i, request_id in enumerate(request_ids)},
-            sampled_token_ids=sampled,
-        )
+        output = runner_output(request_ids, sampled)
         return _Step(scheduled, output, self._busy_until_s)
 
     def _check_kv(self, memory: KvMemory, scheduled: SchedulerOutput) -> None:

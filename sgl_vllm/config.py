@@ -20,9 +20,10 @@ CONFIG_KEY = "sgl_vllm"
 """The plugin's place in vLLM's `additional_config`."""
 
 
+SCHEDULE_POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
 _CHOICES = {
     "radix_policy": ("lru", "lfu", "slru", "priority"),
-    "schedule_policy": ("lpm", "dfs-weight", "fcfs", "random"),
+    "schedule_policy": SCHEDULE_POLICIES,
 }
 
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 
 from sgl_vllm import __version__, compat, metadata_shim
+from sgl_vllm.hooks import PARTS
 
-SERVER_PARTS = ("radix", "schedule", "jump_forward", "select")
 PROBE_TIMEOUT_S = 180
 PROBE_MARK = "sgl_vllm.parts "
 # vLLM logs to stdout: the answer is the line that begins with the mark.
@@ -84,16 +84,16 @@ def examine() -> Report:
     parts = [Part("client", True)]
     if vllm is None:
         notes.append(f"Client only, a complete installation. {compat.unsupported_message(None)}")
-        parts += [Part(name, False, "vLLM is not installed") for name in SERVER_PARTS]
+        parts += [Part(name, False, "vLLM is not installed") for name in PARTS]
     elif problems:
-        parts += [Part(name, False, "mend the installation first") for name in SERVER_PARTS]
+        parts += [Part(name, False, "mend the installation first") for name in PARTS]
     else:
         if message := compat.unsupported_message(vllm):
             notes.append(message)
         try:
             parts += probe_parts()
         except ProbeFailed as failure:
-            parts += [Part(name, False, "could not be asked") for name in SERVER_PARTS]
+            parts += [Part(name, False, "could not be asked") for name in PARTS]
             problems.append(Problem(str(failure), "python -c 'import sgl_vllm.plugin'"))
     return Report(_components(vllm), parts, problems, notes)
 

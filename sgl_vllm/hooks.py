@@ -16,7 +16,6 @@ _MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
 _POOL = "vllm.v1.core.block_pool:BlockPool"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _GRAMMAR = "vllm.v1.structured_output.backend_xgrammar:XgrammarGrammar"
-
 _QUEUE = "vllm.v1.core.sched.request_queue:RequestQueue"
 
 _HOOKS: dict[str, tuple[str, ...]] = {

@@ -40,10 +40,10 @@ from benchmarks.ab.workloads import WORKLOADS, Workload
 from benchmarks.ab.workloads.base import Item, Texts, one_token_words
 from benchmarks.models import DEMO_MODEL, resolve_model
 from sgl_vllm import compat
+from sgl_vllm.config import SCHEDULE_POLICIES
+from sgl_vllm.hooks import PARTS
 from sgl_vllm.serving import ServerFailed, read_counters, sigterm_as_interrupt
 
-PARTS = ("radix", "schedule", "jump_forward", "select")
-POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
 MAX_WARM_UP_PROGRAMS = 8
 SEED = 0
 WARM_UP_SEED = 1
@@ -206,7 +206,9 @@ def _parser() -> argparse.ArgumentParser:
         help=f"without this part of the plugin ({', '.join(PARTS)}); may be repeated",
     )
     servers_group.add_argument(
-        "--policy", choices=POLICIES, help="the plugin's schedule_policy; its default if not given"
+        "--policy",
+        choices=SCHEDULE_POLICIES,
+        help="the plugin's schedule_policy; its default if not given",
     )
     servers_group.add_argument("--stock-url", metavar="URL", help="a running stock server")
     servers_group.add_argument("--sgl-url", metavar="URL", help="a running one with the plugin")

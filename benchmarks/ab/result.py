@@ -17,6 +17,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.comparison import ratio
 from sgl_vllm.serving import Counters
 
 # Sequences at once from which a pass costs more with each further one, roughly.
@@ -320,14 +321,9 @@ def _table(comparison: Comparison) -> Table:
         values = getattr(stock, name), getattr(sgl, name)
         if None not in values:
             shown = (format(value, form) for value in values)
-            table.add_row(label, *shown, _ratio(*values, better))
+            times = ratio(*values, better)
+            table.add_row(label, *shown, "" if times is None else f"{times:.3f}")
     return table
-
-
-def _ratio(stock: float, sgl: float, better: int) -> str:
-    """How much better the plugin is; empty where nothing is to be compared."""
-    above, below = (sgl, stock) if better > 0 else (stock, sgl)
-    return f"{above / below:.3f}" if better and below else ""
 
 
 def _verdict(comparison: Comparison) -> Text:

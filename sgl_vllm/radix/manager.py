@@ -184,7 +184,7 @@ class RadixKVCacheManager(KVCacheManager):
         num_inside = match.num_tokens % self.block_size
         if num_inside:
             last_block = self.tree.block_ids(match, match.num_tokens)[-1]
-            if self._whole_blocks_only or not self.pool.is_computed(last_block):
+            if not self._may_end_inside(last_block):
                 return match.num_tokens - num_inside
         return match.num_tokens
 
@@ -220,8 +220,7 @@ class RadixKVCacheManager(KVCacheManager):
         block_ids = self.tree.block_ids(match, num_tokens)
         num_inside = num_tokens % self.block_size
         if num_inside and (
-            self._whole_blocks_only
-            or not self.pool.is_computed(block_ids[-1])
+            not self._may_end_inside(block_ids[-1])
             or not self._has_room_for_copy(request, block_ids)
         ):
             num_tokens -= num_inside
@@ -238,6 +237,10 @@ class RadixKVCacheManager(KVCacheManager):
             whole = blocks[0][: num_tokens // self.block_size]
             self.coordinator.emit_cached_block_events(request, (whole,))
         return KVCacheBlocks(blocks), num_tokens
+
+    def _may_end_inside(self, block_id: int) -> bool:
+        """Whether a hit may end inside the block, which is copied before this step's pass."""
+        return not self._whole_blocks_only and self.pool.is_computed(block_id)
 
     def _has_room_for_copy(self, request: Request, block_ids: list[int]) -> bool:
         """Whether the request fits while it also holds the block that it copies from.

@@ -194,7 +194,7 @@ class CacheAwareQueue(RequestQueue):
         if admitted:
             if self._fairness is not None:
                 # Also if nobody else waits: one who has the machine alone runs up no debt.
-                self._fairness.without_credit(self._line.clients)
+                self._safely(self._fairness.without_credit, self._line.clients)
             num_cached = [
                 r.num_computed_tokens - num_scheduled.get(r.request_id, 0) for r in admitted
             ]

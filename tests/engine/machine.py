@@ -7,22 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from vllm import SamplingParams
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
-from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequest
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
 
-from benchmarks.models import DEMO_MODEL
-from benchmarks.simulator import make_block_hasher
-from sgl_vllm.config import CONFIG_KEY
-from sgl_vllm.scheduler.scheduler import SglScheduler
+from benchmarks.comparison import SGL, EngineSettings
+from benchmarks.simulator import make_block_hasher, make_scheduler, runner_output
 
 MAX_MODEL_LEN = 4096
 
@@ -43,48 +35,20 @@ class Machine:
         *,
         num_blocks: int = 200,
         block_size: int = 32,
+        max_num_seqs: int = 16,
+        max_num_batched_tokens: int = 1024,
         **scheduler_args: Any,
     ) -> None:
-        model = ModelConfig(
-            model=str(DEMO_MODEL),
-            skip_tokenizer_init=True,
+        settings = EngineSettings(
+            num_blocks=num_blocks,
+            block_size=block_size,
             max_model_len=MAX_MODEL_LEN,
-            hf_overrides={"max_position_embeddings": MAX_MODEL_LEN},
-            enforce_eager=True,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            async_scheduling=False,
+            plugin=plugin or {},
         )
-        arguments: dict[str, Any] = {
-            "max_num_seqs": 16,
-            "max_num_batched_tokens": 1024,
-            **scheduler_args,
-        }
-        config = VllmConfig(
-            model_config=model,
-            scheduler_config=SchedulerConfig(
-                max_model_len=MAX_MODEL_LEN,
-                is_encoder_decoder=False,
-                async_scheduling=False,
-                **arguments,
-            ),
-            cache_config=CacheConfig(block_size=block_size, enable_prefix_caching=True),
-            additional_config={CONFIG_KEY: plugin or {}},
-        )
-        config.cache_config.num_gpu_blocks = num_blocks + 1  # vLLM keeps one as the null block
-        layer = FullAttentionSpec(
-            block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
-        )
-        kv_cache_config = KVCacheConfig(
-            num_blocks=num_blocks + 1,
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], layer)],
-        )
-        sizes = resolve_kv_cache_block_sizes(kv_cache_config, config)
-        self.scheduler: Scheduler = SglScheduler(
-            vllm_config=config,
-            kv_cache_config=kv_cache_config,
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=sizes[0],
-            hash_block_size=sizes[1],
-        )
+        self.scheduler: Scheduler = make_scheduler(SGL, settings, **scheduler_args)
         self._hasher = make_block_hasher(self.scheduler)
         self._num_usable_blocks = num_blocks
         self._names = map(str, itertools.count())
@@ -146,11 +110,7 @@ class Machine:
             is_done = not request.is_prefill_chunk
             # One more than all before: no reply is ever like another's.
             sampled.append([1_000_000 + self.num_tokens_computed] if is_done else [])
-        output = ModelRunnerOutput(
-            req_ids=ids,
-            req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
-            sampled_token_ids=sampled,
-        )
+        output = runner_output(ids, sampled)
         for result in scheduler.update_from_output(scheduled, output).values():
             self.ended += [one.request_id for one in result.outputs if one.finish_reason]
         return scheduled
