@@ -1,0 +1,152 @@
+"""Patterns of the decimal numbers within bounds, as JSON writes them. Pure.
+
+    at least 12:    1[2-9] | [2-9][0-9] | [1-9][0-9]{2,}          whole
+                    (that)(\\.[0-9]+)?                              with fractions
+    at least 2.5:   2\\.([5][0-9]*|[6-9][0-9]*) | ([3-9]|[1-9][0-9]+)(\\.[0-9]+)?
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from sgl_vllm.fsm.automaton import ByteDfa
+from sgl_vllm.fsm.regex import combined, compile_trusted
+
+INTEGER = r"-?(?:0|[1-9][0-9]*)"
+NUMBER = rf"{INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+_FRACTION = r"(?:\.[0-9]+)?"
+_NOTHING = r"[a&&b]"
+MAX_DIGITS = 40
+
+
+def integers(low: int | None, high: int | None) -> ByteDfa:
+    """Whole numbers from `low` to `high`, both included; None: no bound."""
+    return _within(low, high, False, False, whole=True)
+
+
+def decimals(
+    low: Decimal | None, high: Decimal | None, above_low: bool, below_high: bool
+) -> ByteDfa:
+    """Numbers from `low` to `high`, written without an exponent.
+
+    Args:
+        above_low, below_high: whether the bound itself is out.
+    """
+    return _within(low, high, above_low, below_high, whole=False)
+
+
+def _within(
+    low: Decimal | int | None,
+    high: Decimal | int | None,
+    above_low: bool,
+    below_high: bool,
+    whole: bool,
+) -> ByteDfa:
+    fraction = "" if whole else _FRACTION
+    result = compile_trusted(f"{INTEGER}{fraction}")
+    if low is not None:
+        result = combined(result, compile_trusted(_at_least(Decimal(low), above_low, whole)))
+    if high is not None:
+        result = combined(result, compile_trusted(_at_most(Decimal(high), below_high, whole)))
+    return result
+
+
+def _at_least(bound: Decimal, strict: bool, whole: bool) -> str:
+    fraction = "" if whole else _FRACTION
+    if bound < 0 or (bound == 0 and not strict):
+        positive = f"(?:0|[1-9][0-9]*){fraction}"
+        return positive if bound == 0 else f"{positive}|-(?:{_up_to(-bound, strict, whole)})"
+    return _from(bound, strict, whole)
+
+
+def _at_most(bound: Decimal, strict: bool, whole: bool) -> str:
+    fraction = "" if whole else _FRACTION
+    negative = f"-(?:0|[1-9][0-9]*){fraction}"
+    if bound < 0:
+        return f"-(?:{_from(-bound, strict, whole)})"
+    if bound == 0 and strict:
+        return f"-(?:{_from(Decimal(0), True, whole)})"
+    return f"{negative}|{_up_to(bound, strict, whole)}"
+
+
+def _digits(bound: Decimal) -> tuple[str, str]:
+    text = f"{abs(bound).normalize():f}"
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"a bound of more than {MAX_DIGITS} digits")
+    head, _, tail = text.partition(".")
+    return head, tail
+
+
+def _from(bound: Decimal, strict: bool, whole: bool) -> str:
+    """Unsigned numbers of at least `bound` >= 0."""
+    head, tail = _digits(bound)
+    if whole:
+        exact = [] if strict or tail else [head]
+        return "|".join([*exact, *_heads_above(head)])
+    options = [f"(?:{option}){_FRACTION}" for option in _heads_above(head)]
+    options.extend(f"{head}\\.{option}" for option in _tails_above(tail))
+    if tail:
+        options.append(rf"{head}\.{tail}" + ("0*[1-9][0-9]*" if strict else "[0-9]*"))
+    else:
+        options.append(rf"{head}\.0*[1-9][0-9]*" if strict else f"{head}{_FRACTION}")
+    return "|".join(options)
+
+
+def _up_to(bound: Decimal, strict: bool, whole: bool) -> str:
+    """Unsigned numbers of at most `bound` >= 0."""
+    head, tail = _digits(bound)
+    if whole:
+        exact = [head] if tail or not strict else []
+        return "|".join([*exact, *_heads_below(head)]) or _NOTHING
+    options = [f"(?:{option}){_FRACTION}" for option in _heads_below(head)]
+    if tail:
+        options.append(head)
+        options.extend(f"{head}\\.{option}" for option in _tails_below(tail))
+        if not strict:
+            options.append(rf"{head}\.{tail}0*")
+    elif not strict:
+        options.append(rf"{head}(?:\.0+)?")
+    return "|".join(options) or _NOTHING
+
+
+def _heads_above(head: str) -> list[str]:
+    """Patterns of whole numbers greater than `head`."""
+    options = [f"[1-9][0-9]{{{len(head)},}}"]
+    for i, digit in enumerate(head):
+        if digit != "9":
+            rest = len(head) - i - 1
+            options.append(f"{head[:i]}[{int(digit) + 1}-9][0-9]{{{rest}}}")
+    return options
+
+
+def _heads_below(head: str) -> list[str]:
+    """Patterns of whole numbers less than `head`."""
+    options = []
+    if len(head) > 1:
+        options.append("0")
+        if len(head) > 2:
+            options.append(f"[1-9][0-9]{{0,{len(head) - 3}}}[0-9]?" if len(head) > 3 else "[1-9]")
+            options.append(f"[1-9][0-9]{{0,{len(head) - 2}}}")
+        else:
+            options.append("[1-9]")
+    for i, digit in enumerate(head):
+        lowest = 1 if i == 0 and len(head) > 1 else 0
+        if int(digit) > lowest:
+            rest = len(head) - i - 1
+            options.append(f"{head[:i]}[{lowest}-{int(digit) - 1}][0-9]{{{rest}}}")
+    return options
+
+
+def _tails_above(tail: str) -> list[str]:
+    """Patterns of fractions greater than `tail` in one of its digits."""
+    return [
+        f"{tail[:i]}[{int(digit) + 1}-9][0-9]*" for i, digit in enumerate(tail) if digit != "9"
+    ]
+
+
+def _tails_below(tail: str) -> list[str]:
+    """Patterns of fractions less than `tail`: a smaller digit, or fewer digits."""
+    smaller = [
+        f"{tail[:i]}[0-{int(digit) - 1}][0-9]*" for i, digit in enumerate(tail) if digit != "0"
+    ]
+    return [*smaller, *[tail[:i] for i in range(1, len(tail))]]
