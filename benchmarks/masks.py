@@ -28,6 +28,7 @@ Absolute times mean little on a shared machine: compare within one run.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import importlib
 import json
@@ -37,13 +38,14 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from rich.console import Console
@@ -227,8 +229,8 @@ class Asker:
         except BaseException as error:
             verdict.refused = _in_short(error)
             return
-        if (error := _late_error(grammar)) is not None:
-            verdict.refused = error
+        verdict.refused = _late_error(grammar)
+        if verdict.refused:
             return
         self.times.compile.append(duration_ns)
         verdict.compile_us = duration_ns / 1000
@@ -267,9 +269,7 @@ class Asker:
         grammar, duration_ns = outcome
         return grammar, duration_ns
 
-    def _comes_through(
-        self, grammar: Any, walk: Walk, verdict: Verdict, deadline_s: float
-    ) -> bool:
+    def _comes_through(self, grammar: Any, walk: Walk, verdict: Verdict, deadline_s: float) -> bool:
         """Whether the mask allows each token of the instance in its turn, and then the end."""
         row, bitmask, times = self._row, self._bitmask, self.times
         clock = time.perf_counter_ns
@@ -372,6 +372,7 @@ def measure(
 ) -> Report:
     """Sets the backend up and puts all cases to it; a failing set-up is raised."""
     gc.collect()
+    _give_freed_memory_back()
     gc.freeze()
     gc.disable()
     try:
@@ -382,14 +383,35 @@ def measure(
         setup_s = time.perf_counter() - begun_s
         asker.limit_s, asker.times = limit_s, Times()
         verdicts = []
-        for case in tqdm(cases, desc=f"{name:9}", unit="schema", file=sys.stderr):
-            verdicts.append(asker.ask(case))
-            peak = max(peak, resident_bytes())
-            gc.collect(0)
+        with native_code_silenced() as screen:
+            for case in tqdm(cases, desc=f"{name:9}", unit="schema", file=screen):
+                verdicts.append(asker.ask(case))
+                peak = max(peak, resident_bytes())
+                gc.collect(0)
     finally:
         gc.enable()
         gc.unfreeze()
     return Report(name, setup_s, (peak - before) / 2**20, asker.times, tuple(verdicts))
+
+
+@contextmanager
+def native_code_silenced() -> Iterator[TextIO]:
+    """xgrammar warns of every schema that it does not observe in full, past Python, on descriptor
+    2, which meanwhile leads nowhere. What is given still leads to the screen."""
+    sys.stderr.flush()
+    screen = os.fdopen(os.dup(2), "w")
+    with screen, open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield screen
+        finally:
+            os.dup2(screen.fileno(), 2)
+
+
+def _give_freed_memory_back() -> None:
+    """So that a backend does not live in what the one before it has left; where the C library can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident_bytes() -> int:

@@ -73,11 +73,13 @@ def _instance(data: Any, valid: bool) -> Instance:
 # vLLM 0.32 refuses a schema with one of these, or hands it to another backend than xgrammar, or
 # some backend does not observe it.
 _HARD_KEYWORDS = frozenset(
-    "additionalItems allOf contains dependencies dependentRequired dependentSchemas else if "
+    "additionalItems allOf contains dependencies dependentRequired dependentSchemas else if "  # noqa: SIM905
     "maxContains maxProperties minContains minProperties multipleOf not oneOf patternProperties "
     "propertyNames then unevaluatedItems unevaluatedProperties uniqueItems".split()
 )
-_EASY_FORMATS = frozenset("date time date-time email uuid ipv4 ipv6 uri hostname".split())
+_EASY_FORMATS = frozenset(
+    ("date", "time", "date-time", "email", "uuid", "ipv4", "ipv6", "uri", "hostname")
+)
 _SCHEMAS_BY_NAME = ("properties", "$defs", "definitions")
 _NO_SCHEMAS = ("enum", "const", "default", "example", "examples", "required")
 
@@ -120,7 +122,7 @@ class _Made:
 
 _Kind: TypeAlias = Callable[[random.Random, int], _Made]
 
-_WORDS = (
+_WORDS = (  # noqa: SIM905
     "account address amount author bridge city colour count country currency depth device email "
     "enabled engine height island label language length level limit mode name note number order "
     "owner path price query range rate region river score size source state status street tag "
@@ -163,9 +165,7 @@ def _object(rng: random.Random, depth: int, first: _Kind | None = None) -> _Made
     """A record of which the first field is required, and is the one that does not fit."""
     names = rng.sample(_WORDS, rng.randint(2, 6))
     kinds = [first or rng.choice(_KINDS), *rng.choices(_KINDS, k=len(names) - 1)]
-    fields = {
-        name: kind(rng, depth - 1) for name, kind in zip(names, kinds, strict=True)
-    }
+    fields = {name: kind(rng, depth - 1) for name, kind in zip(names, kinds, strict=True)}
     optional = {name for name in names[1:] if rng.random() < 0.3}
     left_out = {name for name in optional if rng.random() < 0.5}
     schema = {
