@@ -409,7 +409,7 @@ def native_code_silenced() -> Iterator[TextIO]:
 
 
 def _give_freed_memory_back() -> None:
-    """So that a backend does not live in what the one before it has left; where the C library can."""
+    """So that a backend does not live in what an earlier one has left, where the C library can."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -1,0 +1,58 @@
+"""One regular expression for a whole JSON object, as in the JSON experiments of SGLang's
+paper (arXiv 2312.07104): facts about a character of a book.
+
+Nine fixed keys, one nested object, enumerations, bounded strings and numbers. Keys, punctuation and
+most of each enumeration are forced; what is left to decide is which of the alternatives, and the
+letters of two short strings. The longest text has fewer characters than `MAX_TOKENS`, so any model
+comes to its end, whatever it decides.
+"""
+
+from __future__ import annotations
+
+import sgl_vllm as sgl
+from benchmarks.ab.workloads.base import Item, Texts, Workload
+
+PROMPT_TOKENS = (8, 24)
+MAX_TOKENS = 256
+MAX_MODEL_LEN = 512
+
+_FIELDS = (
+    ("name", '"[A-Z][a-z]{2,7}"'),
+    ("house", '"(Gryffindor|Hufflepuff|Ravenclaw|Slytherin)"'),
+    ("species", '"(centaur|human being|giant|vampire|werewolf)"'),
+    ("blood status", '"(half-blood|muggle-born|pure-blood)"'),
+    ("occupation", '"(keeper of the keys|member of the ministry|professor|student of magic)"'),
+    (
+        "wand",
+        r'\{"wood":"(ash|cherry|elm|holly|oak|vine|willow)",'
+        r'"core":"(dragon heartstring|phoenix feather|unicorn hair)",'
+        r'"length":1[0-4]\.[0-9]\}',
+    ),
+    ("alive", "(true|false)"),
+    ("patronus", '"(badger|doe|hare|otter|phoenix|stag|terrier)"'),
+    ("bogart", '"[a-z]{3,8}"'),
+)
+CHARACTER = r"\{" + ",".join(f'"{key}":{value}' for key, value in _FIELDS) + r"\}"
+
+
+@sgl.function
+def character(s: sgl.ProgramState, about: str) -> None:
+    s += "A character of a book about" + about + ", as JSON:\n"
+    s += sgl.gen("character", max_tokens=MAX_TOKENS, regex=CHARACTER)
+
+
+def items(texts: Texts, num_requests: int) -> list[Item]:
+    return [{"about": texts.text(texts.number(*PROMPT_TOKENS))} for _ in range(num_requests)]
+
+
+WORKLOAD = Workload(
+    name="json_regex",
+    summary="one regular expression for a whole JSON object: most of it is forced",
+    program=character,
+    items=items,
+    num_requests=64,
+    quick_requests=24,
+    concurrency=1,
+    structured=True,
+    server_args=lambda block_size_tokens: ("--max-model-len", str(MAX_MODEL_LEN)),
+)
