@@ -14,17 +14,17 @@ PROMPT_TOKENS = (32, 96)
 MAX_MODEL_LEN = 512
 
 _NAME = "[A-Z][a-z]{2,6}"
-_PLACE = "[A-Z][a-z]{2,5}"
+_LANGUAGE = "[A-Z][a-z]{2,8}"
 # Text before the value, its name, at most so many tokens (the end of the sequence is one of them),
 # and its form.
 FIELDS = (
-    ('{\n  "name": "', "name", 8, _NAME),
-    ('",\n  "country": "', "country", 8, _NAME),
-    ('",\n  "latitude": ', "latitude", 8, r"-?[1-8][0-9]\.[0-9]{1,2}"),
-    (',\n  "population": ', "population", 8, "[1-9][0-9]{3,6}"),
-    (',\n  "landmarks": ["', "landmarks", 24, f'{_PLACE}", "{_PLACE}'),
+    ('{"name": "', "name", 8, _NAME),
+    ('", "country": "', "country", 8, _NAME),
+    ('", "latitude": ', "latitude", 8, r"-?[1-8][0-9]\.[0-9]{1,2}"),
+    (', "population": ', "population", 8, "[1-9][0-9]{3,6}"),
+    (', "languages": ["', "languages", 24, f'{_LANGUAGE}", "{_LANGUAGE}'),
 )
-END = '"]\n}\n'
+END = '"]}\n'
 
 
 @sgl.function

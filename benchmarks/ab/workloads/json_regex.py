@@ -4,7 +4,9 @@ paper (arXiv 2312.07104): facts about a character of a book.
 Nine fixed keys, one nested object, enumerations, bounded strings and numbers. Keys, punctuation and
 most of each enumeration are forced; what is left to decide is which of the alternatives, and the
 letters of two short strings. The longest text has fewer characters than `MAX_TOKENS`, so any model
-comes to its end, whatever it decides.
+comes to its end, whatever it decides. Words and form are those that the demo's model was trained on:
+it splits them into tokens as the tokenizer does, also where nothing is forced, and so writes the same
+text on both servers. Other models may split them otherwise on stock vLLM, and then go other ways.
 """
 
 from __future__ import annotations
@@ -19,20 +21,20 @@ MAX_MODEL_LEN = 512
 _FIELDS = (
     ("name", '"[A-Z][a-z]{2,7}"'),
     ("house", '"(Gryffindor|Hufflepuff|Ravenclaw|Slytherin)"'),
-    ("species", '"(centaur|human being|giant|vampire|werewolf)"'),
-    ("blood status", '"(half-blood|muggle-born|pure-blood)"'),
-    ("occupation", '"(keeper of the keys|member of the ministry|professor|student of magic)"'),
+    ("blood status", '"(Half-blood|Muggle-born|Pure-blood)"'),
+    ("occupation", '"(baker|doctor|farmer|nurse|pilot|teacher|writer)"'),
     (
         "wand",
-        r'\{"wood":"(ash|cherry|elm|holly|oak|vine|willow)",'
-        r'"core":"(dragon heartstring|phoenix feather|unicorn hair)",'
-        r'"length":1[0-4]\.[0-9]\}',
+        r'\{"wood": "(elm|holly|oak|pine|willow)", '
+        r'"core": "(dragon heartstring|phoenix feather|unicorn hair)", '
+        r'"length": 1[0-3]\.[0-9]{1,2}\}',
     ),
     ("alive", "(true|false)"),
-    ("patronus", '"(badger|doe|hare|otter|phoenix|stag|terrier)"'),
-    ("bogart", '"[a-z]{3,8}"'),
+    ("patronus", '"(fox|horse|otter|stag|swan)"'),
+    ("age", "[1-9][0-9]"),
+    ("pet", '"[a-z]{3,8}"'),
 )
-CHARACTER = r"\{" + ",".join(f'"{key}":{value}' for key, value in _FIELDS) + r"\}"
+CHARACTER = r"\{" + ", ".join(f'"{key}": {value}' for key, value in _FIELDS) + r"\}"
 
 
 @sgl.function

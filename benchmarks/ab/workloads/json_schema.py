@@ -20,8 +20,8 @@ MAX_MODEL_LEN = 2048
 
 @sgl.function
 def value(s: sgl.ProgramState, schema: str) -> None:
-    s += "A schema:\n" + schema + "\nJSON that fits it:\n"
-    s += sgl.gen("value", max_tokens=MAX_TOKENS, json_schema=schema)
+    s += sgl.user("Write a record as JSON that fits this schema: " + schema)
+    s += sgl.assistant(sgl.gen("value", max_tokens=MAX_TOKENS, json_schema=schema))
 
 
 def items(texts: Texts, num_requests: int) -> list[Item]:

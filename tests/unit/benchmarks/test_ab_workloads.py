@@ -122,9 +122,10 @@ def longest(pattern: str) -> int:
     return _parser.parse(pattern).getwidth()[1]
 
 
-CHARACTER = """{"name":"Albus","house":"Gryffindor","species":"human being","blood status":\
-"half-blood","occupation":"professor","wand":{"wood":"elm","core":"phoenix feather","length":\
-13.5},"alive":false,"patronus":"phoenix","bogart":"corpse"}"""
+CHARACTER = """\
+{"name": "Albus", "house": "Gryffindor", "blood status": "Half-blood", "occupation": "teacher", \
+"wand": {"wood": "elm", "core": "phoenix feather", "length": 13.5}, "alive": false, \
+"patronus": "otter", "age": 99, "pet": "bird"}"""
 
 
 def test_json_regex_is_json_of_nine_keys_and_one_nested_object() -> None:
@@ -159,17 +160,17 @@ def test_json_fields_asks_for_five_values_that_end_within_their_tokens() -> None
 
 
 def test_json_fields_writes_json() -> None:
-    values = ("Paris", "France", "48.85", "2100000", 'Louvre", "Bastil')
+    values = ("Bern", "Suisse", "46.95", "134000", 'German", "Italian')
     text = ""
     for (before, _, _, form), value in zip(json_fields.FIELDS, values, strict=True):
         assert re.fullmatch(form, value)
         text += before + value
     assert json.loads(text + json_fields.END) == {
-        "name": "Paris",
-        "country": "France",
-        "latitude": 48.85,
-        "population": 2100000,
-        "landmarks": ["Louvre", "Bastil"],
+        "name": "Bern",
+        "country": "Suisse",
+        "latitude": 46.95,
+        "population": 134000,
+        "languages": ["German", "Italian"],
     }
 
 
@@ -178,7 +179,8 @@ def test_json_schema_asks_each_schema_before_any_again(words: list[str]) -> None
     assert len(set(made[:40])) == 40
     assert set(made[:40]) == set(made[40:])
     # A token of a byte-level vocabulary has at least one byte.
-    longest_prompt = max(map(len, made)) + len("A schema:\n\nJSON that fits it:\n")
+    template_characters = 200
+    longest_prompt = max(map(len, made)) + template_characters
     assert longest_prompt + json_schema.MAX_TOKENS < json_schema.MAX_MODEL_LEN
 
 
