@@ -123,6 +123,8 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     urls = _urls(arguments)
     if arguments.json and not arguments.json.parent.is_dir():
         raise ValueError(f"--json: there is no folder {arguments.json.parent}")
+    if arguments.data and not arguments.data.is_dir():
+        raise ValueError(f"--data: there is no folder {arguments.data}")
     plugin_config: dict[str, Any] = dict.fromkeys(arguments.off, False)
     if arguments.policy:
         plugin_config["schedule_policy"] = arguments.policy
@@ -140,12 +142,16 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     words = one_token_words(model)
     concurrency = arguments.concurrency or workload.concurrency
     num_warm_up = min(concurrency, MAX_WARM_UP_PROGRAMS)
+
+    def texts(seed: int) -> Texts:
+        return Texts(words, seed, arguments.data)
+
     return Plan(
         workload,
         arguments.model,
         settings,
-        items=tuple(workload.items(Texts(words, SEED), arguments.requests or usual)),
-        warm_up_items=tuple(workload.items(Texts(words, WARM_UP_SEED), num_warm_up)),
+        items=tuple(workload.items(texts(SEED), arguments.requests or usual)),
+        warm_up_items=tuple(workload.items(texts(WARM_UP_SEED), num_warm_up)),
         rounds=1 if arguments.quick else arguments.rounds,
         concurrency=concurrency,
         urls=urls,
@@ -181,6 +187,9 @@ def _parser() -> argparse.ArgumentParser:
         "--model",
         default="demo",
         help="demo (default), shape:33m or another shape of benchmarks.models, a folder, a name",
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="real inputs, for workloads that name some"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there too")
     parser.add_argument(
@@ -266,6 +275,7 @@ def compare(plan: Plan, console: Console) -> Comparison:
         parts=parts,
         server_args=plan.settings.args,
         started_here=plan.urls is None,
+        structured=plan.workload.structured,
         arguments=plan.arguments,
         versions=_versions(),
     )

@@ -24,6 +24,8 @@ from sgl_vllm.serving import Counters
 COMPUTE_BOUND_FROM_ON_CPU = 8
 COMPUTE_BOUND_FROM_ON_GPU = 256
 MAX_DIFFERENCES_SHOWN = 3
+# A pass may decide nothing: one that ends in the middle of a prompt, or at the end of a sequence.
+PASSES_PER_REQUEST = 1
 CONTEXT_CHARACTERS = 60
 
 
@@ -32,9 +34,10 @@ class Figures:
     """One round of one arm, or the median of several, figure by figure.
 
     Latency is of whole programs, from their start to their last answer; time to first token is of
-    single requests. Counts are the server's own. `server_cpu_s` is the processor time of all of the
-    server's processes, which other programs on the machine disturb less than they do `wall_s`; None
-    if the server runs elsewhere.
+    single requests, `num_requests` of them. Counts are the server's own; output tokens that were
+    not forced are undecided. `server_cpu_s` is the processor time of all of the server's processes,
+    which other programs on the machine disturb less than they do `wall_s`; None if the server runs
+    elsewhere.
     """
 
     throughput_programs_s: float
@@ -48,11 +51,18 @@ class Figures:
     computed_prompt_tokens: int
     cached_prompt_tokens: int
     forced_tokens: int
+    undecided_tokens: int
     output_tokens: int
+    num_requests: int
     preemptions: int
     wall_s: float
     client_cpu_s: float
     server_cpu_s: float | None
+
+    @property
+    def most_passes(self) -> int:
+        """With a pass per undecided token, however few run at a time, there are no more."""
+        return self.undecided_tokens + PASSES_PER_REQUEST * self.num_requests
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,8 @@ class Comparison:
     """Rounds of both arms, by turns: `stock[i]` ran just before `sgl[i]`.
 
     `server_args` are those that both servers were started with, or were to be, if not here.
+    `structured` says whether a grammar holds the output: then passes are held against undecided
+    tokens.
     """
 
     workload: str
@@ -128,6 +140,7 @@ class Comparison:
     parts: Mapping[str, str]
     server_args: tuple[str, ...]
     started_here: bool
+    structured: bool
     arguments: Mapping[str, Any]
     versions: Mapping[str, str]
 
@@ -163,6 +176,21 @@ class Comparison:
             for item, texts in enumerate(zip(stock.texts, sgl.texts, strict=True)):
                 yield number, item, *texts
 
+    def passes(self) -> dict[str, dict[str, Any]]:
+        """Of each arm, its forward passes and the most that they should be; nothing if the output
+        is free."""
+        if not self.structured:
+            return {}
+        medians = {arm: self.median(arm) for arm in self.arms}
+        return {
+            arm: {
+                "forward_passes": one.forward_passes,
+                "most": one.most_passes,
+                "within": one.forward_passes <= one.most_passes,
+            }
+            for arm, one in medians.items()
+        }
+
     def to_json(self) -> str:
         content = {
             "workload": self.workload,
@@ -182,6 +210,7 @@ class Comparison:
                 asdict(one) for one in islice(self.differences(), MAX_DIFFERENCES_SHOWN)
             ],
             "limits": {**asdict(self.limits), "best_hit_rate": self.limits.best_hit_rate},
+            "passes": self.passes(),
             "parts": dict(self.parts),
             "server_args": list(self.server_args),
             "started_here": self.started_here,
@@ -216,6 +245,8 @@ def figures(
         computed_prompt_tokens=counters.computed_prompt_tokens,
         cached_prompt_tokens=counters.cached_prompt_tokens,
         forced_tokens=counters.forced_tokens,
+        undecided_tokens=counters.output_tokens - counters.forced_tokens,
+        num_requests=len(ttfts_s),
         output_tokens=counters.output_tokens,
         preemptions=counters.preemptions,
         wall_s=wall_s,
@@ -282,6 +313,7 @@ ROWS: tuple[tuple[str, str, str, int], ...] = (
     ("computed_prompt_tokens", "prompt tokens computed", ",d", -1),
     ("cached_prompt_tokens", "prompt tokens from the cache", ",d", 1),
     ("forced_tokens", "output tokens forced", ",d", 0),
+    ("undecided_tokens", "output tokens undecided", ",d", 0),
     ("preemptions", "preemptions", ",d", 0),
     ("server_cpu_s", "processor time of the server, s", ".2f", -1),
     ("client_cpu_s", "processor time of the client, s", ".2f", 0),
@@ -334,6 +366,12 @@ def _verdict(comparison: Comparison) -> Text:
             f"\nratio of programs/s, round by round: {min(per_round):.3f} to {max(per_round):.3f}"
         )
     shown.append("\nA ratio above 1 is better for the plugin.\n", "dim")
+    for arm, one in comparison.passes().items():
+        shown.append(
+            f"{arm}: {one['forward_passes']:,} forward passes, at most {one['most']:,} "
+            f"(undecided tokens + {PASSES_PER_REQUEST} per request)\n",
+            "green" if one["within"] else "red",
+        )
     same = comparison.same_output
     style = "green" if same.equal == same.compared else "red"
     shown.append(f"same output: {same.equal} of {same.compared}", style)

@@ -6,11 +6,18 @@ Knows no server: the same inputs go to both arms.
 
 from __future__ import annotations
 
-from benchmarks.ab.workloads import no_sharing, tight_cache
+from benchmarks.ab.workloads import (
+    json_fields,
+    json_regex,
+    json_schema,
+    no_sharing,
+    tight_cache,
+)
 from benchmarks.ab.workloads.base import Workload
 
 WORKLOADS: dict[str, Workload] = {
-    workload.name: workload for workload in (tight_cache.WORKLOAD, no_sharing.WORKLOAD)
+    module.WORKLOAD.name: module.WORKLOAD
+    for module in (tight_cache, json_regex, json_fields, json_schema, no_sharing)
 }
 
 __all__ = ["WORKLOADS", "Workload"]

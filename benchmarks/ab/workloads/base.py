@@ -26,14 +26,16 @@ class Texts:
     """Random words that are one token each, so that a text of n words has n tokens.
 
     Every text begins with a space, so texts can be joined and their tokens add up. The same words
-    and seed give the same texts.
+    and seed give the same texts. `data` is the folder of real inputs, None where a workload is to
+    make some up in their shape.
     """
 
-    def __init__(self, words: Sequence[str], seed: int) -> None:
+    def __init__(self, words: Sequence[str], seed: int, data: Path | None = None) -> None:
         if len(words) < 2:
             raise ValueError("the tokenizer has no words of one token: name another model")
         self._words = np.array(words)
         self.rng = np.random.default_rng(seed)
+        self.data = data
 
     def text(self, num_tokens: int) -> str:
         return "".join(self._words[self.rng.integers(0, len(self._words), num_tokens)])
@@ -56,6 +58,7 @@ class Workload:
         num_requests: programs in a round, if `--requests` does not say; `quick_requests` with
             `--quick`.
         concurrency: programs under way at a time, if `--concurrency` does not say.
+        structured: whether a grammar holds the output, so that some of it can be forced.
         server_args: flags that both servers get, given the number of tokens in a KV block.
     """
 
@@ -66,6 +69,7 @@ class Workload:
     num_requests: int
     quick_requests: int
     concurrency: int = 8
+    structured: bool = False
     server_args: Callable[[int], tuple[str, ...]] = lambda block_size_tokens: ()
 
 

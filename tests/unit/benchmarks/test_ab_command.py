@@ -165,6 +165,28 @@ def test_both_servers_get_the_same_requests_by_turns_from_an_empty_cache(
     assert "same output: 24 of 24" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("workload", "requests_per_program"), [("json_regex", 1), ("json_fields", 5)]
+)
+def test_both_servers_get_the_same_grammars(
+    workload: str,
+    requests_per_program: int,
+    stock: FakeVllm,
+    plugin: FakeVllm,
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "result.json"
+    urls = ["--stock-url", stock.url, "--sgl-url", plugin.url]
+    assert main([workload, *urls, "--quick", "--requests", "3", "--json", str(file)]) == 0
+    num_warm_up = 1
+    assert stock.bodies == plugin.bodies
+    assert len(stock.bodies) == (num_warm_up + 3) * requests_per_program
+    assert all(body["structured_outputs"].keys() == {"regex"} for body in stock.bodies)
+    content = json.loads(file.read_text())
+    assert content["arms"]["sgl"]["num_requests"] == 3 * requests_per_program
+    assert content["passes"]["sgl"]["within"]
+
+
 def test_another_text_is_counted_and_shown(
     stock: FakeVllm, plugin: FakeVllm, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,6 +306,7 @@ def test_server_arguments_come_after_those_of_the_workload() -> None:
         ),
         (["tight_cache", "--model", "shape:1t"], "shape:33m"),
         (["tight_cache", "--json", "/nowhere/result.json"], "/nowhere"),
+        (["json_schema", "--data", "/nowhere"], "there is no folder /nowhere"),
         (["tight_cache", "--rounds", "0"], "less than 1"),
         (["knitting"], "tight_cache"),
     ],

@@ -53,6 +53,7 @@ def comparison(**changes: object) -> Comparison:
         parts={"radix": "on", "schedule": "off (by option)"},
         server_args=("--max-num-seqs", "8"),
         started_here=True,
+        structured=False,
         arguments={"rounds": 3},
         versions={"vllm": "0.32.0 (cpu)"},
     )
@@ -82,6 +83,8 @@ def test_a_round_is_counted_per_second_of_it() -> None:
     assert (made.latency_p50_s, made.latency_p99_s) == (2.0, 4.0)
     assert (made.ttft_p50_s, made.ttft_p99_s) == (0.5, 1.0)
     assert (made.prompt_tokens, made.computed_prompt_tokens) == (100, 40)
+    assert (made.output_tokens, made.forced_tokens, made.undecided_tokens) == (20, 3, 17)
+    assert made.num_requests == 2
 
 
 def test_medians_are_taken_figure_by_figure_and_counts_stay_whole() -> None:
@@ -167,6 +170,17 @@ def test_what_is_not_known_of_a_server_elsewhere_is_left_out() -> None:
     assert "processor time of the server" not in text
     assert "compute-bound" not in text
     assert "server flags they should have: --max-num-seqs 8" in text
+
+
+def test_passes_are_held_against_undecided_tokens_where_a_grammar_holds_the_output() -> None:
+    made = comparison(structured=True)
+    expected = {"forward_passes": 10, "most": 17 + 2, "within": True}
+    assert json.loads(made.to_json())["passes"] == {"stock": expected, "sgl": expected}
+    assert "sgl: 10 forward passes, at most 19 (undecided tokens + 1 per request)" in shown(made)
+    more = Round(replace(figures_of(7.0), forward_passes=20), ("one", "two"))
+    assert not comparison(structured=True, sgl=(more,) * 3).passes()["sgl"]["within"]
+    assert json.loads(comparison().to_json())["passes"] == {}
+    assert "at most" not in shown(comparison())
 
 
 def test_few_sequences_are_not_compute_bound() -> None:

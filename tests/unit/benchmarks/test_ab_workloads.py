@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
 from collections import Counter
 from pathlib import Path
+from re import _parser  # type: ignore[attr-defined]
 
 import pytest
 
@@ -11,9 +15,17 @@ pytest.importorskip("tokenizers")
 
 from tokenizers import Tokenizer
 
-from benchmarks.ab.workloads import WORKLOADS, no_sharing, tight_cache
+from benchmarks.ab.workloads import (
+    WORKLOADS,
+    json_fields,
+    json_regex,
+    json_schema,
+    no_sharing,
+    tight_cache,
+)
 from benchmarks.ab.workloads.base import Texts, one_token_words
 from benchmarks.models import DEMO_MODEL
+from benchmarks.schemas import FILE
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +115,90 @@ def test_no_sharing_shares_nothing_and_fits(words: list[str]) -> None:
     assert begins.most_common(1)[0][1] == 1
     longest = max(len(one["prompt"].split()) + one["num_tokens"] for one in made)
     assert longest < no_sharing.MAX_MODEL_LEN
+
+
+def longest(pattern: str) -> int:
+    """In characters; a token has at least one."""
+    return _parser.parse(pattern).getwidth()[1]
+
+
+CHARACTER = """\
+{"name": "Albus", "house": "Gryffindor", "blood status": "Half-blood", "occupation": "teacher", \
+"wand": {"wood": "elm", "core": "phoenix feather", "length": 13.5}, "alive": false, \
+"patronus": "otter", "age": 99, "pet": "bird"}"""
+
+
+def test_json_regex_is_json_of_nine_keys_and_one_nested_object() -> None:
+    assert re.fullmatch(json_regex.CHARACTER, CHARACTER)
+    value = json.loads(CHARACTER)
+    assert len(value) == 9
+    assert [key for key in value if isinstance(value[key], dict)] == ["wand"]
+
+
+def test_json_regex_ends_within_its_tokens_whatever_is_decided() -> None:
+    end_of_sequence = 1
+    assert longest(json_regex.CHARACTER) + end_of_sequence <= json_regex.MAX_TOKENS == 256
+    prompt = "A character of a book about, as JSON:\n"
+    most = len(prompt) + json_regex.PROMPT_TOKENS[1] + json_regex.MAX_TOKENS
+    assert most < json_regex.MAX_MODEL_LEN
+
+
+def test_three_quarters_of_json_regex_are_forced() -> None:
+    """In characters: an enumeration decides one, a character class each of its own."""
+    pattern = json_regex.CHARACTER
+    repeated = [int(most) for most in re.findall(r"\{[0-9]+,([0-9]+)\}", pattern)]
+    num_classes = len(re.findall(r"\[[^]]+\]", pattern))
+    num_decided = pattern.count("(") + sum(repeated) + num_classes - len(repeated)
+    assert num_decided <= 0.25 * len(CHARACTER)
+
+
+def test_json_fields_asks_for_five_values_that_end_within_their_tokens() -> None:
+    end_of_sequence = 1
+    assert [max_tokens for _, _, max_tokens, _ in json_fields.FIELDS] == [8, 8, 8, 8, 24]
+    for _, _, max_tokens, form in json_fields.FIELDS:
+        assert longest(form) + end_of_sequence <= max_tokens
+
+
+def test_json_fields_writes_json() -> None:
+    values = ("Bern", "Suisse", "46.95", "134000", 'German", "Italian')
+    text = ""
+    for (before, _, _, form), value in zip(json_fields.FIELDS, values, strict=True):
+        assert re.fullmatch(form, value)
+        text += before + value
+    assert json.loads(text + json_fields.END) == {
+        "name": "Bern",
+        "country": "Suisse",
+        "latitude": 46.95,
+        "population": 134000,
+        "languages": ["German", "Italian"],
+    }
+
+
+def test_json_schema_asks_each_schema_before_any_again(words: list[str]) -> None:
+    made = [one["schema"] for one in json_schema.items(Texts(words, 0), 80)]
+    assert len(set(made[:40])) == 40
+    assert set(made[:40]) == set(made[40:])
+    # A token of a byte-level vocabulary has at least one byte.
+    template_characters = 200
+    longest_prompt = max(map(len, made)) + template_characters
+    assert longest_prompt + json_schema.MAX_TOKENS < json_schema.MAX_MODEL_LEN
+
+
+def test_json_schema_takes_what_any_backend_takes_from_the_data(
+    words: list[str], tmp_path: Path
+) -> None:
+    usable = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    contents = (usable, {"not": {"type": "string"}}, {"description": "long " * 400})
+    lines = [json.dumps({"name": "one", "schema": one, "tests": []}) for one in contents]
+    with gzip.open(tmp_path / FILE, "wt") as file:
+        file.write("\n".join(lines))
+    made = json_schema.items(Texts(words, 0, tmp_path), 3)
+    assert made == [{"schema": json.dumps(usable)}] * 3
+    with pytest.raises(ValueError, match="--data"):
+        json_schema.items(Texts(words, 0, tmp_path / "nowhere"), 3)
+
+
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name.startswith("json_")])
+def test_structured_workloads_run_one_program_at_a_time(name: str) -> None:
+    assert WORKLOADS[name].concurrency == 1
+    assert WORKLOADS[name].structured

@@ -1,0 +1,58 @@
+"""JSON held to a schema, another one each time: MaskBench's with `--data`, else made-up ones.
+
+Only schemas that any of vLLM's backends takes and observes (`is_plain`), and no long ones, as the
+prompt quotes them. White space is fixed on both servers: where a model may write as much of it as
+it likes, next to nothing is forced, and a weak model writes nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+
+import sgl_vllm as sgl
+from benchmarks.ab.workloads.base import Item, Texts, Workload
+from benchmarks.schemas import is_plain, schemas
+
+MAX_SCHEMA_CHARACTERS = 1500
+MAX_TOKENS = 256
+MAX_MODEL_LEN = 2048
+
+
+@sgl.function
+def value(s: sgl.ProgramState, schema: str) -> None:
+    s += sgl.user("Write a record as JSON that fits this schema: " + schema)
+    s += sgl.assistant(sgl.gen("value", max_tokens=MAX_TOKENS, json_schema=schema))
+
+
+def items(texts: Texts, num_requests: int) -> list[Item]:
+    """Each schema once in a random order, then all again in another, and so on.
+
+    Raises ValueError if there are none.
+    """
+    usable = [
+        one.text
+        for one in schemas(texts.data)
+        if len(one.text) <= MAX_SCHEMA_CHARACTERS and is_plain(json.loads(one.text))
+    ]
+    if not usable:
+        raise ValueError(f"--data: no schema of {MAX_SCHEMA_CHARACTERS} characters or less")
+    made: list[Item] = []
+    while len(made) < num_requests:
+        made += [{"schema": usable[index]} for index in texts.rng.permutation(len(usable))]
+    return made[:num_requests]
+
+
+WORKLOAD = Workload(
+    name="json_schema",
+    summary="JSON held to a schema, another one each time (--data: MaskBench's)",
+    program=value,
+    items=items,
+    num_requests=64,
+    quick_requests=16,
+    concurrency=1,
+    structured=True,
+    server_args=lambda block_size_tokens: (
+        *("--max-model-len", str(MAX_MODEL_LEN)),
+        *("--structured-outputs-config.disable_any_whitespace", "true"),
+    ),
+)

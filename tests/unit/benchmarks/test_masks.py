@@ -1,0 +1,325 @@
+"""`benchmarks.masks`: verdicts and times over a small backend, where a character is a token."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")  # its interface's names are used
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks import masks
+from benchmarks.masks import Asker, Case, Report, Times, Verdict, Walk
+from benchmarks.schemas import Instance, Schema
+
+END = 0
+WORDS = 4
+
+
+class Bitmask:
+    """What of a tensor is used."""
+
+    def __init__(self) -> None:
+        self.array = np.zeros((1, WORDS), dtype=np.int32)
+
+    def numpy(self) -> np.ndarray:
+        return self.array
+
+
+@dataclass
+class Grammar:
+    """Of a schema that is `"a|bc"`: allows these texts. `liar` accepts what it does not allow."""
+
+    texts: tuple[str, ...]
+    liar: bool = False
+    slow_s: float = 0.0
+    broken: bool = False
+    read: str = ""
+    ended: bool = False
+
+    def allowed(self) -> set[int]:
+        after = {text[len(self.read) :] for text in self.texts if text.startswith(self.read)}
+        return {ord(rest[0]) if rest else END for rest in after}
+
+    def fill_bitmask(self, bitmask: Bitmask, index: int) -> None:
+        if self.broken:
+            raise RuntimeError("out of order")
+        time.sleep(self.slow_s)
+        bitmask.array[index] = 0
+        row = bitmask.array[index].view(np.uint32)
+        for token in self.allowed():
+            row[token >> 5] |= np.uint32(1 << (token & 31))
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        (token,) = tokens
+        if token not in self.allowed():
+            return False
+        self.ended = token == END
+        self.read += chr(token) if token else ""
+        return True
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        return tokens if self.liar or tokens[0] in self.allowed() else []
+
+    def is_terminated(self) -> bool:
+        return self.ended
+
+
+class Panic(BaseException):
+    """As Rust's panics arrive in Python."""
+
+
+@dataclass
+class Backend:
+    compile_s: float = 0.0
+    num_compiled: int = 0
+
+    def compile_grammar(self, kind: Any, schema: str) -> Grammar:
+        self.num_compiled += 1
+        if schema == "panic":
+            raise Panic("at the disco")
+        if schema == "sleep":
+            time.sleep(0.4)
+        made = Grammar(tuple(json.loads(schema).split("|")) if schema[0] == '"' else ())
+        return replace(made, **json.loads(schema)) if schema[0] == "{" else made
+
+    def allocate_token_bitmask(self, num_rows: int) -> Bitmask:
+        assert num_rows == 1
+        return Bitmask()
+
+
+def asker(limit_s: float = 20.0) -> Asker:
+    return Asker(Backend(), END, limit_s)
+
+
+def case(schema: str, *, valid: tuple[str, ...] = (), invalid: tuple[str, ...] = ()) -> Case:
+    instances = [*((text, True) for text in valid), *((text, False) for text in invalid)]
+    walks = tuple(Walk(tuple(map(ord, text)), is_valid) for text, is_valid in instances)
+    return Case("case", schema, walks)
+
+
+def test_a_schema_is_right_when_the_valid_come_through_and_the_invalid_do_not() -> None:
+    verdict = asker().ask(case('"ab|abc"', valid=("ab", "abc"), invalid=("a", "abcd", "b", "")))
+    assert verdict.right
+    assert verdict.kind == "right"
+    assert (verdict.num_valid, verdict.num_invalid, verdict.disagreements) == (2, 4, 0)
+
+
+def test_an_instance_that_goes_wrong_is_named_by_its_index() -> None:
+    verdict = asker().ask(case('"a|b"', valid=("a", "c"), invalid=("b", "d")))
+    assert not verdict.right
+    assert (verdict.valid_refused, verdict.invalid_accepted) == ([1], [2])
+    assert verdict.kind == "valid refused"
+
+
+def test_a_schema_without_instances_is_right_when_it_compiles() -> None:
+    assert asker().ask(case('"a"')).right
+
+
+def test_every_call_is_timed_once_and_a_later_request_compiles_anew() -> None:
+    one = asker()
+    one.ask(case('"ab"', valid=("ab", "ab"), invalid=("b",)))
+    assert one.backend.num_compiled == 3
+    times = one.times
+    assert (len(times.compile), len(times.compile_again)) == (1, 2)
+    assert len(times.mask) == 3 + 3 + 1
+    assert len(times.accept) == 3 + 3
+
+
+def test_a_panic_in_compiling_is_a_refusal_and_ends_nothing() -> None:
+    one = asker()
+    verdict = one.ask(case("panic", valid=("a",)))
+    assert verdict.kind == "refused"
+    assert verdict.refused == "Panic: at the disco"
+    assert (verdict.num_valid, verdict.compile_us) == (0, None)
+    assert one.ask(case('"a"', valid=("a",))).right
+    assert len(one.times.compile) == 1
+
+
+def test_a_grammar_that_knows_only_later_that_it_is_none_is_a_refusal() -> None:
+    class Late(Backend):
+        def compile_grammar(self, kind: Any, schema: str) -> Grammar:
+            made: Any = super().compile_grammar(kind, schema)
+            made.ll_matcher = type("Matcher", (), {"get_error": lambda self: "no such keyword"})()
+            return made
+
+    verdict = Asker(Late(), END, 20.0).ask(case('"a"', valid=("a",)))
+    assert (verdict.kind, verdict.refused) == ("refused", "no such keyword")
+
+
+def test_an_error_later_is_a_failure_and_ends_nothing() -> None:
+    verdict = asker().ask(case('{"texts": ["a"], "broken": true}', valid=("a",)))
+    assert (verdict.kind, verdict.failed) == ("failed", "RuntimeError: out of order")
+
+
+def test_what_compiles_too_long_is_given_up_and_counts_with_the_limit() -> None:
+    one = asker(limit_s=0.05)
+    assert one.ask(case("sleep")).kind == "gave up"
+    assert one.times.compile == [50_000_000]
+
+
+def test_what_takes_too_long_token_by_token_is_given_up() -> None:
+    slow = case('{"texts": ["aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"], "slow_s": 0.01}', valid=("a" * 30,))
+    assert asker(limit_s=0.05).ask(slow).gave_up
+
+
+def test_a_token_over_which_mask_and_accept_disagree_is_counted() -> None:
+    verdict = asker().ask(case('{"texts": ["a"], "liar": true}', valid=("a",), invalid=("b",)))
+    assert verdict.disagreements == 1
+    assert verdict.right  # the mask decides, as for the sampler
+
+
+def test_cases_are_chosen_evenly() -> None:
+    cases = [replace(case('"a"'), name=str(number)) for number in range(10)]
+    assert [one.name for one in masks.evenly(cases, 4)] == ["0", "2", "5", "7"]
+    assert masks.evenly(cases, 40) == cases
+    assert masks.evenly([], 4) == []
+
+
+def test_instances_are_given_in_tokens() -> None:
+    schema = Schema("one", "{}", (Instance("ab", True), Instance("c", False)))
+    (made,) = masks.cases_of([schema], lambda text: [ord(letter) for letter in text])
+    assert made.walks == (Walk((97, 98), True), Walk((99,), False))
+
+
+def test_times_are_summed_up_in_microseconds() -> None:
+    found = masks.summary([1000 * number for number in range(1, 101)])
+    assert found == {"count": 100, "p50": 50, "p95": 95, "p99": 99, "max": 100, "mean": 50.5}
+    assert masks.summary([]) is None
+
+
+# -- what is shown
+
+
+def report(backend: str, *verdicts: Verdict, mask_ns: int = 1000) -> Report:
+    return Report(backend, 0.5, 100.0, Times([10**6], [], [mask_ns], []), verdicts)
+
+
+def shown(*reports: Report) -> str:
+    console = Console(width=200, file=io.StringIO(), record=True)
+    masks.show(reports, "heading", console)
+    return console.export_text()
+
+
+def test_the_table_says_which_is_best_in_each_line() -> None:
+    wrong = Verdict("a", valid_refused=[0], num_valid=1)
+    text = shown(report("one", Verdict("a")), report("two", wrong, mask_ns=500))
+    rows = {line[:36].strip(): line[36:].split() for line in text.splitlines()}
+    assert rows["right"] == ["1", "0", "one"]
+    assert rows["with a valid instance refused"] == ["0", "1", "one"]
+    assert rows["mask, p50, µs"] == ["1.0", "0.5", "two"]
+    assert rows["compile, max, ms"] == ["1.000", "1.000"]  # nobody is better
+    assert rows["accept, p50, µs"] == []  # nothing was accepted
+
+
+def test_a_backend_with_fewer_schemas_is_shown_and_never_best() -> None:
+    few = report("few", Verdict("a"), mask_ns=1)
+    reports = [report(name, Verdict("a"), Verdict("b")) for name in ("one", "two")]
+    text = shown(few, reports[0], replace(reports[1], setup_s=0.1))
+    rows = {line[:36].strip(): line[36:].split() for line in text.splitlines()}
+    assert rows["mask, p50, µs"] == ["0.0", "1.0", "1.0"]
+    assert rows["set-up, s"] == ["0.50", "0.50", "0.10", "two"]
+    assert 'Not all had the same schemas: "best" is of those with 2.' in text
+
+
+def test_schemas_are_listed_where_backends_do_not_agree() -> None:
+    one = report("one", Verdict("a"), Verdict("b"), Verdict("c", refused="no"))
+    two = report("two", Verdict("a"), Verdict("b", refused="no"), Verdict("c", gave_up=True))
+    assert masks.differences([one, two]) == ["b: one right, two refused"]
+
+
+# -- the command
+
+
+@pytest.fixture
+def fake_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tokenizer:
+        eos_token_id = END
+
+        def __len__(self) -> int:
+            return 128
+
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            return [ord(letter) % 128 for letter in text]
+
+    class Permissive(Backend):
+        def compile_grammar(self, kind: Any, schema: str) -> Grammar:
+            return Grammar(("true",))
+
+    def made(*arguments: Any, **named: Any) -> Backend:
+        return Permissive()
+
+    def class_of(name: str) -> Callable[..., Any] | str:
+        return "not written yet" if name == "sgl" else made
+
+    monkeypatch.setattr(masks, "tokenizer_of", lambda folder: Tokenizer())
+    monkeypatch.setattr(masks, "backend_class", class_of)
+
+
+def test_the_command_measures_what_there_is_and_writes_all_of_it(
+    fake_backends: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "masks.json"
+    sizes = ["--every", "2", "--limit", "5", "--outlines-limit", "2"]
+    assert masks.main([*sizes, "--details", "--json", str(file)]) == 0
+    captured = capsys.readouterr()
+    assert "without sgl: not written yet" in captured.err
+    assert "mask, p50" in captured.out
+    content = json.loads(file.read_text())
+    assert content["backends"].keys() == {"xgrammar", "guidance", "outlines"}
+    assert content["backends"]["outlines"]["schemas"]["tried"] == 2
+    xgrammar = content["backends"]["xgrammar"]
+    assert xgrammar["schemas"] == {
+        **dict.fromkeys(("refused", "gave_up", "failed", "invalid_accepted"), 0),
+        "tried": 5,
+        "right": 0,
+        "valid_refused": 5,
+    }
+    assert xgrammar["compile_us"]["count"] == 5  # the set-up is not among them
+    assert xgrammar["verdicts"][1]["name"] == "generated_2"
+    assert xgrammar["verdicts"][1]["kind"] == "valid refused"
+    assert content["versions"]["vllm"]
+
+
+def test_without_any_backend_there_is_no_result(
+    fake_backends: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert masks.main(["--backends", "sgl"]) == 1
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--backends", "xgrammar,regex"], "there is no backend 'regex'"),
+        (["--data", "/nowhere"], "cannot read /nowhere/maskbench_dev.jsonl.gz"),
+        (["--json", "/nowhere/masks.json"], "there is no folder /nowhere"),
+        (["--every", "0"], "less than 1"),
+        (["--tokenizer", "/nowhere"], "no tokenizer of /nowhere"),
+    ],
+)
+def test_what_cannot_be_is_said(
+    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        masks.main(words)
+    assert exit.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_backend_without_its_package_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = masks.Source("nowhere", "Nothing", ("no_such_package",))
+    monkeypatch.setitem(masks.BACKENDS, "sgl", source)
+    assert masks.backend_class("sgl") == "no_such_package is not installed"
+    monkeypatch.setitem(masks.BACKENDS, "sgl", replace(source, packages=()))
+    assert "nowhere" in str(masks.backend_class("sgl"))
+    assert masks.backend_class("xgrammar").__name__ == "XgrammarBackend"  # type: ignore[union-attr]

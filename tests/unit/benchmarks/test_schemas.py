@@ -1,0 +1,84 @@
+"""`benchmarks.schemas`: schemas with instances, from a file and made up."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.schemas import FILE, NUM_GENERATED, generated, is_plain, schemas
+
+
+def write(folder: Path, *lines: str) -> Path:
+    with gzip.open(folder / FILE, "wt", encoding="utf-8") as file:
+        file.write("\n".join(lines))
+    return folder
+
+
+def test_a_file_gives_schemas_and_instances_as_text(tmp_path: Path) -> None:
+    line = {
+        "name": "one",
+        "schema": {"type": "string"},
+        "tests": [
+            {"description": "", "valid": True, "data": "é"},
+            {"description": "", "valid": False, "data": [1]},
+        ],
+    }
+    (one,) = schemas(write(tmp_path, json.dumps(line)))
+    assert (one.name, one.text) == ("one", '{"type": "string"}')
+    assert [(each.text, each.valid) for each in one.instances] == [('"é"', True), ("[1]", False)]
+
+
+def test_a_file_that_is_not_there_or_not_right_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"--data: cannot read .*{FILE}"):
+        schemas(tmp_path)
+    with pytest.raises(ValueError, match="line 2"):
+        schemas(write(tmp_path, '{"name": "a", "schema": {}, "tests": []}', '{"name": "b"}'))
+    (tmp_path / FILE).write_text("not compressed")
+    with pytest.raises(ValueError, match="--data"):
+        schemas(tmp_path)
+
+
+def test_made_up_schemas_are_always_the_same_and_have_instances_of_both_kinds() -> None:
+    made = generated()
+    assert made == generated() == schemas(None)
+    assert len(made) == len({one.text for one in made}) == NUM_GENERATED
+    assert generated(seed=1) != made
+    for one in made:
+        assert {each.valid for each in one.instances} == {True, False}
+        assert json.loads(one.text)["type"] == "object"
+
+
+def test_made_up_instances_are_what_they_are_said_to_be() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    for one in generated(120):
+        validator = jsonschema.Draft202012Validator(
+            json.loads(one.text), format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+        )
+        for each in one.instances:
+            assert validator.is_valid(json.loads(each.text)) == each.valid, (one, each)
+
+
+def test_made_up_schemas_are_plain() -> None:
+    assert all(is_plain(json.loads(one.text)) for one in generated())
+
+
+@pytest.mark.parametrize(
+    ("schema", "plain"),
+    [
+        ({"type": "string", "pattern": "^a"}, True),
+        ({"type": "string", "pattern": "^a", "maxLength": 3}, False),
+        ({"type": "string", "format": "color"}, False),
+        ({"properties": {"not": {"type": "string"}}}, True),  # a field may have any name
+        ({"properties": {"a": {"not": {"type": "string"}}}}, False),
+        ({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"uniqueItems": True}}}, False),
+        ({"items": {"$ref": "https://example.org/schema"}}, False),
+        ({"anyOf": [{"type": "null"}, {"allOf": []}]}, False),
+        ({"enum": [{"not": 1}]}, True),
+        (True, True),
+    ],
+)
+def test_what_only_some_backends_take_is_not_plain(schema: object, plain: bool) -> None:
+    assert is_plain(schema) is plain
