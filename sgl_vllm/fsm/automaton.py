@@ -108,9 +108,10 @@ class ByteDfa:
     Attributes:
         table: (states, 256) int32: the next state, -1 for none.
         accepting: (states,) bool.
+        by_class, classes: the same table with equal columns kept once, and each byte's column.
     """
 
-    __slots__ = ("_states", "accepting", "start", "table")
+    __slots__ = ("_states", "accepting", "by_class", "classes", "start", "table")
 
     def __init__(
         self, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int = 0
@@ -118,6 +119,9 @@ class ByteDfa:
         self.table = np.ascontiguousarray(table, np.int32)
         self.accepting = np.ascontiguousarray(accepting, np.bool_)
         self.start = start
+        columns, classes = np.unique(self.table, axis=1, return_inverse=True)
+        self.by_class = np.ascontiguousarray(columns)
+        self.classes = classes.reshape(-1).astype(np.uint8)
         self._states: dict[int, Dfa] = {}
 
     @property

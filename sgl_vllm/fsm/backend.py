@@ -1,32 +1,430 @@
-"""Asks vLLM's live grammars what they force next.
+"""Structured output for vLLM: our automata where a format is regular enough, stock's backends for
+the rest, and one question to all of them: what must come next.
 
-Owns: every contact of jump-forward with vLLM's structured-output backends. The grammar stays
-vLLM's own, masks included, so what is legal is exactly what stock says; only xgrammar's grammars
-can be asked so far, and a request with another one is decoded token by token as in stock.
+Owns: every contact with vLLM's structured-output interface. Which texts are legal is decided in
+`schema.py` and `regex.py`; which tokens in `masks.py`; how forced text becomes tokens in
+`forced.py`.
+
+    format           ours                                           otherwise
+    json             what `schema.py` takes on                      xgrammar, guidance (see `Reading`)
+    json_object      always
+    regex            what `regex.py` takes on                       xgrammar, guidance
+    choice           always (stock's frontend makes it a grammar)
+    grammar, structural_tag                                         xgrammar, guidance
 """
 
 from __future__ import annotations
 
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
 import numpy as np
 import torch
-import xgrammar
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.tokenizers import TokenizerLike
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
-from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
+from vllm.v1.structured_output.backend_guidance import (
+    GuidanceBackend,
+    GuidanceGrammar,
+    process_for_additional_properties,
+)
+from vllm.v1.structured_output.backend_types import (
+    StructuredOutputBackend,
+    StructuredOutputGrammar,
+    StructuredOutputOptions,
+)
+from vllm.v1.structured_output.backend_xgrammar import (
+    XgrammarBackend,
+    XgrammarGrammar,
+    has_xgrammar_unsupported_json_features,
+)
 
+from sgl_vllm.fsm import regex
+from sgl_vllm.fsm.automaton import Automaton, Expression, Literals, State, TooComplexError
 from sgl_vllm.fsm.forced import ForcedTokenizer
+from sgl_vllm.fsm.masks import Masks, Row
+from sgl_vllm.fsm.schema import Reading, UnsupportedSchemaError, compile_schema
+from sgl_vllm.fsm.vocabulary import Vocabulary
+
+logger = init_logger("vllm.sgl_vllm.fsm")
+
+MAX_SPEC_CHARS = 4 << 20
+"""A longer schema, pattern or grammar is refused."""
+
+MAX_CACHED_GRAMMARS = 1_000
+MAX_CACHED_STATES = 200_000
+
+
+@dataclass
+class BackendCounters:
+    """Grammars that requests asked for since start, by who made them."""
+
+    ours: int = 0
+    ours_cached: int = 0
+    xgrammar: int = 0
+    guidance: int = 0
+    refused: int = 0
+
+
+@dataclass
+class SglBackend(StructuredOutputBackend):
+    """vLLM's interface over `sgl_vllm.fsm`.
+
+    Args:
+        vllm_config, tokenizer, vocab_size: as vLLM's backends take them.
+        reading: what a schema means where backends differ; a server reads as the backend that it
+            would have without us.
+
+    Cheap to make: the vocabulary is prepared with the first grammar, outside the engine's thread.
+    """
+
+    reading: Reading = Reading.SPEC
+    counters: BackendCounters = field(default_factory=BackendCounters)
+
+    def __post_init__(self) -> None:
+        config = self.vllm_config.structured_outputs_config
+        self._any_whitespace = not config.disable_any_whitespace
+        self._close_objects = (
+            config.disable_additional_properties and self.reading is Reading.SPEC
+        )
+        self._lock = threading.RLock()
+        self._tools: _Tools | None = None
+        self._guidance: GuidanceBackend | None = None
+        self._automata: OrderedDict[tuple[StructuredOutputOptions, str], Automaton] = OrderedDict()
+        self._rows_of: torch.Tensor | None = None
+        self._rows: Row = np.zeros((0, 0), np.uint32)
+
+    # -- vLLM's interface -------------------------------------------------------------------------
+
+    def compile_grammar(
+        self,
+        request_type: StructuredOutputOptions,
+        grammar_spec: str,
+        stop_token_ids: set[int] | None = None,
+    ) -> StructuredOutputGrammar:
+        if len(grammar_spec) > MAX_SPEC_CHARS:
+            self.counters.refused += 1
+            raise ValueError(
+                f"a {request_type.name.lower()} of {len(grammar_spec):,} characters; at most "
+                f"{MAX_SPEC_CHARS:,} are taken"
+            )
+        automaton = self._automaton(request_type, grammar_spec)
+        if automaton is None:
+            try:
+                return self._delegated(request_type, grammar_spec, stop_token_ids)
+            except Exception:
+                self.counters.refused += 1
+                raise
+        return SglGrammar(self, automaton, stop_token_ids or {self.tools.end_token})
+
+    def allocate_token_bitmask(self, max_num_seqs: int) -> torch.Tensor:
+        words = self.tools.vocabulary.num_words
+        return torch.full((max_num_seqs, words), -1, dtype=torch.int32)
+
+    def destroy(self) -> None:
+        self._automata.clear()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    @property
+    def tools(self) -> _Tools:
+        """What is made once per vocabulary."""
+        if self._tools is None:
+            with self._lock:
+                if self._tools is None:
+                    self._tools = _Tools(self.vllm_config, self.tokenizer, self.vocab_size)
+        return self._tools
+
+    def row(self, bitmask: torch.Tensor, index: int) -> Row:
+        """A row of vLLM's bitmask, which is one tensor for the engine's whole life."""
+        if self._rows_of is not bitmask:
+            self._rows = bitmask.numpy().view(np.uint32)
+            self._rows_of = bitmask
+        return self._rows[index]
+
+    def _automaton(self, request_type: StructuredOutputOptions, spec: str) -> Automaton | None:
+        """The automaton of a format, cached; None if it is another backend's."""
+        key = request_type, spec
+        with self._lock:
+            known = self._automata.get(key)
+            if known is not None:
+                self._automata.move_to_end(key)
+                self.counters.ours_cached += 1
+                return known
+        expression = self._expression(request_type, spec)
+        if expression is None:
+            return None
+        self.tools  # noqa: B018 (prepared here, not in the engine's thread)
+        automaton = Automaton(expression)
+        if not automaton.start.first and not automaton.start.accepting:
+            return None
+        with self._lock:
+            self.counters.ours += 1
+            self._automata[key] = automaton
+            states = sum(a.num_states for a in self._automata.values())
+            while len(self._automata) > 1 and (
+                len(self._automata) > MAX_CACHED_GRAMMARS or states > MAX_CACHED_STATES
+            ):
+                states -= self._automata.popitem(last=False)[1].num_states
+        return automaton
+
+    def _expression(self, request_type: StructuredOutputOptions, spec: str) -> Expression | None:
+        try:
+            if request_type == StructuredOutputOptions.JSON:
+                schema: Any = spec
+                if self._close_objects:
+                    schema = process_for_additional_properties(spec)
+                return compile_schema(
+                    schema, reading=self.reading, any_whitespace=self._any_whitespace
+                )
+            if request_type == StructuredOutputOptions.JSON_OBJECT:
+                return compile_schema({"type": "object"}, any_whitespace=self._any_whitespace)
+            if request_type == StructuredOutputOptions.REGEX:
+                dfa = regex.full_match(spec)
+                return None if regex.is_empty(dfa) else dfa.expression
+            if request_type == StructuredOutputOptions.CHOICE:
+                return _one_of(json.loads(spec))
+            if request_type == StructuredOutputOptions.GRAMMAR:
+                choices = choices_of_grammar(spec)
+                return None if choices is None else _one_of(choices)
+        except (UnsupportedSchemaError, regex.UnsupportedPatternError, TooComplexError) as error:
+            logger.debug("handed on: %s", error)
+        return None
+
+    def _delegated(
+        self,
+        request_type: StructuredOutputOptions,
+        spec: str,
+        stop_token_ids: set[int] | None,
+    ) -> StructuredOutputGrammar:
+        """A grammar of one of stock's backends; the other is asked if the first refuses."""
+        guidance_first = request_type == StructuredOutputOptions.JSON and (
+            self.reading is Reading.SPEC or _xgrammar_lacks(spec)
+        )
+        makers = [self._from_xgrammar, self._from_guidance]
+        if guidance_first:
+            makers.reverse()
+        try:
+            return makers[0](request_type, spec, stop_token_ids)
+        except Exception as first:
+            try:
+                return makers[1](request_type, spec, stop_token_ids)
+            except Exception:
+                raise first from None
+
+    def _from_xgrammar(
+        self, request_type: StructuredOutputOptions, spec: str, stop_token_ids: set[int] | None
+    ) -> StructuredOutputGrammar:
+        grammar = self.tools.xgrammar.compile_grammar(request_type, spec, stop_token_ids)
+        self.counters.xgrammar += 1
+        return grammar
+
+    def _from_guidance(
+        self, request_type: StructuredOutputOptions, spec: str, stop_token_ids: set[int] | None
+    ) -> StructuredOutputGrammar:
+        with self._lock:
+            if self._guidance is None:
+                self._guidance = GuidanceBackend(
+                    self.vllm_config, tokenizer=self.tokenizer, vocab_size=self.vocab_size
+                )
+        grammar = self._guidance.compile_grammar(request_type, spec, stop_token_ids)
+        assert isinstance(grammar, GuidanceGrammar)
+        if error := grammar.ll_matcher.get_error():
+            raise ValueError(error)
+        self.counters.guidance += 1
+        return grammar
+
+
+class _Tools:
+    """What is made once per vocabulary: stock's default backend, which reads the tokenizer and
+    takes what is not ours, and the trie of its tokens."""
+
+    def __init__(self, config: VllmConfig, tokenizer: TokenizerLike, vocab_size: int) -> None:
+        self.xgrammar = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=vocab_size)
+        info = self.xgrammar.compiler.compile_grammar('root ::= "a"').tokenizer_info
+        self.token_bytes = list(info.decoded_vocab)
+        for token in {*info.special_token_ids, *info.stop_token_ids}:
+            self.token_bytes[token] = b""
+        self.end_token = int(info.stop_token_ids[0])
+        self.vocabulary = Vocabulary(
+            self.token_bytes, max(self.xgrammar.vocab_size, len(self.token_bytes))
+        )
+        self.masks = Masks(self.vocabulary)
+        self.forced = ForcedTokenizer(
+            lambda text: tokenizer.encode(text, add_special_tokens=False), self.token_bytes
+        )
+
+
+class SglGrammar(StructuredOutputGrammar):
+    """Where one request is in an automaton that many may share."""
+
+    def __init__(self, backend: SglBackend, automaton: Automaton, stops: Iterable[int]) -> None:
+        tools = backend.tools
+        self._backend = backend
+        self._tools = tools
+        self._automaton = automaton
+        self._stops = frozenset(stops)
+        self._stop_bits = [(t >> 5, np.uint32(1 << (t & 31))) for t in sorted(self._stops)]
+        self._path: list[State] = [automaton.start]
+        self._terminated = False
+        self._failed = False
+
+    @property
+    def state(self) -> State:
+        return self._path[-1]
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        """Advance; False at the first token that may not come. Tokens after the end are ignored."""
+        for token in tokens:
+            if self._terminated:
+                return True
+            if not self._accept(token):
+                logger.error("the grammar of request %s refuses token %d", request_id, token)
+                return False
+        return True
+
+    def _accept(self, token: int) -> bool:
+        state = self._path[-1]
+        if token in self._stops:
+            if not state.accepting or self._failed:
+                return False
+            self._terminated = True
+            self._path.append(state)
+            return True
+        following = self._after(state, token)
+        if following is None:
+            return False
+        self._path.append(following)
+        return True
+
+    def _after(self, state: State, token: int) -> State | None:
+        pieces = self._tools.token_bytes
+        piece = pieces[token] if 0 <= token < len(pieces) else b""
+        if not piece:
+            return None
+        try:
+            for byte in piece:
+                following = state.step(byte)
+                if following is None:
+                    return None
+                state = following
+        except TooComplexError as error:
+            self._give_up(error)
+            return None
+        return state
+
+    def _give_up(self, error: TooComplexError) -> None:
+        """Nothing more is legal but the end, which is then refused: vLLM fails this request."""
+        if not self._failed:
+            logger.error("a structured request fails: %s", error)
+        self._failed = True
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        """The longest prefix of `tokens` that would be accepted; the grammar stays where it is."""
+        path, terminated = len(self._path), self._terminated
+        count = 0
+        for token in tokens:
+            if token < 0 or self._terminated or not self._accept(token):
+                break
+            count += 1
+        del self._path[path:]
+        self._terminated = terminated
+        return list(tokens[:count])
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens > 0:
+            del self._path[-num_tokens:]
+            self._terminated = False
+
+    def fill_bitmask(self, bitmask: torch.Tensor, idx: int) -> None:
+        row = self._backend.row(bitmask, idx)
+        state = self._path[-1]
+        try:
+            if self._failed:
+                row.fill(0)
+            else:
+                self._tools.masks.of(state).fill(row)
+        except TooComplexError as error:
+            self._give_up(error)
+            row.fill(0)
+        may_end = state.accepting or self._failed
+        for word, bit in self._stop_bits:
+            if may_end:
+                row[word] |= bit
+            else:
+                row[word] &= ~bit
+
+    def is_terminated(self) -> bool:
+        return self._terminated
+
+    def reset(self) -> None:
+        del self._path[1:]
+        self._terminated = False
+
+    # -- for the jump -----------------------------------------------------------------------------
+
+    def forced(self) -> tuple[bytes, int, int | None]:
+        """What must come next.
+
+        Returns: the bytes; the bytes that may follow them, as bits; and the one token that then
+            ends the text, if nothing else may come.
+        """
+        run, end = self._path[-1].forced()
+        only_end = end.accepting and not end.first and len(self._stops) == 1
+        return run, end.first, next(iter(self._stops)) if only_end else None
+
+
+def _one_of(choices: Sequence[str]) -> Expression | None:
+    texts = dict.fromkeys(choice.encode() for choice in choices)
+    if not texts or b"" in texts:
+        return None
+    return Literals(tuple((text, None) for text in texts))
+
+
+_STRING = r'"((?:[^"\\\n]|\\.)*)"'
+_CHOICE_GRAMMAR = re.compile(rf"root ::= ({_STRING}(?: \| {_STRING})*)")
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"'}
+
+
+def choices_of_grammar(grammar: str) -> list[str] | None:
+    """The choices behind a grammar, as stock's frontend writes them; None for other grammars."""
+    match = _CHOICE_GRAMMAR.fullmatch(grammar)
+    if match is None:
+        return None
+    return [
+        re.sub(
+            r"\\(?:u([0-9a-f]{4})|(.))",
+            lambda m: chr(int(m[1], 16)) if m[1] else _ESCAPES.get(m[2], m[0]),
+            text,
+        )
+        for text in re.findall(_STRING, match[1])
+    ]
+
+
+def _xgrammar_lacks(spec: str) -> bool:
+    """Whether stock's frontend would keep this schema from xgrammar."""
+    try:
+        return has_xgrammar_unsupported_json_features(json.loads(spec))
+    except (ValueError, RecursionError):
+        return False
 
 
 class ForcedTokens:
     """The tokens that the grammar of a request leaves no choice about.
 
-    Built with the first structured request (one sort of the vocabulary). A call costs some tens of
-    microseconds, more only when there is something to jump over.
+    A call costs some microseconds for our own grammars and some tens for others, more only when
+    there is something to jump over.
     """
 
     def __init__(self, manager: StructuredOutputManager) -> None:
         self._manager = manager
-        self._tokenizer: ForcedTokenizer | None = None
         self._byte_tokens: list[tuple[int, int]] = []
         self._mask: torch.Tensor | None = None
 
@@ -37,28 +435,60 @@ class ForcedTokens:
         """
         structured = request.structured_output_request
         backend = self._manager.backend
-        if structured is None or not isinstance(backend, XgrammarBackend):
+        if structured is None or not isinstance(backend, SglBackend):
             return []
         if self._manager.reasoner_cls is not None and not structured.reasoning_ended:
             return []
         grammar = structured.grammar
-        if not isinstance(grammar, XgrammarGrammar) or grammar.is_terminated():
+        if not isinstance(grammar, StructuredOutputGrammar) or grammar.is_terminated():
             return []
-        try:
-            text = grammar.matcher.find_jump_forward_string()
-        except UnicodeDecodeError:  # what is forced ends inside a character: the model goes on
+        if isinstance(grammar, SglGrammar):
+            return self._take_ours(grammar, request, backend.tools.forced)
+        return self._take_others(grammar, request, backend.tools)
+
+    @staticmethod
+    def _take_ours(
+        grammar: SglGrammar, request: Request, tokenizer: ForcedTokenizer
+    ) -> list[int]:
+        run, next_bytes, end = grammar.forced()
+        if not run and end is None:
             return []
-        if not text and not grammar.matcher.is_completed():
+        text, rest = _whole_characters(run)
+        if rest:
+            next_bytes, end = 1 << rest[0], None
+        tokens = tokenizer.tokenize(request._all_token_ids, text) if text else []
+        if text and not tokens:
             return []
-        if self._tokenizer is None:
-            self._build(backend, grammar.ctx.tokenizer_info)
-        assert self._tokenizer is not None
-        tokens = self._tokenizer.tokenize(request._all_token_ids, text) if text else []
+        tokens = tokens[: tokenizer.num_settled(tokens, next_bytes)]
+        if end is not None:
+            tokens.append(end)
+        if tokens and not grammar.accept_tokens(request.request_id, tokens):
+            raise RuntimeError(f"forced tokens {tokens} are refused by their own grammar")
+        return tokens
+
+    def _take_others(
+        self, grammar: StructuredOutputGrammar, request: Request, tools: _Tools
+    ) -> list[int]:
+        """The same of a grammar that only tells the forced text, and tokens by its mask."""
+        if isinstance(grammar, XgrammarGrammar):
+            try:
+                text = grammar.matcher.find_jump_forward_string()
+            except UnicodeDecodeError:  # it ends inside a character: the model goes on
+                return []
+            completed = grammar.matcher.is_completed()
+        elif isinstance(grammar, GuidanceGrammar):
+            text, _ = _whole_characters(grammar.ll_matcher.compute_ff_bytes())
+            completed = grammar.ll_matcher.is_accepting()
+        else:
+            return []
+        if not text and not completed:
+            return []
+        tokens = tools.forced.tokenize(request._all_token_ids, text) if text else []
         if (text and not tokens) or grammar.validate_tokens(tokens) != tokens:
             return []
         grammar.accept_tokens(request.request_id, tokens)
         try:
-            num_settled, end = self._settle(grammar, tokens)
+            num_settled, end = self._settle(grammar, tokens, tools)
         except Exception:
             grammar.rollback(len(tokens))
             raise
@@ -70,34 +500,32 @@ class ForcedTokens:
             num_settled += 1
         return tokens[:num_settled]
 
-    def _settle(self, grammar: XgrammarGrammar, tokens: list[int]) -> tuple[int, int | None]:
+    def _settle(
+        self, grammar: StructuredOutputGrammar, tokens: list[int], tools: _Tools
+    ) -> tuple[int, int | None]:
         """How many of `tokens`, which `grammar` has accepted, no longer token could absorb; and the
         one token that may follow them (in practice the end of the sequence), if it is but one."""
-        assert self._tokenizer is not None
-        legal = self._legal_tokens(grammar)
+        if self._mask is None:
+            self._mask = torch.full((1, tools.vocabulary.num_words), -1, dtype=torch.int32)
+            self._byte_tokens = [
+                (piece[0], token)
+                for token, piece in enumerate(tools.token_bytes)
+                if len(piece) == 1
+            ]
+        grammar.fill_bitmask(self._mask, 0)
+        legal = self._mask.numpy()[0].view(np.uint32)
         next_bytes = sum(
             1 << byte for byte, token in self._byte_tokens if legal[token >> 5] >> (token & 31) & 1
         )
         if next_bytes or int(np.bitwise_count(legal).sum()) != 1:
-            return self._tokenizer.num_settled(tokens, next_bytes), None
+            return tools.forced.num_settled(tokens, next_bytes), None
         word = int(legal.nonzero()[0][0])
         return len(tokens), word * 32 + int(legal[word]).bit_length() - 1
 
-    def _legal_tokens(self, grammar: XgrammarGrammar) -> np.ndarray:
-        """The grammar's mask in its present state: bit t of the row for token t."""
-        assert self._mask is not None
-        grammar.fill_bitmask(self._mask, 0)
-        return self._mask.numpy()[0].view(np.uint32)
 
-    def _build(self, backend: XgrammarBackend, info: xgrammar.TokenizerInfo) -> None:
-        token_bytes = list(info.decoded_vocab)
-        for token in {*info.special_token_ids, *info.stop_token_ids}:
-            token_bytes[token] = b""
-        tokenizer = self._manager.tokenizer
-        self._tokenizer = ForcedTokenizer(
-            lambda text: tokenizer.encode(text, add_special_tokens=False), token_bytes
-        )
-        self._byte_tokens = [
-            (piece[0], token) for token, piece in enumerate(token_bytes) if len(piece) == 1
-        ]
-        self._mask = backend.allocate_token_bitmask(1)
+def _whole_characters(data: bytes) -> tuple[str, bytes]:
+    """The text that `data` begins with, and the bytes of a last character that is cut."""
+    try:
+        return data.decode(), b""
+    except UnicodeDecodeError as error:
+        return data[: error.start].decode(), data[error.start :]

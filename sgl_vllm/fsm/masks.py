@@ -17,21 +17,33 @@ per state).
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sgl_vllm.fsm.automaton import QUOTE, Dfa, Literals, State, Text
-from sgl_vllm.fsm.vocabulary import TokenIds, TrieSet, Vocabulary, bits_of, walk, walk_counting
+from sgl_vllm.fsm.vocabulary import (
+    TokenIds,
+    TrieSet,
+    Vocabulary,
+    bits_of,
+    set_bits,
+    walk,
+    walk_counting,
+)
 
 Row = NDArray[np.uint32]
+Entered = tuple[Row | None, TokenIds, TrieSet | None]
+"""The tokens that end in a terminal, as bits or ids, and the nodes where longer ones leave it."""
 
 _DENSE_FROM = 512
 """So many tokens are kept as a row of bits rather than as a list."""
 
 _MAX_ROWS_BYTES = 64 << 20
 _MAX_ROWS = 50_000
+_MAX_ENTERED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +72,8 @@ class Masks:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._rows: dict[object, tuple[Row | None, TokenIds, TrieSet | None]] = {}
+        self._lock = threading.Lock()
+        self._rows: dict[object, Entered] = {}
         self._counted: dict[object, _Counted] = {}
         self._rows_bytes = 0
 
@@ -72,7 +85,8 @@ class Masks:
         """
         mask = state.mask
         if mask is None:
-            mask = state.mask = self._make(state)
+            with self._lock:  # vLLM fills large batches in several threads
+                mask = state.mask = self._make(state)
         assert isinstance(mask, Mask)
         return mask
 
@@ -86,12 +100,7 @@ class Masks:
             if isinstance(terminal, Literals):
                 narrow.append(thread)
                 continue
-            row, ids, leaving = self._from_root(terminal)
-            if row is not None:
-                rows[id(row)] = row
-            lists.append(ids)
-            if leaving is not None:
-                pending.append((leaving, state.automaton.after(then)))
+            self._add(self._from_root(terminal), state, then, rows, lists, pending)
         root = self._vocabulary.root
         if narrow:
             self._spell(root, state, narrow, lists, pending)
@@ -101,13 +110,14 @@ class Masks:
             if reached in seen:
                 continue
             seen.add(reached)
-            self._beyond(*reached, lists, pending)
+            self._beyond(*reached, rows, lists, pending)
         return self._packed(tuple(rows.values()), lists)
 
     def _beyond(
         self,
         trie_set: TrieSet,
         state: State,
+        rows: dict[int, Row],
         lists: list[TokenIds],
         pending: list[tuple[TrieSet, State]],
     ) -> None:
@@ -120,12 +130,26 @@ class Masks:
             if isinstance(terminal, Literals):
                 narrow.append(thread)
                 continue
-            ids, leaving = self._enter(trie_set, terminal)
-            lists.append(ids)
-            if leaving is not None:
-                pending.append((leaving, state.automaton.after(then)))
+            self._add(self._enter(trie_set, terminal), state, then, rows, lists, pending)
         if narrow:
             self._spell(trie_set, state, narrow, lists, pending)
+
+    @staticmethod
+    def _add(
+        entered: Entered,
+        state: State,
+        then: object,
+        rows: dict[int, Row],
+        lists: list[TokenIds],
+        pending: list[tuple[TrieSet, State]],
+    ) -> None:
+        row, ids, leaving = entered
+        if row is not None:
+            rows[id(row)] = row
+        else:
+            lists.append(ids)
+        if leaving is not None:
+            pending.append((leaving, state.automaton.after(then)))
 
     def _spell(
         self,
@@ -154,23 +178,17 @@ class Masks:
                 for expression in done:
                     pending.append((there, automaton.begin(expression, then)))
 
-    def _enter(self, trie_set: TrieSet, terminal: Dfa | Text) -> tuple[TokenIds, TrieSet | None]:
+    def _enter(self, trie_set: TrieSet, terminal: Dfa | Text) -> Entered:
         """The tokens below `trie_set` that end in `terminal`, and where longer ones leave it."""
         known = trie_set.entered.get(terminal)
         if known is None:
-            if isinstance(terminal, Dfa):
-                dfa = terminal.dfa
-                ids, nodes = walk(trie_set, dfa.table, dfa.accepting, terminal.index)
-            else:
-                ids, nodes = self._counted_walk(trie_set, terminal).take(terminal, trie_set)
-            known = ids, self._vocabulary.trie_set(nodes) if len(nodes) else None
-            if len(trie_set.entered) > 10_000:
+            if len(trie_set.entered) > _MAX_ENTERED:
                 trie_set.entered.clear()
-            trie_set.entered[terminal] = known
+            known = trie_set.entered[terminal] = self._walk(trie_set, terminal)
         return known
 
-    def _from_root(self, terminal: Dfa | Text) -> tuple[Row | None, TokenIds, TrieSet | None]:
-        """As `_enter` from the root, with the many tokens of a wide terminal as a row."""
+    def _from_root(self, terminal: Dfa | Text) -> Entered:
+        """As `_enter` from the root; there wide terminals cost the most, and are bounded."""
         root = self._vocabulary.root
         key: object = terminal
         if isinstance(terminal, Text):
@@ -186,18 +204,27 @@ class Masks:
             )
         known = self._rows.get(key)
         if known is None:
-            ids, leaving = self._enter(root, terminal)
-            row = None
-            if len(ids) >= _DENSE_FROM:
-                row = self._row_of(ids)
-                ids = ids[:0]
-                root.entered.pop(terminal, None)
-                self._rows_bytes += row.nbytes
+            known = self._walk(root, terminal)
+            if known[0] is not None:
+                self._rows_bytes += known[0].nbytes
             if self._rows_bytes > _MAX_ROWS_BYTES or len(self._rows) > _MAX_ROWS:
                 self._rows.clear()
-                self._rows_bytes = 0 if row is None else row.nbytes
-            known = self._rows[key] = row, ids, leaving
+                self._rows_bytes = 0
+            self._rows[key] = known
         return known
+
+    def _walk(self, trie_set: TrieSet, terminal: Dfa | Text) -> Entered:
+        row: Row | None = None
+        if isinstance(terminal, Dfa):
+            dfa = terminal.dfa
+            row, ids, nodes = walk(
+                trie_set, dfa.by_class, dfa.classes, dfa.accepting, terminal.index, _DENSE_FROM
+            )
+        else:
+            ids, nodes = self._counted_walk(trie_set, terminal).take(terminal, trie_set)
+            if len(ids) >= _DENSE_FROM:
+                row, ids = self._row_of(ids), ids[:0]
+        return row, ids, self._vocabulary.trie_set(nodes) if len(nodes) else None
 
     def _counted_walk(self, trie_set: TrieSet, terminal: Text) -> _Counted:
         key = trie_set, terminal.body, terminal.index
@@ -210,9 +237,9 @@ class Masks:
         return known
 
     def _row_of(self, ids: TokenIds) -> Row:
-        flags = np.zeros(self._vocabulary.num_words * 32, np.bool_)
-        flags[ids] = True
-        return np.packbits(flags, bitorder="little").view(np.uint32)
+        row = np.zeros(self._vocabulary.num_words, np.uint32)
+        set_bits(ids, row)
+        return row
 
     def _packed(self, rows: tuple[Row, ...], lists: list[TokenIds]) -> Mask:
         ids = np.concatenate(lists) if lists else np.zeros(0, np.int32)

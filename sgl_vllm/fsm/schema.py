@@ -779,6 +779,24 @@ class _Members:
         self._high = high
         self._most = max(1, low, high or 0)
         self._made: dict[tuple[int, int], Expression] = {}
+        self._keys_by_count: dict[int, list[tuple[bytes, Expression | None]]] = {}
+        self._last = list(range(len(members) + 1))
+        """For each index, the next member that may not be left out (or the end)."""
+        for i in reversed(range(len(members))):
+            if not members[i].required:
+                self._last[i] = self._last[i + 1]
+
+    def _keys(self, following: int) -> list[tuple[bytes, Expression | None]]:
+        """Every member's name, and what comes after it when `following` have been written then."""
+        known = self._keys_by_count.get(following)
+        if known is None:
+            blank = self._compiler._blank
+            colon = Seq(blank, literal(b":"), blank)
+            known = self._keys_by_count[following] = [
+                (_quote(member.name), Seq(colon, member.value, self.after(i + 1, following)))
+                for i, member in enumerate(self._members)
+            ]
+        return known
 
     def after(self, index: int, count: int) -> Expression:
         count = min(count, self._most)
@@ -788,23 +806,16 @@ class _Members:
         return known
 
     def _after(self, index: int, count: int) -> Expression:
-        compiler = self._compiler
         options: list[Expression] = []
         full = self._high is not None and count >= self._high
-        may_end = True
         keys: list[tuple[bytes, Expression | None]] = []
-        blank = compiler._blank
-        colon = Seq(blank, literal(b":"), blank)
-        for i in range(index, len(self._members)):
-            member = self._members[i]
-            if not full:
-                name = json.dumps(member.name, ensure_ascii=False).encode()
-                keys.append((name, Seq(colon, member.value, self.after(i + 1, count + 1))))
-            if member.required:
-                may_end = False
-                break
+        blank = self._compiler._blank
+        last = self._last[index]
+        if not full:
+            following = min(count + 1, self._most)
+            keys = self._keys(following)[index : last + 1]
+        may_end = last == len(self._members)
         if may_end and self._others is not None and not full:
-            last = len(self._members)
             options.append(Seq(self._others, self.after(last, count + 1)))
         if keys:
             options.append(Literals(tuple(keys)))

@@ -26,6 +26,8 @@ Nodes = NDArray[np.int32]
 TokenIds = NDArray[np.int32]
 
 _NO_IDS: TokenIds = np.zeros(0, np.int32)
+_DEEPEST = 1024
+"""Tokens of more bytes are not offered by masks."""
 _MAX_REMEMBERED_NODES = 2_000_000
 
 
@@ -120,23 +122,48 @@ class TrieSet:
 
 
 def walk(
-    trie_set: TrieSet, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int
-) -> tuple[TokenIds, Nodes]:
+    trie_set: TrieSet,
+    table: NDArray[np.int32],
+    classes: NDArray[np.uint8],
+    accepting: NDArray[np.bool_],
+    start: int,
+    dense_from: int,
+) -> tuple[NDArray[np.uint32] | None, TokenIds, Nodes]:
     """All tokens below a set that stay inside a byte DFA.
 
     Cost: one table look-up per node that is reached, some nanoseconds each.
 
     Args:
-        table: (states, 256): the next state, -1 for none. Every state must lead to acceptance.
+        table: (states, classes of bytes): the next state, -1 for none. Every state must lead to
+            acceptance.
+        classes: (256,): the class of each byte.
         start: the state at the nodes of the set.
+        dense_from: so many tokens come as a row of bits, fewer as a list.
 
-    Returns: the ids of tokens whose bytes below the set keep the DFA alive, and the nodes below it
-        where the DFA accepts and longer tokens go on.
+    Returns: the tokens whose bytes below the set keep the DFA alive, as a row of bits or as ids,
+        and the nodes below the set where the DFA accepts and longer tokens go on.
     """
     v = trie_set.vocabulary
-    return _walk_table(
-        trie_set.nodes, v.byte, v.end, v.depth, v.first_token, v.tokens, table, accepting, start
+    row = np.zeros(v.num_words, np.uint32)
+    leaving = np.empty(len(v.byte), np.int32)
+    num_ids, num_leaving = _walk_table(
+        trie_set.nodes,
+        v.byte,
+        v.end,
+        v.depth,
+        v.first_token,
+        v.tokens,
+        table,
+        classes,
+        accepting,
+        start,
+        row,
+        leaving,
     )
+    leaving = leaving[:num_leaving].copy()
+    if num_ids >= dense_from:
+        return row, _NO_IDS, leaving
+    return None, _ids_in(row, num_ids), leaving
 
 
 def walk_counting(
@@ -235,6 +262,13 @@ def _tokens_at(nodes, first_token, tokens):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def set_bits(ids, row):  # type: ignore[no-untyped-def]
+    """Set bit t of `row`, uint32 words, for every t of `ids`."""
+    for t in ids:
+        row[t >> 5] |= np.uint32(1) << np.uint32(t & 31)
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _grown(array, count):  # type: ignore[no-untyped-def]
     if count < len(array):
         return array
@@ -244,38 +278,55 @@ def _grown(array, count):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def _walk_table(nodes, byte, end, depth, first_token, tokens, table, accepting, start):  # type: ignore[no-untyped-def]
-    states = np.empty(1024, np.int32)
-    ids = np.empty(64, np.int32)
-    leaving = np.empty(64, np.int32)
+def _walk_table(  # type: ignore[no-untyped-def]
+    nodes, byte, end, depth, first_token, tokens, table, classes, accepting, start, row, leaving
+):
+    """Sets the bits of legal tokens in `row`; returns how many, and how many nodes leave."""
+    states = np.empty(_DEEPEST, np.int32)
+    flat = table.ravel()
+    num_classes = table.shape[1]
     num_ids = num_leaving = 0
     for root in nodes:
         above = depth[root]
         states[0] = start
-        node = root + 1
-        while node < end[root]:
+        node, stop = root + 1, end[root]
+        while node < stop:
             level = depth[node] - above
-            state = table[states[level - 1], byte[node]]
-            if state < 0 or level >= 1023:
+            state = flat[states[level - 1] * num_classes + classes[byte[node]]]
+            if state < 0 or level >= _DEEPEST - 1:
                 node = end[node]
                 continue
             states[level] = state
             for t in range(first_token[node], first_token[node + 1]):
-                ids = _grown(ids, num_ids)
-                ids[num_ids] = tokens[t]
+                token = tokens[t]
+                row[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
                 num_ids += 1
             if accepting[state] and end[node] > node + 1:
-                leaving = _grown(leaving, num_leaving)
                 leaving[num_leaving] = node
                 num_leaving += 1
             node += 1
-    return ids[:num_ids].copy(), leaving[:num_leaving].copy()
+    return num_ids, num_leaving
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _ids_in(row, count):  # type: ignore[no-untyped-def]
+    """The bits that are set in `row`, `count` of them."""
+    ids = np.empty(count, np.int32)
+    found = 0
+    for word in range(len(row)):
+        bits = row[word]
+        if bits:
+            for bit in range(32):
+                if bits >> np.uint32(bit) & np.uint32(1):
+                    ids[found] = word * 32 + bit
+                    found += 1
+    return ids[:found]
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _walk_items(nodes, byte, end, depth, first_token, tokens, table, start):  # type: ignore[no-untyped-def]
-    states = np.empty(1024, np.int32)
-    items = np.empty(1024, np.int16)
+    states = np.empty(_DEEPEST, np.int32)
+    items = np.empty(_DEEPEST, np.int16)
     ids = np.empty(64, np.int32)
     begun = np.empty(64, np.int16)
     leaving = np.empty(64, np.int32)
@@ -289,7 +340,7 @@ def _walk_items(nodes, byte, end, depth, first_token, tokens, table, start):  # 
         while node < end[root]:
             level = depth[node] - above
             state = table[states[level - 1], byte[node]]
-            if state == -1 or level >= 1023:
+            if state == -1 or level >= _DEEPEST - 1:
                 node = end[node]
                 continue
             if state == -2:
