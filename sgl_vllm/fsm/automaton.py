@@ -24,6 +24,8 @@ from typing import TypeAlias, Union
 import numpy as np
 from numpy.typing import NDArray
 
+from sgl_vllm.fsm.tables import byte_classes
+
 MAX_THREADS = 4_000
 """More threads in one state than this, and the grammar is refused while it runs."""
 
@@ -119,9 +121,9 @@ class ByteDfa:
         self.table = np.ascontiguousarray(table, np.int32)
         self.accepting = np.ascontiguousarray(accepting, np.bool_)
         self.start = start
-        columns, classes = np.unique(self.table, axis=1, return_inverse=True)
-        self.by_class = np.ascontiguousarray(columns)
-        self.classes = classes.reshape(-1).astype(np.uint8)
+        classes, firsts = byte_classes(self.table)
+        self.classes = classes.astype(np.uint8)
+        self.by_class = np.ascontiguousarray(self.table[:, firsts])
         self._states: dict[int, Dfa] = {}
 
     @property

@@ -59,7 +59,8 @@ MAX_SPEC_CHARS = 4 << 20
 """A longer schema, pattern or grammar is refused."""
 
 MAX_CACHED_GRAMMARS = 1_000
-MAX_CACHED_STATES = 200_000
+MAX_CACHED_STATES = 100_000
+_CHECK_EVERY = 32
 
 
 @dataclass
@@ -98,6 +99,7 @@ class SglBackend(StructuredOutputBackend):
         self._tools: _Tools | None = None
         self._guidance: GuidanceBackend | None = None
         self._automata: OrderedDict[tuple[StructuredOutputOptions, str], Automaton] = OrderedDict()
+        self._num_compiled = 0
         self._rows_of: torch.Tensor | None = None
         self._rows: Row = np.zeros((0, 0), np.uint32)
 
@@ -168,12 +170,18 @@ class SglBackend(StructuredOutputBackend):
         with self._lock:
             self.counters.ours += 1
             self._automata[key] = automaton
-            states = sum(a.num_states for a in self._automata.values())
-            while len(self._automata) > 1 and (
-                len(self._automata) > MAX_CACHED_GRAMMARS or states > MAX_CACHED_STATES
-            ):
-                states -= self._automata.popitem(last=False)[1].num_states
+            self._num_compiled += 1
+            if self._num_compiled % _CHECK_EVERY == 0:
+                self._shrink()
         return automaton
+
+    def _shrink(self) -> None:
+        """Let go of the grammars that were asked for longest ago."""
+        states = sum(automaton.num_states for automaton in self._automata.values())
+        while len(self._automata) > 1 and (
+            len(self._automata) > MAX_CACHED_GRAMMARS or states > MAX_CACHED_STATES
+        ):
+            states -= self._automata.popitem(last=False)[1].num_states
 
     def _expression(self, request_type: StructuredOutputOptions, spec: str) -> Expression | None:
         try:
@@ -204,20 +212,23 @@ class SglBackend(StructuredOutputBackend):
         spec: str,
         stop_token_ids: set[int] | None,
     ) -> StructuredOutputGrammar:
-        """A grammar of one of stock's backends; the other is asked if the first refuses."""
-        guidance_first = request_type == StructuredOutputOptions.JSON and (
-            self.reading is Reading.SPEC or _xgrammar_lacks(spec)
-        )
+        """A grammar of one of stock's backends.
+
+        xgrammar leaves out what it does not know of a schema. In the strict reading that is what
+        stock answers; whoever asks for the specification gets guidance, which refuses instead.
+        """
         makers = [self._from_xgrammar, self._from_guidance]
-        if guidance_first:
-            makers.reverse()
-        try:
-            return makers[0](request_type, spec, stop_token_ids)
-        except Exception as first:
+        if request_type == StructuredOutputOptions.JSON:
+            if self.reading is Reading.SPEC:
+                makers = [self._from_guidance]
+            elif _xgrammar_lacks(spec):
+                makers.reverse()
+        for make in makers[:-1]:
             try:
-                return makers[1](request_type, spec, stop_token_ids)
-            except Exception:
-                raise first from None
+                return make(request_type, spec, stop_token_ids)
+            except Exception as error:
+                logger.debug("handed on: %s", error)
+        return makers[-1](request_type, spec, stop_token_ids)
 
     def _from_xgrammar(
         self, request_type: StructuredOutputOptions, spec: str, stop_token_ids: set[int] | None

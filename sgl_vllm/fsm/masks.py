@@ -29,6 +29,7 @@ from sgl_vllm.fsm.vocabulary import (
     TrieSet,
     Vocabulary,
     bits_of,
+    or_words,
     set_bits,
     walk,
     walk_counting,
@@ -41,6 +42,8 @@ Entered = tuple[Row | None, TokenIds, TrieSet | None]
 _DENSE_FROM = 512
 """So many tokens are kept as a row of bits rather than as a list."""
 
+_NO_WORDS = np.zeros(0, np.uint16)
+_NO_BITS = np.zeros(0, np.uint32)
 _MAX_ROWS_BYTES = 64 << 20
 _MAX_ROWS = 50_000
 _MAX_ENTERED = 10_000
@@ -51,7 +54,7 @@ class Mask:
     """The legal tokens of a state: shared rows of bits, and some words of its own."""
 
     rows: tuple[Row, ...]
-    words: NDArray[np.int64]
+    words: NDArray[np.uint16]
     bits: Row
 
     def fill(self, row: Row) -> None:
@@ -63,7 +66,7 @@ class Mask:
         else:
             row.fill(0)
         if len(self.words):
-            row[self.words] |= self.bits
+            or_words(row, self.words, self.bits)
 
 
 class Masks:
@@ -247,14 +250,14 @@ class Masks:
             row = self._row_of(ids)
             for shared in rows:
                 row |= shared
-            return Mask((row,), np.zeros(0, np.int64), np.zeros(0, np.uint32))
+            return Mask((row,), _NO_WORDS, _NO_BITS)
         if not len(ids):
-            return Mask(rows, np.zeros(0, np.int64), np.zeros(0, np.uint32))
+            return Mask(rows, _NO_WORDS, _NO_BITS)
         ids = np.sort(ids)
         words = ids >> 5
         starts = np.flatnonzero(np.concatenate(([True], words[1:] != words[:-1])))
         bits = np.bitwise_or.reduceat(np.uint32(1) << (ids & 31).astype(np.uint32), starts)
-        return Mask(rows, words[starts].astype(np.int64), bits)
+        return Mask(rows, words[starts].astype(np.uint16), bits)
 
 
 class _Counted:

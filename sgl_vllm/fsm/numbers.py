@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from functools import lru_cache
 
 from sgl_vllm.fsm.automaton import ByteDfa
 from sgl_vllm.fsm.regex import combined, compile_trusted
@@ -35,6 +36,7 @@ def decimals(
     return _within(low, high, above_low, below_high, whole=False)
 
 
+@lru_cache(maxsize=1024)
 def _within(
     low: Decimal | int | None,
     high: Decimal | int | None,

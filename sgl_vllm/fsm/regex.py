@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from sgl_vllm.fsm import tables
 from sgl_vllm.fsm.automaton import ByteDfa, TooComplexError
 
 MAX_PATTERN_CHARS = 50_000
@@ -399,55 +400,20 @@ _worker = _Worker()
 
 
 def minimal(dfa: ByteDfa) -> ByteDfa:
-    """The smallest DFA of the same language: dead and equal states go (Moore's algorithm)."""
-    live = _live(dfa)
-    table = np.where(dfa.table >= 0, np.where(live[dfa.table], dfa.table, -1), -1)
+    """The smallest DFA of the same language: dead and equal states go."""
+    live = tables.live_states(dfa.by_class, dfa.accepting)
     if not live[dfa.start]:
         return ByteDfa(np.full((1, 256), -1, np.int32), np.zeros(1, np.bool_))
-    columns = np.unique(table, axis=1)
-    block = dfa.accepting.astype(np.int64)
-    count = len(np.unique(block))
-    while True:
-        signature = np.column_stack([block, np.where(columns >= 0, block[columns], -1)])
-        block = np.unique(signature, axis=0, return_inverse=True)[1].reshape(-1)
-        if (now := int(block.max()) + 1) == count:
-            break
-        count = now
-    representative = np.zeros(count, np.int64)
-    representative[block[::-1]] = np.arange(len(block))[::-1]
+    table = np.where((dfa.by_class >= 0) & live[dfa.by_class], dfa.by_class, -1)
+    block, count = tables.equal_blocks(table, dfa.accepting)
+    representative = np.empty(count, np.int64)
+    representative[block] = np.arange(len(block))
     smaller = table[representative]
-    return _reachable(
-        np.where(smaller >= 0, block[smaller], -1),
-        dfa.accepting[representative],
-        int(block[dfa.start]),
-    )
-
-
-def _live(dfa: ByteDfa) -> np.ndarray:
-    """The states from which acceptance can be reached."""
-    sources, bytes_ = np.nonzero(dfa.table >= 0)
-    targets = dfa.table[sources, bytes_]
-    live = dfa.accepting.copy()
-    while True:
-        now = live.copy()
-        now[sources[live[targets]]] = True
-        if (now == live).all():
-            return live
-        live = now
-
-
-def _reachable(table: np.ndarray, accepting: np.ndarray, start: int) -> ByteDfa:
-    order = [start]
-    number = {start: 0}
-    for state in order:
-        for target in np.unique(table[state]).tolist():
-            if target >= 0 and target not in number:
-                number[target] = len(order)
-                order.append(target)
-    renumbered = np.full(len(table) + 1, -1, np.int32)  # the last one stands for -1
-    for state, new in number.items():
-        renumbered[state] = new
-    return ByteDfa(renumbered[table[order]], accepting[order])
+    smaller = np.where(smaller >= 0, block[smaller], -1).astype(np.int32)
+    order, number = tables.reachable(smaller, block[dfa.start])
+    smaller = smaller[order]
+    smaller = np.where(smaller >= 0, number[smaller], -1)
+    return ByteDfa(smaller[:, dfa.classes], dfa.accepting[representative][order])
 
 
 def combined(a: ByteDfa, b: ByteDfa, *, minus: bool = False) -> ByteDfa:
@@ -455,34 +421,19 @@ def combined(a: ByteDfa, b: ByteDfa, *, minus: bool = False) -> ByteDfa:
 
     Raises: TooComplexError: the product has more than MAX_STATES states.
     """
-    order = [(a.start, b.start)]
-    number = {order[0]: 0}
-    rows = []
-    for state_a, state_b in order:
-        row_a = a.table[state_a]
-        row_b = b.table[state_b] if state_b >= 0 else np.full(256, -1, np.int32)
-        row = np.full(256, -1, np.int32)
-        both = row_a >= 0 if minus else (row_a >= 0) & (row_b >= 0)
-        pairs = np.stack([row_a, row_b], 1)[both]
-        unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
-        targets = []
-        for pair in map(tuple, unique.tolist()):
-            if pair not in number:
-                number[pair] = len(order)
-                order.append(pair)
-            targets.append(number[pair])
-        row[both] = np.array(targets, np.int32)[inverse.reshape(-1)] if targets else -1
-        rows.append(row)
-        if len(order) > MAX_STATES:
-            raise TooComplexError(f"patterns together need more than {MAX_STATES} states")
-    accepting = np.array(
-        [
-            bool(a.accepting[x]) and (not (y >= 0 and b.accepting[y]) if minus else b.accepting[y])
-            for x, y in order
-        ],
-        np.bool_,
-    )
-    return minimal(ByteDfa(np.array(rows, np.int32), accepting))
+    if a.num_states * b.num_states > _MAX_PRODUCT:
+        raise TooComplexError("patterns together need too many states")
+    joint, classes = np.unique(a.classes.astype(np.int32) * 256 + b.classes, return_inverse=True)
+    table_a, table_b = a.by_class[:, joint >> 8], b.by_class[:, joint & 255]
+    pairs, table = tables.product(table_a, a.start, table_b, b.start, not minus, MAX_STATES)
+    if not len(pairs):
+        raise TooComplexError(f"patterns together need more than {MAX_STATES} states")
+    accepting_b = np.where(pairs[:, 1] >= 0, b.accepting[pairs[:, 1]], False)
+    accepting = a.accepting[pairs[:, 0]] & (~accepting_b if minus else accepting_b)
+    return minimal(ByteDfa(table[:, classes.reshape(-1)], accepting))
+
+
+_MAX_PRODUCT = 50_000_000
 
 
 def is_empty(dfa: ByteDfa) -> bool:

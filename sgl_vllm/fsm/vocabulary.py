@@ -26,6 +26,7 @@ Nodes = NDArray[np.int32]
 TokenIds = NDArray[np.int32]
 
 _NO_IDS: TokenIds = np.zeros(0, np.int32)
+MAX_SIZE = 1 << 21
 _DEEPEST = 1024
 """Tokens of more bytes are not offered by masks."""
 _MAX_REMEMBERED_NODES = 2_000_000
@@ -50,6 +51,8 @@ class Vocabulary:
     """
 
     def __init__(self, token_bytes: Sequence[bytes], size: int) -> None:
+        if size > MAX_SIZE:
+            raise ValueError(f"a vocabulary of {size} tokens; at most {MAX_SIZE} are supported")
         if size < len(token_bytes):
             raise ValueError(f"{len(token_bytes)} tokens do not fit into a mask of {size}")
         self.token_bytes = token_bytes
@@ -266,6 +269,13 @@ def set_bits(ids, row):  # type: ignore[no-untyped-def]
     """Set bit t of `row`, uint32 words, for every t of `ids`."""
     for t in ids:
         row[t >> 5] |= np.uint32(1) << np.uint32(t & 31)
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def or_words(row, words, bits):  # type: ignore[no-untyped-def]
+    """Set the `bits` of some `words` of a row."""
+    for i in range(len(words)):
+        row[words[i]] |= bits[i]
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]

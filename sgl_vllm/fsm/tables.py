@@ -1,0 +1,193 @@
+"""Transition tables of byte DFAs: classes of bytes, minimization, products.
+
+Owns: the loops over tables, compiled by numba. Pure.
+
+A table is int32 (states, columns); -1 is no transition. Columns are bytes, or classes of bytes
+that no state tells apart.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def byte_classes(table):  # type: ignore[no-untyped-def]
+    """For each of 256 bytes the number of its class: bytes whose columns are equal share one.
+
+    Cost: a pass over the table, and one more search for each class that is found.
+    """
+    classes = np.zeros(256, np.int32)
+    first = np.zeros(256, np.int32)
+    count = 1
+    values = np.empty(256, np.int32)
+    parents = np.empty(256, np.int32)
+    for state in range(len(table)):
+        splits = False
+        for byte in range(256):
+            if table[state, byte] != table[state, first[classes[byte]]]:
+                splits = True
+                break
+        if not splits:
+            continue
+        found = 0
+        fresh = np.empty(256, np.int32)
+        for byte in range(256):
+            new = -1
+            for c in range(found):
+                if parents[c] == classes[byte] and values[c] == table[state, byte]:
+                    new = c
+                    break
+            if new < 0:
+                new = found
+                parents[new] = classes[byte]
+                values[new] = table[state, byte]
+                first[new] = byte
+                found += 1
+            fresh[byte] = new
+        classes[:] = fresh
+        count = found
+    return classes, first[:count].copy()
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def live_states(table, accepting):  # type: ignore[no-untyped-def]
+    """The states from which acceptance can be reached."""
+    num_states, num_columns = table.shape
+    counts = np.zeros(num_states + 1, np.int64)
+    for state in range(num_states):
+        for c in range(num_columns):
+            if table[state, c] >= 0:
+                counts[table[state, c] + 1] += 1
+    begin = np.cumsum(counts)
+    sources = np.empty(begin[-1], np.int32)
+    filled = begin[:-1].copy()
+    for state in range(num_states):
+        for c in range(num_columns):
+            target = table[state, c]
+            if target >= 0:
+                sources[filled[target]] = state
+                filled[target] += 1
+    live = accepting.copy()
+    stack = np.empty(num_states, np.int32)
+    top = 0
+    for state in range(num_states):
+        if live[state]:
+            stack[top] = state
+            top += 1
+    while top:
+        top -= 1
+        state = stack[top]
+        for i in range(begin[state], begin[state + 1]):
+            source = sources[i]
+            if not live[source]:
+                live[source] = True
+                stack[top] = source
+                top += 1
+    return live
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def equal_blocks(table, accepting):  # type: ignore[no-untyped-def]
+    """For each state the number of its block: states of one block accept the same texts.
+
+    Moore's refinement, a column at a time: two states part as soon as one column leads to
+    different blocks.
+    """
+    num_states, num_columns = table.shape
+    block = accepting.astype(np.int64)
+    count = 2
+    size = 16
+    while size < 2 * num_states:
+        size *= 2
+    keys = np.empty(size, np.int64)
+    numbers = np.empty(size, np.int64)
+    settled = 0
+    while settled < num_columns:
+        for c in range(num_columns):
+            keys[:] = -1
+            found = 0
+            fresh = np.empty(num_states, np.int64)
+            for state in range(num_states):
+                target = table[state, c]
+                key = block[state] * (num_states + 2) + (block[target] + 1 if target >= 0 else 0)
+                slot = (key * 0x9E3779B1) % size
+                while keys[slot] != -1 and keys[slot] != key:
+                    slot = (slot + 1) % size
+                if keys[slot] == -1:
+                    keys[slot] = key
+                    numbers[slot] = found
+                    found += 1
+                fresh[state] = numbers[slot]
+            settled = settled + 1 if found == count else 0
+            block = fresh
+            count = found
+            if settled >= num_columns:
+                break
+    return block, count
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def reachable(table, start):  # type: ignore[no-untyped-def]
+    """The states that can be reached, `start` first, in order of discovery; and the number of each
+    in that order, -1 for the others."""
+    number = np.full(len(table), -1, np.int32)
+    order = np.empty(len(table), np.int32)
+    order[0] = start
+    number[start] = 0
+    count, next_ = 1, 0
+    while next_ < count:
+        state = order[next_]
+        next_ += 1
+        for c in range(table.shape[1]):
+            target = table[state, c]
+            if target >= 0 and number[target] < 0:
+                number[target] = count
+                order[count] = target
+                count += 1
+    return order[:count].copy(), number
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def product(table_a, start_a, table_b, start_b, needs_b, most):  # type: ignore[no-untyped-def]
+    """The pairs of states that two tables with the same columns reach together.
+
+    Args:
+        needs_b: whether a pair ends where `b` does; otherwise it goes on with -1 for `b`.
+        most: so many pairs at most.
+
+    Returns: int32 (pairs, 2) with the start first, and the table over them; no pairs if there
+        would be more than `most`.
+    """
+    num_columns = table_a.shape[1]
+    number = np.full((len(table_a), len(table_b) + 1), -1, np.int32)
+    pairs = np.empty((64, 2), np.int32)
+    table = np.empty((64, num_columns), np.int32)
+    pairs[0, 0], pairs[0, 1] = start_a, start_b
+    number[start_a, start_b + 1] = 0
+    count, next_ = 1, 0
+    while next_ < count:
+        a, b = pairs[next_, 0], pairs[next_, 1]
+        for c in range(num_columns):
+            to_a = table_a[a, c]
+            to_b = table_b[b, c] if b >= 0 else -1
+            if to_a < 0 or (needs_b and to_b < 0):
+                table[next_, c] = -1
+                continue
+            if number[to_a, to_b + 1] < 0:
+                if count == most:
+                    return pairs[:0].copy(), table[:0].copy()
+                if count == len(pairs):
+                    longer = np.empty((2 * count, 2), np.int32)
+                    longer[:count] = pairs
+                    pairs = longer
+                    wider = np.empty((2 * count, num_columns), np.int32)
+                    wider[:count] = table
+                    table = wider
+                pairs[count, 0], pairs[count, 1] = to_a, to_b
+                number[to_a, to_b + 1] = count
+                count += 1
+            table[next_, c] = number[to_a, to_b + 1]
+        next_ += 1
+    return pairs[:count].copy(), table[:count].copy()
