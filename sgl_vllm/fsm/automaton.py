@@ -19,6 +19,7 @@ Compressed edges (arXiv 2312.07104, section 4): where one byte only may come nex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import TypeAlias, Union
 
 import numpy as np
@@ -296,24 +297,26 @@ EMPTY = Seq()
 NEVER = Alt(())
 
 
+@lru_cache(maxsize=4096)
 def literal(text: bytes) -> Expression:
+    """One text; the same expression for the same text, so that walks through it are shared."""
     return Literals(((text, None),)) if text else EMPTY
 
 
 # -- states -----------------------------------------------------------------------------------
 
 
-class _Then:
+class Then:
     """A linked list of what follows a terminal."""
 
     __slots__ = ("expression", "then")
 
-    def __init__(self, expression: Expression, then: _Then | None) -> None:
+    def __init__(self, expression: Expression, then: Then | None) -> None:
         self.expression = expression
         self.then = then
 
 
-Thread: TypeAlias = "tuple[Terminal, _Then | None]"
+Thread: TypeAlias = "tuple[Terminal, Then | None]"
 
 
 class State:
@@ -391,8 +394,8 @@ class Automaton:
 
     def __init__(self, expression: Expression) -> None:
         self._states: dict[tuple[frozenset[Thread], bool], State] = {}
-        self._thens: dict[tuple[Expression, _Then | None], _Then] = {}
-        self._after: dict[_Then | None, State] = {}
+        self._thens: dict[tuple[Expression, Then | None], Then] = {}
+        self._after: dict[Then | None, State] = {}
         threads: dict[Thread, None] = {}
         accepting = self.reach(expression, None, threads)
         self.start = self.state(threads, accepting)
@@ -412,7 +415,7 @@ class Automaton:
             known = self._states[key] = State(self, tuple(threads), accepting)
         return known
 
-    def after(self, then: _Then | None) -> State:
+    def after(self, then: Then | None) -> State:
         """The state in which what follows a terminal begins."""
         known = self._after.get(then)
         if known is None:
@@ -421,12 +424,12 @@ class Automaton:
             known = self._after[then] = self.state(threads, accepting)
         return known
 
-    def begin(self, expression: Expression, then: _Then | None) -> State:
+    def begin(self, expression: Expression, then: Then | None) -> State:
         """The state in which `expression`, followed by `then`, begins."""
         return self.after(then if expression is EMPTY else self._then(expression, then))
 
     def reach(
-        self, expression: Expression, then: _Then | None, threads: dict[Thread, None]
+        self, expression: Expression, then: Then | None, threads: dict[Thread, None]
     ) -> bool:
         """Add the threads with which `expression`, followed by `then`, begins.
 
@@ -434,7 +437,7 @@ class Automaton:
         """
         accepting = False
         stack = [(expression, then)]
-        seen: set[tuple[Expression, _Then | None]] = set()
+        seen: set[tuple[Expression, Then | None]] = set()
         while stack:
             expression, then = stack.pop()
             if isinstance(expression, Seq):
@@ -464,9 +467,9 @@ class Automaton:
                 threads[expression, then] = None
         return accepting
 
-    def _then(self, expression: Expression, then: _Then | None) -> _Then:
+    def _then(self, expression: Expression, then: Then | None) -> Then:
         key = expression, then
         known = self._thens.get(key)
         if known is None:
-            known = self._thens[key] = _Then(expression, then)
+            known = self._thens[key] = Then(expression, then)
         return known

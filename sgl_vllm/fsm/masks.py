@@ -18,26 +18,49 @@ per state).
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sgl_vllm.fsm.automaton import QUOTE, Dfa, Literals, State, Text
+from sgl_vllm.fsm.automaton import (
+    EMPTY,
+    QUOTE,
+    Automaton,
+    Expression,
+    Literals,
+    State,
+    Terminal,
+    Text,
+    Then,
+)
 from sgl_vllm.fsm.vocabulary import (
     TokenIds,
     TrieSet,
     Vocabulary,
     bits_of,
     or_words,
-    set_bits,
     walk,
     walk_counting,
 )
 
 Row = NDArray[np.uint32]
-Entered = tuple[Row | None, TokenIds, TrieSet | None]
-"""The tokens that end in a terminal, as bits or ids, and the nodes where longer ones leave it."""
+
+
+class Entered(NamedTuple):
+    """What a walk from a set of nodes into a terminal finds.
+
+    Attributes:
+        rows, ids: the tokens that end in the terminal or right after it, as bits and as a list.
+        leaving: the nodes below which longer tokens go on, with what follows there.
+    """
+
+    rows: tuple[Row, ...]
+    ids: TokenIds
+    leaving: tuple[tuple[TrieSet, Expression], ...]
+
 
 _DENSE_FROM = 512
 """So many tokens are kept as a row of bits rather than as a list."""
@@ -47,6 +70,8 @@ _NO_BITS = np.zeros(0, np.uint32)
 _MAX_ROWS_BYTES = 64 << 20
 _MAX_ROWS = 50_000
 _MAX_ENTERED = 10_000
+_MAX_CLOSING = 1_000
+_NO_IDS: TokenIds = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,94 +119,22 @@ class Masks:
         return mask
 
     def _make(self, state: State) -> Mask:
-        rows: dict[int, Row] = {}
-        lists: list[TokenIds] = []
-        pending: list[tuple[TrieSet, State]] = []
-        narrow = []
-        for thread in state.threads:
-            terminal, then = thread
-            if isinstance(terminal, Literals):
-                narrow.append(thread)
-                continue
-            self._add(self._from_root(terminal), state, then, rows, lists, pending)
-        root = self._vocabulary.root
-        if narrow:
-            self._spell(root, state, narrow, lists, pending)
+        found = _Found()
+        for terminal, then in state.threads:
+            found.add(self._from_root(terminal), state.automaton, then)
         seen: set[tuple[TrieSet, State]] = set()
-        while pending:
-            reached = pending.pop()
+        while found.pending:
+            reached = found.pending.pop()
             if reached in seen:
                 continue
             seen.add(reached)
-            self._beyond(*reached, rows, lists, pending)
-        return self._packed(tuple(rows.values()), lists)
+            trie_set, state = reached
+            for terminal, then in state.threads:
+                if terminal.first & trie_set.first:
+                    found.add(self._enter(trie_set, terminal), state.automaton, then)
+        return self._packed(tuple(found.rows.values()), found.lists)
 
-    def _beyond(
-        self,
-        trie_set: TrieSet,
-        state: State,
-        rows: dict[int, Row],
-        lists: list[TokenIds],
-        pending: list[tuple[TrieSet, State]],
-    ) -> None:
-        """The tokens below `trie_set` that are legal if it is reached in `state`."""
-        narrow = []
-        for thread in state.threads:
-            terminal, then = thread
-            if not terminal.first & trie_set.first:
-                continue
-            if isinstance(terminal, Literals):
-                narrow.append(thread)
-                continue
-            self._add(self._enter(trie_set, terminal), state, then, rows, lists, pending)
-        if narrow:
-            self._spell(trie_set, state, narrow, lists, pending)
-
-    @staticmethod
-    def _add(
-        entered: Entered,
-        state: State,
-        then: object,
-        rows: dict[int, Row],
-        lists: list[TokenIds],
-        pending: list[tuple[TrieSet, State]],
-    ) -> None:
-        row, ids, leaving = entered
-        if row is not None:
-            rows[id(row)] = row
-        else:
-            lists.append(ids)
-        if leaving is not None:
-            pending.append((leaving, state.automaton.after(then)))
-
-    def _spell(
-        self,
-        trie_set: TrieSet,
-        state: State,
-        narrow: list[tuple[Literals, object]],
-        lists: list[TokenIds],
-        pending: list[tuple[TrieSet, State]],
-    ) -> None:
-        """As `_beyond`, along literals: byte by byte."""
-        automaton = state.automaton
-        stack: list[tuple[TrieSet, Literals, object]] = [
-            (trie_set, terminal, then) for terminal, then in narrow
-        ]
-        while stack:
-            here, terminal, then = stack.pop()
-            for byte in bits_of(here.first & terminal.first):
-                there = here.step(byte)
-                further, done = terminal.step(byte)
-                if len(there.ids):
-                    lists.append(there.ids)
-                if not there.first:
-                    continue
-                if further is not None:
-                    stack.append((there, further, then))
-                for expression in done:
-                    pending.append((there, automaton.begin(expression, then)))
-
-    def _enter(self, trie_set: TrieSet, terminal: Dfa | Text) -> Entered:
+    def _enter(self, trie_set: TrieSet, terminal: Terminal) -> Entered:
         """The tokens below `trie_set` that end in `terminal`, and where longer ones leave it."""
         known = trie_set.entered.get(terminal)
         if known is None:
@@ -190,9 +143,11 @@ class Masks:
             known = trie_set.entered[terminal] = self._walk(trie_set, terminal)
         return known
 
-    def _from_root(self, terminal: Dfa | Text) -> Entered:
+    def _from_root(self, terminal: Terminal) -> Entered:
         """As `_enter` from the root; there wide terminals cost the most, and are bounded."""
         root = self._vocabulary.root
+        if isinstance(terminal, Literals):
+            return _spelled(root, terminal)
         key: object = terminal
         if isinstance(terminal, Text):
             # Beyond the longest token, how many characters are left makes no difference.
@@ -208,26 +163,24 @@ class Masks:
         known = self._rows.get(key)
         if known is None:
             known = self._walk(root, terminal)
-            if known[0] is not None:
-                self._rows_bytes += known[0].nbytes
+            self._rows_bytes += sum(row.nbytes for row in known.rows)
             if self._rows_bytes > _MAX_ROWS_BYTES or len(self._rows) > _MAX_ROWS:
                 self._rows.clear()
                 self._rows_bytes = 0
             self._rows[key] = known
         return known
 
-    def _walk(self, trie_set: TrieSet, terminal: Dfa | Text) -> Entered:
-        row: Row | None = None
-        if isinstance(terminal, Dfa):
-            dfa = terminal.dfa
-            row, ids, nodes = walk(
-                trie_set, dfa.by_class, dfa.classes, dfa.accepting, terminal.index, _DENSE_FROM
-            )
-        else:
-            ids, nodes = self._counted_walk(trie_set, terminal).take(terminal, trie_set)
-            if len(ids) >= _DENSE_FROM:
-                row, ids = self._row_of(ids), ids[:0]
-        return row, ids, self._vocabulary.trie_set(nodes) if len(nodes) else None
+    def _walk(self, trie_set: TrieSet, terminal: Terminal) -> Entered:
+        if isinstance(terminal, Literals):
+            return _spelled(trie_set, terminal)
+        if isinstance(terminal, Text):
+            return self._counted_walk(trie_set, terminal).take(terminal, trie_set)
+        dfa = terminal.dfa
+        row, ids, nodes = walk(
+            trie_set, dfa.by_class, dfa.classes, dfa.accepting, terminal.index, _DENSE_FROM
+        )
+        leaving = ((self._vocabulary.trie_set(nodes), EMPTY),) if len(nodes) else ()
+        return Entered(() if row is None else (row,), ids, leaving)
 
     def _counted_walk(self, trie_set: TrieSet, terminal: Text) -> _Counted:
         key = trie_set, terminal.body, terminal.index
@@ -239,25 +192,56 @@ class Masks:
             known = self._counted[key] = _Counted(*walked)
         return known
 
-    def _row_of(self, ids: TokenIds) -> Row:
-        row = np.zeros(self._vocabulary.num_words, np.uint32)
-        set_bits(ids, row)
-        return row
-
     def _packed(self, rows: tuple[Row, ...], lists: list[TokenIds]) -> Mask:
-        ids = np.concatenate(lists) if lists else np.zeros(0, np.int32)
-        if len(ids) >= _DENSE_FROM * 4:
-            row = self._row_of(ids)
-            for shared in rows:
-                row |= shared
-            return Mask((row,), _NO_WORDS, _NO_BITS)
-        if not len(ids):
+        if not lists:
             return Mask(rows, _NO_WORDS, _NO_BITS)
-        ids = np.sort(ids)
-        words = ids >> 5
-        starts = np.flatnonzero(np.concatenate(([True], words[1:] != words[:-1])))
-        bits = np.bitwise_or.reduceat(np.uint32(1) << (ids & 31).astype(np.uint32), starts)
-        return Mask(rows, words[starts].astype(np.uint16), bits)
+        ids = np.concatenate(lists) if len(lists) > 1 else lists[0]
+        own = self._vocabulary.row_of(ids)
+        words = np.flatnonzero(own)
+        if len(words) * 2 > len(own):
+            for shared in rows:
+                own |= shared
+            return Mask((own,), _NO_WORDS, _NO_BITS)
+        return Mask(rows, words.astype(np.uint16), own[words])
+
+
+class _Found:
+    """What the walks of one state have found so far, and where others are to begin."""
+
+    __slots__ = ("lists", "pending", "rows")
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+        self.lists: list[TokenIds] = []
+        self.pending: list[tuple[TrieSet, State]] = []
+
+    def add(self, entered: Entered, automaton: Automaton, then: Then | None) -> None:
+        for row in entered.rows:
+            self.rows[id(row)] = row
+        if len(entered.ids):
+            self.lists.append(entered.ids)
+        for trie_set, expression in entered.leaving:
+            self.pending.append((trie_set, automaton.begin(expression, then)))
+
+
+def _spelled(trie_set: TrieSet, terminal: Literals) -> Entered:
+    """Along literals, byte by byte."""
+    lists: list[TokenIds] = []
+    leaving: list[tuple[TrieSet, Expression]] = []
+    stack = [(trie_set, terminal)]
+    while stack:
+        here, there = stack.pop()
+        for byte in bits_of(here.first & there.first):
+            nodes = here.step(byte)
+            further, done = there.step(byte)
+            if len(nodes.ids):
+                lists.append(nodes.ids)
+            if nodes.first:
+                if further is not None:
+                    stack.append((nodes, further))
+                leaving.extend([(nodes, expression) for expression in done])
+    ids = np.concatenate(lists) if lists else _NO_IDS
+    return Entered((), ids, tuple(leaving))
 
 
 class _Counted:
@@ -270,30 +254,50 @@ class _Counted:
         leaving: NDArray[np.int32],
         completed: NDArray[np.int16],
     ) -> None:
-        self._ids = ids
-        self._begun = begun
+        order = np.argsort(begun, kind="stable")
+        self._ids = ids[order]
+        self._begun = begun[order]
         self._leaving = leaving
         self._completed = completed
         self.most_items = int(max(begun.max(initial=0), completed.max(initial=0)))
+        self._inside: dict[int, Row] = {}
+        self._closing: dict[bytes, Row] = {}
 
-    def take(self, terminal: Text, trie_set: TrieSet) -> tuple[TokenIds, NDArray[np.int32]]:
-        """The tokens below `trie_set` that end in `terminal` or right after its closing quote, and
-        the nodes after the quote below which longer tokens go on."""
-        ids, leaving = self._ids, self._leaving
-        keep = np.ones(len(leaving), np.bool_)
-        if terminal.high is not None:
-            ids = ids[self._begun <= terminal.high]
-            keep &= self._completed <= terminal.high
-        if terminal.low:
-            keep &= self._completed >= terminal.low
-        for name in terminal.names:
-            spelt: TrieSet | None = trie_set
-            for byte in (*name, QUOTE):
-                spelt = spelt.step(byte) if spelt is not None and spelt.first >> byte & 1 else None
-            if spelt is not None:
-                keep &= ~np.isin(leaving, spelt.nodes)
-        leaving = leaving[keep]
+    def take(self, terminal: Text, trie_set: TrieSet) -> Entered:
         vocabulary = trie_set.vocabulary
-        closing = vocabulary.tokens_at(leaving)
-        inner = leaving[vocabulary.end[leaving] > leaving + 1]
-        return np.concatenate((ids, closing)), inner
+        high = self.most_items if terminal.high is None else min(terminal.high, self.most_items)
+        ids = self._ids[: np.searchsorted(self._begun, high, side="right")]
+        rows: tuple[Row, ...] = ()
+        if len(ids) >= _DENSE_FROM:
+            if high not in self._inside:
+                self._inside[high] = vocabulary.row_of(ids)
+            rows, ids = (self._inside[high],), _NO_IDS
+        closing = self._leaving
+        if high < self.most_items or terminal.low:
+            closing = closing[(self._completed <= high) & (self._completed >= terminal.low)]
+        if terminal.names:
+            excluded = [_nodes_of((*name, QUOTE), trie_set) for name in terminal.names]
+            if any(map(len, excluded)):
+                closing = closing[~np.isin(closing, np.concatenate(excluded))]
+        closed = vocabulary.tokens_at(closing)
+        if len(closed) >= _DENSE_FROM:
+            key = closing.tobytes()
+            if key not in self._closing:
+                if len(self._closing) > _MAX_CLOSING:
+                    self._closing.clear()
+                self._closing[key] = vocabulary.row_of(closed)
+            rows = (*rows, self._closing[key])
+        else:
+            ids = np.concatenate((ids, closed))
+        inner = closing[vocabulary.end[closing] > closing + 1]
+        leaving = ((vocabulary.trie_set(inner), EMPTY),) if len(inner) else ()
+        return Entered(rows, ids, leaving)
+
+
+def _nodes_of(text: Iterable[int], trie_set: TrieSet) -> NDArray[np.int32]:
+    """The nodes that spell `text` below a set."""
+    for byte in text:
+        if not trie_set.first >> byte & 1:
+            return _NO_IDS
+        trie_set = trie_set.step(byte)
+    return trie_set.nodes

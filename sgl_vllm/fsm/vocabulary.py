@@ -17,6 +17,7 @@ walk that finds a dead end jumps to `end[i]`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numba
 import numpy as np
@@ -83,6 +84,12 @@ class Vocabulary:
         """The tokens that end at `nodes`."""
         return _tokens_at(nodes, self.first_token, self.tokens)
 
+    def row_of(self, ids: TokenIds) -> NDArray[np.uint32]:
+        """A row of bits with those of `ids` set."""
+        row = np.zeros(self.num_words, np.uint32)
+        _set_bits(ids, row)
+        return row
+
     def forget(self) -> None:
         """Let go of the sets that walks have met (they are made again when needed)."""
         self._sets.clear()
@@ -112,8 +119,8 @@ class TrieSet:
         self.first = int.from_bytes(np.packbits(present, bitorder="little").tobytes(), "little")
         self.ids = vocabulary.tokens_at(nodes)
         self._next: dict[int, TrieSet] = {}
-        self.entered: dict[object, tuple[TokenIds, TrieSet | None]] = {}
-        """For a terminal of an automaton: the tokens that end in it, and where others leave it."""
+        self.entered: dict[object, Any] = {}
+        """For `masks.py`: what it has found out about a walk from here into a terminal."""
 
     def step(self, byte: int) -> TrieSet:
         """The nodes one `byte` further; `byte` must be in `first`."""
@@ -265,7 +272,7 @@ def _tokens_at(nodes, first_token, tokens):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def set_bits(ids, row):  # type: ignore[no-untyped-def]
+def _set_bits(ids, row):  # type: ignore[no-untyped-def]
     """Set bit t of `row`, uint32 words, for every t of `ids`."""
     for t in ids:
         row[t >> 5] |= np.uint32(1) << np.uint32(t & 31)
