@@ -13,6 +13,13 @@ session that got more input. On the V1 runner they must then carry all their tok
 (`rewrite_resumed`). Requests that hold blocks while they wait cannot be preempted by vLLM, so a
 step that could schedule nothing must release one (`release_one_if_stuck`).
 
+A pattern that begins with forced text is opened before the first pass (`open`): the text is output
+already, but nothing of it is sent before that pass has sampled.
+
+    waiting    the grammar is ready                  prompt, f1 .. fk
+    step 1     computes all of it in one pass, samples the first undecided token t
+    output     f1 .. fk, t                           (and what is forced after t)
+
 Idea: jump-forward decoding of the compressed finite state machine (arXiv 2312.07104, section 4).
 """
 
@@ -27,6 +34,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop, remove_all
 from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.fsm.backend import ForcedTokens
@@ -39,7 +47,7 @@ MAX_ERRORS = 8
 
 @dataclass(slots=True)
 class JumpCounters:
-    """Counts since start."""
+    """Counts since start. A jump is a run of forced tokens, at the start or later."""
 
     jumps: int = 0
     forced_tokens: int = 0
@@ -47,20 +55,83 @@ class JumpCounters:
     errors: int = 0
 
 
+@dataclass(slots=True)
+class Opening:
+    """What the output of a request begins with, as long as none of it is sent."""
+
+    request: Request
+    tokens: list[int]
+    last: int | None
+    """If the next forced token ends the request: it. No token may follow it, so it takes the place
+    of the one that the first pass samples."""
+
+
 class JumpForward:
-    """Jumps the requests of one scheduler. Stateless but for who has jumped and not run again."""
+    """Jumps the requests of one scheduler. Remembers who has jumped and not run again, and who was
+    opened and has not had a token yet."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._forced = ForcedTokens(scheduler.structured_output_manager)
         self._given_up: WeakSet[Request] = WeakSet()
         self._jumped: WeakSet[Request] = WeakSet()
+        self._openings: dict[str, Opening] = {}
         self.counters = JumpCounters()
+
+    # -- before the first pass ----------------------------------------------------------------
+
+    def open(self, request: Request) -> None:
+        """Append what is forced at the very start to a request that has never been scheduled.
+
+        What ends a request is not appended, because vLLM ends requests by what a pass samples.
+        """
+        if request.num_output_tokens or not may_jump(request):
+            return
+        forced = self._take(request)
+        if not forced:
+            return
+        num_open = self._num_before_end(request, forced)
+        if num_open < len(forced) and not self._take_back(request, len(forced) - num_open):
+            return
+        opening = Opening(request, forced[:num_open], next(iter(forced[num_open:]), None))
+        self._openings[request.request_id] = opening
+        if opening.tokens:
+            request.append_output_token_ids(opening.tokens)
+            self._jumped.add(request)
+            self.counters.jumps += 1
+            self.counters.forced_tokens += num_open
+
+    def _num_before_end(self, request: Request, forced: list[int]) -> int:
+        """How many of the first tokens of an output come before the one that ends it."""
+        params = request.sampling_params
+        assert params is not None
+        limit = self._scheduler.max_model_len - request.num_prompt_tokens
+        room = min(request.max_tokens, limit) - 1
+        stops = {params.eos_token_id, *(params.stop_token_ids or ())}
+        num_before_stop = next((i for i, t in enumerate(forced) if t in stops), len(forced))
+        return max(0, min(room, num_before_stop))
+
+    def before_update(self, model_output: ModelRunnerOutput) -> None:
+        """Put the forced token that ends a request in the place of the sampled one."""
+        for request_id, opening in list(self._openings.items()):
+            if self._scheduler.requests.get(request_id) is not opening.request:  # given up
+                del self._openings[request_id]
+            elif opening.last is not None and model_output.sampled_token_ids:
+                index = model_output.req_id_to_index.get(request_id)
+                if index is not None and model_output.sampled_token_ids[index]:
+                    model_output.sampled_token_ids[index] = [opening.last]
+
+    # -- after every pass ---------------------------------------------------------------------
 
     def after_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
         """Append what is forced to every request that has just got a token."""
         scheduler = self._scheduler
         left: set[Request] = set()
+        for output in outputs if self._openings else ():
+            if output.new_token_ids:
+                opening = self._openings.pop(output.request_id, None)
+                if opening is not None:
+                    output.new_token_ids = [*opening.tokens, *output.new_token_ids]
         for output in outputs:
             if output.finish_reason is not None or not output.new_token_ids:
                 continue
@@ -95,16 +166,30 @@ class JumpForward:
         try:
             return self._forced.take(request)
         except Exception:
-            logger.exception(
-                "jump-forward failed for request %s, which goes on token by token. "
-                "Please report this with the lines below",
-                request.request_id,
-            )
-            self._given_up.add(request)
-            self.counters.errors += 1
-            if self.failed:
-                logger.error("jump-forward failed %d times and is switched off", MAX_ERRORS)
+            self._give_up(request)
             return []
+
+    def _take_back(self, request: Request, num_tokens: int) -> bool:
+        """Make the grammar forget the last tokens that it accepted; whether it did."""
+        structured = request.structured_output_request
+        assert structured is not None
+        try:
+            structured.grammar.rollback(num_tokens)
+            return True
+        except Exception:
+            self._give_up(request)
+            return False
+
+    def _give_up(self, request: Request) -> None:
+        logger.exception(
+            "jump-forward failed for request %s, which goes on token by token. "
+            "Please report this with the lines below",
+            request.request_id,
+        )
+        self._given_up.add(request)
+        self.counters.errors += 1
+        if self.failed:
+            logger.error("jump-forward failed %d times and is switched off", MAX_ERRORS)
 
     @property
     def failed(self) -> bool:
@@ -124,6 +209,8 @@ class JumpForward:
         output.new_token_ids = [*output.new_token_ids, *forced[:num_appended]]
         self.counters.jumps += 1
         self.counters.forced_tokens += num_appended
+
+    # -- around a step's schedule -------------------------------------------------------------
 
     def rewrite_resumed(self, scheduler_output: SchedulerOutput) -> None:
         """Give the runner all tokens of the jumped requests that run again in this step."""
@@ -174,6 +261,7 @@ def may_jump(request: Request) -> bool:
         request.mm_features
         or request.resumable
         or request.prompt_token_ids is None
+        or request.prompt_embeds is not None
         or params.num_logprobs is not None
         or params.prompt_logprobs is not None
         or params.presence_penalty
