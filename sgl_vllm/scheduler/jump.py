@@ -25,17 +25,22 @@ Idea: jump-forward decoding of the compressed finite state machine (arXiv 2312.0
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakSet
 
+import numpy as np
+import torch
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop, remove_all
 from vllm.v1.engine import EngineCoreOutput
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from sgl_vllm.fsm.backend import ForcedTokens
 
@@ -70,13 +75,47 @@ class JumpForward:
     """Jumps the requests of one scheduler. Remembers who has jumped and not run again, and who was
     opened and has not had a token yet."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, mode: str = "canonical") -> None:
+        """`mode`: what counts as forced; see `config.Options.jump_mode`."""
         self._scheduler = scheduler
-        self._forced = ForcedTokens(scheduler.structured_output_manager)
+        manager = scheduler.structured_output_manager
+        self._forced: ForcedTokens | UniqueTokens = (
+            ForcedTokens(manager) if mode == "canonical" else UniqueTokens(manager)
+        )
+        logprobs_mode = scheduler.vllm_config.model_config.logprobs_mode
+        self._has_logprobs = logprobs_mode in ("raw_logprobs", "processed_logprobs")
         self._given_up: WeakSet[Request] = WeakSet()
         self._jumped: WeakSet[Request] = WeakSet()
         self._openings: dict[str, Opening] = {}
         self.counters = JumpCounters()
+
+    def may_jump(self, request: Request) -> bool:
+        """Whether a jump leaves what `request` gets exactly as it would be without.
+
+        On the V1 runner a resumed request's earlier output counts as prompt, so what looks at the
+        output alone (two of the penalties, bad words) keeps a request decoding token by token. So
+        does what changes which token is picked among the legal ones, and a seed: each sampled
+        token takes numbers from its generator, and forced ones would not.
+        """
+        params = request.sampling_params
+        if params is None or not request.use_structured_output:
+            return False
+        return not (
+            request.mm_features
+            or request.resumable
+            or request.prompt_token_ids is None
+            or request.prompt_embeds is not None
+            or (params.num_logprobs is not None and not self._has_logprobs)
+            or params.logprobs == -1
+            or params.logprob_token_ids
+            or params.prompt_logprobs is not None
+            or params.presence_penalty
+            or params.frequency_penalty
+            or params.bad_words
+            or params.logit_bias
+            or params.allowed_token_ids
+            or (params.seed is not None and params.temperature > 0)
+        )
 
     # -- before the first pass ----------------------------------------------------------------
 
@@ -85,7 +124,10 @@ class JumpForward:
 
         What ends a request is not appended, because vLLM ends requests by what a pass samples.
         """
-        if request.num_output_tokens or not may_jump(request):
+        if request.num_output_tokens or not self.may_jump(request):
+            return
+        assert request.sampling_params is not None
+        if request.sampling_params.repetition_detection is not None:  # it may end anywhere
             return
         forced = self._take(request)
         if not forced:
@@ -131,12 +173,12 @@ class JumpForward:
             if output.new_token_ids:
                 opening = self._openings.pop(output.request_id, None)
                 if opening is not None:
-                    output.new_token_ids = [*opening.tokens, *output.new_token_ids]
+                    _put_before(output, opening)
         for output in outputs:
             if output.finish_reason is not None or not output.new_token_ids:
                 continue
             request = scheduler.requests.get(output.request_id)
-            if request is None or not may_jump(request):
+            if request is None or not self.may_jump(request):
                 continue
             forced = self._take(request)
             if forced:
@@ -206,7 +248,11 @@ class JumpForward:
                 output.stop_reason = request.stop_reason
                 break
         num_appended = request.num_output_tokens - num_before
-        output.new_token_ids = [*output.new_token_ids, *forced[:num_appended]]
+        appended = forced[:num_appended]
+        output.new_token_ids = [*output.new_token_ids, *appended]
+        rows = output.new_logprobs
+        if rows is not None:
+            output.new_logprobs = _joined(rows, _rows_of_forced(appended, rows))
         self.counters.jumps += 1
         self.counters.forced_tokens += num_appended
 
@@ -220,6 +266,9 @@ class JumpForward:
             request = self._scheduler.requests[data.req_id]
             if request in self._jumped:
                 data.prompt_token_ids = list(request._all_token_ids)
+                if data.sampling_params.min_tokens:  # of which the runner counts from zero again
+                    params = data.sampling_params = copy.copy(data.sampling_params)
+                    params.min_tokens = max(0, params.min_tokens - request.num_output_tokens)
                 self._jumped.discard(request)
 
     def release_one_if_stuck(self, scheduler_output: SchedulerOutput) -> None:
@@ -246,30 +295,82 @@ class JumpForward:
         scheduler.waiting.prepend_request(request)
 
 
-def may_jump(request: Request) -> bool:
-    """Whether a jump leaves what `request` gets exactly as it would be without.
+class UniqueTokens:
+    """The tokens that are the only legal one, one after the other, by the grammar's own mask.
 
-    On the V1 runner a resumed request's earlier output counts as prompt and its generator starts
-    anew, so everything that looks at the output, or draws from a seed, is decoded token by token.
-    So is what changes which token is picked among the legal ones, and what wants a row of
-    log-probabilities for each token.
+    Works with every structured-output backend. A call fills one mask, and one more for each token.
     """
-    params = request.sampling_params
-    if params is None or not request.use_structured_output:
-        return False
-    return not (
-        request.mm_features
-        or request.resumable
-        or request.prompt_token_ids is None
-        or request.prompt_embeds is not None
-        or params.num_logprobs is not None
-        or params.prompt_logprobs is not None
-        or params.presence_penalty
-        or params.frequency_penalty
-        or params.repetition_penalty != 1.0
-        or params.min_tokens
-        or params.bad_words
-        or params.logit_bias
-        or params.allowed_token_ids
-        or (params.seed is not None and params.temperature > 0)
+
+    def __init__(self, manager: StructuredOutputManager) -> None:
+        self._manager = manager
+        self._mask: torch.Tensor | None = None
+
+    def take(self, request: Request) -> list[int]:
+        """The tokens forced after what `request` has so far; its grammar has accepted them."""
+        structured = request.structured_output_request
+        if structured is None or not isinstance(structured.grammar, StructuredOutputGrammar):
+            return []
+        if self._manager.reasoner_cls is not None and not structured.reasoning_ended:
+            return []
+        grammar = structured.grammar
+        tokens: list[int] = []
+        room = request.max_tokens - request.num_output_tokens
+        try:
+            while len(tokens) < room and not grammar.is_terminated():
+                token = self._only_legal_token(grammar)
+                if token is None or not grammar.accept_tokens(request.request_id, [token]):
+                    break
+                tokens.append(token)
+        except Exception:
+            if tokens:
+                grammar.rollback(len(tokens))
+            raise
+        return tokens
+
+    def _only_legal_token(self, grammar: StructuredOutputGrammar) -> int | None:
+        if self._mask is None:
+            self._mask = self._manager.backend.allocate_token_bitmask(1)
+        grammar.fill_bitmask(self._mask, 0)
+        words = self._mask.numpy()[0].view(np.uint32)
+        (used,) = words.nonzero()
+        if len(used) != 1:
+            return None
+        bits = int(words[used[0]])
+        return None if bits & (bits - 1) else int(used[0]) * 32 + bits.bit_length() - 1
+
+
+# -- what a client sees of a forced token -----------------------------------------------------
+
+
+def _put_before(output: EngineCoreOutput, opening: Opening) -> None:
+    """Let the first output of a request begin with what was forced before its first pass."""
+    output.new_token_ids = [*opening.tokens, *output.new_token_ids]
+    rows = output.new_logprobs
+    if rows is not None:
+        sampled = rows if opening.last is None else _rows_of_forced([opening.last], rows)
+        output.new_logprobs = _joined(_rows_of_forced(opening.tokens, rows), sampled)
+
+
+def _rows_of_forced(tokens: Sequence[int], like: LogprobsLists) -> LogprobsLists:
+    """The log-probabilities that vLLM gives a token when no other is legal, as wide as `like`.
+
+    Of k alternatives the token itself is the first, at 0.0; the others are at minus infinity, and
+    which tokens they are means nothing.
+    """
+    width = like.logprob_token_ids.shape[1]
+    ids = [[t, t, *(other for other in range(width) if other != t)][:width] for t in tokens]
+    logprobs = np.full((len(tokens), width), -np.inf, like.logprobs.dtype)
+    logprobs[:, :2] = 0
+    return LogprobsLists(
+        np.array(ids, like.logprob_token_ids.dtype).reshape(len(tokens), width),
+        logprobs,
+        np.ones(len(tokens), like.sampled_token_ranks.dtype),
+    )
+
+
+def _joined(first: LogprobsLists, second: LogprobsLists) -> LogprobsLists:
+    return LogprobsLists(
+        np.concatenate((first.logprob_token_ids, second.logprob_token_ids)),
+        np.concatenate((first.logprobs, second.logprobs)),
+        np.concatenate((first.sampled_token_ranks, second.sampled_token_ranks)),
     )

@@ -96,7 +96,9 @@ class SglSchedulerMixin(Scheduler):
             else:
                 assert self._radix is not None
                 self._victim = CheapestVictim(self, self._radix)
-        self._jump = JumpForward(self) if "jump_forward" not in self._off else None
+        self._jump: JumpForward | None = None
+        if "jump_forward" not in self._off:
+            self._jump = JumpForward(self, options.jump_mode)
         self._score_from: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._num_scored_requests = 0
         self._prompts_done: list[Request] = []
@@ -136,8 +138,8 @@ class SglSchedulerMixin(Scheduler):
         if part == "select":
             return "it needs radix" if "radix" in self._off else None
         backend = self.vllm_config.structured_outputs_config.backend
-        if backend not in ("auto", "xgrammar"):
-            return f"it needs the xgrammar backend, not {backend!r}"
+        if options.jump_mode == "canonical" and backend not in ("auto", "xgrammar"):
+            return f"it needs the xgrammar backend or jump_mode=exact, not {backend!r}"
         if self.vllm_config.speculative_config is not None:
             return "speculative decoding is configured"
         if self.vllm_config.model_config.logits_processors or entry_points(

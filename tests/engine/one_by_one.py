@@ -15,7 +15,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-from sgl_vllm.scheduler.jump import JumpForward, may_jump
+from sgl_vllm.scheduler.jump import JumpForward
 
 
 class NarrowedGrammar(StructuredOutputGrammar):
@@ -60,7 +60,7 @@ class OneByOne(JumpForward):
     """Put in place of a scheduler's jump."""
 
     def open(self, request: Request) -> None:
-        if may_jump(request):
+        if self.may_jump(request):
             self._narrow(request)
 
     def after_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
@@ -68,7 +68,7 @@ class OneByOne(JumpForward):
             request = self._scheduler.requests.get(output.request_id)
             if output.finish_reason or not output.new_token_ids or request is None:
                 continue
-            if may_jump(request):
+            if self.may_jump(request):
                 self._narrow(request)
 
     def _narrow(self, request: Request) -> None:
