@@ -33,6 +33,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 from vllm.logger import init_logger
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop, remove_all
@@ -272,10 +273,24 @@ class JumpForward:
                 self._jumped.discard(request)
 
     def release_one_if_stuck(self, scheduler_output: SchedulerOutput) -> None:
-        """If nothing could be scheduled, let the last waiting jumped request give up its blocks."""
+        """If nothing could be scheduled, let the last waiting jumped request give up its blocks.
+
+        So the engine always gets on. Nothing is scheduled only while nobody runs (who ran last has
+        been preempted, and made room): the blocks in use are those of waiting requests. Each such
+        step gives back what one of them holds, so that after fewer steps than requests wait the
+        first of them has room, alone in the cache if need be. Who was released keeps its tokens,
+        and computes them again like one preempted.
+        """
+        scheduler = self._scheduler
         if scheduler_output.num_scheduled_tokens or not self._jumped:
             return
-        waiting = [r for r in self._scheduler.kv_holding_waiting if r in self._jumped]
+        if scheduler.pause_state == PauseState.PAUSED_ALL:
+            return
+        for request_id in scheduler_output.preempted_req_ids or ():
+            request = scheduler.requests.get(request_id)
+            if request is not None and request.status == RequestStatus.PREEMPTED:
+                return
+        waiting = [r for r in scheduler.kv_holding_waiting if r in self._jumped]
         if waiting:
             self._release(waiting[-1])
             self.counters.released_when_stuck += 1
