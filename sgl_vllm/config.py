@@ -24,6 +24,7 @@ SCHEDULE_POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
 _CHOICES = {
     "radix_policy": ("lru", "lfu", "slru", "priority"),
     "schedule_policy": SCHEDULE_POLICIES,
+    "jump_mode": ("canonical", "exact"),
 }
 
 
@@ -58,6 +59,8 @@ class Options:
             rule.
         schedule_cheapest_victim: when the cache is full, preempt who loses the fewest computed
             tokens, not the newest.
+        jump_mode: what counts as forced. canonical: text, in its canonical spelling; exact: only
+            tokens that are the one legal next token, so that output is stock's to the token.
     """
 
     radix: bool = True
@@ -75,6 +78,7 @@ class Options:
     schedule_window: int = 1024
     schedule_fair_quantum: int = 0
     schedule_cheapest_victim: bool = False
+    jump_mode: str = "canonical"
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

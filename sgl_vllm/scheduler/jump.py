@@ -13,21 +13,35 @@ session that got more input. On the V1 runner they must then carry all their tok
 (`rewrite_resumed`). Requests that hold blocks while they wait cannot be preempted by vLLM, so a
 step that could schedule nothing must release one (`release_one_if_stuck`).
 
+A pattern that begins with forced text is opened before the first pass (`open`): the text is output
+already, but nothing of it is sent before that pass has sampled.
+
+    waiting    the grammar is ready                  prompt, f1 .. fk
+    step 1     computes all of it in one pass, samples the first undecided token t
+    output     f1 .. fk, t                           (and what is forced after t)
+
 Idea: jump-forward decoding of the compressed finite state machine (arXiv 2312.07104, section 4).
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakSet
 
+import numpy as np
+import torch
 from vllm.logger import init_logger
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop, remove_all
 from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from sgl_vllm.fsm.backend import ForcedTokens
 
@@ -39,7 +53,7 @@ MAX_ERRORS = 8
 
 @dataclass(slots=True)
 class JumpCounters:
-    """Counts since start."""
+    """Counts since start. A jump is a run of forced tokens, at the start or later."""
 
     jumps: int = 0
     forced_tokens: int = 0
@@ -47,25 +61,125 @@ class JumpCounters:
     errors: int = 0
 
 
-class JumpForward:
-    """Jumps the requests of one scheduler. Stateless but for who has jumped and not run again."""
+@dataclass(slots=True)
+class Opening:
+    """What the output of a request begins with, as long as none of it is sent."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    request: Request
+    tokens: list[int]
+    last: int | None
+    """If the next forced token ends the request: it. No token may follow it, so it takes the place
+    of the one that the first pass samples."""
+
+
+class JumpForward:
+    """Jumps the requests of one scheduler. Remembers who has jumped and not run again, and who was
+    opened and has not had a token yet."""
+
+    def __init__(self, scheduler: Scheduler, mode: str = "canonical") -> None:
+        """`mode`: what counts as forced; see `config.Options.jump_mode`."""
         self._scheduler = scheduler
-        self._forced = ForcedTokens(scheduler.structured_output_manager)
+        manager = scheduler.structured_output_manager
+        self._forced: ForcedTokens | UniqueTokens = (
+            ForcedTokens(manager) if mode == "canonical" else UniqueTokens(manager)
+        )
+        logprobs_mode = scheduler.vllm_config.model_config.logprobs_mode
+        self._has_logprobs = logprobs_mode in ("raw_logprobs", "processed_logprobs")
         self._given_up: WeakSet[Request] = WeakSet()
         self._jumped: WeakSet[Request] = WeakSet()
+        self._openings: dict[str, Opening] = {}
         self.counters = JumpCounters()
+
+    def may_jump(self, request: Request) -> bool:
+        """Whether a jump leaves what `request` gets exactly as it would be without.
+
+        On the V1 runner a resumed request's earlier output counts as prompt, so what looks at the
+        output alone (two of the penalties, bad words) keeps a request decoding token by token. So
+        does what changes which token is picked among the legal ones, and a seed: each sampled
+        token takes numbers from its generator, and forced ones would not.
+        """
+        params = request.sampling_params
+        if params is None or not request.use_structured_output:
+            return False
+        return not (
+            request.mm_features
+            or request.resumable
+            or request.prompt_token_ids is None
+            or request.prompt_embeds is not None
+            or (params.num_logprobs is not None and not self._has_logprobs)
+            or params.logprobs == -1
+            or params.logprob_token_ids
+            or params.prompt_logprobs is not None
+            or params.presence_penalty
+            or params.frequency_penalty
+            or params.bad_words
+            or params.logit_bias
+            or params.allowed_token_ids
+            or (params.seed is not None and params.temperature > 0)
+        )
+
+    # -- before the first pass ----------------------------------------------------------------
+
+    def open(self, request: Request) -> None:
+        """Append what is forced at the very start to a request that has never been scheduled.
+
+        What ends a request is not appended, because vLLM ends requests by what a pass samples.
+        """
+        if request.num_output_tokens or not self.may_jump(request):
+            return
+        assert request.sampling_params is not None
+        if request.sampling_params.repetition_detection is not None:  # it may end anywhere
+            return
+        forced = self._take(request)
+        if not forced:
+            return
+        num_open = self._num_before_end(request, forced)
+        if num_open < len(forced) and not self._take_back(request, len(forced) - num_open):
+            return
+        opening = Opening(request, forced[:num_open], next(iter(forced[num_open:]), None))
+        self._openings[request.request_id] = opening
+        if opening.tokens:
+            request.append_output_token_ids(opening.tokens)
+            self._jumped.add(request)
+            self.counters.jumps += 1
+            self.counters.forced_tokens += num_open
+
+    def _num_before_end(self, request: Request, forced: list[int]) -> int:
+        """How many of the first tokens of an output come before the one that ends it."""
+        params = request.sampling_params
+        assert params is not None
+        limit = self._scheduler.max_model_len - request.num_prompt_tokens
+        room = min(request.max_tokens, limit) - 1
+        stops = {params.eos_token_id, *(params.stop_token_ids or ())}
+        num_before_stop = next((i for i, t in enumerate(forced) if t in stops), len(forced))
+        return max(0, min(room, num_before_stop))
+
+    def before_update(self, model_output: ModelRunnerOutput) -> None:
+        """Put the forced token that ends a request in the place of the sampled one."""
+        for request_id, opening in list(self._openings.items()):
+            if self._scheduler.requests.get(request_id) is not opening.request:  # given up
+                del self._openings[request_id]
+            elif opening.last is not None and model_output.sampled_token_ids:
+                index = model_output.req_id_to_index.get(request_id)
+                if index is not None and model_output.sampled_token_ids[index]:
+                    model_output.sampled_token_ids[index] = [opening.last]
+
+    # -- after every pass ---------------------------------------------------------------------
 
     def after_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
         """Append what is forced to every request that has just got a token."""
         scheduler = self._scheduler
         left: set[Request] = set()
+        for output in outputs if self._openings else ():
+            if output.new_token_ids:
+                opening = self._openings.pop(output.request_id, None)
+                if opening is not None:
+                    _put_before(output, opening)
         for output in outputs:
             if output.finish_reason is not None or not output.new_token_ids:
                 continue
             request = scheduler.requests.get(output.request_id)
-            if request is None or not may_jump(request):
+            if request is None or not self.may_jump(request):
                 continue
             forced = self._take(request)
             if forced:
@@ -95,16 +209,30 @@ class JumpForward:
         try:
             return self._forced.take(request)
         except Exception:
-            logger.exception(
-                "jump-forward failed for request %s, which goes on token by token. "
-                "Please report this with the lines below",
-                request.request_id,
-            )
-            self._given_up.add(request)
-            self.counters.errors += 1
-            if self.failed:
-                logger.error("jump-forward failed %d times and is switched off", MAX_ERRORS)
+            self._give_up(request)
             return []
+
+    def _take_back(self, request: Request, num_tokens: int) -> bool:
+        """Make the grammar forget the last tokens that it accepted; whether it did."""
+        structured = request.structured_output_request
+        assert structured is not None
+        try:
+            structured.grammar.rollback(num_tokens)
+            return True
+        except Exception:
+            self._give_up(request)
+            return False
+
+    def _give_up(self, request: Request) -> None:
+        logger.exception(
+            "jump-forward failed for request %s, which goes on token by token. "
+            "Please report this with the lines below",
+            request.request_id,
+        )
+        self._given_up.add(request)
+        self.counters.errors += 1
+        if self.failed:
+            logger.error("jump-forward failed %d times and is switched off", MAX_ERRORS)
 
     @property
     def failed(self) -> bool:
@@ -121,9 +249,15 @@ class JumpForward:
                 output.stop_reason = request.stop_reason
                 break
         num_appended = request.num_output_tokens - num_before
-        output.new_token_ids = [*output.new_token_ids, *forced[:num_appended]]
+        appended = forced[:num_appended]
+        output.new_token_ids = [*output.new_token_ids, *appended]
+        rows = output.new_logprobs
+        if rows is not None:
+            output.new_logprobs = _joined(rows, _rows_of_forced(appended, rows))
         self.counters.jumps += 1
         self.counters.forced_tokens += num_appended
+
+    # -- around a step's schedule -------------------------------------------------------------
 
     def rewrite_resumed(self, scheduler_output: SchedulerOutput) -> None:
         """Give the runner all tokens of the jumped requests that run again in this step."""
@@ -133,13 +267,30 @@ class JumpForward:
             request = self._scheduler.requests[data.req_id]
             if request in self._jumped:
                 data.prompt_token_ids = list(request._all_token_ids)
+                if data.sampling_params.min_tokens:  # of which the runner counts from zero again
+                    params = data.sampling_params = copy.copy(data.sampling_params)
+                    params.min_tokens = max(0, params.min_tokens - request.num_output_tokens)
                 self._jumped.discard(request)
 
     def release_one_if_stuck(self, scheduler_output: SchedulerOutput) -> None:
-        """If nothing could be scheduled, let the last waiting jumped request give up its blocks."""
+        """If nothing could be scheduled, let the last waiting jumped request give up its blocks.
+
+        So the engine always gets on. Nothing is scheduled only while nobody runs (who ran last has
+        been preempted, and made room): the blocks in use are those of waiting requests. Each such
+        step gives back what one of them holds, so that after fewer steps than requests wait the
+        first of them has room, alone in the cache if need be. Who was released keeps its tokens,
+        and computes them again like one preempted.
+        """
+        scheduler = self._scheduler
         if scheduler_output.num_scheduled_tokens or not self._jumped:
             return
-        waiting = [r for r in self._scheduler.kv_holding_waiting if r in self._jumped]
+        if scheduler.pause_state == PauseState.PAUSED_ALL:
+            return
+        for request_id in scheduler_output.preempted_req_ids or ():
+            request = scheduler.requests.get(request_id)
+            if request is not None and request.status == RequestStatus.PREEMPTED:
+                return
+        waiting = [r for r in scheduler.kv_holding_waiting if r in self._jumped]
         if waiting:
             self._release(waiting[-1])
             self.counters.released_when_stuck += 1
@@ -159,29 +310,82 @@ class JumpForward:
         scheduler.waiting.prepend_request(request)
 
 
-def may_jump(request: Request) -> bool:
-    """Whether a jump leaves what `request` gets exactly as it would be without.
+class UniqueTokens:
+    """The tokens that are the only legal one, one after the other, by the grammar's own mask.
 
-    On the V1 runner a resumed request's earlier output counts as prompt and its generator starts
-    anew, so everything that looks at the output, or draws from a seed, is decoded token by token.
-    So is what changes which token is picked among the legal ones, and what wants a row of
-    log-probabilities for each token.
+    Works with every structured-output backend. A call fills one mask, and one more for each token.
     """
-    params = request.sampling_params
-    if params is None or not request.use_structured_output:
-        return False
-    return not (
-        request.mm_features
-        or request.resumable
-        or request.prompt_token_ids is None
-        or params.num_logprobs is not None
-        or params.prompt_logprobs is not None
-        or params.presence_penalty
-        or params.frequency_penalty
-        or params.repetition_penalty != 1.0
-        or params.min_tokens
-        or params.bad_words
-        or params.logit_bias
-        or params.allowed_token_ids
-        or (params.seed is not None and params.temperature > 0)
+
+    def __init__(self, manager: StructuredOutputManager) -> None:
+        self._manager = manager
+        self._mask: torch.Tensor | None = None
+
+    def take(self, request: Request) -> list[int]:
+        """The tokens forced after what `request` has so far; its grammar has accepted them."""
+        structured = request.structured_output_request
+        if structured is None or not isinstance(structured.grammar, StructuredOutputGrammar):
+            return []
+        if self._manager.reasoner_cls is not None and not structured.reasoning_ended:
+            return []
+        grammar = structured.grammar
+        tokens: list[int] = []
+        room = request.max_tokens - request.num_output_tokens
+        try:
+            while len(tokens) < room and not grammar.is_terminated():
+                token = self._only_legal_token(grammar)
+                if token is None or not grammar.accept_tokens(request.request_id, [token]):
+                    break
+                tokens.append(token)
+        except Exception:
+            if tokens:
+                grammar.rollback(len(tokens))
+            raise
+        return tokens
+
+    def _only_legal_token(self, grammar: StructuredOutputGrammar) -> int | None:
+        if self._mask is None:
+            self._mask = self._manager.backend.allocate_token_bitmask(1)
+        grammar.fill_bitmask(self._mask, 0)
+        words = self._mask.numpy()[0].view(np.uint32)
+        (used,) = words.nonzero()
+        if len(used) != 1:
+            return None
+        bits = int(words[used[0]])
+        return None if bits & (bits - 1) else int(used[0]) * 32 + bits.bit_length() - 1
+
+
+# -- what a client sees of a forced token -----------------------------------------------------
+
+
+def _put_before(output: EngineCoreOutput, opening: Opening) -> None:
+    """Let the first output of a request begin with what was forced before its first pass."""
+    output.new_token_ids = [*opening.tokens, *output.new_token_ids]
+    rows = output.new_logprobs
+    if rows is not None:
+        sampled = rows if opening.last is None else _rows_of_forced([opening.last], rows)
+        output.new_logprobs = _joined(_rows_of_forced(opening.tokens, rows), sampled)
+
+
+def _rows_of_forced(tokens: Sequence[int], like: LogprobsLists) -> LogprobsLists:
+    """The log-probabilities that vLLM gives a token when no other is legal, as wide as `like`.
+
+    Of k alternatives the token itself is the first, at 0.0; the others are at minus infinity, and
+    which tokens they are means nothing.
+    """
+    width = like.logprob_token_ids.shape[1]
+    ids = [[t, t, *(other for other in range(width) if other != t)][:width] for t in tokens]
+    logprobs = np.full((len(tokens), width), -np.inf, like.logprobs.dtype)
+    logprobs[:, :2] = 0
+    return LogprobsLists(
+        np.array(ids, like.logprob_token_ids.dtype).reshape(len(tokens), width),
+        logprobs,
+        np.ones(len(tokens), like.sampled_token_ranks.dtype),
+    )
+
+
+def _joined(first: LogprobsLists, second: LogprobsLists) -> LogprobsLists:
+    return LogprobsLists(
+        np.concatenate((first.logprob_token_ids, second.logprob_token_ids)),
+        np.concatenate((first.logprobs, second.logprobs)),
+        np.concatenate((first.sampled_token_ranks, second.sampled_token_ranks)),
     )

@@ -24,7 +24,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm import __version__
 from sgl_vllm.config import CONFIG_KEY, Options
@@ -96,7 +96,9 @@ class SglSchedulerMixin(Scheduler):
             else:
                 assert self._radix is not None
                 self._victim = CheapestVictim(self, self._radix)
-        self._jump = JumpForward(self) if "jump_forward" not in self._off else None
+        self._jump: JumpForward | None = None
+        if "jump_forward" not in self._off:
+            self._jump = JumpForward(self, options.jump_mode)
         self._score_from: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._num_scored_requests = 0
         self._prompts_done: list[Request] = []
@@ -136,8 +138,8 @@ class SglSchedulerMixin(Scheduler):
         if part == "select":
             return "it needs radix" if "radix" in self._off else None
         backend = self.vllm_config.structured_outputs_config.backend
-        if backend not in ("auto", "xgrammar"):
-            return f"it needs the xgrammar backend, not {backend!r}"
+        if options.jump_mode == "canonical" and backend not in ("auto", "xgrammar"):
+            return f"it needs the xgrammar backend or jump_mode=exact, not {backend!r}"
         if self.vllm_config.speculative_config is not None:
             return "speculative decoding is configured"
         if self.vllm_config.model_config.logits_processors or entry_points(
@@ -196,6 +198,8 @@ class SglSchedulerMixin(Scheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         score_from = {r.request_id: first for r, first in self._score_from.items()}
+        if self._jump is not None:
+            self._jump.before_update(model_runner_output)
         results = super().update_from_output(scheduler_output, model_runner_output)
         outputs = [output for result in results.values() for output in result.outputs]
         for output in outputs if score_from else ():
@@ -208,6 +212,33 @@ class SglSchedulerMixin(Scheduler):
         if self._jump is not None:
             self._jump.after_step(outputs)
         return results
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        waited_for_grammar = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        is_ready: bool = super()._handle_blocked_waiting_request(request)
+        if is_ready and waited_for_grammar and self._jump is not None:
+            self._jump.open(request)
+        return is_ready
+
+    def _get_local_prefix_cache_hit(self, request: Request) -> tuple[Any, ...]:
+        """What the cache has of a request. At its first admission vLLM counts that as prompt, so of
+        the forced text that an opened request has after its prompt nothing may be found. The tree's
+        look-up knows; vLLM's own is asked with one token after the prompt, the one to compute."""
+        if (
+            self._radix is not None
+            or request.num_output_tokens <= 1
+            or request.prefill_stats is None
+            or request.num_preemptions
+        ):
+            hit: tuple[Any, ...] = super()._get_local_prefix_cache_hit(request)
+            return hit
+        all_token_ids = request._all_token_ids
+        request._all_token_ids = all_token_ids[: request.num_prompt_tokens + 1]
+        try:
+            hit = super()._get_local_prefix_cache_hit(request)
+            return hit
+        finally:
+            request._all_token_ids = all_token_ids
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, *args: Any, **kw: Any
@@ -225,10 +256,11 @@ class SglSchedulerMixin(Scheduler):
             return []
         return [
             request
-            for request_id in scheduler_output.num_scheduled_tokens
+            for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
             if (request := self.requests.get(request_id)) is not None
-            and not request.num_output_tokens
-            and not request.is_prefill_chunk
+            and request.num_computed_tokens - num_tokens
+            < request.num_prompt_tokens
+            <= request.num_computed_tokens
         ]
 
     def _read_score_from(self, request: Request) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.request import Request
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-from sgl_vllm.scheduler.jump import JumpForward, may_jump
+from sgl_vllm.scheduler.jump import JumpForward
 
 
 class NarrowedGrammar(StructuredOutputGrammar):
@@ -58,20 +59,26 @@ class NarrowedGrammar(StructuredOutputGrammar):
 class OneByOne(JumpForward):
     """Put in place of a scheduler's jump."""
 
+    def open(self, request: Request) -> None:
+        if self.may_jump(request):
+            self._narrow(request)
+
     def after_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
         for output in outputs:
-            request: Any = self._scheduler.requests.get(output.request_id)
+            request = self._scheduler.requests.get(output.request_id)
             if output.finish_reason or not output.new_token_ids or request is None:
                 continue
-            if not may_jump(request):
-                continue
-            structured = request.structured_output_request
-            grammar = structured.grammar
-            narrowed = grammar if isinstance(grammar, NarrowedGrammar) else NarrowedGrammar(grammar)
-            if not narrowed.pending:
-                structured.grammar = narrowed.inner
-                narrowed.pending.extend(self._take(request))
-            structured.grammar = narrowed
+            if self.may_jump(request):
+                self._narrow(request)
+
+    def _narrow(self, request: Request) -> None:
+        structured = request.structured_output_request
+        grammar: Any = structured.grammar
+        narrowed = grammar if isinstance(grammar, NarrowedGrammar) else NarrowedGrammar(grammar)
+        if not narrowed.pending:
+            structured.grammar = narrowed.inner
+            narrowed.pending.extend(self._take(request))
+        structured.grammar = narrowed
 
 
 def decode_one_by_one(engine: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
@@ -14,54 +16,51 @@ CARD = (
     r'\{"city": "[A-Z][a-z]{2,5}", "the people who live there, in millions": [0-9], "seen": true\}'
 )
 NUM_REQUESTS_AT_ONCE = 6
+STOPS = list(range(4, 16))
 
 
 def card(max_tokens: int = 80, **more) -> SamplingParams:
-    return SamplingParams(
-        temperature=0,
-        max_tokens=max_tokens,
-        structured_outputs=StructuredOutputsParams(regex=CARD),
-        **more,
-    )
+    grammar = StructuredOutputsParams(regex=CARD)
+    options = {"temperature": 0, "max_tokens": max_tokens, **more}
+    return SamplingParams(structured_outputs=grammar, **options)
+
+
+CASES = {
+    "plain": {},
+    "max_tokens in forced text": {"max_tokens": 12},
+    "stop string in forced text": {"stop": ["millions"]},
+    "stop string kept": {"stop": ["in mil"], "include_stop_str_in_output": True},
+    "stop token in forced text": {"stop_token_ids": STOPS},
+    "ignore_eos": {"ignore_eos": True, "max_tokens": 70},
+    "repetition penalty": {"repetition_penalty": 1.3},
+    "min_tokens": {"min_tokens": 33, "ignore_eos": True},
+    "min_tokens against a stop token": {"min_tokens": 6, "stop_token_ids": STOPS},
+    "min_tokens against a stop string": {"min_tokens": 9, "stop": ["i"]},
+    "logprobs": {"logprobs": 3},
+    "logprobs of sampled tokens only": {"logprobs": 0},
+    "logprobs up to a stop string": {"logprobs": 2, "stop": ["millions"]},
+    "no jump: presence penalty": {"presence_penalty": 1.3},
+    "no jump: seed": {"seed": 5, "temperature": 1.0},
+    "no jump: all logprobs": {"logprobs": -1},
+}
 
 
 @pytest.fixture(scope="module")
 def engines(start):
     """The same requests on the reference first, then on the engine that jumps."""
-    cases = {
-        "plain": {},
-        "max_tokens in forced text": {"max_tokens": 12},
-        "stop string in forced text": {"stop": ["millions"]},
-        "stop string kept": {"stop": ["in mil"], "include_stop_str_in_output": True},
-        "stop token in forced text": {"stop_token_ids": [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]},
-        "ignore_eos": {"ignore_eos": True, "max_tokens": 70},
-        "no jump: penalties": {"repetition_penalty": 1.3},
-        "no jump: min_tokens": {"min_tokens": 5},
-        "no jump: logprobs": {"logprobs": 1},
-    }
     results = {}
     for name, prepare in (("one by one", decode_one_by_one), ("jump", lambda _: None)):
-        engine = start(plugin={"radix": False})
+        engine = start(plugin={"radix": False}, max_logprobs=-1)
         prepare(engine)
         results[name] = {}
-        for case, params in cases.items():
+        for case, params in CASES.items():
             engine.reset_counts()
             output = engine.run([Ask(engine.encode("A card: "), card(**params))])[0].outputs[0]
             results[name][case] = (output, engine.forward_passes)
     return results
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "plain",
-        "max_tokens in forced text",
-        "stop string in forced text",
-        "stop string kept",
-        "stop token in forced text",
-        "ignore_eos",
-    ],
-)
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("no jump")])
 def test_a_jump_ends_where_decoding_one_by_one_ends(engines, case):
     want, passes_want = engines["one by one"][case]
     got, passes_got = engines["jump"][case]
@@ -70,7 +69,27 @@ def test_a_jump_ends_where_decoding_one_by_one_ends(engines, case):
     assert passes_got < passes_want
 
 
-@pytest.mark.parametrize("why", ["penalties", "min_tokens", "logprobs"])
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("logprobs")])
+def test_every_forced_token_has_a_row_of_logprobs(engines, case):
+    want, _ = engines["one by one"][case]
+    got, _ = engines["jump"][case]
+    assert len(got.logprobs) == len(got.token_ids)
+    assert got.cumulative_logprob == pytest.approx(want.cumulative_logprob, abs=1e-3)
+    num_certain = 0
+    for token, one, other in zip(got.token_ids, want.logprobs, got.logprobs, strict=True):
+        assert other[token].logprob == pytest.approx(one[token].logprob, abs=1e-3)
+        assert other[token].rank == one[token].rank
+        assert len(other) == len(one)
+        assert other[token].decoded_token == one[token].decoded_token
+        legal = {t: row.logprob for t, row in one.items() if row.logprob > -math.inf}
+        assert {t: row.logprob for t, row in other.items() if t in legal} == pytest.approx(
+            legal, abs=1e-3
+        )
+        num_certain += other[token].logprob == 0.0
+    assert num_certain >= 15
+
+
+@pytest.mark.parametrize("why", ["presence penalty", "seed", "all logprobs"])
 def test_a_request_that_a_jump_would_change_is_decoded_token_by_token(engines, why):
     output, passes = engines["jump"][f"no jump: {why}"]
     assert passes == len(output.token_ids)
