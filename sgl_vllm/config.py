@@ -25,6 +25,7 @@ _CHOICES = {
     "radix_policy": ("lru", "lfu", "slru", "priority"),
     "schedule_policy": SCHEDULE_POLICIES,
     "jump_mode": ("canonical", "exact"),
+    "schema_reading": ("stock", "spec"),
 }
 
 
@@ -34,11 +35,13 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the plugin does. Each of the first four parts can be switched off by itself.
+    """What the plugin does. Each of the first five parts can be switched off by itself.
 
     Attributes:
         radix: token-granular prefix cache; finished requests keep their last, partial block.
         schedule: waiting requests in an order that makes the most of the cache.
+        fsm: masks of structured output from automata of our own, where a format is regular enough;
+            otherwise, and without it, from stock's backends.
         jump_forward: text that a grammar forces enters in one forward pass.
         select: prompt scores (`prompt_logprobs`) may read the prefix from the cache.
         radix_policy: what the cache gives up first: lru, lfu, slru (what was never hit goes first)
@@ -61,10 +64,14 @@ class Options:
             tokens, not the newest.
         jump_mode: what counts as forced. canonical: text, in its canonical spelling; exact: only
             tokens that are the one legal next token, so that output is stock's to the token.
+        schema_reading: what a JSON schema means. stock: as the backend that the server would have
+            without the plugin; spec: as its specification says, and what cannot be had of it is
+            refused.
     """
 
     radix: bool = True
     schedule: bool = True
+    fsm: bool = True
     jump_forward: bool = True
     select: bool = True
     radix_policy: str = "lru"
@@ -79,6 +86,7 @@ class Options:
     schedule_fair_quantum: int = 0
     schedule_cheapest_victim: bool = False
     jump_mode: str = "canonical"
+    schema_reading: str = "stock"
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -10,12 +10,13 @@ import importlib
 import inspect
 from typing import Any
 
-PARTS = ("radix", "schedule", "jump_forward", "select")
+PARTS = ("radix", "schedule", "fsm", "jump_forward", "select")
 
 _MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
 _POOL = "vllm.v1.core.block_pool:BlockPool"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _GRAMMAR = "vllm.v1.structured_output.backend_xgrammar:XgrammarGrammar"
+_MASKS = "vllm.v1.structured_output"
 _QUEUE = "vllm.v1.core.sched.request_queue:RequestQueue"
 
 _HOOKS: dict[str, tuple[str, ...]] = {
@@ -48,6 +49,15 @@ _HOOKS: dict[str, tuple[str, ...]] = {
         f"{_QUEUE}.prepend_request(request)",
         f"{_QUEUE}.prepend_requests(requests)",
         f"{_QUEUE}.remove_requests(requests)",
+    ),
+    "fsm": (
+        f"{_MASKS}:StructuredOutputManager.grammar_init(request)",
+        f"{_MASKS}.backend_types:StructuredOutputBackend.compile_grammar"
+        "(request_type, grammar_spec, stop_token_ids)",
+        f"{_MASKS}.backend_types:StructuredOutputBackend.allocate_token_bitmask(max_num_seqs)",
+        f"{_MASKS}.backend_types:StructuredOutputGrammar.fill_bitmask(bitmask, idx)",
+        f"{_MASKS}.backend_guidance:process_for_additional_properties",
+        f"{_MASKS}.backend_xgrammar:has_xgrammar_unsupported_json_features",
     ),
     "jump_forward": (
         f"{_SCHEDULER}.update_from_output",

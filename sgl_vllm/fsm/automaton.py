@@ -290,8 +290,8 @@ class StringBody:
 STRING = StringBody(escapes=True)
 PLAIN_STRING = StringBody(escapes=False)
 
-Terminal: TypeAlias = Union[Literals, Dfa, Text]  # noqa: UP007 (it names classes defined above)
-Expression: TypeAlias = Union[Seq, Alt, Lazy, Terminal]  # noqa: UP007
+Terminal: TypeAlias = Union[Literals, Dfa, Text]
+Expression: TypeAlias = Union[Seq, Alt, Lazy, Terminal]
 
 EMPTY = Seq()
 NEVER = Alt(())
@@ -329,9 +329,7 @@ class State:
 
     __slots__ = ("_next", "accepting", "automaton", "first", "forced_run", "mask", "threads")
 
-    def __init__(
-        self, automaton: Automaton, threads: tuple[Thread, ...], accepting: bool
-    ) -> None:
+    def __init__(self, automaton: Automaton, threads: tuple[Thread, ...], accepting: bool) -> None:
         self.automaton = automaton
         self.threads = threads
         self.accepting = accepting
@@ -428,9 +426,7 @@ class Automaton:
         """The state in which `expression`, followed by `then`, begins."""
         return self.after(then if expression is EMPTY else self._then(expression, then))
 
-    def reach(
-        self, expression: Expression, then: Then | None, threads: dict[Thread, None]
-    ) -> bool:
+    def reach(self, expression: Expression, then: Then | None, threads: dict[Thread, None]) -> bool:
         """Add the threads with which `expression`, followed by `then`, begins.
 
         Returns: whether the text may end here.

@@ -82,19 +82,19 @@ class SglBackend(StructuredOutputBackend):
         vllm_config, tokenizer, vocab_size: as vLLM's backends take them.
         reading: what a schema means where backends differ; a server reads as the backend that it
             would have without us.
+        use_automata: without, everything is handed on to stock's backends.
 
     Cheap to make: the vocabulary is prepared with the first grammar, outside the engine's thread.
     """
 
     reading: Reading = Reading.SPEC
+    use_automata: bool = True
     counters: BackendCounters = field(default_factory=BackendCounters)
 
     def __post_init__(self) -> None:
         config = self.vllm_config.structured_outputs_config
         self._any_whitespace = not config.disable_any_whitespace
-        self._close_objects = (
-            config.disable_additional_properties and self.reading is Reading.SPEC
-        )
+        self._close_objects = config.disable_additional_properties and self.reading is Reading.SPEC
         self._lock = threading.RLock()
         self._tools: _Tools | None = None
         self._guidance: GuidanceBackend | None = None
@@ -117,7 +117,7 @@ class SglBackend(StructuredOutputBackend):
                 f"a {request_type.name.lower()} of {len(grammar_spec):,} characters; at most "
                 f"{MAX_SPEC_CHARS:,} are taken"
             )
-        automaton = self._automaton(request_type, grammar_spec)
+        automaton = self._automaton(request_type, grammar_spec) if self.use_automata else None
         if automaton is None:
             try:
                 return self._delegated(request_type, grammar_spec, stop_token_ids)
@@ -163,7 +163,7 @@ class SglBackend(StructuredOutputBackend):
         expression = self._expression(request_type, spec)
         if expression is None:
             return None
-        self.tools  # noqa: B018 (prepared here, not in the engine's thread)
+        self.tools
         automaton = Automaton(expression)
         if not automaton.start.first and not automaton.start.accepting:
             return None
@@ -268,9 +268,26 @@ class _Tools:
             self.token_bytes, max(self.xgrammar.vocab_size, len(self.token_bytes))
         )
         self.masks = Masks(self.vocabulary)
+        self._warm_up()
         self.forced = ForcedTokenizer(
             lambda text: tokenizer.encode(text, add_special_tokens=False), self.token_bytes
         )
+
+    def _warm_up(self) -> None:
+        """Have numba compile its loops, or load them, before the first request needs them."""
+        schema = {
+            "properties": {"a": {"type": "integer", "minimum": 1}},
+            "additionalProperties": True,
+        }
+        automaton = Automaton(compile_schema({"type": "object", **schema}))
+        row = np.zeros(self.vocabulary.num_words, np.uint32)
+        for text in (b"", b'{"', b'{"a": 1'):
+            state: State | None = automaton.start
+            for byte in text:
+                assert state is not None
+                state = state.step(byte)
+            assert state is not None
+            self.masks.of(state).fill(row)
 
 
 class SglGrammar(StructuredOutputGrammar):
@@ -458,9 +475,7 @@ class ForcedTokens:
         return self._take_others(grammar, request, backend.tools)
 
     @staticmethod
-    def _take_ours(
-        grammar: SglGrammar, request: Request, tokenizer: ForcedTokenizer
-    ) -> list[int]:
+    def _take_ours(grammar: SglGrammar, request: Request, tokenizer: ForcedTokenizer) -> list[int]:
         run, next_bytes, end = grammar.forced()
         if not run and end is None:
             return []

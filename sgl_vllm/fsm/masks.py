@@ -226,6 +226,8 @@ class _Found:
 
 def _spelled(trie_set: TrieSet, terminal: Literals) -> Entered:
     """Along literals, byte by byte."""
+    if len(terminal.entries) == 1:
+        return _spelled_one(trie_set, terminal)
     lists: list[TokenIds] = []
     leaving: list[tuple[TrieSet, Expression]] = []
     stack = [(trie_set, terminal)]
@@ -242,6 +244,23 @@ def _spelled(trie_set: TrieSet, terminal: Literals) -> Entered:
                 leaving.extend([(nodes, expression) for expression in done])
     ids = np.concatenate(lists) if lists else _NO_IDS
     return Entered((), ids, tuple(leaving))
+
+
+def _spelled_one(trie_set: TrieSet, terminal: Literals) -> Entered:
+    """Along one literal, without a terminal for each of its bytes."""
+    text, following = terminal.entries[0]
+    lists: list[TokenIds] = []
+    for byte in text[terminal.position :]:
+        if not trie_set.first >> byte & 1:
+            break
+        trie_set = trie_set.step(byte)
+        if len(trie_set.ids):
+            lists.append(trie_set.ids)
+    else:
+        ids = np.concatenate(lists) if lists else _NO_IDS
+        leaving = ((trie_set, following or EMPTY),) if trie_set.first else ()
+        return Entered((), ids, leaving)
+    return Entered((), np.concatenate(lists) if lists else _NO_IDS, ())
 
 
 class _Counted:

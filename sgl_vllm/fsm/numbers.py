@@ -1,8 +1,8 @@
 """Patterns of the decimal numbers within bounds, as JSON writes them. Pure.
 
-    at least 12:    1[2-9] | [2-9][0-9] | [1-9][0-9]{2,}          whole
-                    (that)(\\.[0-9]+)?                              with fractions
-    at least 2.5:   2\\.([5][0-9]*|[6-9][0-9]*) | ([3-9]|[1-9][0-9]+)(\\.[0-9]+)?
+at least 12:    1[2-9] | [2-9][0-9] | [1-9][0-9]{2,}          whole
+                (that)(\\.[0-9]+)?                              with fractions
+at least 2.5:   2\\.([5][0-9]*|[6-9][0-9]*) | ([3-9]|[1-9][0-9]+)(\\.[0-9]+)?
 """
 
 from __future__ import annotations
@@ -141,9 +141,7 @@ def _heads_below(head: str) -> list[str]:
 
 def _tails_above(tail: str) -> list[str]:
     """Patterns of fractions greater than `tail` in one of its digits."""
-    return [
-        f"{tail[:i]}[{int(digit) + 1}-9][0-9]*" for i, digit in enumerate(tail) if digit != "9"
-    ]
+    return [f"{tail[:i]}[{int(digit) + 1}-9][0-9]*" for i, digit in enumerate(tail) if digit != "9"]
 
 
 def _tails_below(tail: str) -> list[str]:

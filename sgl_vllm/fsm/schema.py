@@ -34,6 +34,7 @@ from sgl_vllm.fsm.automaton import (
     Literals,
     Seq,
     Text,
+    TooComplexError,
     literal,
 )
 
@@ -56,31 +57,29 @@ class Reading(enum.Enum):
     STRICT = "strict"
 
 
-_CONSTRAINTS = frozenset(
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_CONSTRAINTS = _names(
     "$ref allOf anyOf oneOf not if then else const enum type properties required "
     "additionalProperties patternProperties minProperties maxProperties propertyNames "
     "dependencies dependentRequired dependentSchemas unevaluatedProperties items prefixItems "
     "additionalItems minItems maxItems uniqueItems contains minContains maxContains "
     "unevaluatedItems minLength maxLength pattern format minimum maximum exclusiveMinimum "
-    "exclusiveMaximum multipleOf $dynamicRef $recursiveRef $anchor $dynamicAnchor".split()
+    "exclusiveMaximum multipleOf $dynamicRef $recursiveRef $anchor $dynamicAnchor"
 )
-_OURS = frozenset(
+_OURS = _names(
     "$ref allOf anyOf oneOf const enum type properties required additionalProperties "
     "patternProperties minProperties maxProperties items prefixItems additionalItems minItems "
     "maxItems minLength maxLength pattern format minimum maximum exclusiveMinimum "
-    "exclusiveMaximum".split()
+    "exclusiveMaximum"
 )
-_OURS_STRICT = frozenset(
+_OURS_STRICT = _names(
     "$ref anyOf const enum type properties required additionalProperties items minItems maxItems "
-    "minLength maxLength".split()
+    "minLength maxLength"
 )
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-_OBJECT_KEYS = frozenset(
-    "properties required additionalProperties patternProperties minProperties maxProperties".split()
-)
-_ARRAY_KEYS = frozenset("items prefixItems additionalItems minItems maxItems".split())
-_STRING_KEYS = frozenset("minLength maxLength pattern format".split())
-_NUMBER_KEYS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum".split())
 
 _HEX = "[0-9a-fA-F]"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -107,9 +106,9 @@ _FORMATS = {
 }
 """RFC 3339, 4122, 2673, 1123 and 5321, in the syntax of Rust's regex; none of their characters
 needs an escape in JSON."""
-_OTHERS_FORMATS = frozenset(
+_OTHERS_FORMATS = _names(
     "ipv6 uri uri-reference uri-template iri iri-reference duration json-pointer "
-    "relative-json-pointer idn-email idn-hostname regex unknown".split()
+    "relative-json-pointer idn-email idn-hostname regex unknown"
 )
 
 
@@ -141,7 +140,7 @@ def compile_schema(
         return _Compiler(schema, reading, any_whitespace).value(schema)
     except RecursionError:
         raise UnsupportedSchemaError("the schema is nested too deeply") from None
-    except (regex.UnsupportedPatternError, regex.TooComplexError) as error:
+    except (regex.UnsupportedPatternError, TooComplexError) as error:
         raise UnsupportedSchemaError(str(error)) from None
 
 
@@ -609,7 +608,7 @@ class _Compiler:
         except ValueError as error:
             raise UnsupportedSchemaError(str(error)) from None
 
-    # -- arrays -------------------------------------------------------------------------------------
+    # -- arrays -----------------------------------------------------------------------------------
 
     def _array(self, schema: dict[str, Any]) -> Expression:
         low = _count(schema.get("minItems", 0), "minItems")
@@ -653,7 +652,7 @@ class _Compiler:
         inside = some if low else Alt((EMPTY, some))
         return Seq(literal(b"["), self._blank, inside, literal(b"]"))
 
-    # -- objects ------------------------------------------------------------------------------------
+    # -- objects ----------------------------------------------------------------------------------
 
     def _object(self, schema: dict[str, Any]) -> Expression:
         properties = schema.get("properties", {})

@@ -8,11 +8,12 @@ that no state tells apart.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from sgl_vllm.fsm.loops import compiled
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+
+@compiled
 def byte_classes(table):  # type: ignore[no-untyped-def]
     """For each of 256 bytes the number of its class: bytes whose columns are equal share one.
 
@@ -51,7 +52,7 @@ def byte_classes(table):  # type: ignore[no-untyped-def]
     return classes, first[:count].copy()
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def live_states(table, accepting):  # type: ignore[no-untyped-def]
     """The states from which acceptance can be reached."""
     num_states, num_columns = table.shape
@@ -88,7 +89,7 @@ def live_states(table, accepting):  # type: ignore[no-untyped-def]
     return live
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def equal_blocks(table, accepting):  # type: ignore[no-untyped-def]
     """For each state the number of its block: states of one block accept the same texts.
 
@@ -128,7 +129,7 @@ def equal_blocks(table, accepting):  # type: ignore[no-untyped-def]
     return block, count
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def reachable(table, start):  # type: ignore[no-untyped-def]
     """The states that can be reached, `start` first, in order of discovery; and the number of each
     in that order, -1 for the others."""
@@ -149,7 +150,7 @@ def reachable(table, start):  # type: ignore[no-untyped-def]
     return order[:count].copy(), number
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def product(table_a, start_a, table_b, start_b, needs_b, most):  # type: ignore[no-untyped-def]
     """The pairs of states that two tables with the same columns reach together.
 

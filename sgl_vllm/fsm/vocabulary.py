@@ -19,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from sgl_vllm.fsm.loops import compiled
 
 Nodes = NDArray[np.int32]
 TokenIds = NDArray[np.int32]
@@ -193,7 +194,7 @@ def walk_counting(
     )
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _build(data, lengths):  # type: ignore[no-untyped-def]
     num_tokens = len(lengths)
     longest = 0
@@ -209,9 +210,7 @@ def _build(data, lengths):  # type: ignore[no-untyped-def]
     for t in range(num_tokens):
         shared = 0
         while (
-            shared < top
-            and shared < lengths[t]
-            and data[before + shared] == data[offset + shared]
+            shared < top and shared < lengths[t] and data[before + shared] == data[offset + shared]
         ):
             shared += 1
         while top > shared:
@@ -234,7 +233,7 @@ def _build(data, lengths):  # type: ignore[no-untyped-def]
     return byte[:num_nodes], end[:num_nodes], depth[:num_nodes], first_token[: num_nodes + 1]
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _mark_children(nodes, byte, end, present):  # type: ignore[no-untyped-def]
     for node in nodes:
         child = node + 1
@@ -243,7 +242,7 @@ def _mark_children(nodes, byte, end, present):  # type: ignore[no-untyped-def]
             child = end[child]
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _children(nodes, byte, end, wanted):  # type: ignore[no-untyped-def]
     found = np.empty(len(nodes), np.int32)
     count = 0
@@ -257,7 +256,7 @@ def _children(nodes, byte, end, wanted):  # type: ignore[no-untyped-def]
     return found[:count].copy()
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _tokens_at(nodes, first_token, tokens):  # type: ignore[no-untyped-def]
     count = 0
     for node in nodes:
@@ -271,21 +270,21 @@ def _tokens_at(nodes, first_token, tokens):  # type: ignore[no-untyped-def]
     return ids
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _set_bits(ids, row):  # type: ignore[no-untyped-def]
     """Set bit t of `row`, uint32 words, for every t of `ids`."""
     for t in ids:
         row[t >> 5] |= np.uint32(1) << np.uint32(t & 31)
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def or_words(row, words, bits):  # type: ignore[no-untyped-def]
     """Set the `bits` of some `words` of a row."""
     for i in range(len(words)):
         row[words[i]] |= bits[i]
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _grown(array, count):  # type: ignore[no-untyped-def]
     if count < len(array):
         return array
@@ -294,7 +293,7 @@ def _grown(array, count):  # type: ignore[no-untyped-def]
     return longer
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _walk_table(  # type: ignore[no-untyped-def]
     nodes, byte, end, depth, first_token, tokens, table, classes, accepting, start, row, leaving
 ):
@@ -325,7 +324,7 @@ def _walk_table(  # type: ignore[no-untyped-def]
     return num_ids, num_leaving
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _ids_in(row, count):  # type: ignore[no-untyped-def]
     """The bits that are set in `row`, `count` of them."""
     ids = np.empty(count, np.int32)
@@ -340,7 +339,7 @@ def _ids_in(row, count):  # type: ignore[no-untyped-def]
     return ids[:found]
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _walk_items(nodes, byte, end, depth, first_token, tokens, table, start):  # type: ignore[no-untyped-def]
     states = np.empty(_DEEPEST, np.int32)
     items = np.empty(_DEEPEST, np.int16)

@@ -28,6 +28,8 @@ from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm import __version__
 from sgl_vllm.config import CONFIG_KEY, Options
+from sgl_vllm.fsm.backend import SglBackend
+from sgl_vllm.fsm.schema import Reading
 from sgl_vllm.hooks import PARTS, missing_hooks
 from sgl_vllm.radix import manager as radix_manager
 from sgl_vllm.radix.manager import RadixKVCacheManager
@@ -96,6 +98,9 @@ class SglSchedulerMixin(Scheduler):
             else:
                 assert self._radix is not None
                 self._victim = CheapestVictim(self, self._radix)
+        self._grammars: SglBackend | None = None
+        if "fsm" not in self._off or "jump_forward" not in self._off:
+            self._grammars = self._take_over_grammars(options)
         self._jump: JumpForward | None = None
         if "jump_forward" not in self._off:
             self._jump = JumpForward(self, options.jump_mode)
@@ -131,15 +136,16 @@ class SglSchedulerMixin(Scheduler):
             if not hasattr(self, "max_num_active_reqs"):
                 return "this vLLM lacks Scheduler.max_num_active_reqs"
             return None
+        if part == "fsm":
+            return self._why_no_grammars()
         if self.use_v2_model_runner:
             return "not verified on vLLM's V2 model runner yet"
         if isinstance(self, AsyncScheduler):
             return "not verified with asynchronous scheduling yet (--no-async-scheduling)"
         if part == "select":
             return "it needs radix" if "radix" in self._off else None
-        backend = self.vllm_config.structured_outputs_config.backend
-        if options.jump_mode == "canonical" and backend not in ("auto", "xgrammar"):
-            return f"it needs the xgrammar backend or jump_mode=exact, not {backend!r}"
+        if reason := self._why_no_grammars():
+            return reason
         if self.vllm_config.speculative_config is not None:
             return "speculative decoding is configured"
         if self.vllm_config.model_config.logits_processors or entry_points(
@@ -155,6 +161,28 @@ class SglSchedulerMixin(Scheduler):
         if self.use_pp:
             return "pipeline parallelism keeps several steps in flight"
         return None
+
+    def _why_no_grammars(self) -> str | None:
+        backend = self.vllm_config.structured_outputs_config.backend
+        if backend not in ("auto", "xgrammar", "guidance"):
+            return f"the structured-output backend is {backend!r}"
+        if self.vllm_config.model_config.skip_tokenizer_init:
+            return "there is no tokenizer"
+        return None
+
+    def _take_over_grammars(self, options: Options) -> SglBackend:
+        """Put our backend where vLLM would make its own with the first structured request."""
+        manager = self.structured_output_manager
+        stock = self.vllm_config.structured_outputs_config.backend
+        by_spec = options.schema_reading == "spec" or stock == "guidance"
+        manager.backend = backend = SglBackend(
+            self.vllm_config,
+            tokenizer=manager.tokenizer,
+            vocab_size=self.vllm_config.model_config.get_vocab_size(),
+            reading=Reading.SPEC if by_spec else Reading.STRICT,
+            use_automata="fsm" not in self._off,
+        )
+        return backend
 
     def _why_no_victim(self) -> str | None:
         if self._queue is None:
@@ -306,6 +334,7 @@ class SglSchedulerMixin(Scheduler):
                 "block_size": self.block_size,
             },
             "schedule": dataclasses.asdict(self._queue.counters) if self._queue is not None else {},
+            "fsm": dataclasses.asdict(self._grammars.counters) if self._grammars else {},
             "jump_forward": dataclasses.asdict(self._jump.counters) if self._jump else {},
             "select": {"scored_requests": self._num_scored_requests},
         }
