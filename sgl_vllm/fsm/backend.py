@@ -83,12 +83,14 @@ class SglBackend(StructuredOutputBackend):
         reading: what a schema means where backends differ; a server reads as the backend that it
             would have without us.
         use_automata: without, everything is handed on to stock's backends.
+        stock: which of these is asked first, "xgrammar" or "guidance".
 
     Cheap to make: the vocabulary is prepared with the first grammar, outside the engine's thread.
     """
 
     reading: Reading = Reading.SPEC
     use_automata: bool = True
+    stock: str = "xgrammar"
     counters: BackendCounters = field(default_factory=BackendCounters)
 
     def __post_init__(self) -> None:
@@ -218,11 +220,11 @@ class SglBackend(StructuredOutputBackend):
         stock answers; whoever asks for the specification gets guidance, which refuses instead.
         """
         makers = [self._from_xgrammar, self._from_guidance]
-        if request_type == StructuredOutputOptions.JSON:
-            if self.reading is Reading.SPEC:
-                makers = [self._from_guidance]
-            elif _xgrammar_lacks(spec):
-                makers.reverse()
+        is_json = request_type == StructuredOutputOptions.JSON
+        if self.stock == "guidance" or (is_json and self.reading is Reading.SPEC):
+            makers = [self._from_guidance]
+        elif is_json and _xgrammar_lacks(spec):
+            makers.reverse()
         for make in makers[:-1]:
             try:
                 return make(request_type, spec, stop_token_ids)

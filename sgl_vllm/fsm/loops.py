@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
+from llvmlite.binding import ffi
+
+# vLLM's CPU worker reads `__dict__["kernel"]` of all it finds in modules; numba's compiler library
+# takes any attribute for a function of C, `__dict__`, too, and the worker would fail. This gives it
+# an empty one. It can go when vLLM's `triton_utils.dispatcher` asks for a dict.
+with contextlib.suppress(AttributeError, TypeError):
+    ffi.lib._fntab.setdefault("__dict__", {})
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -137,6 +137,9 @@ class SglSchedulerMixin(Scheduler):
                 return "this vLLM lacks Scheduler.max_num_active_reqs"
             return None
         if part == "fsm":
+            stock = self.vllm_config.structured_outputs_config.backend
+            if stock == "guidance" and options.schema_reading == "stock":
+                return "guidance is asked for (schema_reading=spec reads schemas as it does)"
             return self._why_no_grammars()
         if self.use_v2_model_runner:
             return "not verified on vLLM's V2 model runner yet"
@@ -181,6 +184,7 @@ class SglSchedulerMixin(Scheduler):
             vocab_size=self.vllm_config.model_config.get_vocab_size(),
             reading=Reading.SPEC if by_spec else Reading.STRICT,
             use_automata="fsm" not in self._off,
+            stock="guidance" if stock == "guidance" else "xgrammar",
         )
         return backend
 
