@@ -14,7 +14,8 @@ somewhere. One without instances is right when it compiles.
 - *compile* is the first time a schema is met, *compile again* what a later request with the same
   schema waits for, *mask* one `fill_bitmask` of one row, *accept* one `accept_tokens` of one token.
   xgrammar compiles with up to 8 threads, the others with one.
-- What is refused has no compile time. What is given up (--schema-limit) counts with the limit.
+- What is refused has no compile time; so has what outlines compiles for more than 5 s, as vLLM then
+  refuses it. What is given up (--schema-limit) counts with the limit.
 - *Set-up* is the vocabulary's preprocessing and one trivial schema; *memory* is the process's
   growth from before the set-up to its peak. Backends run one after the other, each alone.
 - outlines takes seconds per schema: it gets evenly chosen ones (--outlines-limit), and "best"
@@ -185,15 +186,16 @@ class GaveUp(Exception):
 class Asker:
     """Puts cases to one backend. Only single calls are timed, with `time.perf_counter_ns`.
 
-    Compilation runs in a thread of its own, as in vLLM, so that it can be given up. The thread goes
-    on, and the next case waits for it, but not longer than the limit again.
+    Compilation runs in a thread of its own, as in vLLM, so that it can be given up. Such a thread
+    goes on, and so does one that the backend itself gave up, as vLLM does for outlines after 5 s.
+    The next case waits for them, but not longer than the limit again.
     """
 
     backend: Any
     eos_token_id: int
     limit_s: float
     times: Times = field(default_factory=Times)
-    abandoned: threading.Thread | None = None
+    abandoned: list[threading.Thread] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         from vllm.v1.structured_output.backend_types import StructuredOutputOptions
@@ -204,8 +206,7 @@ class Asker:
 
     def ask(self, case: Case) -> Verdict:
         """Never raises for what the backend does, Rust's panics included."""
-        if self.abandoned is not None:
-            self.abandoned.join(self.limit_s)
+        self._wait_for_abandoned()
         verdict = Verdict(case.name)
         deadline_s = time.monotonic() + self.limit_s
         try:
@@ -217,6 +218,12 @@ class Asker:
         except BaseException as error:
             verdict.failed = _in_short(error)
         return verdict
+
+    def _wait_for_abandoned(self) -> None:
+        deadline_s = time.monotonic() + self.limit_s
+        for thread in self.abandoned:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        self.abandoned = []
 
     def _ask(self, case: Case, verdict: Verdict, deadline_s: float) -> None:
         try:
@@ -249,6 +256,7 @@ class Asker:
     def _compiled(self, schema: str, deadline_s: float) -> tuple[Any, int]:
         """The grammar and the nanoseconds that it took; GaveUp after the deadline."""
         outcome: list[Any] = []
+        before = set(threading.enumerate())
 
         def compile_it() -> None:
             begun_ns = time.perf_counter_ns()
@@ -261,8 +269,10 @@ class Asker:
         thread = threading.Thread(target=compile_it, daemon=True)
         thread.start()
         thread.join(max(0.0, deadline_s - time.monotonic()))
-        if thread.is_alive():
-            self.abandoned = thread
+        given_up = thread.is_alive()
+        if given_up or len(outcome) == 1:
+            self.abandoned = [one for one in threading.enumerate() if one not in before]
+        if given_up:
             raise GaveUp
         if len(outcome) == 1:
             raise outcome[0]

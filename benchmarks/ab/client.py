@@ -41,12 +41,22 @@ class _Timer:
 _timer: ContextVar[_Timer | None] = ContextVar("timer", default=None)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A prompt and its reply. If the model itself `ended` it, with the token for that, then all of
+    the reply was fed back, else all but its last token."""
+
+    prompt: Prompt
+    reply: str
+    ended: bool
+
+
 @dataclass
 class Record:
     """What went through a backend: times to first tokens (s), and every prompt with its reply."""
 
     ttfts_s: list[float] = field(default_factory=list)
-    calls: list[tuple[Prompt, str]] = field(default_factory=list)
+    calls: list[Asked] = field(default_factory=list)
 
 
 class TimedVLLM(sgl.VLLM):
@@ -65,14 +75,17 @@ class TimedVLLM(sgl.VLLM):
             _timer.reset(before)
         first_token_s = timer.first_token_s or time.perf_counter()
         self.record.ttfts_s.append(first_token_s - timer.begun_s)
-        self.record.calls += [(request.prompt, generated.text) for generated in answer.texts]
+        self.record.calls += [
+            Asked(request.prompt, generated.text, generated.finish_reason == "stop")
+            for generated in answer.texts
+        ]
         return answer
 
     async def score(self, prompt: Prompt, choices: tuple[str, ...], **options: bool) -> ScoreAnswer:
         begun_s = time.perf_counter()
         answer = await super().score(prompt, choices, **options)
         self.record.ttfts_s.append(time.perf_counter() - begun_s)
-        self.record.calls += [(prompt.extended(choice), "") for choice in choices]
+        self.record.calls += [Asked(prompt.extended(choice), "", False) for choice in choices]
         return answer
 
     async def _call(
@@ -104,16 +117,16 @@ class TimedVLLM(sgl.VLLM):
             joined.add(part)
         return joined.answer(is_chat=url.endswith("/chat/completions"))
 
-    async def tokenized(self, calls: Sequence[tuple[Prompt, str]]) -> list[Call]:
-        """The calls in the server's tokens."""
+    async def tokenized(self, calls: Sequence[Asked]) -> list[Call]:
+        """The calls in the server's tokens; -1 stands for one that is in no prompt."""
         made = []
-        for prompt, reply in calls:
-            ids = await self._tokenize(prompt)
-            both = await self._tokenize(prompt.extended(reply)) if reply else ids
+        for one in calls:
+            ids = await self._tokenize(one.prompt)
+            both = await self._tokenize(one.prompt.extended(one.reply)) if one.reply else ids
             reply_ids = both[len(ids) :] if both[: len(ids)] == ids else []
-            made.append(
-                Call(np.array(ids, dtype=np.int32), np.array(reply_ids or [-1], dtype=np.int32))
-            )
+            if one.ended or not reply_ids:
+                reply_ids = [*reply_ids, -1]
+            made.append(Call(np.array(ids, dtype=np.int32), np.array(reply_ids, dtype=np.int32)))
         return made
 
 
@@ -154,7 +167,7 @@ class Run:
     texts: tuple[str, ...]
     latencies_s: tuple[float, ...]
     ttfts_s: tuple[float, ...]
-    calls: tuple[tuple[Prompt, str], ...]
+    calls: tuple[Asked, ...]
     wall_s: float
     client_cpu_s: float
 

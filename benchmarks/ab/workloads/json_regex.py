@@ -4,9 +4,11 @@ paper (arXiv 2312.07104): facts about a character of a book.
 Nine fixed keys, one nested object, enumerations, bounded strings and numbers. Keys, punctuation and
 most of each enumeration are forced; what is left to decide is which of the alternatives, and the
 letters of two short strings. The longest text has fewer characters than `MAX_TOKENS`, so any model
-comes to its end, whatever it decides. Words and form are those that the demo's model was trained on:
-it splits them into tokens as the tokenizer does, also where nothing is forced, and so writes the same
-text on both servers. Other models may split them otherwise on stock vLLM, and then go other ways.
+comes to its end, whatever it decides.
+
+Words and form are those that the demo's model was trained on. So it splits them into tokens as the
+tokenizer does, also where stock vLLM leaves that to it, and both servers write the same text. Other
+models may split them otherwise, and then go other ways.
 """
 
 from __future__ import annotations

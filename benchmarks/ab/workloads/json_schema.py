@@ -1,8 +1,9 @@
 """JSON held to a schema, another one each time: MaskBench's with `--data`, else made-up ones.
 
 Only schemas that any of vLLM's backends takes and observes (`is_plain`), and no long ones, as the
-prompt quotes them. White space is fixed on both servers: where a model may write as much of it as
-it likes, next to nothing is forced, and a weak model writes nothing else.
+prompt quotes them. White space is fixed on both servers, which vLLM allows only with a backend by
+name: where a model may write as much of it as it likes, next to nothing is forced, and a weak model
+writes nothing else.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ WORKLOAD = Workload(
     structured=True,
     server_args=lambda block_size_tokens: (
         *("--max-model-len", str(MAX_MODEL_LEN)),
+        *("--structured-outputs-config.backend", "xgrammar"),
         *("--structured-outputs-config.disable_any_whitespace", "true"),
     ),
 )

@@ -39,6 +39,7 @@ class FakeVllm:
     plugin: bool = False
     can_empty: bool = True
     reply: str = "{num_words} words"
+    finish_reason: str = "length"
     fails_from: int | None = None
     url: str = ""
     num_emptied: int = 0
@@ -62,7 +63,7 @@ class FakeVllm:
         first, rest = self.reply.format(num_words=num_words).split(" ")
         assert body["stream"] and body["stream_options"] == {"include_usage": True}
         yield {"choices": [{"index": 0, "text": first, "finish_reason": None}]}
-        yield {"choices": [{"index": 0, "text": " " + rest, "finish_reason": "length"}]}
+        yield {"choices": [{"index": 0, "text": " " + rest, "finish_reason": self.finish_reason}]}
         usage = {"prompt_tokens": num_words, "completion_tokens": 2}
         yield {"choices": [], "usage": usage}
 
@@ -251,6 +252,14 @@ def test_what_a_reply_left_in_the_cache_need_not_be_computed(stock: FakeVllm) ->
     assert prompts == [3, 6]
     # The second prompt is the first, "3 words", of which "3" was fed back, and " and".
     assert unique_prompt_tokens(run, stock.url) == 3 + 2
+
+
+def test_a_reply_that_the_model_ended_is_all_in_the_cache(stock: FakeVllm) -> None:
+    stock.finish_reason = "stop"
+    run = run_programs(twice, [{"question": "a b c "}], stock.url, 1)
+    assert [one.ended for one in run.calls] == [True, True]
+    assert [len(body["prompt"].split()) for body in stock.bodies] == [3, 6]
+    assert unique_prompt_tokens(run, stock.url) == 3 + 1
 
 
 def test_an_error_ends_the_run(stock: FakeVllm) -> None:

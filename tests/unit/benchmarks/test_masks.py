@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -165,6 +166,22 @@ def test_what_compiles_too_long_is_given_up_and_counts_with_the_limit() -> None:
     one = asker(limit_s=0.05)
     assert one.ask(case("sleep")).kind == "gave up"
     assert one.times.compile == [50_000_000]
+
+
+def test_the_next_schema_waits_for_a_compilation_that_goes_on() -> None:
+    class GivesUp(Backend):
+        def compile_grammar(self, kind: Any, schema: str) -> Grammar:
+            if schema == "sleep":
+                threading.Thread(target=super().compile_grammar, args=(kind, schema)).start()
+                raise ValueError("timed out")
+            return super().compile_grammar(kind, schema)
+
+    one = Asker(GivesUp(), END, 20.0)
+    assert one.ask(case("sleep")).kind == "refused"
+    (thread,) = one.abandoned
+    assert thread.is_alive()
+    assert one.ask(case('"a"', valid=("a",))).right
+    assert not thread.is_alive()
 
 
 def test_what_takes_too_long_token_by_token_is_given_up() -> None:
