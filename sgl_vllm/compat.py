@@ -18,7 +18,13 @@ SUPPORTED_VERSIONS = ((0, 31), (0, 33))
 BEST_EFFORT_VERSIONS = ((0, 26), (0, 30))
 
 # What the `server` extra asks for: package, lowest version, first version that is too new.
-SERVER_PACKAGES = (("numpy", "1.26", None), ("xgrammar", "0.2.1", "1"))
+SERVER_PACKAGES = (
+    ("llguidance", "1.0", None),
+    ("numba", "0.60", None),
+    ("numpy", "1.26", None),
+    ("outlines-core", "0.2.10", None),
+    ("xgrammar", "0.2.1", "1"),
+)
 
 
 class Support(enum.StrEnum):

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import TypeAlias, Union
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -290,8 +290,8 @@ class StringBody:
 STRING = StringBody(escapes=True)
 PLAIN_STRING = StringBody(escapes=False)
 
-Terminal: TypeAlias = Union[Literals, Dfa, Text]
-Expression: TypeAlias = Union[Seq, Alt, Lazy, Terminal]
+Terminal: TypeAlias = Literals | Dfa | Text
+Expression: TypeAlias = Seq | Alt | Lazy | Terminal
 
 EMPTY = Seq()
 NEVER = Alt(())

@@ -6,7 +6,7 @@ Owns: every contact with vLLM's structured-output interface. Which texts are leg
 `forced.py`.
 
     format           ours                                           otherwise
-    json             what `schema.py` takes on                      xgrammar, guidance (see `Reading`)
+    json             what `schema.py` takes on                      xgrammar, guidance
     json_object      always
     regex            what `regex.py` takes on                       xgrammar, guidance
     choice           always (stock's frontend makes it a grammar)
@@ -61,6 +61,8 @@ MAX_SPEC_CHARS = 4 << 20
 MAX_CACHED_GRAMMARS = 1_000
 MAX_CACHED_STATES = 100_000
 _CHECK_EVERY = 32
+MAX_ERRORS = 8
+"""So many unexpected errors, and our automata take no more requests."""
 
 
 @dataclass
@@ -72,6 +74,7 @@ class BackendCounters:
     xgrammar: int = 0
     guidance: int = 0
     refused: int = 0
+    errors: int = 0
 
 
 @dataclass
@@ -119,7 +122,12 @@ class SglBackend(StructuredOutputBackend):
                 f"a {request_type.name.lower()} of {len(grammar_spec):,} characters; at most "
                 f"{MAX_SPEC_CHARS:,} are taken"
             )
-        automaton = self._automaton(request_type, grammar_spec) if self.use_automata else None
+        automaton = None
+        if self.use_automata and not self.failed:
+            try:
+                automaton = self._automaton(request_type, grammar_spec)
+            except Exception:
+                self.note_error("compiling a grammar, which is handed on")
         if automaton is None:
             try:
                 return self._delegated(request_type, grammar_spec, stop_token_ids)
@@ -134,6 +142,18 @@ class SglBackend(StructuredOutputBackend):
 
     def destroy(self) -> None:
         self._automata.clear()
+
+    @property
+    def failed(self) -> bool:
+        """Errors have switched our automata off: everything is handed on."""
+        return self.counters.errors >= MAX_ERRORS
+
+    def note_error(self, doing: str) -> None:
+        """Log the exception at hand, which should not have been."""
+        logger.exception("error in %s. Please report this with the lines below", doing)
+        self.counters.errors += 1
+        if self.counters.errors == MAX_ERRORS:
+            logger.error("%d errors: new grammars are left to stock's backends", MAX_ERRORS)
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -165,7 +185,6 @@ class SglBackend(StructuredOutputBackend):
         expression = self._expression(request_type, spec)
         if expression is None:
             return None
-        self.tools
         automaton = Automaton(expression)
         if not automaton.start.first and not automaton.start.accepting:
             return None
@@ -345,15 +364,17 @@ class SglGrammar(StructuredOutputGrammar):
                 if following is None:
                     return None
                 state = following
-        except TooComplexError as error:
+        except Exception as error:
             self._give_up(error)
             return None
         return state
 
-    def _give_up(self, error: TooComplexError) -> None:
+    def _give_up(self, error: Exception) -> None:
         """Nothing more is legal but the end, which is then refused: vLLM fails this request."""
-        if not self._failed:
-            logger.error("a structured request fails: %s", error)
+        if isinstance(error, TooComplexError):
+            logger.warning("a structured request fails: %s", error)
+        else:
+            self._backend.note_error("a grammar, whose request fails")
         self._failed = True
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
@@ -381,7 +402,7 @@ class SglGrammar(StructuredOutputGrammar):
                 row.fill(0)
             else:
                 self._tools.masks.of(state).fill(row)
-        except TooComplexError as error:
+        except Exception as error:
             self._give_up(error)
             row.fill(0)
         may_end = state.accepting or self._failed

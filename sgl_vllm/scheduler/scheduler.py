@@ -351,6 +351,8 @@ class SglSchedulerMixin(Scheduler):
             parts["radix"] = failed
         if self._queue is not None and self._queue.failed:
             parts["schedule"] = failed
+        if self._grammars is not None and self._grammars.failed:
+            parts["fsm"] = failed
         if self._jump is not None and self._jump.failed:
             parts["jump_forward"] = failed
         return parts

