@@ -194,7 +194,7 @@ class RadixKVCacheManager(KVCacheManager):
         # One token at least has to run, or there is nothing to sample from. From 0.33 on vLLM says
         # so itself.
         limit = next(iter((*args, *kwargs.values())), request.num_tokens - 1)
-        if request.prefill_stats is not None and not request.num_preemptions:
+        if getattr(request, "prefill_stats", None) is not None and not request.num_preemptions:
             # Some output may follow the prompt already; vLLM counts a first hit as prompt.
             limit = min(limit, request.num_prompt_tokens)
         first_scored = self.score_from(request)

@@ -30,20 +30,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakSet
 
-import numpy as np
-import torch
 from vllm.logger import init_logger
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop, remove_all
 from vllm.v1.engine import EngineCoreOutput
-from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
-from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from sgl_vllm.fsm.backend import ForcedTokens
+from sgl_vllm.scheduler.forced_logprobs import joined, rows_of_forced
+from sgl_vllm.scheduler.unique import UniqueTokens
 
 logger = init_logger("vllm.sgl_vllm.jump")
 
@@ -253,7 +251,7 @@ class JumpForward:
         output.new_token_ids = [*output.new_token_ids, *appended]
         rows = output.new_logprobs
         if rows is not None:
-            output.new_logprobs = _joined(rows, _rows_of_forced(appended, rows))
+            output.new_logprobs = joined(rows, rows_of_forced(appended, rows))
         self.counters.jumps += 1
         self.counters.forced_tokens += num_appended
 
@@ -310,82 +308,10 @@ class JumpForward:
         scheduler.waiting.prepend_request(request)
 
 
-class UniqueTokens:
-    """The tokens that are the only legal one, one after the other, by the grammar's own mask.
-
-    Works with every structured-output backend. A call fills one mask, and one more for each token.
-    """
-
-    def __init__(self, manager: StructuredOutputManager) -> None:
-        self._manager = manager
-        self._mask: torch.Tensor | None = None
-
-    def take(self, request: Request) -> list[int]:
-        """The tokens forced after what `request` has so far; its grammar has accepted them."""
-        structured = request.structured_output_request
-        if structured is None or not isinstance(structured.grammar, StructuredOutputGrammar):
-            return []
-        if self._manager.reasoner_cls is not None and not structured.reasoning_ended:
-            return []
-        grammar = structured.grammar
-        tokens: list[int] = []
-        room = request.max_tokens - request.num_output_tokens
-        try:
-            while len(tokens) < room and not grammar.is_terminated():
-                token = self._only_legal_token(grammar)
-                if token is None or not grammar.accept_tokens(request.request_id, [token]):
-                    break
-                tokens.append(token)
-        except Exception:
-            if tokens:
-                grammar.rollback(len(tokens))
-            raise
-        return tokens
-
-    def _only_legal_token(self, grammar: StructuredOutputGrammar) -> int | None:
-        if self._mask is None:
-            self._mask = self._manager.backend.allocate_token_bitmask(1)
-        grammar.fill_bitmask(self._mask, 0)
-        words = self._mask.numpy()[0].view(np.uint32)
-        (used,) = words.nonzero()
-        if len(used) != 1:
-            return None
-        bits = int(words[used[0]])
-        return None if bits & (bits - 1) else int(used[0]) * 32 + bits.bit_length() - 1
-
-
-# -- what a client sees of a forced token -----------------------------------------------------
-
-
 def _put_before(output: EngineCoreOutput, opening: Opening) -> None:
     """Let the first output of a request begin with what was forced before its first pass."""
     output.new_token_ids = [*opening.tokens, *output.new_token_ids]
     rows = output.new_logprobs
     if rows is not None:
-        sampled = rows if opening.last is None else _rows_of_forced([opening.last], rows)
-        output.new_logprobs = _joined(_rows_of_forced(opening.tokens, rows), sampled)
-
-
-def _rows_of_forced(tokens: Sequence[int], like: LogprobsLists) -> LogprobsLists:
-    """The log-probabilities that vLLM gives a token when no other is legal, as wide as `like`.
-
-    Of k alternatives the token itself is the first, at 0.0; the others are at minus infinity, and
-    which tokens they are means nothing.
-    """
-    width = like.logprob_token_ids.shape[1]
-    ids = [[t, t, *(other for other in range(width) if other != t)][:width] for t in tokens]
-    logprobs = np.full((len(tokens), width), -np.inf, like.logprobs.dtype)
-    logprobs[:, :2] = 0
-    return LogprobsLists(
-        np.array(ids, like.logprob_token_ids.dtype).reshape(len(tokens), width),
-        logprobs,
-        np.ones(len(tokens), like.sampled_token_ranks.dtype),
-    )
-
-
-def _joined(first: LogprobsLists, second: LogprobsLists) -> LogprobsLists:
-    return LogprobsLists(
-        np.concatenate((first.logprob_token_ids, second.logprob_token_ids)),
-        np.concatenate((first.logprobs, second.logprobs)),
-        np.concatenate((first.sampled_token_ranks, second.sampled_token_ranks)),
-    )
+        sampled = rows if opening.last is None else rows_of_forced([opening.last], rows)
+        output.new_logprobs = joined(rows_of_forced(opening.tokens, rows), sampled)

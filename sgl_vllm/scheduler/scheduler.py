@@ -248,7 +248,8 @@ class SglSchedulerMixin(Scheduler):
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         waited_for_grammar = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         is_ready: bool = super()._handle_blocked_waiting_request(request)
-        if is_ready and waited_for_grammar and self._jump is not None:
+        can_cap_hit = self._radix is not None or hasattr(Scheduler, "_get_local_prefix_cache_hit")
+        if is_ready and waited_for_grammar and self._jump is not None and can_cap_hit:
             self._jump.open(request)
         return is_ready
 
@@ -259,7 +260,7 @@ class SglSchedulerMixin(Scheduler):
         if (
             self._radix is not None
             or request.num_output_tokens <= 1
-            or request.prefill_stats is None
+            or getattr(request, "prefill_stats", None) is None
             or request.num_preemptions
         ):
             hit: tuple[Any, ...] = super()._get_local_prefix_cache_hit(request)

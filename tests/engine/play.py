@@ -51,9 +51,13 @@ class Setting:
     """Masks are narrowed to forced tokens: what jump-forward must be equal to."""
 
     @property
-    def jumps(self) -> bool:
-        """Whether forced text enters at once, so that it is spelt in one way only."""
-        return self.plugin is not None and self.plugin.get("jump_forward", True)
+    def is_canonical(self) -> bool:
+        """Whether forced text is spelt in one way only."""
+        return (
+            self.plugin is not None
+            and self.plugin.get("jump_forward", True)
+            and self.plugin.get("jump_mode", "canonical") == "canonical"
+        )
 
     @property
     def engine_args(self) -> dict[str, Any]:
@@ -118,7 +122,7 @@ class References:
     stock: Played
 
     def expected_by(self, setting: Setting, program: Program) -> Played:
-        if setting.jumps:
+        if setting.is_canonical:
             return self.narrowed
         constrained = {c.number for c in program.calls if c.params.structured_outputs is not None}
         answers = {

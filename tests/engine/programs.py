@@ -34,6 +34,7 @@ PERSON = json.dumps(
         "additionalProperties": False,
     }
 )
+LETTER = r"Dear [A-Z][a-z]{2,6}, thank you for your letter of [A-Z][a-z]{2,8} the [0-9]{1,2}th\."
 CHOICES = ["Paris in France", "Parma", "Paris", "Oslo"]
 
 
@@ -335,6 +336,8 @@ class _Author:
             (3, card),
             (2, lambda: grammar(json=PERSON)),
             (2, lambda: grammar(choice=CHOICES)),
+            (2, lambda: grammar(regex=LETTER)),
+            (1, lambda: {**grammar(regex=LETTER), "logprobs": 2, "min_tokens": short}),
             (1, lambda: {**card(), "stop": [rng.choice(["continent", "eop", '"'])]}),
             (1, lambda: {**card(), "stop": ["ontin"], "include_stop_str_in_output": True}),
             (1, lambda: {**card(), "stop_token_ids": rng.sample(VOCABULARY, 60)}),

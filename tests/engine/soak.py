@@ -62,6 +62,7 @@ PLUGIN_OPTIONS = [
     {"schedule": False},
     {"radix": False},
     {"jump_forward": False},
+    {"jump_mode": "exact"},
 ]
 ROWS = [
     "requests compared",
@@ -114,7 +115,7 @@ class Soak:
         with _started(REFERENCE) as engine:
             narrowed = play(engine, program, None, give_up=False)
         references = References(narrowed, narrowed)
-        if with_stock or not all(setting.jumps for setting in settings):
+        if with_stock or not all(setting.is_canonical for setting in settings):
             with _started(STOCK_WITHOUT_CACHE) as engine:
                 stock = play(engine, program, narrowed.prompts, give_up=False)
             references = References(narrowed, stock)

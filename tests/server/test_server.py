@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -153,9 +154,65 @@ def test_a_stream_brings_the_same_text_in_order(client):
     assert len(pieces) > 1
 
 
+def test_a_stream_begins_with_what_is_forced_at_the_start(sgl, client):
+    opening = "The answer to your question is "
+    request = {
+        **CARD_REQUEST,
+        "extra_body": {"structured_outputs": {"regex": opening + "[a-z]{3}"}},
+    }
+    whole = client.completions.create(**request, logprobs=2)
+    before = sgl.get("/stats").json()["jump_forward"]["forced_tokens"]
+    chunks = list(
+        client.completions.create(
+            **request, logprobs=2, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    after = sgl.get("/stats").json()["jump_forward"]["forced_tokens"]
+    *deltas, last = chunks
+    assert deltas[0].choices[0].text.startswith(opening.rstrip())
+    assert "".join(chunk.choices[0].text for chunk in deltas) == whole.choices[0].text
+    rows = [token for chunk in deltas for token in chunk.choices[0].logprobs.tokens]
+    assert rows == whole.choices[0].logprobs.tokens
+    assert last.usage == whole.usage
+    assert last.usage.completion_tokens == len(rows)
+    assert after - before >= 5
+
+
+def test_streams_beside_each_other_lose_nothing(client):
+    def stream(number: int) -> tuple[str, str, int]:
+        prompt = f"A card, the {number}th: "
+        request = {**CARD_REQUEST, "prompt": prompt}
+        options = {"include_usage": True}
+        *deltas, last = client.completions.create(**request, stream=True, stream_options=options)
+        text = "".join(chunk.choices[0].text for chunk in deltas)
+        return prompt, text, last.usage.completion_tokens
+
+    with ThreadPoolExecutor(8) as pool:
+        streamed = list(pool.map(stream, range(16)))
+    for prompt, text, num_tokens in streamed:
+        whole = client.completions.create(**{**CARD_REQUEST, "prompt": prompt})
+        assert (whole.choices[0].text, whole.usage.completion_tokens) == (text, num_tokens)
+
+
 def test_logprobs_have_a_row_for_every_token(client):
     answer = client.completions.create(**CARD_REQUEST, logprobs=1)
     assert len(answer.choices[0].logprobs.tokens) == answer.usage.completion_tokens
+
+
+def test_a_streamed_chat_is_the_one_that_is_not_streamed(client):
+    request = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "Who are you?"}],
+        "max_tokens": 60,
+        "temperature": 0,
+        "extra_body": {"structured_outputs": {"regex": r"I am [A-Z][a-z]{2,6}, at your service\."}},
+    }
+    whole = client.chat.completions.create(**request).choices[0]
+    chunks = list(client.chat.completions.create(**request, stream=True))
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert "".join(pieces) == whole.message.content
+    assert whole.message.content.startswith("I am ")
+    assert chunks[-1].choices[0].finish_reason == whole.finish_reason == "stop"
 
 
 def test_a_chat_answers_in_the_schema_it_is_given(client):

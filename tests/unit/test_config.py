@@ -38,6 +38,7 @@ def test_options_survive_the_way_to_another_process():
         ("schedule_window=0", "schedule=false"),
         ("radix_policy=fifo", "one of lru, lfu, slru, priority, not 'fifo'"),
         ("radix_policy=1", "one of lru"),
+        ("jump_mode=fast", "one of canonical, exact, not 'fast'"),
         ("radix_pin_share=2", "at most 1"),
         ("radix_ttl_s=soon", "a number"),
         ("radix", "key=value"),
