@@ -99,7 +99,9 @@ class SglSchedulerMixin(Scheduler):
                 assert self._radix is not None
                 self._victim = CheapestVictim(self, self._radix)
         self._grammars: SglBackend | None = None
-        if "fsm" not in self._off or "jump_forward" not in self._off:
+        if "fsm" not in self._off or (
+            "jump_forward" not in self._off and options.jump_mode == "canonical"
+        ):
             self._grammars = self._take_over_grammars(options)
         self._jump: JumpForward | None = None
         if "jump_forward" not in self._off:
@@ -147,7 +149,7 @@ class SglSchedulerMixin(Scheduler):
             return "not verified with asynchronous scheduling yet (--no-async-scheduling)"
         if part == "select":
             return "it needs radix" if "radix" in self._off else None
-        if reason := self._why_no_grammars():
+        if options.jump_mode == "canonical" and (reason := self._why_no_grammars()):
             return reason
         if self.vllm_config.speculative_config is not None:
             return "speculative decoding is configured"
