@@ -394,8 +394,8 @@ class SglGrammar(StructuredOutputGrammar):
             del self._path[-num_tokens:]
             self._terminated = False
 
-    def fill_bitmask(self, bitmask: torch.Tensor, idx: int) -> None:
-        row = self._backend.row(bitmask, idx)
+    def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
+        row = self._backend.row(bitmask, batch_index)
         state = self._path[-1]
         try:
             if self._failed:

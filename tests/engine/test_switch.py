@@ -105,6 +105,7 @@ def test_parts_that_are_off_are_named_with_their_reason(start):
     assert parts == {
         "radix": "by option",
         "schedule": "on",
+        "fsm": "on",
         "jump_forward": "by option",
         "select": "it needs radix",
     }
@@ -163,7 +164,7 @@ def test_a_part_whose_hook_is_missing_stays_off_and_says_which(start, monkeypatc
     parts = start(plugin={}).scheduler.sgl_vllm_stats()["parts"]
     assert "BlockPool.unpin_blocks" in parts["radix"]
     assert parts["select"] == "it needs radix"
-    assert parts["schedule"] == parts["jump_forward"] == "on"
+    assert parts["schedule"] == parts["fsm"] == parts["jump_forward"] == "on"
 
 
 @pytest.mark.parametrize(
