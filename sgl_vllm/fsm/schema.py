@@ -95,6 +95,11 @@ _TIME = (
 _LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL})*"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_REG_NAME = f"(?:[A-Za-z0-9._~!$&'()*+,;=-]|%{_HEX}{{2}})"
+_PATH_CHAR = f"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%{_HEX}{{2}})"
+_AUTHORITY = (
+    rf"(?:(?:{_REG_NAME}|:)*@)?(?:\[[0-9a-fA-F:.]+\]|{_REG_NAME}*)(?::[0-9]*)?(?:/{_PATH_CHAR}*)*"
+)
 _FORMATS = {
     "date": _DATE,
     "time": _TIME,
@@ -102,12 +107,16 @@ _FORMATS = {
     "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
     "ipv4": rf"{_OCTET}(?:\.{_OCTET}){{3}}",
     "hostname": _HOST,
+    "uri": (
+        rf"[A-Za-z][A-Za-z0-9+.-]*:(?://{_AUTHORITY}|/?(?:{_PATH_CHAR}+(?:/{_PATH_CHAR}*)*)?)"
+        rf"(?:\?(?:{_PATH_CHAR}|[/?])*)?(?:#(?:{_PATH_CHAR}|[/?])*)?"
+    ),
     "email": rf"{_ATOM}(?:\.{_ATOM})*@{_HOST}",
 }
-"""RFC 3339, 4122, 2673, 1123 and 5321, in the syntax of Rust's regex; none of their characters
+"""RFC 3339, 4122, 2673, 1123, 3986, 5321, in the syntax of Rust's regex; none of their characters
 needs an escape in JSON."""
 _OTHERS_FORMATS = _names(
-    "ipv6 uri uri-reference uri-template iri iri-reference duration json-pointer "
+    "ipv6 uri-reference uri-template iri iri-reference duration json-pointer "
     "relative-json-pointer idn-email idn-hostname regex unknown"
 )
 
