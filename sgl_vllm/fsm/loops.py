@@ -1,4 +1,4 @@
-"""How the loops over tables and tries are compiled: by numba, kept on disk where that is possible."""
+"""How the loops over tables and tries are compiled: by numba, kept on disk where possible."""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import operator
+import os
 import re._constants as sre  # type: ignore[import-not-found]
 import re._parser as sre_parser  # type: ignore[import-not-found]
 import select
@@ -39,7 +41,8 @@ MAX_STATES = 20_000
 TIMEOUT_S = 2.0
 WORKER_MEMORY_BYTES = 1 << 30
 _MAX_REPEAT = 10_000
-_MAX_CACHED_STATES = 400_000
+_MAX_CACHED = 2_000
+_MAX_CACHED_STATES = 100_000
 
 
 class UnsupportedPatternError(ValueError):
@@ -144,21 +147,25 @@ class _Translator:
         return _complement(normal) if negated else _complement(_complement(normal))
 
     def char_class(self, ranges: Ranges) -> str:
-        if not self._json_string:
-            return _bracket(ranges)
-        options = []
-        if plain := _intersection(ranges, _JSON_PLAIN):
-            options.append(_bracket(plain))
-        members = {c for low, high in ranges for c in range(low, min(high, 0x5C) + 1)}
-        if short := [s for c, s in _JSON_SHORT.items() if c in members]:
-            options.append(r"\\[" + "".join([re_escape(s) for s in short]) + "]")
-        if controls := [c for c in range(0x20) if c in members]:
-            if len(controls) == 0x20:
-                options.append(r"\\u00[01][0-9a-fA-F]")
-            else:
-                codes = [f"{c >> 4}[{c & 15:x}{c & 15:X}]" for c in controls]
-                options.append(r"\\u00(?:" + "|".join(codes) + ")")
-        return "(?:" + "|".join(options) + ")" if options else _NOTHING
+        return _json_class(ranges) if self._json_string else _bracket(ranges)
+
+
+@lru_cache(maxsize=1024)
+def _json_class(ranges: Ranges) -> str:
+    """Any of these characters, as they are written in a JSON string."""
+    options = []
+    if plain := _intersection(ranges, _JSON_PLAIN):
+        options.append(_bracket(plain))
+    members = {c for low, high in ranges for c in range(low, min(high, 0x5C) + 1)}
+    if short := [s for c, s in _JSON_SHORT.items() if c in members]:
+        options.append(r"\\[" + "".join([re_escape(s) for s in short]) + "]")
+    if controls := [c for c in range(0x20) if c in members]:
+        if len(controls) == 0x20:
+            options.append(r"\\u00[01][0-9a-fA-F]")
+        else:
+            codes = [f"{c >> 4}[{c & 15:x}{c & 15:X}]" for c in controls]
+            options.append(r"\\u00(?:" + "|".join(codes) + ")")
+    return "(?:" + "|".join(options) + ")" if options else _NOTHING
 
 
 _NOTHING = r"[a&&b]"
@@ -265,13 +272,15 @@ def compile_untrusted(rust_regex: str) -> ByteDfa:
     dfa = _from_bytes(_worker.build(rust_regex))
     with _cache_lock:
         _cache[rust_regex] = dfa
-        while sum(d.num_states for d in _cache.values()) > _MAX_CACHED_STATES and len(_cache) > 1:
-            _cache.popitem(last=False)
+        if len(_cache) > _MAX_CACHED or sum(map(_num_states, _cache.values())) > _MAX_CACHED_STATES:
+            for _ in range(len(_cache) // 2):
+                _cache.popitem(last=False)
     return dfa
 
 
 _cache: OrderedDict[str, ByteDfa] = OrderedDict()
 _cache_lock = threading.Lock()
+_num_states = operator.attrgetter("num_states")
 
 
 def build(rust_regex: str) -> bytes:
@@ -328,6 +337,7 @@ class _Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         atexit.register(self.stop)
+        os.register_at_fork(after_in_child=self._leave_to_parent)
 
     def build(self, rust_regex: str) -> bytes:
         data = rust_regex.encode()
@@ -351,6 +361,16 @@ class _Worker:
             return answer
         kind = TooComplexError if status == 1 else UnsupportedPatternError
         raise kind(answer.decode())
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the process is the parent's; a new one is started when needed."""
+        process, self._process = self._process, None
+        self._lock = threading.Lock()
+        if process is not None:
+            process.returncode = 0  # not ours to wait for
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
 
     def stop(self) -> None:
         if self._process is not None:
