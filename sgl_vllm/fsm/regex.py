@@ -209,18 +209,14 @@ def full_match(pattern: str) -> ByteDfa:
     """The DFA of the texts that `pattern` matches as a whole, as vLLM's `regex` means it.
 
     `.` is any character, `\\d`, `\\w` and `\\s` are those of ASCII and the no-break space, as in
-    stock's default backend; `^` may stand first and `$` last.
+    stock's default backend; `^` may stand
+    first and `$` last, also in alternatives.
 
     Raises:
         UnsupportedPatternError: a construct that is not regular here.
         TooComplexError: more states, time or memory than allowed.
     """
-    items = _parse(pattern)
-    if items and items[0] == _BEGINNING:
-        items = items[1:]
-    if items and items[-1] == _END:
-        items = items[:-1]
-    return compile_untrusted(_write(items, json_string=False))
+    return compile_untrusted(_anchored(_parse(pattern), "", json_string=False))
 
 
 def json_string_search(pattern: str) -> ByteDfa:
@@ -229,21 +225,29 @@ def json_string_search(pattern: str) -> ByteDfa:
 
     Raises: as `full_match`.
     """
-    body = _search(_parse(pattern))
-    return compile_untrusted(f'"{body}"')
+    anything = f"{_json_class(_ANY)}*"
+    return compile_untrusted(f'"{_anchored(_parse(pattern), anything, json_string=True)}"')
 
 
-def _search(items: list[Any]) -> str:
-    if len(items) == 1 and items[0][0] is sre.BRANCH:
-        return "(?:" + "|".join([_search(list(option)) for option in items[0][1][1]]) + ")"
-    if len(items) == 1 and items[0][0] is sre.SUBPATTERN and not any(items[0][1][1:3]):
-        return _search(list(items[0][1][3]))
-    translator = _Translator(json_string=True)
-    anything = f"{translator.char_class(_ANY)}*"
-    begins = bool(items) and items[0] == _BEGINNING
+def _anchored(items: list[Any], anything: str, json_string: bool, begun: bool = False) -> str:
+    """The pattern with `anything` before and after it, where no anchor stands.
+
+    Args:
+        begun: whether an anchor stands before `items`, as before the parts of `^a|^b`, which the
+            parser takes for `^(a|b)`.
+    """
+    if items and items[0] == _BEGINNING:
+        items, begun = items[1:], True
+    if len(items) == 1:
+        op, value = items[0]
+        if op is sre.BRANCH:
+            options = [_anchored(list(o), anything, json_string, begun) for o in value[1]]
+            return "(?:" + "|".join(options) + ")"
+        if op is sre.SUBPATTERN and not any(value[1:3]):
+            return _anchored(list(value[3]), anything, json_string, begun)
     ends = bool(items) and items[-1] == _END
-    inner = _write(items[begins : len(items) - ends if ends else None], json_string=True)
-    return f"{'' if begins else anything}{inner}{'' if ends else anything}"
+    inner = _write(items[:-1] if ends else items, json_string)
+    return f"{'' if begun else anything}{inner}{'' if ends else anything}"
 
 
 def _write(items: Sequence[Any], json_string: bool) -> str:
