@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ from sgl_vllm.fsm.tables import byte_classes
 
 MAX_THREADS = 4_000
 """More threads in one state than this, and the grammar is refused while it runs."""
+
+MAX_STATES = 20_000
+"""So many states are kept; beyond, an automaton begins anew."""
 
 
 class TooComplexError(ValueError):
@@ -136,7 +139,7 @@ class ByteDfa:
         """The automaton as an expression."""
         start = self.state(self.start)
         if start is None:
-            return EMPTY
+            return EMPTY if self.accepting[self.start] else NEVER
         return Alt((start, EMPTY)) if self.accepting[self.start] else start
 
     def state(self, index: int) -> Dfa | None:
@@ -248,14 +251,16 @@ class StringBody:
     State 0 lies between characters; the closing quote leads from there to -2.
     """
 
-    def __init__(self, escapes: bool) -> None:
-        """`escapes`: whether a backslash may begin one."""
-        rows = [[-1] * 256 for _ in range(13)]
-        between, one, two, three, e0, ed, f0, f4, escape, hex4, hex3, hex2, hex1 = range(13)
+    def __init__(self, escapes: Literal["any", "characters", "needed", "none"]) -> None:
+        """`escapes`: which may stand in the string: any; those of whole characters, that is, no
+        halves of surrogate pairs; only those without which JSON cannot write a character, so that
+        every text has one spelling, that of `json.dumps(..., ensure_ascii=False)`; or none."""
+        rows = [[-1] * 256 for _ in range(14)]
+        between, one, two, three, e0, ed, f0, f4, escape, hex4, hex3, hex2, hex1, extra = range(14)
         for byte in range(0x20, 0x80):
             rows[between][byte] = between
         rows[between][QUOTE] = -2
-        rows[between][0x5C] = escape if escapes else -1
+        rows[between][0x5C] = escape if escapes != "none" else -1
         for byte in range(0xC2, 0xE0):
             rows[between][byte] = one
         for byte in range(0xE1, 0xF0):
@@ -276,19 +281,38 @@ class StringBody:
         for state, (begin, end, after) in continuations.items():
             for byte in range(begin, end):
                 rows[state][byte] = after
-        for byte in b'"\\/bfnrt':
-            rows[escape][byte] = between
-        rows[escape][ord("u")] = hex4
-        for state, after in ((hex4, hex3), (hex3, hex2), (hex2, hex1), (hex1, between)):
-            for byte in b"0123456789abcdefABCDEF":
-                rows[state][byte] = after
+        moves = {
+            escape: ((b'"\\/bfnrt', between), (b"u", hex4)),
+            hex4: ((_HEX_DIGITS, hex3),),
+            hex3: ((_HEX_DIGITS, hex2),),
+            hex2: ((_HEX_DIGITS, hex1),),
+            hex1: ((_HEX_DIGITS, between),),
+        }
+        if escapes == "characters":
+            moves |= {hex4: ((_HEX_DIGITS, hex3), (b"dD", extra)), extra: ((b"01234567", hex2),)}
+        elif escapes == "needed":
+            moves |= {
+                escape: ((b'"\\bfnrt', between), (b"u", hex4)),
+                hex4: ((b"0", hex3),),
+                hex3: ((b"0", hex2),),
+                hex2: ((b"0", extra), (b"1", hex1)),
+                hex1: ((b"0123456789abcdef", between),),
+                extra: ((b"01234567bef", between),),
+            }
+        for state, ways in moves.items():
+            for among, after in ways:
+                for byte in among:
+                    rows[state][byte] = after
         self.rows = rows
         self.table = np.array(rows, np.int32)
         self.first = [sum(1 << b for b in range(256) if row[b] != -1) for row in rows]
 
 
-STRING = StringBody(escapes=True)
-PLAIN_STRING = StringBody(escapes=False)
+_HEX_DIGITS = b"0123456789abcdefABCDEF"
+STRING = StringBody("any")
+COUNTED_STRING = StringBody("characters")
+NAME_STRING = StringBody("needed")
+PLAIN_STRING = StringBody("none")
 
 Terminal: TypeAlias = Literals | Dfa | Text
 Expression: TypeAlias = Seq | Alt | Lazy | Terminal
@@ -394,9 +418,26 @@ class Automaton:
         self._states: dict[tuple[frozenset[Thread], bool], State] = {}
         self._thens: dict[tuple[Expression, Then | None], Then] = {}
         self._after: dict[Then | None, State] = {}
+        self._expression = expression
+        self._start: State | None = None
+        self._begin()
+
+    @property
+    def start(self) -> State:
+        return self._start or self._begin()
+
+    def _begin(self) -> State:
         threads: dict[Thread, None] = {}
-        accepting = self.reach(expression, None, threads)
-        self.start = self.state(threads, accepting)
+        accepting = self.reach(self._expression, None, threads)
+        self._start = self.state(threads, accepting)
+        return self._start
+
+    def forget(self) -> None:
+        """Begin anew. States that somebody stands in stay good, with those behind them."""
+        self._states.clear()
+        self._thens.clear()
+        self._after.clear()
+        self._start = None
 
     @property
     def num_states(self) -> int:
@@ -410,6 +451,8 @@ class Automaton:
                 raise TooComplexError(
                     f"the grammar leaves more than {MAX_THREADS} ways open at one point"
                 )
+            if len(self._states) >= MAX_STATES:
+                self.forget()
             known = self._states[key] = State(self, tuple(threads), accepting)
         return known
 

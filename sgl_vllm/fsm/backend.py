@@ -6,7 +6,7 @@ Owns: every contact with vLLM's structured-output interface. Which texts are leg
 `forced.py`.
 
     format           ours                                           otherwise
-    json             what `schema.py` takes on                      xgrammar, guidance
+    json             what `schema.py` takes on (see `Reading`)      xgrammar, guidance
     json_object      always
     regex            what `regex.py` takes on                       xgrammar, guidance
     choice           always (stock's frontend makes it a grammar)
@@ -185,7 +185,11 @@ class SglBackend(StructuredOutputBackend):
         expression = self._expression(request_type, spec)
         if expression is None:
             return None
-        automaton = Automaton(expression)
+        try:
+            automaton = Automaton(expression)
+        except TooComplexError as error:
+            logger.debug("handed on: %s", error)
+            return None
         if not automaton.start.first and not automaton.start.accepting:
             return None
         with self._lock:

@@ -71,6 +71,7 @@ _MAX_ROWS_BYTES = 64 << 20
 _MAX_ROWS = 50_000
 _MAX_ENTERED = 10_000
 _MAX_CLOSING = 1_000
+_MAX_COUNTED = 1_000
 _NO_IDS: TokenIds = np.zeros(0, np.int32)
 
 
@@ -186,7 +187,7 @@ class Masks:
         key = trie_set, terminal.body, terminal.index
         known = self._counted.get(key)
         if known is None:
-            if len(self._counted) > 1_000:
+            if len(self._counted) > _MAX_COUNTED:
                 self._counted.clear()
             walked = walk_counting(trie_set, terminal.body.table, terminal.index)
             known = self._counted[key] = _Counted(*walked)

@@ -57,7 +57,11 @@ def _at_least(bound: Decimal, strict: bool, whole: bool) -> str:
     fraction = "" if whole else _FRACTION
     if bound < 0 or (bound == 0 and not strict):
         positive = f"(?:0|[1-9][0-9]*){fraction}"
-        return positive if bound == 0 else f"{positive}|-(?:{_up_to(-bound, strict, whole)})"
+        return (
+            positive
+            if bound == 0
+            else f"{positive}|-(?:{_up_to(bound.copy_negate(), strict, whole)})"
+        )
     return _from(bound, strict, whole)
 
 
@@ -65,18 +69,17 @@ def _at_most(bound: Decimal, strict: bool, whole: bool) -> str:
     fraction = "" if whole else _FRACTION
     negative = f"-(?:0|[1-9][0-9]*){fraction}"
     if bound < 0:
-        return f"-(?:{_from(-bound, strict, whole)})"
+        return f"-(?:{_from(bound.copy_negate(), strict, whole)})"
     if bound == 0 and strict:
         return f"-(?:{_from(Decimal(0), True, whole)})"
     return f"{negative}|{_up_to(bound, strict, whole)}"
 
 
 def _digits(bound: Decimal) -> tuple[str, str]:
-    text = f"{abs(bound).normalize():f}"
-    if len(text) > MAX_DIGITS:
+    if abs(bound.adjusted()) > MAX_DIGITS or len(bound.as_tuple().digits) > MAX_DIGITS:
         raise ValueError(f"a bound of more than {MAX_DIGITS} digits")
-    head, _, tail = text.partition(".")
-    return head, tail
+    head, _, tail = f"{bound.copy_abs():f}".partition(".")
+    return head, tail.rstrip("0")
 
 
 def _from(bound: Decimal, strict: bool, whole: bool) -> str:
@@ -126,11 +129,7 @@ def _heads_below(head: str) -> list[str]:
     options = []
     if len(head) > 1:
         options.append("0")
-        if len(head) > 2:
-            options.append(f"[1-9][0-9]{{0,{len(head) - 3}}}[0-9]?" if len(head) > 3 else "[1-9]")
-            options.append(f"[1-9][0-9]{{0,{len(head) - 2}}}")
-        else:
-            options.append("[1-9]")
+        options.append(f"[1-9][0-9]{{0,{len(head) - 2}}}")
     for i, digit in enumerate(head):
         lowest = 1 if i == 0 and len(head) > 1 else 0
         if int(digit) > lowest:

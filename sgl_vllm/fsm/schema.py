@@ -17,14 +17,18 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
 from sgl_vllm.fsm import numbers, regex
 from sgl_vllm.fsm.automaton import (
+    COUNTED_STRING,
     EMPTY,
+    NAME_STRING,
     PLAIN_STRING,
     STRING,
     Alt,
@@ -43,6 +47,9 @@ Schema = dict[str, Any] | bool
 MAX_COUNTED_ITEMS = 1_000
 MAX_COUNTED_CHARS = 1_000_000
 MAX_NODES = 50_000
+MAX_WORK = 400_000
+"""Members, values and conjunctions that may be looked at: conjunctions of alternatives multiply."""
+MAX_PATTERNS_S = 3.0
 _MAX_DEPTH = 200
 
 
@@ -80,6 +87,47 @@ _OURS_STRICT = _names(
     "minLength maxLength"
 )
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, dict | bool)
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(name, str) for name in value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_SHAPES: dict[str, Callable[[Any], bool]] = {
+    "type": lambda v: (
+        v in _TYPES
+        if isinstance(v, str)
+        else (_is_list(v) and v != [] and all(t in _TYPES for t in v))
+    ),
+    "required": lambda v: _is_list(v) and all(isinstance(name, str) for name in v),
+    "items": lambda v: _is_schema(v) or _is_list(v),
+    **dict.fromkeys(_names("additionalProperties additionalItems"), _is_schema),
+    **dict.fromkeys(_names("properties patternProperties"), _is_dict),
+    **dict.fromkeys(_names("allOf anyOf oneOf enum prefixItems"), _is_list),
+    **dict.fromkeys(_names("pattern format"), lambda v: isinstance(v, str)),
+    **dict.fromkeys(
+        _names("minLength maxLength minItems maxItems minProperties maxProperties minimum maximum"),
+        _is_number,
+    ),
+    **dict.fromkeys(
+        _names("exclusiveMinimum exclusiveMaximum"), lambda v: isinstance(v, bool) or _is_number(v)
+    ),
+}
+"""What the values of keywords look like."""
 
 _HEX = "[0-9a-fA-F]"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -146,7 +194,10 @@ def compile_schema(
     if not isinstance(schema, dict | bool):
         raise UnsupportedSchemaError("a schema is an object, true or false")
     try:
-        return _Compiler(schema, reading, any_whitespace).value(schema)
+        compiler = _Compiler(schema, reading, any_whitespace)
+        expression = compiler.value(schema)
+        compiler.check_finite()
+        return expression
     except RecursionError:
         raise UnsupportedSchemaError("the schema is nested too deeply") from None
     except (regex.UnsupportedPatternError, TooComplexError) as error:
@@ -163,8 +214,36 @@ class _Compiler:
         self._made: dict[int, Expression] = {}
         self._kept: list[Any] = []
         self._merged: dict[tuple[int, int], Schema] = {}
+        self._merging: set[int] = set()
+        self._ways: dict[int, list[list[int]]] = {}
+        """For each subschema, by id, the ways to write a value to its end: all the subschemas that
+        stand in it for sure."""
         self._depth = 0
+        self._work = 0
+        self._patterns_s = 0.0
+        self._needed: list[int] = []
+        """What stands for sure in the object or array made last."""
         self._any: Expression | None = None
+
+    def _spend(self, amount: int) -> None:
+        self._work += amount
+        if self._work > MAX_WORK:
+            raise UnsupportedSchemaError("the schema and its conjunctions are too large")
+
+    def check_finite(self) -> None:
+        """Refuse a schema whose values contain each other without end: no text could close them."""
+        pending = list(reversed(self._ways))  # what others need was mostly made after them
+        finite: set[int] = set()
+        while pending:
+            left = []
+            for schema in pending:
+                if any(finite.issuperset(way) for way in self._ways[schema]):
+                    finite.add(schema)
+                else:
+                    left.append(schema)
+            if len(left) == len(pending):
+                raise UnsupportedSchemaError("a value that would have to contain itself")
+            pending = left
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -189,12 +268,14 @@ class _Compiler:
         if self._depth > _MAX_DEPTH:
             raise UnsupportedSchemaError("the schema is nested too deeply")
         expression = self._value(schema)
+        self._ways.setdefault(id(schema), [[]])
         self._depth -= 1
         holder.append(expression)
         self._made[id(schema)] = expression
         return expression
 
     def _value(self, schema: dict[str, Any]) -> Expression:
+        self._check(schema)
         constraints = schema.keys() & _CONSTRAINTS
         ours = _OURS_STRICT if self._strict else _OURS
         for name in constraints - ours:
@@ -207,12 +288,12 @@ class _Compiler:
         if "$ref" in constraints:
             target = self._resolve(schema["$ref"])
             others = {k: schema[k] for k in constraints if k != "$ref"}
-            return self.value(self._both(target, others) if others else target)
+            return self._same(schema, self._both(target, others) if others else target)
         if "allOf" in constraints:
             merged: Schema = {k: schema[k] for k in constraints if k != "allOf"}
             for branch in _list(schema["allOf"], "allOf"):
                 merged = self._both(merged, branch)
-            return self.value(self._keep(merged))
+            return self._same(schema, merged)
         for name in ("anyOf", "oneOf"):
             if name in constraints:
                 return self._any_of(schema, name, constraints)
@@ -222,18 +303,31 @@ class _Compiler:
             return self._one_of(_list(schema["enum"], "enum"), schema)
         return self._typed(schema, constraints)
 
+    def _check(self, schema: dict[str, Any]) -> None:
+        """Refuse values of keywords that no schema has."""
+        for name, value in schema.items():
+            is_right = _SHAPES.get(name)
+            if is_right is not None:
+                self._spend(1 + (len(value) if isinstance(value, dict | list) else 0))
+                if not is_right(value):
+                    raise UnsupportedSchemaError(f"the value of {name}")
+
+    def _same(self, schema: dict[str, Any], other: Schema) -> Expression:
+        """The values of `schema`, which are those of `other`."""
+        self._ways[id(schema)] = [_ids(self._keep(other))]
+        return self.value(other)
+
     def _typed(self, schema: dict[str, Any], constraints: set[str]) -> Expression:
         types = schema.get("type")
         if types is None:
             types = self._implied(constraints)
         elif isinstance(types, str):
             types = [types]
-        if not isinstance(types, list) or not types or any(t not in _TYPES for t in types):
-            raise UnsupportedSchemaError(f"type {types!r}")
         if "number" in types:
             types = [t for t in types if t != "integer"]
         if self._strict and len(types) > 1 and constraints - {"type"}:
             raise UnsupportedSchemaError("several types with constraints")
+        ways = self._ways[id(schema)] = [] if {"object", "array"}.issuperset(types) else [[]]
         make = {
             "object": self._object,
             "array": self._array,
@@ -243,7 +337,11 @@ class _Compiler:
             "boolean": lambda _: Literals(((b"true", None), (b"false", None))),
             "null": lambda _: literal(b"null"),
         }
-        options = [make[name](schema) for name in dict.fromkeys(types)]
+        options = []
+        for name in dict.fromkeys(types):
+            options.append(make[name](schema))
+            if name in ("object", "array"):
+                ways.append(self._needed)
         return options[0] if len(options) == 1 else Alt(options)
 
     def _implied(self, constraints: set[str]) -> list[str]:
@@ -310,8 +408,7 @@ class _Compiler:
                     raise UnsupportedSchemaError("an enumeration of objects or arrays")
                 others.append(self._exactly(value))
             else:
-                text = json.dumps(value, ensure_ascii=False).encode("utf-8", "strict")
-                texts.append((text, None))
+                texts.append((_text(value), None))
         unique = tuple(dict.fromkeys(texts))
         options = [*([Literals(unique)] if unique else []), *others]
         return options[0] if len(options) == 1 else Alt(options)
@@ -329,7 +426,7 @@ class _Compiler:
                 parts.extend([self._comma()] if parts else [])
                 parts.extend([self._key(name), self._exactly(item)])
             return self._brackets(b"{", b"}", parts)
-        return literal(json.dumps(value, ensure_ascii=False).encode())
+        return literal(_text(value))
 
     def _brackets(self, begin: bytes, end: bytes, parts: list[Expression]) -> Expression:
         blank = [self._blank] if parts else []
@@ -340,8 +437,10 @@ class _Compiler:
         """Whether a listed value meets what else the schema says, as far as that is simple."""
         for name in schema.keys() & _CONSTRAINTS - {"enum", "const", "type"}:
             raise UnsupportedSchemaError(f"enum with {name}")
-        if "const" in schema and "enum" in schema and value not in schema["enum"]:
-            return False
+        if "const" in schema and "enum" in schema:
+            listed = {*map(_identity, schema["enum"])}
+            if _identity(value) not in listed:
+                return False
         types = schema.get("type")
         if types is None:
             return True
@@ -358,6 +457,7 @@ class _Compiler:
         options = [b for b in resolved if b is not False]
         if not options:
             raise UnsupportedSchemaError("no branch can be valid")
+        self._ways[id(schema)] = [_ids(option) for option in options]
         if name == "oneOf":
             for i, a in enumerate(options):
                 for b in options[i + 1 :]:
@@ -372,9 +472,11 @@ class _Compiler:
         a, b = self._followed(a), self._followed(b)
         if not isinstance(a, dict) or not isinstance(b, dict):
             return a is False or b is False
+        self._check(a)
+        self._check(b)
         values_a, values_b = _values(a), _values(b)
         if values_a is not None and values_b is not None:
-            return not any(x == y and type(x) is type(y) for x in values_a for y in values_b)
+            return {*map(_identity, values_a)}.isdisjoint(map(_identity, values_b))
         types_a, types_b = self._types(a), self._types(b)
         if types_a is not None and types_b is not None:
             common = types_a & types_b
@@ -386,8 +488,6 @@ class _Compiler:
             return False
         properties_a = a.get("properties", {})
         properties_b = b.get("properties", {})
-        if not isinstance(properties_a, dict) or not isinstance(properties_b, dict):
-            return False
         required_a, required_b = set(a.get("required", ())), set(b.get("required", ()))
         for name in required_a & required_b:
             if (
@@ -447,6 +547,7 @@ class _Compiler:
 
     def _keep(self, schema: Schema) -> Schema:
         """Memory of ids needs their objects to stay."""
+        self._spend(1)
         self._kept.append(schema)
         return schema
 
@@ -458,6 +559,8 @@ class _Compiler:
             return a
         if a is False or b is False:
             return False
+        if id(a) in self._merging or id(b) in self._merging:
+            raise UnsupportedSchemaError("conjunctions that contain themselves")
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise UnsupportedSchemaError("conjunctions nested too deeply")
@@ -467,8 +570,12 @@ class _Compiler:
             self._depth -= 1
 
     def _merged_with(self, a: Schema, b: Schema) -> Schema:
-        if not isinstance(a, dict) or not isinstance(b, dict):
+        if isinstance(a, bool) or isinstance(b, bool):
             return self._both(a, b)
+        if not isinstance(a, dict) or not isinstance(b, dict):
+            raise UnsupportedSchemaError("a schema is an object, true or false")
+        self._check(a)
+        self._check(b)
         known = self._merged.get((id(a), id(b)))
         if known is not None:
             return known
@@ -488,12 +595,13 @@ class _Compiler:
         merged: dict[str, Any] = {}
         self._keep(a), self._keep(b)
         self._merged[id(a), id(b)] = merged
+        self._merging.add(id(merged))
         for name in (*a, *(n for n in b if n not in a)):
             if name not in _CONSTRAINTS:
                 continue
             if name not in a or name not in b:
                 merged[name] = a.get(name, b.get(name))
-            elif a[name] == b[name]:
+            elif _identity(a[name]) == _identity(b[name]):
                 merged[name] = a[name]
             else:
                 merged[name] = self._merged_keyword(name, a[name], b[name])
@@ -505,6 +613,7 @@ class _Compiler:
                     raise UnsupportedSchemaError("additionalProperties across a conjunction")
                 if extra and "patternProperties" in one:
                     raise UnsupportedSchemaError("patternProperties across a conjunction")
+        self._merging.remove(id(merged))
         return merged
 
     def _merged_keyword(self, name: str, a: Any, b: Any) -> Any:
@@ -525,7 +634,8 @@ class _Compiler:
                 raise UnsupportedSchemaError("no type is left")
             return both
         if name == "enum":
-            return [x for x in a if x in b]
+            others = {*map(_identity, b)}
+            return [x for x in a if _identity(x) in others]
         if name in ("minimum", "minLength", "minItems", "minProperties"):
             return max(a, b)
         if name in ("maximum", "maxLength", "maxItems", "maxProperties"):
@@ -546,23 +656,30 @@ class _Compiler:
         bounded = bool(low) or high is not None
         automata = []
         if "pattern" in schema:
-            if not isinstance(schema["pattern"], str):
-                raise UnsupportedSchemaError("a pattern is a string")
-            automata.append(regex.json_string_search(schema["pattern"]))
+            automata.append(self._pattern(schema["pattern"]))
         form = schema.get("format")
         if form in _FORMATS:
             automata.append(regex.compile_trusted(f'"(?:{_FORMATS[form]})"'))
         elif form in _OTHERS_FORMATS:
             raise UnsupportedSchemaError(f"format {form!r} is not ours")
         if not automata:
-            # In the strict reading a bounded string holds no escapes: so does stock's.
-            body = PLAIN_STRING if self._strict and bounded else STRING
+            body = STRING
+            if bounded:  # in the strict reading without escapes, as stock's
+                body = PLAIN_STRING if self._strict else COUNTED_STRING
             return self._quoted(Text.of(body, 0, low, high))
         if bounded:
             if max(low, high or 0) > 300:
                 raise UnsupportedSchemaError("a pattern with a long bound of length")
             automata.append(_string_of_length(low, high))
         return self._dfa(automata)
+
+    def _pattern(self, pattern: str) -> ByteDfa:
+        began = time.monotonic()
+        dfa = regex.json_string_search(pattern)
+        self._patterns_s += time.monotonic() - began
+        if self._patterns_s > MAX_PATTERNS_S:
+            raise UnsupportedSchemaError("the patterns take too long to compile")
+        return dfa
 
     @staticmethod
     def _dfa(automata: Sequence[ByteDfa]) -> Expression:
@@ -628,9 +745,9 @@ class _Compiler:
         first = schema.get("prefixItems", [])
         rest = schema.get("items", True)
         if isinstance(rest, list):
+            if "prefixItems" in schema:
+                raise UnsupportedSchemaError("prefixItems beside a list of items")
             first, rest = rest, schema.get("additionalItems", True)
-        if not isinstance(first, list):
-            raise UnsupportedSchemaError("prefixItems is a list")
         prefix = [self.value(item) for item in first if item is not False]
         if len(prefix) < len(first):
             raise UnsupportedSchemaError("an item that nothing can be")
@@ -639,6 +756,7 @@ class _Compiler:
         if high is not None and low > high:
             raise UnsupportedSchemaError("minItems is above maxItems")
         other = self.value(rest) if rest is not False else EMPTY
+        self._needed = _ids(*first[:low], *([rest] if low > len(first) else []))
         after: dict[int, Expression] = {}
 
         def items(count: int) -> Expression:
@@ -665,16 +783,10 @@ class _Compiler:
 
     def _object(self, schema: dict[str, Any]) -> Expression:
         properties = schema.get("properties", {})
-        if not isinstance(properties, dict):
-            raise UnsupportedSchemaError("properties is an object")
-        required = schema.get("required", [])
-        if not isinstance(required, list) or not all(isinstance(x, str) for x in required):
-            raise UnsupportedSchemaError("required is a list of strings")
+        required = dict.fromkeys(schema.get("required", []))
         closed = self._strict and "properties" in schema
         additional = schema.get("additionalProperties", not closed)
         patterns = schema.get("patternProperties", {})
-        if not isinstance(patterns, dict) or not isinstance(additional, dict | bool):
-            raise UnsupportedSchemaError("additionalProperties or patternProperties")
         if self._strict and "additionalProperties" in schema and additional is not False:
             raise UnsupportedSchemaError("additionalProperties in the strict reading")
         members: list[_Member] = []
@@ -684,12 +796,10 @@ class _Compiler:
                     raise UnsupportedSchemaError("a required property that nothing can be")
                 continue
             members.append(_Member(name, self.value(subschema), name in required))
-        automata = {p: regex.json_string_search(p) for p in patterns}
+        automata = {p: self._pattern(p) for p in patterns}
         for name in required:
             if name not in properties:
-                if any(a.accepts(_quote(name)) for a in automata.values()) or not isinstance(
-                    additional, dict | bool
-                ):
+                if any(a.accepts(_quote(name)) for a in automata.values()):
                     raise UnsupportedSchemaError("a required property that only a pattern names")
                 if additional is False:
                     raise UnsupportedSchemaError("a required property that may not be")
@@ -698,12 +808,18 @@ class _Compiler:
         low = _count(schema.get("minProperties", 0), "minProperties")
         high = schema.get("maxProperties")
         high = None if high is None else _count(high, "maxProperties")
-        if low <= sum(m.required for m in members):
+        num_required = sum(m.required for m in members)
+        if high is not None and high < max(low, num_required):
+            raise UnsupportedSchemaError("maxProperties is too low")
+        if others is None and low > len(members):
+            raise UnsupportedSchemaError("minProperties is too high")
+        if low <= num_required:
             low = 0
         if high is not None and high >= len(members) and others is None:
             high = None
         if max(low, high or 0) > MAX_COUNTED_ITEMS:
             raise UnsupportedSchemaError("too many properties to count")
+        self._needed = _ids(*[properties.get(name, additional) for name in required])
         tail = _Members(self, members, others, low, high).after(0, 0)
         return Seq(literal(b"{"), self._blank, tail)
 
@@ -731,7 +847,7 @@ class _Compiler:
                 options.append(Seq(dfa.expression, colon, self.value(patterns[pattern])))
         if additional is not False:
             if automata:
-                rest = regex.compile_trusted('"' + _ANY_STRING + '"')
+                rest = regex.compile_trusted('"' + _ANY_NAME + '"')
                 for dfa in automata.values():
                     rest = regex.combined(rest, dfa, minus=True)
                 if quoted:
@@ -739,8 +855,9 @@ class _Compiler:
                     rest = regex.combined(rest, regex.compile_untrusted(excluded), minus=True)
                 key = rest.expression
             else:
+                # A listed name must not come back in another spelling.
                 inner = tuple(sorted(q[1:-1] for q in quoted.values()))
-                key = self._quoted(Text.of(STRING, names=inner))
+                key = self._quoted(Text.of(NAME_STRING if inner else STRING, names=inner))
             colon = Seq(self._blank, literal(b":"), self._blank)
             options.append(Seq(key, colon, self.value(additional)))
         if not options:
@@ -748,7 +865,7 @@ class _Compiler:
         return options[0] if len(options) == 1 else Alt(options)
 
     def _key(self, name: str) -> Expression:
-        text = json.dumps(name, ensure_ascii=False).encode()
+        text = _quote(name)
         if self._blank is EMPTY:
             return literal(text + b":")
         return Seq(literal(text), self._blank, literal(b":"), self._blank)
@@ -790,9 +907,12 @@ class _Members:
         self._keys_by_count: dict[int, list[tuple[bytes, Expression | None]]] = {}
         self._last = list(range(len(members) + 1))
         """For each index, the next member that may not be left out (or the end)."""
+        self._num_required = [0] * (len(members) + 1)
+        """For each index, the members from there on that may not be left out."""
         for i in reversed(range(len(members))):
             if not members[i].required:
                 self._last[i] = self._last[i + 1]
+            self._num_required[i] = self._num_required[i + 1] + members[i].required
 
     def _keys(self, following: int) -> list[tuple[bytes, Expression | None]]:
         """Every member's name, and what comes after it when `following` have been written then."""
@@ -813,6 +933,13 @@ class _Members:
             known = self._made[index, count] = Lazy(lambda: self._after(index, count))
         return known
 
+    def _furthest(self, index: int, count: int) -> int:
+        """The last member that may come next: none that must is left out, and enough remain."""
+        last = self._last[index]
+        if self._others is None and self._low > count:
+            last = min(last, len(self._members) - (self._low - count))
+        return last
+
     def _after(self, index: int, count: int) -> Expression:
         options: list[Expression] = []
         full = self._high is not None and count >= self._high
@@ -821,7 +948,10 @@ class _Members:
         last = self._last[index]
         if not full:
             following = min(count + 1, self._most)
-            keys = self._keys(following)[index : last + 1]
+            keys = self._keys(following)[index : self._furthest(index, count) + 1]
+            if self._high is not None and self._high - count <= self._num_required[index]:
+                # Only what may not be left out fits.
+                keys = keys[last - index :]
         may_end = last == len(self._members)
         if may_end and self._others is not None and not full:
             options.append(Seq(self._others, self.after(last, count + 1)))
@@ -836,17 +966,42 @@ class _Members:
         return Seq(*([blank] if count else []), Alt(ends))
 
 
+_ANY_NAME = r'(?:[^"\\\x{0}-\x{1f}]|\\["\\bfnrt]|\\u00(?:0[0-7bef]|1[0-9a-f]))*'
+"""Names in their one spelling, as `NAME_STRING`."""
 _ANY_STRING = r'(?:[^"\\\x{0}-\x{1f}]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*'
 
 
 def _string_of_length(low: int, high: int | None) -> ByteDfa:
     unit = _ANY_STRING[:-1]
     most = "" if high is None else str(high)
-    return regex.compile_trusted(f'"{unit}{{{low},{most}}}"')
+    return regex.compile_untrusted(f'"{unit}{{{low},{most}}}"')
+
+
+def _text(value: Any) -> bytes:
+    """A value that holds no others, in JSON."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, TypeError):
+        raise UnsupportedSchemaError("a value that cannot be written as JSON") from None
 
 
 def _quote(name: str) -> bytes:
-    return json.dumps(name, ensure_ascii=False).encode()
+    if not isinstance(name, str):
+        raise UnsupportedSchemaError("a name is a string")
+    return _text(name)
+
+
+def _ids(*schemas: Schema) -> list[int]:
+    return [id(schema) for schema in schemas if isinstance(schema, dict)]
+
+
+def _identity(value: Any) -> Hashable:
+    """The same for values that are equal in JSON's sense: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, dict):
+        return "object", frozenset([(k, _identity(v)) for k, v in value.items()])
+    if isinstance(value, list):
+        return "array", tuple([_identity(v) for v in value])
+    return ("boolean", value) if isinstance(value, bool) else value
 
 
 def _verbatim(text: bytes) -> str:
@@ -874,12 +1029,12 @@ def _is_a(value: Any, name: str) -> bool:
     if name in ("number", "integer"):
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
-        return name == "number" or float(value).is_integer()
+        return name == "number" or isinstance(value, int) or value.is_integer()
     return isinstance(value, {"object": dict, "array": list, "string": str}[name])
 
 
 def _count(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+    if not _is_a(value, "integer"):
         raise UnsupportedSchemaError(f"{name} is a whole number")
     if not 0 <= value <= MAX_COUNTED_CHARS:
         raise UnsupportedSchemaError(f"{name} is out of range")
@@ -889,12 +1044,10 @@ def _count(value: Any, name: str) -> int:
 def _decimal(value: Any) -> Decimal | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UnsupportedSchemaError("a bound is a number")
     try:
         return Decimal(repr(value))
-    except ArithmeticError:
-        raise UnsupportedSchemaError("a bound is a number") from None
+    except ValueError:
+        raise UnsupportedSchemaError("a bound of too many digits") from None
 
 
 def _whole(bound: Decimal, *, up: bool, strict: bool) -> int:

@@ -1,0 +1,225 @@
+"""States, what may come next in them, and what must."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_vllm.fsm import automaton as automaton_module
+from sgl_vllm.fsm import automaton as module
+from sgl_vllm.fsm.automaton import (
+    COUNTED_STRING,
+    EMPTY,
+    NAME_STRING,
+    NEVER,
+    QUOTE,
+    STRING,
+    Alt,
+    Automaton,
+    Lazy,
+    Literals,
+    Seq,
+    Text,
+    TooComplexError,
+    literal,
+)
+from sgl_vllm.fsm.regex import full_match
+from tests.unit.fsm.grammars import GRAMMARS
+from tests.unit.fsm.texts import accepts, after, random_walk
+
+literals = st.sampled_from([b"a", b"ab", b"ba", b"abc", "é".encode(), "è".encode(), b'"'])
+
+
+@st.composite
+def choices(draw, inner):
+    """Literals, each with what follows it."""
+    texts = draw(st.lists(literals, min_size=1, max_size=4))
+    return Literals(tuple((text, draw(st.none() | inner)) for text in texts))
+
+
+expressions = st.recursive(
+    st.one_of(
+        literals.map(literal),
+        st.just(EMPTY),
+        st.sampled_from(["a*b", "(?:ab|b)?", "[ab]{2}"]).map(lambda p: full_match(p).expression),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: Seq(*parts)),
+        st.lists(inner, min_size=1, max_size=3).map(Alt),
+        inner.map(lambda expression: Lazy(lambda: expression)),
+        choices(inner),
+    ),
+    max_leaves=8,
+)
+
+
+def texts_of(expression, longest: int) -> set[bytes]:
+    """The texts of an expression that recurs nowhere, by definition."""
+    if isinstance(expression, Lazy):
+        return texts_of(expression.get(), longest)
+    if isinstance(expression, Alt):
+        return set().union(*[texts_of(option, longest) for option in expression.options])
+    if isinstance(expression, Seq):
+        texts = {b""}
+        for part in expression.parts:
+            ends = texts_of(part, longest)
+            texts = {a + b for a in texts for b in ends if len(a) + len(b) <= longest}
+        return texts
+    if isinstance(expression, Literals):
+        return {
+            text + rest
+            for text, then in expression.entries
+            for rest in texts_of(then or EMPTY, longest)
+            if len(text) + len(rest) <= longest
+        }
+    found, frontier = set(), {b""}
+    for _ in range(longest):
+        frontier = {w + bytes([b]) for w in frontier for b in b"ab"}
+        frontier = {w for w in frontier if walk_dfa(expression, w) >= 0}
+        found |= {w for w in frontier if expression.dfa.accepting[walk_dfa(expression, w)]}
+    return found
+
+
+def walk_dfa(terminal, word: bytes) -> int:
+    state = terminal.index
+    for byte in word:
+        if state >= 0:
+            state = int(terminal.dfa.table[state, byte])
+    return state
+
+
+def texts_from(state, longest: int) -> set[bytes]:
+    found = {b""} if state.accepting else set()
+    if longest:
+        for byte in range(256):
+            following = state.step(byte)
+            if following is not None:
+                found |= {bytes([byte]) + rest for rest in texts_from(following, longest - 1)}
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(expressions)
+def test_an_automaton_has_the_texts_of_its_expression(expression):
+    assert texts_from(Automaton(expression).start, 4) == texts_of(expression, 4)
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_the_bytes_that_may_come_are_those_that_step(name):
+    rng = random.Random(5)
+    for state in random_walk(Automaton(GRAMMARS[name]()).start, rng, 120, end=0.1):
+        for byte in range(256):
+            assert bool(state.first >> byte & 1) == (state.step(byte) is not None)
+
+
+def forced_by_bytes(state):
+    run = bytearray()
+    while not state.accepting:
+        options = [byte for byte in range(256) if state.step(byte) is not None]
+        if len(options) != 1:
+            break
+        run += bytes(options)
+        state = state.step(options[0])
+    return bytes(run), state
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_forced_run_is_the_longest_with_one_way_on(name):
+    rng = random.Random(6)
+    for state in random_walk(Automaton(GRAMMARS[name]()).start, rng, 80, end=0.1):
+        assert state.forced() == forced_by_bytes(state)
+        assert state.forced() is state.forced()
+
+
+def test_keys_and_punctuation_are_forced():
+    grammar = Automaton(
+        Seq(literal(b'{"name": "'), Text.of(STRING), literal(b', "age": '), literal(b"3}"))
+    )
+    assert grammar.start.forced()[0] == b'{"name": "'
+    run, end = after(grammar.start, b'{"name": "Ann"').forced()
+    assert run == b', "age": 3}' and end.accepting and not end.first
+
+
+def test_a_text_that_may_end_forces_nothing():
+    grammar = Automaton(Literals(((b"ab", None), (b"abc", None))))
+    assert grammar.start.forced()[0] == b"ab"
+    assert after(grammar.start, b"ab").forced()[0] == b""
+
+
+def test_the_same_bytes_lead_to_the_same_state():
+    grammar = Automaton(full_match("(?:ab|ba)*").expression)
+    assert after(grammar.start, b"abba") is after(grammar.start, b"baab")
+    assert grammar.num_states <= 4
+
+
+def test_an_expression_within_itself_nests():
+    inner: list = []
+    inner.append(Alt((EMPTY, Seq(literal(b"("), Lazy(lambda: inner[0]), literal(b")")))))
+    grammar = Automaton(inner[0])
+    assert accepts(grammar, "((()))") and accepts(grammar, "") and not accepts(grammar, "(()")
+
+
+def test_an_expression_that_begins_with_itself_ends():
+    inner: list = []
+    inner.append(Alt((Lazy(lambda: inner[0]), literal(b"a"))))
+    assert accepts(inner[0], "a") and not accepts(inner[0], "aa")
+
+
+def test_nothing_has_no_texts():
+    start = Automaton(Seq(literal(b"a"), NEVER)).start
+    assert start.step(ord("a")) is None and not start.first
+
+
+def test_too_many_ways_at_once_are_refused(monkeypatch):
+    monkeypatch.setattr(automaton_module, "MAX_THREADS", 30)
+    options = [full_match(f"a{{{n}}}b").expression for n in range(1, 50)]
+    with pytest.raises(TooComplexError):
+        Automaton(Alt(options))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.text('aé😀"\\\n\x1f', max_size=6),
+    st.integers(0, 4),
+    st.none() | st.integers(0, 4),
+)
+def test_strings_are_counted_by_characters(text, low, high):
+    within = low <= len(text) and (high is None or len(text) <= high)
+    if high is None or low <= high:
+        grammar = Automaton(Text.of(COUNTED_STRING, 0, low, high))
+        assert accepts(grammar, json.dumps(text, ensure_ascii=False)[1:]) == within
+        halves = any(ord(c) > 0xFFFF for c in text)  # two escapes for one character
+        assert accepts(grammar, json.dumps(text)[1:]) == (within and not halves)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe0\x80\x80", b"\xf0\x80\x80\x80",
+     b"\x80", b"\xff", b"\n", b"\x00", b"\\x", b"\\u12g4"],
+)  # fmt: skip
+def test_what_is_no_json_string_is_refused(data):
+    assert after(Automaton(Text.of(STRING)).start, data) is None
+
+
+def test_names_are_excluded_and_their_beginnings_are_not():
+    grammar = Automaton(Text.of(NAME_STRING, names=(b"ab", b"a\\n", b"")))
+    refused = ["ab", r"a\n", "", r"\u0061b", r"a\u000a", r"a\/"]
+    assert [t for t in refused if accepts(grammar, t + chr(QUOTE))] == []
+    legal = ["a", "abc", "b", r"a\t", r"a\"", r"\u0001", "é"]
+    assert [t for t in legal if not accepts(grammar, t + chr(QUOTE))] == []
+
+
+def test_an_automaton_that_has_met_too_many_states_begins_anew(monkeypatch) -> None:
+    monkeypatch.setattr(module, "MAX_STATES", 20)
+    automaton = Automaton(compile_schema({"type": "array"}))
+    text = b'[[[1, "a"], {"b": [2.5]}], [null, {"c": {"d": "e"}}], true]'
+    for _ in range(5):
+        state = automaton.start
+        for byte in text:
+            following = state.step(byte)
+            assert following is not None
+            state = following
+        assert state.accepting
+        assert automaton.num_states <= 20

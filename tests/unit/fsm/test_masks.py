@@ -1,0 +1,179 @@
+"""The mask of a state, compared with stepping through every token of a vocabulary."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sgl_vllm
+from sgl_vllm.fsm import masks as masks_module
+from sgl_vllm.fsm import vocabulary as vocabulary_module
+from sgl_vllm.fsm.automaton import Automaton
+from sgl_vllm.fsm.masks import Masks
+from sgl_vllm.fsm.schema import compile_schema
+from sgl_vllm.fsm.vocabulary import Vocabulary
+from tests.unit.fsm.grammars import GRAMMARS
+from tests.unit.fsm.texts import after, random_walk
+
+DEMO_MODEL = Path(sgl_vllm.__file__).parent / "demo" / "model"
+
+
+def legal_by_steps(vocabulary: Vocabulary, state) -> set[int]:
+    """Token by token, sharing the states of common beginnings."""
+    legal, memory = set(), {b"": state}
+    for token, piece in enumerate(vocabulary.token_bytes):
+        if not piece:
+            continue
+        size = len(piece)
+        while piece[:size] not in memory:
+            size -= 1
+        here = memory[piece[:size]]
+        while size < len(piece):
+            here = None if here is None else here.step(piece[size])
+            size += 1
+            memory[piece[:size]] = here
+        if here is not None:
+            legal.add(token)
+    return legal
+
+
+def legal_by_mask(masks: Masks, vocabulary: Vocabulary, state) -> set[int]:
+    row = np.full(vocabulary.num_words, 0xFFFFFFFF, np.uint32)
+    masks.of(state).fill(row)
+    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())
+
+
+def check(masks: Masks, vocabulary: Vocabulary, states) -> None:
+    for state in states:
+        assert legal_by_mask(masks, vocabulary, state) == legal_by_steps(vocabulary, state)
+
+
+PIECES = [bytes([b]) for b in range(256)]
+PIECES += ["é".encode(), "é".encode()[:1], "é".encode()[1:], "😀".encode(), "😀".encode()[:2]]
+PIECES += ["😀".encode()[2:] + b'"', b"a\xc3", b'\xa9"', b"\xa9\xa9", b"\xed\xa0", b"\xf0\x9f"]
+PIECES += [b"abc" * 20, b"abc" * 300, b" " * 7, b"\n  ", b'\n "', b'a\\"b"', b'\\u0061"', b'", "']
+PIECES += (
+    b'", ": "} "] "}] {"  {"a": "a" "ab ab abc }} ]} [[ ]] true tr null nu 12 123 3. .5'.split()
+)
+PIECES += (
+    b'0e -1 1, 1] 12} \\ \\" \\u \\u00 \\u00e9 \\n x" xy", xyz" name":" "name children'.split()
+)
+PIECES += b'": [{" i1":5 2024- -02- T10: yes terday'.split()
+
+vocabularies = st.lists(
+    st.sampled_from(PIECES) | st.binary(min_size=1, max_size=3) | st.just(b""),
+    min_size=1,
+    max_size=120,
+).map(lambda chosen: chosen + [bytes([b]) for b in b'"{}[]:, a1'])
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+@settings(max_examples=4, deadline=None)
+@given(vocabularies, st.integers(0, 10**9))
+def test_masks_of_random_vocabularies(name, token_bytes, seed):
+    vocabulary = Vocabulary(token_bytes, len(token_bytes) + seed % 40)
+    states = random_walk(Automaton(GRAMMARS[name]()).start, random.Random(seed), 40, end=0.1)
+    check(Masks(vocabulary), vocabulary, states)
+
+
+@pytest.fixture(scope="module")
+def everything() -> Vocabulary:
+    """All the pieces that make trouble, some of them twice, and some special tokens."""
+    token_bytes = [*PIECES, *PIECES[256:], b"", b""]
+    return Vocabulary(token_bytes, len(token_bytes) + 5)
+
+
+@pytest.mark.parametrize("dense_from", [1, 512])
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_masks_of_troublesome_pieces(everything, name, dense_from, monkeypatch):
+    monkeypatch.setattr(masks_module, "_DENSE_FROM", dense_from)
+    masks = Masks(everything)
+    start = Automaton(GRAMMARS[name]()).start
+    for seed in range(3):
+        check(masks, everything, random_walk(start, random.Random(seed), 60, end=0.1))
+
+
+TEXTS = {
+    "tree": '{"name": "é\\u00e9😀", "kind": 12, "children": [{"name": ""}]}',
+    "long strings": '"' + "aé" * 449 + 'x"',
+    "short strings": '["", "abc", "😀😀é", "\\"\\u0061"]',
+    "names excluded": '{"a": 1, "abc": "x", "b\\n": "", "éé": ""}',
+    "names of patterns": '{"a": 1, "i": 5, "ix": 0, "z\\"": true}',
+    "shared beginnings": '"abbb"',
+    "counted members": '{"a": 1, "c": 3}',
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_masks_all_along_a_text(everything, name):
+    masks = Masks(everything)
+    state = Automaton(GRAMMARS[name]()).start
+    for byte in TEXTS[name].encode():
+        check(masks, everything, [state])
+        state = state.step(byte)
+        assert state is not None
+    assert state.accepting
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_masks_are_the_same_when_nothing_is_remembered(everything, name, monkeypatch):
+    monkeypatch.setattr(masks_module, "_MAX_ROWS", 1)
+    monkeypatch.setattr(masks_module, "_MAX_ROWS_BYTES", 100)
+    monkeypatch.setattr(masks_module, "_MAX_ENTERED", 1)
+    monkeypatch.setattr(masks_module, "_MAX_CLOSING", 1)
+    monkeypatch.setattr(masks_module, "_MAX_COUNTED", 1)
+    monkeypatch.setattr(masks_module, "_DENSE_FROM", 8)
+    monkeypatch.setattr(vocabulary_module, "_MAX_REMEMBERED_NODES", 20)
+    vocabulary = Vocabulary(everything.token_bytes, everything.size)
+    masks = Masks(vocabulary)
+    for seed in (1, 2):
+        states = random_walk(Automaton(GRAMMARS[name]()).start, random.Random(seed), 40, end=0.1)
+        check(masks, vocabulary, states)
+    assert len(masks._rows) <= 2
+
+
+def test_grammars_share_what_they_have_in_common(everything):
+    masks = Masks(everything)
+    for name in ("first", "second", "third"):
+        start = Automaton(compile_schema({"enum": [name, {name: [1, True]}]})).start
+        check(masks, everything, random_walk(start, random.Random(1), 30))
+    for seed in range(3):
+        for name in GRAMMARS:
+            states = random_walk(Automaton(GRAMMARS[name]()).start, random.Random(seed), 15)
+            check(masks, everything, states)
+
+
+def test_a_mask_is_made_once_per_state(everything):
+    masks, state = Masks(everything), Automaton(GRAMMARS["tree"]()).start
+    assert masks.of(state) is masks.of(state)
+
+
+def test_tokens_longer_than_the_deepest_walk_are_not_offered_inside_strings():
+    token_bytes = [b"a", b"a" * 1022, b"a" * 3000]
+    vocabulary = Vocabulary(token_bytes, 3)
+    state = after(Automaton(compile_schema({"type": "string"})).start, '"')
+    assert legal_by_mask(Masks(vocabulary), vocabulary, state) == {0, 1}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Vocabulary:
+    """The demo model's vocabulary, read as the backend reads it."""
+    xgrammar = pytest.importorskip("xgrammar")
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO_MODEL)
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer)
+    token_bytes = list(info.decoded_vocab)
+    for token in {*info.special_token_ids, *info.stop_token_ids}:
+        token_bytes[token] = b""
+    return Vocabulary(token_bytes, len(token_bytes))
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_masks_of_the_demo_model(demo, name):
+    masks = Masks(demo)
+    states = random_walk(Automaton(GRAMMARS[name]()).start, random.Random(9), 30, end=0.1)
+    check(masks, demo, dict.fromkeys(states))

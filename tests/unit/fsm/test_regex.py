@@ -1,0 +1,332 @@
+"""Patterns -> byte DFAs: compared with `re`, with sets, and held within their limits."""
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_vllm.fsm import regex
+from sgl_vllm.fsm.automaton import NEVER, ByteDfa, TooComplexError
+from sgl_vllm.fsm.regex import (
+    UnsupportedPatternError,
+    combined,
+    full_match,
+    json_string_search,
+    minimal,
+)
+
+ALPHABET = 'abA1_ "\\\n\x01/é€😀'
+BOMBS = ["(a|b)*a(a|b){40}", "(.{0,500}){0,500}"]
+
+characters = st.sampled_from([re.escape(c) for c in ALPHABET])
+classes = st.sampled_from(
+    [
+        ".",
+        r"\d",
+        r"\D",
+        r"\w",
+        r"\W",
+        r"\s",
+        r"\S",
+        "[ab]",
+        "[^a]",
+        "[a-z1]",
+        "[^é-€]",
+        "[^\\W_]",
+        '["\\\\]',
+        "[\\x00-\\x1f]",
+        "[😀é]",
+        "[^\\s\\d]",
+        "[\\]\\-^]",
+    ]
+)
+patterns = st.recursive(
+    characters | classes | st.just(""),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=2, max_size=4).map("".join),
+        st.lists(inner, min_size=2, max_size=3).map(lambda options: f"({'|'.join(options)})"),
+        st.tuples(
+            inner, st.sampled_from(["*", "+", "?", "{2}", "{0,2}", "{1,}", "*?", "{1,2}?"])
+        ).map(lambda pair: f"(?:{pair[0]}){pair[1]}"),
+    ),
+    max_leaves=8,
+)
+strings = st.text(ALPHABET, max_size=6)
+
+
+def compiled(pattern: str, compile_) -> ByteDfa | None:
+    """The DFA, None if no text at all matches."""
+    try:
+        return compile_(pattern)
+    except UnsupportedPatternError as error:
+        assert "nothing matches" in str(error)
+        return None
+
+
+@settings(max_examples=200, deadline=None)
+@given(patterns, st.lists(strings, min_size=1, max_size=8))
+def test_a_whole_text_matches_where_re_says_so(pattern, texts):
+    dfa = compiled(pattern, full_match)
+    matches = re.compile(pattern, re.ASCII | re.DOTALL).fullmatch
+    for text in texts:
+        accepted = dfa is not None and dfa.accepts(text.encode())
+        assert accepted == bool(matches(text)), text
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_texts_made_from_a_pattern_match_it(data):
+    pattern = data.draw(patterns)
+    text = data.draw(st.from_regex(re.compile(pattern, re.ASCII | re.DOTALL), fullmatch=True))
+    if "\xa0" not in text and not any("\ud800" <= c <= "\udfff" for c in text):
+        assert full_match(pattern).accepts(text.encode())
+
+
+@settings(max_examples=200, deadline=None)
+@given(patterns, st.sampled_from(["", "^"]), st.sampled_from(["", "$"]), st.lists(strings))
+def test_a_json_string_matches_where_re_finds_the_pattern_in_its_value(pattern, begin, end, texts):
+    pattern = begin + (f"(?:{pattern})" if begin or end else pattern) + end
+    dfa = compiled(pattern, json_string_search)
+    found = re.compile(pattern.replace("$", r"\Z"), re.ASCII | re.DOTALL).search
+    for text in texts:
+        accepted = dfa is not None and dfa.accepts(json.dumps(text, ensure_ascii=False).encode())
+        assert accepted == bool(found(text)), text
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "^a|b$",
+        "^a$|^b$",
+        "(^a|b)",
+        "^(?:ab|ba)$",
+        "^|a",
+        "a|$",
+        "^$|^a",
+        "$",
+        "^",
+        "(?:^a$|b)|aa$",
+        "^(a|b$)",
+    ],
+)
+def test_anchors_hold_for_their_branch_only(pattern):
+    dfa = json_string_search(pattern)
+    for size in range(4):
+        for letters in itertools.product("abé", repeat=size):
+            text = "".join(letters)
+            accepted = dfa.accepts(json.dumps(text, ensure_ascii=False).encode())
+            assert accepted == bool(re.search(pattern, text)), text
+
+
+def test_a_whole_match_may_have_the_anchors_that_it_implies():
+    assert full_match("^ab$").accepts(b"ab")
+    assert not full_match("^ab$").accepts(b"abc")
+
+
+def test_the_longest_alternative_is_not_lost():
+    dfa = full_match("a|ab|abc?d")
+    assert [dfa.accepts(t) for t in (b"a", b"ab", b"abd", b"abcd", b"abc")] == [True] * 4 + [False]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["[a-z]{0,200}", ".{0,100}", "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "\\w{1,64}"],
+)
+def test_repetitions_cost_no_more_than_their_length(pattern):
+    assert full_match(pattern).num_states < 1_100
+    assert json_string_search(f"^{pattern}$").num_states < 1_900
+
+
+def test_space_holds_the_no_break_space_and_the_other_classes_are_of_ascii():
+    assert full_match(r"\s").accepts("\xa0".encode())
+    assert not full_match(r"\S").accepts("\xa0".encode())
+    assert not full_match(r"\d").accepts("٣".encode())
+    assert not full_match(r"\w").accepts("é".encode())
+
+
+def test_any_character_is_any_character():
+    for char in ("\n", "\x00", "é", "\u2028", "😀", "\U0010fffe"):
+        assert full_match(".").accepts(char.encode())
+    assert not full_match(".").accepts("\U0010ffff".encode())  # no character, and ours
+    assert not full_match(".").accepts(b"\xff")
+    assert not full_match(".").accepts(b"\xed\xa0\x80")  # a surrogate
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(a)\1",
+        "a(?=b)",
+        "a(?!b)",
+        "(?<=a)b",
+        r"\bа",
+        "(?i)a",
+        "(?i:a)",
+        "a^b",
+        "a$b",
+        r"a\Z",
+        "(?>a)b",
+        "a*+",
+        "(?P<n>a)(?P=n)",
+        "(a)(?(1)b|c)",
+        "(",
+        "[z-a]",
+        "a{2,1}",
+        "*",
+        "\\",
+        "(?#",
+        "[^\\s\\S]",
+        "\ud800",
+        "\\N{NO SUCH NAME}",
+        "x{99999999999999999999}",
+    ],
+)
+@pytest.mark.parametrize("compile_", [full_match, json_string_search])
+def test_what_is_not_regular_here_is_refused(pattern, compile_):
+    with pytest.raises((UnsupportedPatternError, TooComplexError)):
+        if regex.is_empty(compile_(pattern)):
+            raise UnsupportedPatternError("nothing matches")
+
+
+@pytest.mark.parametrize("pattern", ["a" * 50_001, "(" * 5_000 + ")" * 5_000, "a{20000}"])
+def test_what_is_too_large_is_refused(pattern):
+    with pytest.raises(TooComplexError):
+        full_match(pattern)
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_pattern_that_explodes_is_given_up_and_the_next_one_works(bomb):
+    began = time.monotonic()
+    with pytest.raises((TooComplexError, UnsupportedPatternError)):
+        full_match(bomb)
+    assert time.monotonic() - began < 8
+    assert full_match("a{3}").accepts(b"aaa")
+
+
+def test_a_worker_that_was_killed_is_started_again():
+    assert full_match("killed0?").accepts(b"killed")
+    regex._worker._process.kill()
+    regex._worker._process.wait()
+    assert full_match("killed1?").accepts(b"killed")
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_the_worker_ends_with_its_parent():
+    program = (
+        "import os\nfrom sgl_vllm.fsm import regex\nregex.full_match('a')\n"
+        "print(regex._worker._process.pid, flush=True)\nos._exit(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    pid = int(done.stdout)
+    for _ in range(100):
+        if has_ended(pid):
+            return
+        time.sleep(0.05)
+    pytest.fail("the worker is still there")
+
+
+def test_a_forked_child_has_a_worker_of_its_own():
+    full_match("fork")
+    parents = regex._worker._process.pid
+    child = os.fork()
+    if child == 0:
+        good = full_match("fork(?:ed)?").accepts(b"forked")
+        own = regex._worker._process.pid != parents
+        regex._worker.stop()
+        os._exit(0 if good and own else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert full_match("fork2").accepts(b"fork2")
+    assert regex._worker._process.pid == parents
+
+
+def test_many_patterns_are_forgotten_again(monkeypatch):
+    regex._cache.clear()
+    monkeypatch.setattr(regex, "_MAX_CACHED_STATES", 500)
+    monkeypatch.setattr(regex, "_MAX_CACHED", 50)
+    for i in range(300):
+        full_match(f"many{i}{'x' * (i % 40)}")
+        assert len(regex._cache) <= 50
+        assert sum(dfa.num_states for dfa in regex._cache.values()) <= 500
+    assert full_match("many7xxxxxxx") is full_match("many7xxxxxxx")
+
+
+# -- algebra ----------------------------------------------------------------------------------
+
+tables = st.integers(1, 6).flatmap(
+    lambda n: st.tuples(
+        st.lists(st.tuples(*[st.integers(-1, n - 1)] * 2), min_size=n, max_size=n),
+        st.lists(st.booleans(), min_size=n, max_size=n),
+        st.integers(0, n - 1),
+    )
+)
+WORDS = [bytes(w) for size in range(6) for w in itertools.product(b"ab", repeat=size)]
+
+
+def dfa_of(description) -> ByteDfa:
+    rows, accepting, start = description
+    table = np.full((len(rows), 256), -1, np.int32)
+    table[:, ord("a")] = [row[0] for row in rows]
+    table[:, ord("b")] = [row[1] for row in rows]
+    return ByteDfa(table, np.array(accepting), start)
+
+
+def language(dfa: ByteDfa) -> set[bytes]:
+    return {word for word in WORDS if dfa.accepts(word)}
+
+
+@settings(max_examples=200, deadline=None)
+@given(tables, tables)
+def test_combinations_are_those_of_sets(a, b):
+    a, b = dfa_of(a), dfa_of(b)
+    assert language(combined(a, b)) == language(a) & language(b)
+    assert language(combined(a, b, minus=True)) == language(a) - language(b)
+
+
+@settings(max_examples=200, deadline=None)
+@given(tables)
+def test_a_minimal_automaton_has_the_fewest_states_for_its_language(description):
+    dfa = dfa_of(description)
+    small = minimal(dfa)
+    assert language(small) == language(dfa)
+    assert small.num_states == fewest_states(dfa)
+    assert minimal(small).num_states == small.num_states
+
+
+def fewest_states(dfa: ByteDfa) -> int:
+    """By the words, up to a length that tells all states apart, that can follow each state."""
+    alive, reached, pending = {}, {dfa.start}, [dfa.start]
+    for state in range(dfa.num_states):
+        alive[state] = language(ByteDfa(dfa.table, dfa.accepting, state))
+    while pending:
+        for target in dfa.table[pending.pop()]:
+            if target >= 0 and target not in reached:
+                reached.add(int(target))
+                pending.append(int(target))
+    return max(1, len({frozenset(alive[state]) for state in reached if alive[state]}))
+
+
+def test_an_automaton_of_nothing_is_an_expression_of_nothing():
+    nothing = combined(full_match("a"), full_match("b"))
+    assert regex.is_empty(nothing)
+    assert nothing.expression is NEVER
+
+
+def test_a_product_of_too_many_states_is_refused(monkeypatch):
+    monkeypatch.setattr(regex, "MAX_STATES", 50)
+    with pytest.raises(TooComplexError):
+        combined(full_match("(?:a{11})*"), full_match("(?:a{13})*"))

@@ -1,0 +1,125 @@
+"""The trie of a vocabulary, compared with one of dicts, and walks over it."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_vllm.fsm import vocabulary as vocabulary_module
+from sgl_vllm.fsm.regex import full_match
+from sgl_vllm.fsm.vocabulary import MAX_SIZE, Vocabulary, bits_of, walk
+
+pieces = st.lists(
+    st.binary(max_size=4) | st.text("ab", max_size=5).map(str.encode) | st.just(b""), max_size=30
+)
+
+
+def dict_trie(token_bytes) -> dict:
+    """Node -> (children by byte, ids that end there), each node named by its bytes."""
+    nodes: dict[bytes, set[int]] = {b"": set()}
+    for token, piece in enumerate(token_bytes):
+        for size in range(1, len(piece) + 1):
+            nodes.setdefault(piece[:size], set())
+        if piece:
+            nodes[piece].add(token)
+    return nodes
+
+
+@settings(max_examples=80, deadline=None)
+@given(pieces)
+def test_a_trie_holds_every_beginning_once_in_depth_first_order(token_bytes):
+    v = Vocabulary(token_bytes, len(token_bytes) + 3)
+    expected = dict_trie(token_bytes)
+    spelled: list[bytes] = [b""]
+    for node in range(1, len(v.byte)):
+        parent = spelled[node - 1][: v.depth[node] - 1]
+        spelled.append(parent + bytes([v.byte[node]]))
+    assert spelled == sorted(expected)
+    for node, name in enumerate(spelled):
+        below = [i for i, other in enumerate(spelled) if other.startswith(name)]
+        assert below == list(range(node, v.end[node]))
+        assert v.depth[node] == len(name)
+        ids = v.tokens[v.first_token[node] : v.first_token[node + 1]]
+        assert sorted(ids) == sorted(expected[name])
+
+
+@settings(max_examples=80, deadline=None)
+@given(pieces, st.data())
+def test_steps_of_sets_are_steps_of_all_their_nodes(token_bytes, data):
+    v = Vocabulary(token_bytes, len(token_bytes))
+    expected = dict_trie(token_bytes)
+    names, here = {b""}, v.root
+    while True:
+        children = {name for name in expected if name[:-1] in names and name}
+        assert here.first == sum({1 << name[-1] for name in children})
+        assert sorted(here.ids) == sorted(set().union(*[expected[name] for name in names]))
+        if not children:
+            return
+        byte = data.draw(st.sampled_from(list(bits_of(here.first))))
+        if data.draw(st.booleans()):
+            names, here = {name for name in children if name[-1] == byte}, here.step(byte)
+        else:  # all the nodes of one depth at once
+            nodes = [node for node in range(len(v.byte)) if v.depth[node] == len(min(children))]
+            names = {name for name in expected if len(name) == len(min(children))}
+            here = v.trie_set(np.array(nodes, np.int32))
+
+
+@settings(max_examples=60, deadline=None)
+@given(pieces, st.sampled_from(["a*b", "(?:ab|b)+", ".*", "[^a]{1,2}"]), st.booleans())
+def test_a_walk_finds_the_tokens_that_stay_inside_and_where_longer_ones_leave(
+    token_bytes, pattern, dense
+):
+    v = Vocabulary(token_bytes, len(token_bytes) + 40)
+    dfa = full_match(pattern)
+    row, ids, leaving = walk(
+        v.root, dfa.by_class, dfa.classes, dfa.accepting, dfa.start, 0 if dense else 10**6
+    )
+    if row is not None:
+        assert not len(ids)
+        ids = [i for i in range(v.size) if row[i >> 5] >> np.uint32(i & 31) & 1]
+    legal = {name for name in dict_trie(token_bytes) if name and state_after(dfa, name) >= 0}
+    assert sorted(ids) == [i for i, piece in enumerate(token_bytes) if piece in legal]
+    assert len(leaving) == sum(
+        bool(dfa.accepting[state_after(dfa, name)])
+        and any(other.startswith(name) and other != name for other in dict_trie(token_bytes))
+        for name in legal
+    )
+
+
+def state_after(dfa, data: bytes) -> int:
+    state = dfa.start
+    for byte in data:
+        state = int(dfa.table[state, byte])
+        if state < 0:
+            break
+    return state
+
+
+def test_rows_have_the_bits_of_their_ids():
+    v = Vocabulary([b"x"] * 100, 130)
+    row = v.row_of(np.array([0, 31, 32, 99], np.int32))
+    assert row.tolist() == [1 | 1 << 31, 1, 0, 8, 0]
+
+
+def test_equal_nodes_are_one_set_until_too_many_are_known(monkeypatch):
+    monkeypatch.setattr(vocabulary_module, "_MAX_REMEMBERED_NODES", 10)
+    v = Vocabulary([bytes([b]) for b in range(97, 123)], 26)
+    before = v.root
+    first = v.root.step(ord("a"))
+    assert v.root.step(ord("a")) is first
+    for byte in range(97, 123):
+        v.root.step(byte)
+    assert v._num_remembered <= 12
+    assert v.root is not before and sorted(v.root.ids) == sorted(before.ids)
+
+
+def test_vocabularies_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError):
+        Vocabulary([b"a"], MAX_SIZE + 1)
+    with pytest.raises(ValueError):
+        Vocabulary([b"a", b"b"], 1)
+
+
+def test_a_vocabulary_without_text_has_only_a_root():
+    v = Vocabulary([b"", b""], 2)
+    assert len(v.byte) == 1 and not v.root.first and not len(v.root.ids)
