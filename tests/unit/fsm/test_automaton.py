@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_vllm.fsm import automaton as automaton_module
-from sgl_vllm.fsm import automaton as module
 from sgl_vllm.fsm.automaton import (
     COUNTED_STRING,
     EMPTY,
@@ -26,6 +25,7 @@ from sgl_vllm.fsm.automaton import (
     literal,
 )
 from sgl_vllm.fsm.regex import full_match
+from sgl_vllm.fsm.schema import compile_schema
 from tests.unit.fsm.grammars import GRAMMARS
 from tests.unit.fsm.texts import accepts, after, random_walk
 
@@ -212,7 +212,7 @@ def test_names_are_excluded_and_their_beginnings_are_not():
 
 
 def test_an_automaton_that_has_met_too_many_states_begins_anew(monkeypatch) -> None:
-    monkeypatch.setattr(module, "MAX_STATES", 20)
+    monkeypatch.setattr(automaton_module, "MAX_STATES", 20)
     automaton = Automaton(compile_schema({"type": "array"}))
     text = b'[[[1, "a"], {"b": [2.5]}], [null, {"c": {"d": "e"}}], true]'
     for _ in range(5):
