@@ -55,7 +55,7 @@ _HOOKS: dict[str, tuple[str, ...]] = {
         f"{_MASKS}.backend_types:StructuredOutputBackend.compile_grammar"
         "(request_type, grammar_spec, stop_token_ids)",
         f"{_MASKS}.backend_types:StructuredOutputBackend.allocate_token_bitmask(max_num_seqs)",
-        f"{_MASKS}.backend_types:StructuredOutputGrammar.fill_bitmask(bitmask, idx)",
+        f"{_MASKS}.backend_types:StructuredOutputGrammar.fill_bitmask(bitmask)",
         f"{_MASKS}.backend_guidance:process_for_additional_properties",
         f"{_MASKS}.backend_xgrammar:has_xgrammar_unsupported_json_features",
     ),
