@@ -19,7 +19,8 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +62,16 @@ MAX_SPEC_CHARS = 4 << 20
 MAX_CACHED_GRAMMARS = 1_000
 MAX_CACHED_STATES = 100_000
 _CHECK_EVERY = 32
+COMPILE_TIMEOUT_S = 10.0
+"""A format that takes longer to compile is refused. Stock's compilers cannot be interrupted: a
+grammar of 1 MB keeps xgrammar busy for minutes, and whoever else needs a grammar waits."""
+
+MAX_COMPILING = 4
+"""So many compilations at a time, given-up ones that still run included."""
+
+MAX_FORCED_CHARS = 4_096
+"""Longer forced text enters in several jumps, so that tokenizing it does not hold up the engine."""
+
 MAX_ERRORS = 8
 """So many unexpected errors, and our automata take no more requests."""
 
@@ -122,19 +133,18 @@ class SglBackend(StructuredOutputBackend):
                 f"a {request_type.name.lower()} of {len(grammar_spec):,} characters; at most "
                 f"{MAX_SPEC_CHARS:,} are taken"
             )
-        automaton = None
-        if self.use_automata and not self.failed:
-            try:
-                automaton = self._automaton(request_type, grammar_spec)
-            except Exception:
-                self.note_error("compiling a grammar, which is handed on")
-        if automaton is None:
-            try:
-                return self._delegated(request_type, grammar_spec, stop_token_ids)
-            except Exception:
-                self.counters.refused += 1
-                raise
-        return SglGrammar(self, automaton, stop_token_ids or {self.tools.end_token})
+        end_token = self.tools.end_token  # makes the tools, which takes what time it takes
+        known = self._known(request_type, grammar_spec)
+        if known is not None:
+            return SglGrammar(self, known, stop_token_ids or {end_token})
+        try:
+            return _within_limits(
+                lambda: self._compile(request_type, grammar_spec, stop_token_ids),
+                f"the {request_type.name.lower()}",
+            )
+        except Exception:
+            self.counters.refused += 1
+            raise
 
     def allocate_token_bitmask(self, max_num_seqs: int) -> torch.Tensor:
         words = self.tools.vocabulary.num_words
@@ -173,15 +183,37 @@ class SglBackend(StructuredOutputBackend):
             self._rows_of = bitmask
         return self._rows[index]
 
-    def _automaton(self, request_type: StructuredOutputOptions, spec: str) -> Automaton | None:
-        """The automaton of a format, cached; None if it is another backend's."""
-        key = request_type, spec
+    def _known(self, request_type: StructuredOutputOptions, spec: str) -> Automaton | None:
+        """The automaton of a format that was asked for before."""
+        if not self.use_automata or self.failed:
+            return None
         with self._lock:
-            known = self._automata.get(key)
+            known = self._automata.get((request_type, spec))
             if known is not None:
-                self._automata.move_to_end(key)
+                self._automata.move_to_end((request_type, spec))
                 self.counters.ours_cached += 1
-                return known
+            return known
+
+    def _compile(
+        self, request_type: StructuredOutputOptions, spec: str, stop_token_ids: set[int] | None
+    ) -> StructuredOutputGrammar:
+        if self.use_automata and not self.failed:
+            try:
+                automaton = self._automaton(request_type, spec)
+            except Exception:
+                self.note_error("compiling a grammar, which is handed on")
+            else:
+                if automaton is not None:
+                    return SglGrammar(self, automaton, stop_token_ids or {self.tools.end_token})
+        grammar = self._delegated(request_type, spec, stop_token_ids)
+        mask = torch.zeros((1, self.tools.vocabulary.num_words), dtype=torch.int32)
+        grammar.fill_bitmask(mask, 0)
+        if not mask.any():  # vLLM would sample token 0, and fail the request for it
+            raise ValueError(f"no text satisfies the {request_type.name.lower()}")
+        return grammar
+
+    def _automaton(self, request_type: StructuredOutputOptions, spec: str) -> Automaton | None:
+        """The automaton of a format; None if it is another backend's."""
         expression = self._expression(request_type, spec)
         if expression is None:
             return None
@@ -190,7 +222,7 @@ class SglBackend(StructuredOutputBackend):
             return None
         with self._lock:
             self.counters.ours += 1
-            self._automata[key] = automaton
+            self._automata[request_type, spec] = automaton
             self._num_compiled += 1
             if self._num_compiled % _CHECK_EVERY == 0:
                 self._shrink()
@@ -432,6 +464,31 @@ class SglGrammar(StructuredOutputGrammar):
         return run, end.first, next(iter(self._stops)) if only_end else None
 
 
+_compiling = threading.BoundedSemaphore(MAX_COMPILING)
+
+
+def _within_limits(
+    make: Callable[[], StructuredOutputGrammar], what: str
+) -> StructuredOutputGrammar:
+    """What `make` returns, unless that takes too long: then it goes on, but nobody waits for it."""
+    if not _compiling.acquire(timeout=COMPILE_TIMEOUT_S):
+        raise TooComplexError(f"{what} is not compiled: {MAX_COMPILING} others take too long")
+    made: Future[StructuredOutputGrammar] = Future()
+
+    def work() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:
+            made.set_exception(error)
+        finally:
+            _compiling.release()
+
+    threading.Thread(target=work, name="sgl-vllm-compile", daemon=True).start()
+    if not wait([made], COMPILE_TIMEOUT_S).done:
+        raise TooComplexError(f"{what} takes more than {COMPILE_TIMEOUT_S:g} s to compile")
+    return made.result()
+
+
 def _one_of(choices: Sequence[str]) -> Expression | None:
     texts = dict.fromkeys(choice.encode() for choice in choices)
     if not texts or b"" in texts:
@@ -532,6 +589,7 @@ class ForcedTokens:
             return []
         if not text and not completed:
             return []
+        text = text[:MAX_FORCED_CHARS]
         tokens = tools.forced.tokenize(request._all_token_ids, text) if text else []
         if (text and not tokens) or grammar.validate_tokens(tokens) != tokens:
             return []
