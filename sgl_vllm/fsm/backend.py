@@ -72,6 +72,9 @@ MAX_COMPILING = 4
 MAX_FORCED_CHARS = 4_096
 """Longer forced text enters in several jumps, so that tokenizing it does not hold up the engine."""
 
+MAX_FORCED_BYTES_OF_XGRAMMAR = 256
+"""As many are asked of a grammar of xgrammar's at a time; each costs some ten microseconds."""
+
 MAX_ERRORS = 8
 """So many unexpected errors, and our automata take no more requests."""
 
@@ -321,10 +324,30 @@ class _Tools:
             self.token_bytes, max(self.xgrammar.vocab_size, len(self.token_bytes))
         )
         self.masks = Masks(self.vocabulary)
+        self._beginning_otherwise: dict[int, Row] = {}
         self._warm_up()
         self.forced = ForcedTokenizer(
             lambda text: tokenizer.encode(text, add_special_tokens=False), self.token_bytes
         )
+
+    def only_first_byte(self, legal: Row) -> int | None:
+        """The byte with which all legal tokens begin; None if there is none or a legal token is no
+        text. A few passes over the mask."""
+        words = legal.nonzero()[0]
+        if not len(words):
+            return None
+        word = int(words[0])
+        token = word * 32 + (int(legal[word]) & -int(legal[word])).bit_length() - 1
+        piece = self.token_bytes[token] if token < len(self.token_bytes) else b""
+        if not piece:
+            return None
+        others = self._beginning_otherwise.get(piece[0])
+        if others is None:
+            begin = piece[:1]
+            ids = [t for t, other in enumerate(self.token_bytes) if other[:1] == begin]
+            others = ~self.vocabulary.row_of(np.array(ids, np.int32))
+            self._beginning_otherwise[piece[0]] = others
+        return None if (legal & others).any() else piece[0]
 
     def _warm_up(self) -> None:
         """Have numba compile its loops, or load them, before the first request needs them."""
@@ -459,7 +482,11 @@ class SglGrammar(StructuredOutputGrammar):
         Returns: the bytes; the bytes that may follow them, as bits; and the one token that then
             ends the text, if nothing else may come.
         """
-        run, end = self._path[-1].forced()
+        try:
+            run, end = self._path[-1].forced()
+        except Exception as error:  # a jump that fails counts against jump-forward, this need not
+            self._give_up(error)
+            return b"", 0, None
         only_end = end.accepting and not end.first and len(self._stops) == 1
         return run, end.first, next(iter(self._stops)) if only_end else None
 
@@ -577,10 +604,7 @@ class ForcedTokens:
     ) -> list[int]:
         """The same of a grammar that only tells the forced text, and tokens by its mask."""
         if isinstance(grammar, XgrammarGrammar):
-            try:
-                text = grammar.matcher.find_jump_forward_string()
-            except UnicodeDecodeError:  # it ends inside a character: the model goes on
-                return []
+            text, _ = _whole_characters(self._forced_of_xgrammar(grammar.matcher, tools))
             completed = grammar.matcher.is_completed()
         elif isinstance(grammar, GuidanceGrammar):
             text, _ = _whole_characters(grammar.ll_matcher.compute_ff_bytes())
@@ -606,6 +630,22 @@ class ForcedTokens:
             tokens.append(end)
             num_settled += 1
         return tokens[:num_settled]
+
+    def _forced_of_xgrammar(self, matcher: Any, tools: _Tools) -> bytes:
+        """What must come next, byte by byte: its own `find_jump_forward_string` knows no limit, and
+        twenty lines of a grammar may force gigabytes, `root ::= "a" root` without end."""
+        mask = torch.full((1, tools.vocabulary.num_words), -1, dtype=torch.int32)
+        legal = mask.numpy()[0].view(np.uint32)
+        run = bytearray()
+        while len(run) < MAX_FORCED_BYTES_OF_XGRAMMAR and not matcher.is_completed():
+            matcher.fill_next_token_bitmask(mask)
+            byte = tools.only_first_byte(legal)
+            if byte is None or not matcher.accept_string(bytes([byte])):
+                break
+            run.append(byte)
+        if run:
+            matcher.rollback(len(run))
+        return bytes(run)
 
     def _settle(
         self, grammar: StructuredOutputGrammar, tokens: list[int], tools: _Tools

@@ -148,7 +148,7 @@ def test_reset_of_running_requests_takes_jumped_ones_along(start):
 
 
 def test_an_error_in_the_tokenization_ends_jumping_only(start, monkeypatch):
-    engine: Engine = start(plugin={})
+    engine: Engine = start(plugin={"fsm": False})
     monkeypatch.setattr(engine.scheduler._jump._forced, "_settle", lambda *_: 1 / 0)
     ask = Ask(engine.encode("A card: "), card())
     for output in engine.run([ask] * MAX_ERRORS):

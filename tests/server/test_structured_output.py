@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jsonschema
-import openai
 import pytest
 
 from sgl_vllm.serving import VllmServer
