@@ -405,7 +405,8 @@ class State:
         return self.forced_run
 
 
-_MAX_FORCED_BYTES = 65_536
+_MAX_FORCED_BYTES = 4_096
+"""A longer run is told in parts, so that nobody waits for it to be walked and tokenized."""
 
 
 class Automaton:

@@ -19,7 +19,8 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +62,19 @@ MAX_SPEC_CHARS = 4 << 20
 MAX_CACHED_GRAMMARS = 1_000
 MAX_CACHED_STATES = 100_000
 _CHECK_EVERY = 32
+COMPILE_TIMEOUT_S = 10.0
+"""A format that takes longer to compile is refused. Stock's compilers cannot be interrupted: a
+grammar of 1 MB keeps xgrammar busy for minutes, and whoever else needs a grammar waits."""
+
+MAX_COMPILING = 4
+"""So many compilations at a time, given-up ones that still run included."""
+
+MAX_FORCED_CHARS = 4_096
+"""Longer forced text enters in several jumps, so that tokenizing it does not hold up the engine."""
+
+MAX_FORCED_BYTES_OF_XGRAMMAR = 256
+"""As many are asked of a grammar of xgrammar's at a time; each costs some ten microseconds."""
+
 MAX_ERRORS = 8
 """So many unexpected errors, and our automata take no more requests."""
 
@@ -122,19 +136,18 @@ class SglBackend(StructuredOutputBackend):
                 f"a {request_type.name.lower()} of {len(grammar_spec):,} characters; at most "
                 f"{MAX_SPEC_CHARS:,} are taken"
             )
-        automaton = None
-        if self.use_automata and not self.failed:
-            try:
-                automaton = self._automaton(request_type, grammar_spec)
-            except Exception:
-                self.note_error("compiling a grammar, which is handed on")
-        if automaton is None:
-            try:
-                return self._delegated(request_type, grammar_spec, stop_token_ids)
-            except Exception:
-                self.counters.refused += 1
-                raise
-        return SglGrammar(self, automaton, stop_token_ids or {self.tools.end_token})
+        end_token = self.tools.end_token  # makes the tools, which takes what time it takes
+        known = self._known(request_type, grammar_spec)
+        if known is not None:
+            return SglGrammar(self, known, stop_token_ids or {end_token})
+        try:
+            return _within_limits(
+                lambda: self._compile(request_type, grammar_spec, stop_token_ids),
+                f"the {request_type.name.lower()}",
+            )
+        except Exception:
+            self.counters.refused += 1
+            raise
 
     def allocate_token_bitmask(self, max_num_seqs: int) -> torch.Tensor:
         words = self.tools.vocabulary.num_words
@@ -173,15 +186,37 @@ class SglBackend(StructuredOutputBackend):
             self._rows_of = bitmask
         return self._rows[index]
 
-    def _automaton(self, request_type: StructuredOutputOptions, spec: str) -> Automaton | None:
-        """The automaton of a format, cached; None if it is another backend's."""
-        key = request_type, spec
+    def _known(self, request_type: StructuredOutputOptions, spec: str) -> Automaton | None:
+        """The automaton of a format that was asked for before."""
+        if not self.use_automata or self.failed:
+            return None
         with self._lock:
-            known = self._automata.get(key)
+            known = self._automata.get((request_type, spec))
             if known is not None:
-                self._automata.move_to_end(key)
+                self._automata.move_to_end((request_type, spec))
                 self.counters.ours_cached += 1
-                return known
+            return known
+
+    def _compile(
+        self, request_type: StructuredOutputOptions, spec: str, stop_token_ids: set[int] | None
+    ) -> StructuredOutputGrammar:
+        if self.use_automata and not self.failed:
+            try:
+                automaton = self._automaton(request_type, spec)
+            except Exception:
+                self.note_error("compiling a grammar, which is handed on")
+            else:
+                if automaton is not None:
+                    return SglGrammar(self, automaton, stop_token_ids or {self.tools.end_token})
+        grammar = self._delegated(request_type, spec, stop_token_ids)
+        mask = torch.zeros((1, self.tools.vocabulary.num_words), dtype=torch.int32)
+        grammar.fill_bitmask(mask, 0)
+        if not mask.any():  # vLLM would sample token 0, and fail the request for it
+            raise ValueError(f"no text satisfies the {request_type.name.lower()}")
+        return grammar
+
+    def _automaton(self, request_type: StructuredOutputOptions, spec: str) -> Automaton | None:
+        """The automaton of a format; None if it is another backend's."""
         expression = self._expression(request_type, spec)
         if expression is None:
             return None
@@ -194,7 +229,7 @@ class SglBackend(StructuredOutputBackend):
             return None
         with self._lock:
             self.counters.ours += 1
-            self._automata[key] = automaton
+            self._automata[request_type, spec] = automaton
             self._num_compiled += 1
             if self._num_compiled % _CHECK_EVERY == 0:
                 self._shrink()
@@ -293,10 +328,30 @@ class _Tools:
             self.token_bytes, max(self.xgrammar.vocab_size, len(self.token_bytes))
         )
         self.masks = Masks(self.vocabulary)
+        self._beginning_otherwise: dict[int, Row] = {}
         self._warm_up()
         self.forced = ForcedTokenizer(
             lambda text: tokenizer.encode(text, add_special_tokens=False), self.token_bytes
         )
+
+    def only_first_byte(self, legal: Row) -> int | None:
+        """The byte with which all legal tokens begin; None if there is none or a legal token is no
+        text. A few passes over the mask."""
+        words = legal.nonzero()[0]
+        if not len(words):
+            return None
+        word = int(words[0])
+        token = word * 32 + (int(legal[word]) & -int(legal[word])).bit_length() - 1
+        piece = self.token_bytes[token] if token < len(self.token_bytes) else b""
+        if not piece:
+            return None
+        others = self._beginning_otherwise.get(piece[0])
+        if others is None:
+            begin = piece[:1]
+            ids = [t for t, other in enumerate(self.token_bytes) if other[:1] == begin]
+            others = ~self.vocabulary.row_of(np.array(ids, np.int32))
+            self._beginning_otherwise[piece[0]] = others
+        return None if (legal & others).any() else piece[0]
 
     def _warm_up(self) -> None:
         """Have numba compile its loops, or load them, before the first request needs them."""
@@ -431,9 +486,38 @@ class SglGrammar(StructuredOutputGrammar):
         Returns: the bytes; the bytes that may follow them, as bits; and the one token that then
             ends the text, if nothing else may come.
         """
-        run, end = self._path[-1].forced()
+        try:
+            run, end = self._path[-1].forced()
+        except Exception as error:  # a jump that fails counts against jump-forward, this need not
+            self._give_up(error)
+            return b"", 0, None
         only_end = end.accepting and not end.first and len(self._stops) == 1
         return run, end.first, next(iter(self._stops)) if only_end else None
+
+
+_compiling = threading.BoundedSemaphore(MAX_COMPILING)
+
+
+def _within_limits(
+    make: Callable[[], StructuredOutputGrammar], what: str
+) -> StructuredOutputGrammar:
+    """What `make` returns, unless that takes too long: then it goes on, but nobody waits for it."""
+    if not _compiling.acquire(timeout=COMPILE_TIMEOUT_S):
+        raise TooComplexError(f"{what} is not compiled: {MAX_COMPILING} others take too long")
+    made: Future[StructuredOutputGrammar] = Future()
+
+    def work() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:
+            made.set_exception(error)
+        finally:
+            _compiling.release()
+
+    threading.Thread(target=work, name="sgl-vllm-compile", daemon=True).start()
+    if not wait([made], COMPILE_TIMEOUT_S).done:
+        raise TooComplexError(f"{what} takes more than {COMPILE_TIMEOUT_S:g} s to compile")
+    return made.result()
 
 
 def _one_of(choices: Sequence[str]) -> Expression | None:
@@ -524,10 +608,7 @@ class ForcedTokens:
     ) -> list[int]:
         """The same of a grammar that only tells the forced text, and tokens by its mask."""
         if isinstance(grammar, XgrammarGrammar):
-            try:
-                text = grammar.matcher.find_jump_forward_string()
-            except UnicodeDecodeError:  # it ends inside a character: the model goes on
-                return []
+            text, _ = _whole_characters(self._forced_of_xgrammar(grammar.matcher, tools))
             completed = grammar.matcher.is_completed()
         elif isinstance(grammar, GuidanceGrammar):
             text, _ = _whole_characters(grammar.ll_matcher.compute_ff_bytes())
@@ -536,6 +617,7 @@ class ForcedTokens:
             return []
         if not text and not completed:
             return []
+        text = text[:MAX_FORCED_CHARS]
         tokens = tools.forced.tokenize(request._all_token_ids, text) if text else []
         if (text and not tokens) or grammar.validate_tokens(tokens) != tokens:
             return []
@@ -552,6 +634,22 @@ class ForcedTokens:
             tokens.append(end)
             num_settled += 1
         return tokens[:num_settled]
+
+    def _forced_of_xgrammar(self, matcher: Any, tools: _Tools) -> bytes:
+        """What must come next, byte by byte: its own `find_jump_forward_string` knows no limit, and
+        twenty lines of a grammar may force gigabytes, `root ::= "a" root` without end."""
+        mask = torch.full((1, tools.vocabulary.num_words), -1, dtype=torch.int32)
+        legal = mask.numpy()[0].view(np.uint32)
+        run = bytearray()
+        while len(run) < MAX_FORCED_BYTES_OF_XGRAMMAR and not matcher.is_completed():
+            matcher.fill_next_token_bitmask(mask)
+            byte = tools.only_first_byte(legal)
+            if byte is None or not matcher.accept_string(bytes([byte])):
+                break
+            run.append(byte)
+        if run:
+            matcher.rollback(len(run))
+        return bytes(run)
 
     def _settle(
         self, grammar: StructuredOutputGrammar, tokens: list[int], tools: _Tools

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from sgl_vllm.hooks import PARTS
 from tests.server.conftest import API_KEY
 
 CARD = r'\{"city": "[A-Z][a-z]{2,9}", "continent": "(Europe|Asia|Africa)", "people": [0-9]{1,3}\}'
@@ -131,7 +132,7 @@ def test_a_tenant_sees_nothing_of_another_through_hits_pins_tree_or_text(sgl, cl
 
 def test_every_part_is_on(sgl):
     parts = sgl.get("/stats").json()["parts"]
-    assert parts == dict.fromkeys(("radix", "schedule", "jump_forward", "select"), "on")
+    assert parts == dict.fromkeys(PARTS, "on")
 
 
 def test_forced_text_takes_fewer_passes_than_tokens(sgl, client):

@@ -1,0 +1,89 @@
+"""Formats that are meant to harm: each is answered in time, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import API_KEY
+
+TIMEOUT_S = 20
+"""`COMPILE_TIMEOUT_S`, and what a busy machine adds."""
+
+TRIPLED = [f"r{n} ::= r{n + 1} r{n + 1} r{n + 1}" for n in range(20)]
+DEEP = '{"properties":{"a":' * 10_000 + "{}" + "}}" * 10_000
+WRONG = {"type": 5, "properties": [], "required": "a", "items": "x", "enum": {}, "$ref": 3}
+FORMATS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "exponential states": ({"regex": "(a|b)*a(a|b){40}"}, (200,)),
+    "a million of one letter": ({"regex": "a{1000000}"}, (200,)),
+    "a million, nested": ({"regex": "((a{100}){100}){100}"}, (200,)),
+    "100 kB of options": ({"regex": "(a?)" * 25_000}, (400, 500)),
+    "100 kB of parentheses": ({"regex": "(" * 100_000}, (400,)),
+    "look-ahead": ({"regex": "(?=a)b"}, (400,)),
+    "not a regex": ({"regex": "[a-"}, (400,)),
+    "half a character": ({"regex": "\ud800a"}, (400,)),
+    "nothing matches": ({"regex": r"[^\s\S]"}, (500,)),
+    "a schema that is only itself": ({"json": {"$ref": "#"}}, (500,)),
+    "a reference to nothing": ({"json": {"$ref": "#/$defs/none"}}, (400,)),
+    "a deep schema": ({"json": DEEP}, (400,)),
+    "wrong types": ({"json": WRONG}, (400,)),
+    "a contradiction": ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, (400,)),
+    "100,000 values": ({"json": {"enum": [f"value {n}" for n in range(100_000)]}}, (200,)),
+    "no choice": ({"choice": []}, (400,)),
+    "10,000 choices": ({"choice": [f"choice {n}" for n in range(10_000)]}, (200,)),
+    "an empty choice": ({"choice": [""]}, (200,)),
+    "left recursion": ({"grammar": 'root ::= root "a" | "b"'}, (200,)),
+    "only left recursion": ({"grammar": 'root ::= root "a"'}, (500,)),
+    "forced without end": ({"grammar": 'root ::= "a" root'}, (200,)),
+    "gigabytes forced": (
+        {"grammar": "\n".join(["root ::= r0", *TRIPLED, 'r20 ::= "a"'])},
+        (200,),
+    ),
+    "no such rule": ({"grammar": "root ::= missing"}, (400,)),
+    "no tag": ({"structural_tag": "garbage"}, (400,)),
+}
+
+
+@pytest.fixture(scope="module")
+def http(server) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {API_KEY}", "Content-Type": "application/json"}
+    return httpx.Client(base_url=f"{server.url}/v1", headers=headers, timeout=60)
+
+
+def complete(http: httpx.Client, structured: dict[str, Any]) -> httpx.Response:
+    body = {"model": "demo", "prompt": "Hi", "max_tokens": 16, "structured_outputs": structured}
+    return http.post("/completions", content=json.dumps(body))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_it_is_answered_in_time_and_others_are_served(http, name):
+    structured, expected = FORMATS[name]
+    others: list[int] = []
+
+    def be_served() -> None:
+        for choice in ("yes", "no"):
+            others.append(
+                complete(http, {"choice": [f"{choice}, while there is {name}"]}).status_code
+            )
+
+    other = threading.Thread(target=be_served)
+    begun = time.monotonic()
+    other.start()
+    answer = complete(http, structured)
+    assert time.monotonic() - begun < TIMEOUT_S
+    assert answer.status_code in expected, answer.text[:500]
+    if answer.status_code != 200:
+        assert answer.json()["error"]["message"]
+    other.join()
+    assert others == [200, 200]
+    assert http.get("/sgl/stats").json()["parts"]["fsm"] == "on"
+
+
+def test_what_is_no_utf_8_is_a_400(http):
+    body = b'{"model": "demo", "prompt": "Hi", "structured_outputs": {"regex": "\xff\xfe"}}'
+    assert http.post("/completions", content=body).status_code == 400

@@ -1,0 +1,245 @@
+"""Structured output on every endpoint of one real server: what comes is what was asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from sgl_vllm.serving import VllmServer
+from tests.server.conftest import API_KEY, serve
+
+SHORT = {"type": "string", "maxLength": 8}
+CARD = {
+    "type": "object",
+    "properties": {
+        "name": SHORT,
+        "kind": {"enum": ["city", "river", "mountain"]},
+        "capital": {"type": "boolean"},
+    },
+    "required": ["name", "kind", "capital"],
+    "additionalProperties": False,
+}
+TREE = {
+    "type": "object",
+    "properties": {"name": SHORT, "child": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+    "required": ["name", "child"],
+    "additionalProperties": False,
+}
+PATTERN = {
+    "type": "object",
+    "properties": {"code": {"type": "string", "pattern": "^[A-Z]{2}[0-9]{3}$"}},
+    "required": ["code"],
+    "additionalProperties": False,
+}
+ONE_OF = {
+    "oneOf": [
+        {
+            "type": "object",
+            "properties": {"shape": {"const": "circle"}, "r": {"enum": [1, 2]}},
+            "required": ["shape", "r"],
+            "additionalProperties": False,
+        },
+        {
+            "type": "object",
+            "properties": {"shape": {"const": "square"}, "side": {"enum": [3, 4]}},
+            "required": ["shape", "side"],
+            "additionalProperties": False,
+        },
+    ]
+}
+REGEX = r"(Mon|Tues|Wednes)day, [0-9]{1,2} (May|June) 20[0-9]{2}\."
+CHOICES = ["a city", "a city in Europe", 'é"\\\n', "日本"]
+EBNF = 'root ::= greeting ", " name "."\ngreeting ::= "Hello" | "Bye"\nname ::= [a-z]{2,6}'
+LARK = 'start: greeting ", " name "."\ngreeting: "Hello" | "Bye"\nname: /[a-z]{2,6}/'
+GREETING = r"(Hello|Bye), [a-z]{2,6}\."
+TAG = {
+    "type": "structural_tag",
+    "format": {
+        "type": "tag",
+        "begin": "<card>",
+        "content": {"type": "json_schema", "json_schema": CARD},
+        "end": "</card>",
+    },
+}
+
+
+def is_valid(schema: dict[str, Any]) -> Callable[[str], object]:
+    return lambda text: jsonschema.validate(json.loads(text), schema)
+
+
+def matches(pattern: str) -> Callable[[str], object]:
+    return lambda text: re.fullmatch(pattern, text) or pytest.fail(f"{text!r}: not {pattern!r}")
+
+
+def is_tagged(text: str) -> None:
+    matches("(?s)<card>.*</card>")(text)
+    is_valid(CARD)(text.removeprefix("<card>").removesuffix("</card>"))
+
+
+FORMATS: dict[str, tuple[dict[str, Any], Callable[[str], object]]] = {
+    "choice": ({"choice": CHOICES}, lambda text: CHOICES.index(text)),
+    "regex": ({"regex": REGEX}, matches(REGEX)),
+    "json": ({"json": CARD}, is_valid(CARD)),
+    "json, recursive": ({"json": TREE}, is_valid(TREE)),
+    "json, pattern": ({"json": PATTERN}, is_valid(PATTERN)),
+    "json, oneOf": ({"json": ONE_OF}, is_valid(ONE_OF)),
+    "json_object": ({"json_object": True}, is_valid({"type": "object"})),
+    "grammar, EBNF": ({"grammar": EBNF}, matches(GREETING)),
+    "grammar, Lark": ({"grammar": LARK}, matches(GREETING)),
+    "structural_tag": ({"structural_tag": json.dumps(TAG)}, is_tagged),
+}
+OF_CHATS = {
+    "json_schema, strict": (
+        {"type": "json_schema", "json_schema": {"name": "card", "schema": CARD, "strict": True}},
+        is_valid(CARD),
+    ),
+    "json_object": ({"type": "json_object"}, is_valid({"type": "object"})),
+    "structural_tag": (TAG, is_tagged),
+}
+TOOL = {
+    "type": "function",
+    "function": {"name": "show_card", "parameters": CARD, "strict": True},
+}
+ASK = [{"role": "user", "content": "Tell me about a place."}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[VllmServer]:
+    tools = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    with serve(plugin=True, extra_args=["--api-key", API_KEY, *tools]) as running:
+        yield running
+
+
+@pytest.fixture
+def complete(client) -> Callable[..., Any]:
+    def complete(structured: dict[str, Any] | None, **options: Any) -> Any:
+        extra = {} if structured is None else {"structured_outputs": structured}
+        defaults = {"max_tokens": 150, "temperature": 0}
+        return client.completions.create(
+            model="demo",
+            prompt="A card: ",
+            extra_body={**extra, **options.pop("extra_body", {})},
+            **{**defaults, **options},
+        )
+
+    return complete
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_sample_of_a_completion_has_the_format(complete, name):
+    structured, check = FORMATS[name]
+    answer = complete(structured, n=4, temperature=1)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    for choice in answer.choices:
+        if choice.finish_reason != "length":
+            assert choice.finish_reason == "stop"
+            check(choice.text)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_stream_is_the_answer_in_pieces(complete, name):
+    structured, _ = FORMATS[name]
+    whole = complete(structured)
+    chunks = list(complete(structured, stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].text for c in chunks if c.choices) == whole.choices[0].text
+    reasons = [c.choices[0].finish_reason for c in chunks if c.choices]
+    assert reasons[-1] == whole.choices[0].finish_reason and not any(reasons[:-1])
+    assert [c.usage.completion_tokens for c in chunks if c.usage] == [whole.usage.completion_tokens]
+
+
+@pytest.mark.parametrize("name", OF_CHATS)
+def test_a_chat_has_the_format(client, name):
+    response_format, check = OF_CHATS[name]
+    request = {"model": "demo", "messages": ASK, "max_tokens": 150, "temperature": 0}
+    (choice,) = client.chat.completions.create(**request, response_format=response_format).choices
+    if choice.finish_reason != "length":
+        check(choice.message.content)
+    pieces = client.chat.completions.create(**request, response_format=response_format, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in pieces)
+    assert text == choice.message.content
+
+
+NAMED = {"type": "function", "function": {"name": "show_card"}}
+
+
+@pytest.mark.parametrize("tool_choice", [NAMED, "required"], ids=["named", "required"])
+def test_the_arguments_of_a_tool_call_are_valid(client, tool_choice):
+    """The demo model's template does not show tools; a format decides without it."""
+    request = {"model": "demo", "messages": ASK, "max_tokens": 200, "temperature": 0}
+    tools = {"tools": [TOOL], "tool_choice": tool_choice}
+    (choice,) = client.chat.completions.create(**request, **tools).choices
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "show_card"
+    is_valid(CARD)(call.function.arguments)
+    deltas = client.chat.completions.create(**request, **tools, stream=True)
+    calls = [c for chunk in deltas for c in chunk.choices[0].delta.tool_calls or ()]
+    assert [c.function.name for c in calls if c.function.name] == ["show_card"]
+    arguments = "".join(c.function.arguments or "" for c in calls)
+    assert json.loads(arguments) == json.loads(call.function.arguments)
+
+
+def test_a_response_has_the_schema(client):
+    answer = client.responses.create(
+        model="demo",
+        input="Tell me about a place.",
+        max_output_tokens=150,
+        temperature=0,
+        text={"format": {"type": "json_schema", "name": "card", "schema": CARD, "strict": True}},
+    )
+    assert answer.status == "completed"
+    is_valid(CARD)(answer.output_text)
+
+
+# -- where an answer ends
+
+FORCED = "The quick brown fox jumps over the lazy dog, again and again."
+
+
+def test_there_is_one_row_of_logprobs_per_token(complete):
+    answer = complete({"regex": rf"{re.escape(FORCED)} (Yes|No)\."}, logprobs=2)
+    (choice,) = answer.choices
+    assert len(choice.logprobs.tokens) == answer.usage.completion_tokens
+    assert "".join(choice.logprobs.tokens).startswith(choice.text)
+    assert len(choice.logprobs.token_logprobs) == len(choice.logprobs.tokens)
+
+
+@pytest.mark.parametrize("stop", ["fox", " lazy", "n and", "The"])
+@pytest.mark.parametrize("included", [False, True])
+def test_a_stop_string_inside_forced_text_ends_it(complete, stop, included):
+    before, _, _ = FORCED.partition(stop)
+    extra = {"include_stop_str_in_output": included}
+    (choice,) = complete({"choice": [FORCED]}, stop=[stop], extra_body=extra).choices
+    assert choice.text == before + (stop if included else "")
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
+
+
+def test_max_tokens_inside_forced_text_cut_it_there(complete):
+    whole = complete({"choice": [FORCED]}).usage.completion_tokens
+    for num_tokens in (1, 2, whole // 2, whole - 1):
+        answer = complete({"choice": [FORCED]}, max_tokens=num_tokens)
+        assert answer.usage.completion_tokens == num_tokens
+        assert answer.choices[0].finish_reason == "length"
+        assert FORCED.startswith(answer.choices[0].text)
+
+
+def test_a_stop_token_takes_the_place_of_the_end(complete, client):
+    """As in stock, a stop token ends the text where the format may end, and only there."""
+    (token,) = (
+        complete(None, max_tokens=1, extra_body={"return_token_ids": True}).choices[0].token_ids
+    )
+    options = {"stop_token_ids": [token]}
+    (choice,) = complete({"regex": "(yes|no)"}, extra_body=options).choices
+    assert choice.text in ("yes", "no")
+    assert choice.finish_reason == "stop"
+
+
+def test_the_end_is_not_sampled_where_it_is_ignored(complete):
+    """With `ignore_eos` nothing is legal but the end, and vLLM lets the text go on after it."""
+    answer = complete({"choice": ["yes"]}, max_tokens=8, extra_body={"ignore_eos": True})
+    assert answer.choices[0].text.startswith("yes")
+    assert answer.choices[0].finish_reason == "length"
