@@ -59,6 +59,10 @@ logger = init_logger("vllm.sgl_vllm.fsm")
 MAX_SPEC_CHARS = 4 << 20
 """A longer schema, pattern or grammar is refused."""
 
+MAX_GRAMMAR_CHARS = 128 << 10
+"""The same of a grammar for stock's backends: a chain of rules of 1 MB took xgrammar, in a compilation
+that cannot be interrupted, to 21 GB, and the engine with it."""
+
 MAX_CACHED_GRAMMARS = 1_000
 MAX_CACHED_STATES = 100_000
 _CHECK_EVERY = 32
@@ -273,6 +277,10 @@ class SglBackend(StructuredOutputBackend):
         xgrammar leaves out what it does not know of a schema. In the strict reading that is what
         stock answers; whoever asks for the specification gets guidance, which refuses instead.
         """
+        if request_type == StructuredOutputOptions.GRAMMAR and len(spec) > MAX_GRAMMAR_CHARS:
+            raise ValueError(
+                f"a grammar of {len(spec):,} characters; at most {MAX_GRAMMAR_CHARS:,} are taken"
+            )
         makers = [self._from_xgrammar, self._from_guidance]
         is_json = request_type == StructuredOutputOptions.JSON
         if self.stock == "guidance" or (is_json and self.reading is Reading.SPEC):
