@@ -59,6 +59,10 @@ logger = init_logger("vllm.sgl_vllm.fsm")
 MAX_SPEC_CHARS = 4 << 20
 """A longer schema, pattern or grammar is refused."""
 
+MAX_GRAMMAR_CHARS = 32 << 10
+"""The same of a grammar for stock's backends. A chain of rules of 36 kB costs xgrammar 0.8 GB, one
+of 1 MB more than 21 GB in a compilation that cannot be interrupted, and with it the engine."""
+
 MAX_CACHED_GRAMMARS = 1_000
 MAX_CACHED_STATES = 100_000
 _CHECK_EVERY = 32
@@ -277,6 +281,10 @@ class SglBackend(StructuredOutputBackend):
         xgrammar leaves out what it does not know of a schema. In the strict reading that is what
         stock answers; whoever asks for the specification gets guidance, which refuses instead.
         """
+        if request_type == StructuredOutputOptions.GRAMMAR and len(spec) > MAX_GRAMMAR_CHARS:
+            raise ValueError(
+                f"a grammar of {len(spec):,} characters; at most {MAX_GRAMMAR_CHARS:,} are taken"
+            )
         makers = [self._from_xgrammar, self._from_guidance]
         is_json = request_type == StructuredOutputOptions.JSON
         if self.stock == "guidance" or (is_json and self.reading is Reading.SPEC):

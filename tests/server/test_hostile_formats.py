@@ -16,6 +16,7 @@ TIMEOUT_S = 20
 """`COMPILE_TIMEOUT_S`, and what a busy machine adds."""
 
 TRIPLED = [f"r{n} ::= r{n + 1} r{n + 1} r{n + 1}" for n in range(20)]
+CHAIN = [f'r{n} ::= "x{n}" | r{(n + 1) % 28_000}' for n in range(28_000)]
 DEEP = '{"properties":{"a":' * 10_000 + "{}" + "}}" * 10_000
 WRONG = {"type": 5, "properties": [], "required": "a", "items": "x", "enum": {}, "$ref": 3}
 FORMATS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
@@ -44,6 +45,7 @@ FORMATS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
         {"grammar": "\n".join(["root ::= r0", *TRIPLED, 'r20 ::= "a"'])},
         (200,),
     ),
+    "a chain of rules": ({"grammar": "\n".join(["root ::= r0", *CHAIN])}, (500,)),
     "no such rule": ({"grammar": "root ::= missing"}, (400,)),
     "no tag": ({"structural_tag": "garbage"}, (400,)),
 }
