@@ -20,7 +20,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -189,6 +189,10 @@ class SglBackend(StructuredOutputBackend):
             self._rows = bitmask.numpy().view(np.uint32)
             self._rows_of = bitmask
         return self._rows[index]
+
+    def knows(self, request_type: StructuredOutputOptions, spec: str) -> bool:
+        """Whether `compile_grammar` answers at once."""
+        return (request_type, spec) in self._automata
 
     def _known(self, request_type: StructuredOutputOptions, spec: str) -> Automaton | None:
         """The automaton of a format that was asked for before."""
@@ -501,6 +505,31 @@ class SglGrammar(StructuredOutputGrammar):
             return b"", 0, None
         only_end = end.accepting and not end.first and len(self._stops) == 1
         return run, end.first, next(iter(self._stops)) if only_end else None
+
+
+class GrammarExecutor(Executor):
+    """Where vLLM compiles grammars: in its threads what is new, at once what is known.
+
+    A thread would have to wait for the interpreter, which the engine's loop gives up every 5 ms.
+    """
+
+    def __init__(self, threads: Executor, backend: SglBackend) -> None:
+        self._threads = threads
+        self._backend = backend
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        structured = getattr(args[0], "structured_output_request", None) if args else None
+        if structured is None or not self._backend.knows(*structured.structured_output_key):
+            return self._threads.submit(fn, *args, **kwargs)
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._threads.shutdown(wait, cancel_futures=cancel_futures)
 
 
 _compiling = threading.BoundedSemaphore(MAX_COMPILING)

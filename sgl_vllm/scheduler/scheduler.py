@@ -28,7 +28,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm import __version__
 from sgl_vllm.config import CONFIG_KEY, Options
-from sgl_vllm.fsm.backend import SglBackend
+from sgl_vllm.fsm.backend import GrammarExecutor, SglBackend
 from sgl_vllm.fsm.schema import Reading
 from sgl_vllm.hooks import PARTS, missing_hooks
 from sgl_vllm.radix import manager as radix_manager
@@ -188,6 +188,7 @@ class SglSchedulerMixin(Scheduler):
             use_automata="fsm" not in self._off,
             stock="guidance" if stock == "guidance" else "xgrammar",
         )
+        manager.executor = GrammarExecutor(manager.executor, backend)
         return backend
 
     def _why_no_victim(self) -> str | None:

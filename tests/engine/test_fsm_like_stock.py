@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import AutoTokenizer
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 
 from sgl_vllm.demo import MODEL_PATH
-from sgl_vllm.fsm.backend import SglBackend, SglGrammar, choices_of_grammar
+from sgl_vllm.fsm.backend import GrammarExecutor, SglBackend, SglGrammar, choices_of_grammar
 from sgl_vllm.fsm.schema import Reading
 
 WALKS = 6
@@ -241,3 +242,28 @@ def test_the_same_format_is_compiled_once_and_requests_do_not_meet(ours: SglBack
 def test_too_long_a_format_is_refused_with_its_length(ours: SglBackend) -> None:
     with pytest.raises(ValueError, match=r"5,000,000 characters; at most"):
         ours.compile_grammar(Options.REGEX, "a" * 5_000_000)
+
+
+def test_what_is_known_is_not_waited_for(ours: SglBackend) -> None:
+    class Threads(ThreadPoolExecutor):
+        submitted = 0
+
+        def submit(self, *args: Any, **kwargs: Any) -> Any:
+            self.submitted += 1
+            return super().submit(*args, **kwargs)
+
+    threads = Threads(max_workers=1)
+    executor = GrammarExecutor(threads, ours)
+    key = Options.REGEX, "asked (twice|again)"
+    request = SimpleNamespace(structured_output_request=SimpleNamespace(structured_output_key=key))
+
+    def compile_it(_: Any) -> Any:
+        return ours.compile_grammar(*key)
+
+    assert isinstance(executor.submit(compile_it, request).result(), SglGrammar)
+    assert threads.submitted == 1
+    future = executor.submit(compile_it, request)
+    assert future.done() and isinstance(future.result(), SglGrammar) and threads.submitted == 1
+    failing = executor.submit(lambda _: 1 / 0, request)
+    assert isinstance(failing.exception(), ZeroDivisionError)
+    executor.shutdown()
