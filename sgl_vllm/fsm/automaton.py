@@ -491,7 +491,7 @@ class Automaton:
                 for part in reversed(parts[1:]):
                     then = self._then(part, then)
                 stack.append((parts[0], then))
-            elif isinstance(expression, Alt | Lazy):
+            elif isinstance(expression, (Alt, Lazy)):  # a union would be made anew each time
                 if (expression, then) in seen:
                     continue
                 seen.add((expression, then))
