@@ -397,6 +397,11 @@ class SglGrammar(StructuredOutputGrammar):
         self._failed = False
 
     @property
+    def stops(self) -> frozenset[int]:
+        """The tokens that end the text, and are legal only where it may end."""
+        return self._stops
+
+    @property
     def state(self) -> State:
         return self._path[-1]
 
@@ -632,6 +637,10 @@ class ForcedTokens:
             next_bytes, end = 1 << rest[0], None
         tokens = tokenizer.tokenize(request._all_token_ids, text) if text else []
         if text and not tokens:
+            return []
+        if not grammar.stops.isdisjoint(
+            tokens
+        ):  # a stop token is no text: the model goes around it
             return []
         tokens = tokens[: tokenizer.num_settled(tokens, next_bytes)]
         if end is not None:

@@ -20,7 +20,7 @@ def test_options_may_come_from_vllms_config_file(tmp_path):
         log = server.log_path.read_text()
     assert parts["jump_forward"] == "by option"
     assert parts["radix"] == "on"
-    assert "radix on; schedule on; jump_forward off (by option); select on" in log
+    assert "radix on; schedule on; fsm on; jump_forward off (by option); select on" in log
 
 
 def test_unnamed_it_is_stock_and_has_none_of_our_routes():

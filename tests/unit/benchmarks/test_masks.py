@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,17 @@ from rich.console import Console
 from benchmarks import masks
 from benchmarks.masks import Asker, Case, Report, Times, Verdict, Walk
 from benchmarks.schemas import Instance, Schema
+
+
+@pytest.fixture(autouse=True)
+def _loggers_and_environment_as_before(monkeypatch):
+    """The command quiets vLLM's log for its process; other tests read it."""
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    logger = logging.getLogger("vllm")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
 
 END = 0
 WORDS = 4
