@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sgl_vllm.fsm.tables import byte_classes
+from sgl_vllm.fsm.tables import byte_classes, byte_set
 
 MAX_THREADS = 4_000
 """More threads in one state than this, and the grammar is refused while it runs."""
@@ -170,7 +170,7 @@ class Dfa:
         self.dfa = dfa
         self.index = index
         row = dfa.table[index]
-        self.first = int.from_bytes(np.packbits(row >= 0, bitorder="little").tobytes(), "little")
+        self.first = byte_set(row >= 0)
         self._row: list[int] = row.tolist()
 
     def step(self, byte: int) -> tuple[Dfa | None, tuple[Expression, ...]]:
@@ -190,7 +190,7 @@ class Text:
 
     __slots__ = ("body", "first", "high", "index", "low", "names")
 
-    _known: dict[tuple[object, ...], Text] = {}  # noqa: RUF012 (shared on purpose)
+    _known: ClassVar[dict[tuple[object, ...], Text]] = {}
 
     def __init__(
         self,
@@ -305,7 +305,7 @@ class StringBody:
                     rows[state][byte] = after
         self.rows = rows
         self.table = np.array(rows, np.int32)
-        self.first = [sum(1 << b for b in range(256) if row[b] != -1) for row in rows]
+        self.first = [byte_set(row != -1) for row in self.table]
 
 
 _HEX_DIGITS = b"0123456789abcdefABCDEF"

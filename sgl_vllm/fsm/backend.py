@@ -1,9 +1,8 @@
 """Structured output for vLLM: our automata where a format is regular enough, stock's backends for
-the rest, and one question to all of them: what must come next.
+the rest.
 
-Owns: every contact with vLLM's structured-output interface. Which texts are legal is decided in
-`schema.py` and `regex.py`; which tokens in `masks.py`; how forced text becomes tokens in
-`forced.py`.
+Owns: vLLM's structured-output interface. Which texts are legal is decided in `schema.py` and
+`regex.py`; which tokens in `masks.py`. What a grammar forces is asked in `forced_tokens.py`.
 
     format           ours                                           otherwise
     json             what `schema.py` takes on (see `Reading`)      xgrammar, guidance
@@ -29,8 +28,6 @@ import torch
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.tokenizers import TokenizerLike
-from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_guidance import (
     GuidanceBackend,
     GuidanceGrammar,
@@ -43,7 +40,6 @@ from vllm.v1.structured_output.backend_types import (
 )
 from vllm.v1.structured_output.backend_xgrammar import (
     XgrammarBackend,
-    XgrammarGrammar,
     has_xgrammar_unsupported_json_features,
 )
 
@@ -72,12 +68,6 @@ grammar of 1 MB keeps xgrammar busy for minutes, and whoever else needs a gramma
 
 MAX_COMPILING = 4
 """So many compilations at a time, given-up ones that still run included."""
-
-MAX_FORCED_CHARS = 4_096
-"""Longer forced text enters in several jumps, so that tokenizing it does not hold up the engine."""
-
-MAX_FORCED_BYTES_OF_XGRAMMAR = 256
-"""As many are asked of a grammar of xgrammar's at a time; each costs some ten microseconds."""
 
 MAX_ERRORS = 8
 """So many unexpected errors, and our automata take no more requests."""
@@ -119,7 +109,7 @@ class SglBackend(StructuredOutputBackend):
         self._any_whitespace = not config.disable_any_whitespace
         self._close_objects = config.disable_additional_properties and self.reading is Reading.SPEC
         self._lock = threading.RLock()
-        self._tools: _Tools | None = None
+        self._tools: Tools | None = None
         self._guidance: GuidanceBackend | None = None
         self._automata: OrderedDict[tuple[StructuredOutputOptions, str], Automaton] = OrderedDict()
         self._num_compiled = 0
@@ -140,10 +130,10 @@ class SglBackend(StructuredOutputBackend):
                 f"a {request_type.name.lower()} of {len(grammar_spec):,} characters; at most "
                 f"{MAX_SPEC_CHARS:,} are taken"
             )
-        end_token = self.tools.end_token  # makes the tools, which takes what time it takes
+        _ = self.tools  # made here, which takes what time it takes, and not within the limits
         known = self._known(request_type, grammar_spec)
         if known is not None:
-            return SglGrammar(self, known, stop_token_ids or {end_token})
+            return self._grammar(known, stop_token_ids)
         try:
             return _within_limits(
                 lambda: self._compile(request_type, grammar_spec, stop_token_ids),
@@ -175,12 +165,12 @@ class SglBackend(StructuredOutputBackend):
     # -- inside -----------------------------------------------------------------------------------
 
     @property
-    def tools(self) -> _Tools:
+    def tools(self) -> Tools:
         """What is made once per vocabulary."""
         if self._tools is None:
             with self._lock:
                 if self._tools is None:
-                    self._tools = _Tools(self.vllm_config, self.tokenizer, self.vocab_size)
+                    self._tools = Tools(self.vllm_config, self.tokenizer, self.vocab_size)
         return self._tools
 
     def row(self, bitmask: torch.Tensor, index: int) -> Row:
@@ -190,13 +180,20 @@ class SglBackend(StructuredOutputBackend):
             self._rows_of = bitmask
         return self._rows[index]
 
+    @property
+    def _takes_formats(self) -> bool:
+        return self.use_automata and not self.failed
+
     def knows(self, request_type: StructuredOutputOptions, spec: str) -> bool:
         """Whether `compile_grammar` answers at once."""
-        return (request_type, spec) in self._automata
+        return self._takes_formats and (request_type, spec) in self._automata
+
+    def _grammar(self, automaton: Automaton, stop_token_ids: set[int] | None) -> SglGrammar:
+        return SglGrammar(self, automaton, stop_token_ids or {self.tools.end_token})
 
     def _known(self, request_type: StructuredOutputOptions, spec: str) -> Automaton | None:
         """The automaton of a format that was asked for before."""
-        if not self.use_automata or self.failed:
+        if not self._takes_formats:
             return None
         with self._lock:
             known = self._automata.get((request_type, spec))
@@ -208,16 +205,16 @@ class SglBackend(StructuredOutputBackend):
     def _compile(
         self, request_type: StructuredOutputOptions, spec: str, stop_token_ids: set[int] | None
     ) -> StructuredOutputGrammar:
-        if self.use_automata and not self.failed:
+        if self._takes_formats:
             try:
                 automaton = self._automaton(request_type, spec)
             except Exception:
                 self.note_error("compiling a grammar, which is handed on")
             else:
                 if automaton is not None:
-                    return SglGrammar(self, automaton, stop_token_ids or {self.tools.end_token})
+                    return self._grammar(automaton, stop_token_ids)
         grammar = self._delegated(request_type, spec, stop_token_ids)
-        mask = torch.zeros((1, self.tools.vocabulary.num_words), dtype=torch.int32)
+        mask = self.allocate_token_bitmask(1).zero_()
         grammar.fill_bitmask(mask, 0)
         if not mask.any():  # vLLM would sample token 0, and fail the request for it
             raise ValueError(f"no text satisfies the {request_type.name.lower()}")
@@ -325,7 +322,7 @@ class SglBackend(StructuredOutputBackend):
         return grammar
 
 
-class _Tools:
+class Tools:
     """What is made once per vocabulary: stock's default backend, which reads the tokenizer and
     takes what is not ours, and the trie of its tokens."""
 
@@ -340,30 +337,10 @@ class _Tools:
             self.token_bytes, max(self.xgrammar.vocab_size, len(self.token_bytes))
         )
         self.masks = Masks(self.vocabulary)
-        self._beginning_otherwise: dict[int, Row] = {}
         self._warm_up()
         self.forced = ForcedTokenizer(
             lambda text: tokenizer.encode(text, add_special_tokens=False), self.token_bytes
         )
-
-    def only_first_byte(self, legal: Row) -> int | None:
-        """The byte with which all legal tokens begin; None if there is none or a legal token is no
-        text. A few passes over the mask."""
-        words = legal.nonzero()[0]
-        if not len(words):
-            return None
-        word = int(words[0])
-        token = word * 32 + (int(legal[word]) & -int(legal[word])).bit_length() - 1
-        piece = self.token_bytes[token] if token < len(self.token_bytes) else b""
-        if not piece:
-            return None
-        others = self._beginning_otherwise.get(piece[0])
-        if others is None:
-            begin = piece[:1]
-            ids = [t for t, other in enumerate(self.token_bytes) if other[:1] == begin]
-            others = ~self.vocabulary.row_of(np.array(ids, np.int32))
-            self._beginning_otherwise[piece[0]] = others
-        return None if (legal & others).any() else piece[0]
 
     def _warm_up(self) -> None:
         """Have numba compile its loops, or load them, before the first request needs them."""
@@ -389,21 +366,12 @@ class SglGrammar(StructuredOutputGrammar):
         tools = backend.tools
         self._backend = backend
         self._tools = tools
-        self._automaton = automaton
-        self._stops = frozenset(stops)
-        self._stop_bits = [(t >> 5, np.uint32(1 << (t & 31))) for t in sorted(self._stops)]
+        self.stops = frozenset(stops)
+        """The tokens that end the text, and are legal only where it may end."""
+        self._stop_bits = [(t >> 5, np.uint32(1 << (t & 31))) for t in sorted(self.stops)]
         self._path: list[State] = [automaton.start]
         self._terminated = False
         self._failed = False
-
-    @property
-    def stops(self) -> frozenset[int]:
-        """The tokens that end the text, and are legal only where it may end."""
-        return self._stops
-
-    @property
-    def state(self) -> State:
-        return self._path[-1]
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
         """Advance; False at the first token that may not come. Tokens after the end are ignored."""
@@ -417,7 +385,7 @@ class SglGrammar(StructuredOutputGrammar):
 
     def _accept(self, token: int) -> bool:
         state = self._path[-1]
-        if token in self._stops:
+        if token in self.stops:
             if not state.accepting or self._failed:
                 return False
             self._terminated = True
@@ -508,8 +476,8 @@ class SglGrammar(StructuredOutputGrammar):
         except Exception as error:  # a jump that fails counts against jump-forward, this need not
             self._give_up(error)
             return b"", 0, None
-        only_end = end.accepting and not end.first and len(self._stops) == 1
-        return run, end.first, next(iter(self._stops)) if only_end else None
+        only_end = end.accepting and not end.first and len(self.stops) == 1
+        return run, end.first, next(iter(self.stops)) if only_end else None
 
 
 class GrammarExecutor(Executor):
@@ -595,134 +563,3 @@ def _xgrammar_lacks(spec: str) -> bool:
         return has_xgrammar_unsupported_json_features(json.loads(spec))
     except (ValueError, RecursionError):
         return False
-
-
-class ForcedTokens:
-    """The tokens that the grammar of a request leaves no choice about.
-
-    A call costs some microseconds for our own grammars and some tens for others, more only when
-    there is something to jump over.
-    """
-
-    def __init__(self, manager: StructuredOutputManager) -> None:
-        self._manager = manager
-        self._byte_tokens: list[tuple[int, int]] = []
-        self._mask: torch.Tensor | None = None
-
-    def take(self, request: Request) -> list[int]:
-        """The tokens forced after what `request` has so far; its grammar has accepted them.
-
-        Empty if nothing is forced, or if the grammar is not one that can be asked.
-        """
-        structured = request.structured_output_request
-        backend = self._manager.backend
-        if structured is None or not isinstance(backend, SglBackend):
-            return []
-        if self._manager.reasoner_cls is not None and not structured.reasoning_ended:
-            return []
-        grammar = structured.grammar
-        if not isinstance(grammar, StructuredOutputGrammar) or grammar.is_terminated():
-            return []
-        if isinstance(grammar, SglGrammar):
-            return self._take_ours(grammar, request, backend.tools.forced)
-        return self._take_others(grammar, request, backend.tools)
-
-    @staticmethod
-    def _take_ours(grammar: SglGrammar, request: Request, tokenizer: ForcedTokenizer) -> list[int]:
-        run, next_bytes, end = grammar.forced()
-        if not run and end is None:
-            return []
-        text, rest = _whole_characters(run)
-        if rest:
-            next_bytes, end = 1 << rest[0], None
-        tokens = tokenizer.tokenize(request._all_token_ids, text) if text else []
-        if text and not tokens:
-            return []
-        if not grammar.stops.isdisjoint(
-            tokens
-        ):  # a stop token is no text: the model goes around it
-            return []
-        tokens = tokens[: tokenizer.num_settled(tokens, next_bytes)]
-        if end is not None:
-            tokens.append(end)
-        if tokens and not grammar.accept_tokens(request.request_id, tokens):
-            raise RuntimeError(f"forced tokens {tokens} are refused by their own grammar")
-        return tokens
-
-    def _take_others(
-        self, grammar: StructuredOutputGrammar, request: Request, tools: _Tools
-    ) -> list[int]:
-        """The same of a grammar that only tells the forced text, and tokens by its mask."""
-        if isinstance(grammar, XgrammarGrammar):
-            text, _ = _whole_characters(self._forced_of_xgrammar(grammar.matcher, tools))
-            completed = grammar.matcher.is_completed()
-        elif isinstance(grammar, GuidanceGrammar):
-            text, _ = _whole_characters(grammar.ll_matcher.compute_ff_bytes())
-            completed = grammar.ll_matcher.is_accepting()
-        else:
-            return []
-        if not text and not completed:
-            return []
-        text = text[:MAX_FORCED_CHARS]
-        tokens = tools.forced.tokenize(request._all_token_ids, text) if text else []
-        if (text and not tokens) or grammar.validate_tokens(tokens) != tokens:
-            return []
-        grammar.accept_tokens(request.request_id, tokens)
-        try:
-            num_settled, end = self._settle(grammar, tokens, tools)
-        except Exception:
-            grammar.rollback(len(tokens))
-            raise
-        if num_settled < len(tokens):
-            grammar.rollback(len(tokens) - num_settled)
-        if end is not None:
-            grammar.accept_tokens(request.request_id, [end])
-            tokens.append(end)
-            num_settled += 1
-        return tokens[:num_settled]
-
-    def _forced_of_xgrammar(self, matcher: Any, tools: _Tools) -> bytes:
-        """What must come next, byte by byte: its own `find_jump_forward_string` knows no limit, and
-        twenty lines of a grammar may force gigabytes, `root ::= "a" root` without end."""
-        mask = torch.full((1, tools.vocabulary.num_words), -1, dtype=torch.int32)
-        legal = mask.numpy()[0].view(np.uint32)
-        run = bytearray()
-        while len(run) < MAX_FORCED_BYTES_OF_XGRAMMAR and not matcher.is_completed():
-            matcher.fill_next_token_bitmask(mask)
-            byte = tools.only_first_byte(legal)
-            if byte is None or not matcher.accept_string(bytes([byte])):
-                break
-            run.append(byte)
-        if run:
-            matcher.rollback(len(run))
-        return bytes(run)
-
-    def _settle(
-        self, grammar: StructuredOutputGrammar, tokens: list[int], tools: _Tools
-    ) -> tuple[int, int | None]:
-        """How many of `tokens`, which `grammar` has accepted, no longer token could absorb; and the
-        one token that may follow them (in practice the end of the sequence), if it is but one."""
-        if self._mask is None:
-            self._mask = torch.full((1, tools.vocabulary.num_words), -1, dtype=torch.int32)
-            self._byte_tokens = [
-                (piece[0], token)
-                for token, piece in enumerate(tools.token_bytes)
-                if len(piece) == 1
-            ]
-        grammar.fill_bitmask(self._mask, 0)
-        legal = self._mask.numpy()[0].view(np.uint32)
-        next_bytes = sum(
-            1 << byte for byte, token in self._byte_tokens if legal[token >> 5] >> (token & 31) & 1
-        )
-        if next_bytes or int(np.bitwise_count(legal).sum()) != 1:
-            return tools.forced.num_settled(tokens, next_bytes), None
-        word = int(legal.nonzero()[0][0])
-        return len(tokens), word * 32 + int(legal[word]).bit_length() - 1
-
-
-def _whole_characters(data: bytes) -> tuple[str, bytes]:
-    """The text that `data` begins with, and the bytes of a last character that is cut."""
-    try:
-        return data.decode(), b""
-    except UnicodeDecodeError as error:
-        return data[: error.start].decode(), data[error.start :]

@@ -37,6 +37,7 @@ from sgl_vllm.fsm.automaton import (
     Then,
 )
 from sgl_vllm.fsm.vocabulary import (
+    NO_IDS,
     TokenIds,
     TrieSet,
     Vocabulary,
@@ -47,6 +48,15 @@ from sgl_vllm.fsm.vocabulary import (
 )
 
 Row = NDArray[np.uint32]
+
+
+def only_bit(row: Row) -> int | None:
+    """The number of the bit that is set in `row`; None if none or several are."""
+    (used,) = row.nonzero()
+    if len(used) != 1:
+        return None
+    bits = int(row[used[0]])
+    return None if bits & (bits - 1) else int(used[0]) * 32 + bits.bit_length() - 1
 
 
 class Entered(NamedTuple):
@@ -72,7 +82,6 @@ _MAX_ROWS = 50_000
 _MAX_ENTERED = 10_000
 _MAX_CLOSING = 1_000
 _MAX_COUNTED = 1_000
-_NO_IDS: TokenIds = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +252,7 @@ def _spelled(trie_set: TrieSet, terminal: Literals) -> Entered:
                 if further is not None:
                     stack.append((nodes, further))
                 leaving.extend([(nodes, expression) for expression in done])
-    ids = np.concatenate(lists) if lists else _NO_IDS
+    ids = np.concatenate(lists) if lists else NO_IDS
     return Entered((), ids, tuple(leaving))
 
 
@@ -251,6 +260,7 @@ def _spelled_one(trie_set: TrieSet, terminal: Literals) -> Entered:
     """Along one literal, without a terminal for each of its bytes."""
     text, following = terminal.entries[0]
     lists: list[TokenIds] = []
+    leaving: tuple[tuple[TrieSet, Expression], ...] = ()
     for byte in text[terminal.position :]:
         if not trie_set.first >> byte & 1:
             break
@@ -258,10 +268,9 @@ def _spelled_one(trie_set: TrieSet, terminal: Literals) -> Entered:
         if len(trie_set.ids):
             lists.append(trie_set.ids)
     else:
-        ids = np.concatenate(lists) if lists else _NO_IDS
-        leaving = ((trie_set, following or EMPTY),) if trie_set.first else ()
-        return Entered((), ids, leaving)
-    return Entered((), np.concatenate(lists) if lists else _NO_IDS, ())
+        if trie_set.first:
+            leaving = ((trie_set, following or EMPTY),)
+    return Entered((), np.concatenate(lists) if lists else NO_IDS, leaving)
 
 
 class _Counted:
@@ -291,7 +300,7 @@ class _Counted:
         if len(ids) >= _DENSE_FROM:
             if high not in self._inside:
                 self._inside[high] = vocabulary.row_of(ids)
-            rows, ids = (self._inside[high],), _NO_IDS
+            rows, ids = (self._inside[high],), NO_IDS
         closing = self._leaving
         if high < self.most_items or terminal.low:
             closing = closing[(self._completed <= high) & (self._completed >= terminal.low)]
@@ -318,6 +327,6 @@ def _nodes_of(text: Iterable[int], trie_set: TrieSet) -> NDArray[np.int32]:
     """The nodes that spell `text` below a set."""
     for byte in text:
         if not trie_set.first >> byte & 1:
-            return _NO_IDS
+            return NO_IDS
         trie_set = trie_set.step(byte)
     return trie_set.nodes

@@ -161,7 +161,7 @@ def _json_class(ranges: Ranges) -> str:
         options.append(_bracket(plain))
     members = {c for low, high in ranges for c in range(low, min(high, 0x5C) + 1)}
     if short := [s for c, s in _JSON_SHORT.items() if c in members]:
-        options.append(r"\\[" + "".join([re_escape(s) for s in short]) + "]")
+        options.append(r"\\[" + "".join([_escaped(s) for s in short]) + "]")
     if controls := [c for c in range(0x20) if c in members]:
         if len(controls) == 0x20:
             options.append(r"\\u00[01][0-9a-fA-F]")
@@ -176,7 +176,7 @@ _JSON_PLAIN: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, _LAST))
 _JSON_SHORT = {0x22: '"', 0x5C: "\\", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}
 
 
-def re_escape(char: str) -> str:
+def _escaped(char: str) -> str:
     return "\\" + char if char in "\\[]^-&~" else char
 
 
@@ -195,8 +195,6 @@ def _parse(pattern: str) -> Any:
             parsed = sre_parser.parse(pattern)
     except RecursionError:
         raise TooComplexError("the pattern is nested too deeply") from None
-    except (ValueError, OverflowError) as error:  # re.error is a ValueError
-        raise UnsupportedPatternError(f"not a regular expression: {error}") from None
     except Exception as error:
         raise UnsupportedPatternError(f"not a regular expression: {error}") from None
     if parsed.state.flags & ~sre.SRE_FLAG_UNICODE:
@@ -212,8 +210,7 @@ def full_match(pattern: str) -> ByteDfa:
     """The DFA of the texts that `pattern` matches as a whole, as vLLM's `regex` means it.
 
     `.` is any character, `\\d`, `\\w` and `\\s` are those of ASCII and the no-break space, as in
-    stock's default backend; `^` may stand
-    first and `$` last, also in alternatives.
+    stock's default backend; `^` may stand first and `$` last, also in alternatives.
 
     Raises:
         UnsupportedPatternError: a construct that is not regular here.

@@ -208,9 +208,11 @@ class _Compiler:
     def __init__(self, root: Schema, reading: Reading, any_whitespace: bool) -> None:
         self._root = root
         self._strict = reading is Reading.STRICT
-        self._blank: Expression = (
+        self.blank: Expression = (
             regex.compile_trusted(r"[ \n\r\t]*").expression if any_whitespace else EMPTY
         )
+        self.comma = Seq(self.blank, literal(b","), self.blank)
+        self.colon = Seq(self.blank, literal(b":"), self.blank)
         self._made: dict[int, Expression] = {}
         self._kept: list[Any] = []
         self._merged: dict[tuple[int, int], Schema] = {}
@@ -357,22 +359,15 @@ class _Compiler:
     def anything(self) -> Expression:
         """Any JSON value."""
         if self._any is None:
-            holder: list[Expression] = []
-            lazy = self._any = Lazy(lambda: holder[0])
+            lazy = self._any = Lazy(lambda: Alt(options))
             string = self._quoted(Text.of(STRING))
-            member = Seq(string, self._blank, literal(b":"), self._blank, lazy)
-            if self._blank is EMPTY:
-                member = Seq(string, literal(b":"), lazy)
-            holder.append(
-                Alt(
-                    (
-                        Literals(((b"true", None), (b"false", None), (b"null", None))),
-                        regex.compile_trusted(numbers.NUMBER).expression,
-                        string,
-                        self._enclosed(b"[", b"]", Seq(lazy, self._repeated(lazy))),
-                        self._enclosed(b"{", b"}", Seq(member, self._repeated(member))),
-                    )
-                )
+            member = Seq(string, self.colon, lazy)
+            options = (
+                Literals(((b"true", None), (b"false", None), (b"null", None))),
+                regex.compile_trusted(numbers.NUMBER).expression,
+                string,
+                self._enclosed(b"[", b"]", Seq(lazy, self._repeated(lazy))),
+                self._enclosed(b"{", b"}", Seq(member, self._repeated(member))),
             )
         return self._any
 
@@ -381,18 +376,13 @@ class _Compiler:
 
     def _enclosed(self, begin: bytes, end: bytes, inner: Expression) -> Expression:
         """`inner`, or nothing, in brackets."""
-        inside = Alt((Seq(inner, self._blank), EMPTY))
-        return Seq(literal(begin), self._blank, inside, literal(end))
+        inside = Alt((Seq(inner, self.blank), EMPTY))
+        return Seq(literal(begin), self.blank, inside, literal(end))
 
     def _repeated(self, item: Expression) -> Expression:
         """Any number of items, each after a comma."""
-        holder: list[Expression] = []
-        lazy = Lazy(lambda: holder[0])
-        holder.append(Alt((EMPTY, Seq(self._comma(), item, lazy))))
+        lazy = Lazy(lambda: Alt((EMPTY, Seq(self.comma, item, lazy))))
         return lazy
-
-    def _comma(self) -> Expression:
-        return Seq(self._blank, literal(b","), self._blank)
 
     # -- enumerations ---------------------------------------------------------------------------
 
@@ -417,20 +407,20 @@ class _Compiler:
         if isinstance(value, list):
             parts: list[Expression] = []
             for item in value:
-                parts.extend([self._comma()] if parts else [])
+                parts.extend([self.comma] if parts else [])
                 parts.append(self._exactly(item))
             return self._brackets(b"[", b"]", parts)
         if isinstance(value, dict):
             parts = []
             for name, item in value.items():
-                parts.extend([self._comma()] if parts else [])
+                parts.extend([self.comma] if parts else [])
                 parts.extend([self._key(name), self._exactly(item)])
             return self._brackets(b"{", b"}", parts)
         return literal(_text(value))
 
     def _brackets(self, begin: bytes, end: bytes, parts: list[Expression]) -> Expression:
-        blank = [self._blank] if parts else []
-        return Seq(literal(begin), self._blank, *parts, *blank, literal(end))
+        blank = [self.blank] if parts else []
+        return Seq(literal(begin), self.blank, *parts, *blank, literal(end))
 
     @staticmethod
     def _may_be(value: Any, schema: dict[str, Any]) -> bool:
@@ -647,12 +637,9 @@ class _Compiler:
     # -- strings and numbers ----------------------------------------------------------------------
 
     def _string(self, schema: dict[str, Any]) -> Expression:
-        low = _count(schema.get("minLength", 0), "minLength")
-        high = schema.get("maxLength")
-        if high is not None:
-            high = _count(high, "maxLength")
-            if high < low:
-                raise UnsupportedSchemaError("minLength is above maxLength")
+        low, high = _limits(schema, "minLength", "maxLength")
+        if high is not None and high < low:
+            raise UnsupportedSchemaError("minLength is above maxLength")
         bounded = bool(low) or high is not None
         automata = []
         if "pattern" in schema:
@@ -737,9 +724,7 @@ class _Compiler:
     # -- arrays -----------------------------------------------------------------------------------
 
     def _array(self, schema: dict[str, Any]) -> Expression:
-        low = _count(schema.get("minItems", 0), "minItems")
-        high = schema.get("maxItems")
-        high = None if high is None else _count(high, "maxItems")
+        low, high = _limits(schema, "minItems", "maxItems")
         if low > MAX_COUNTED_ITEMS or (high or 0) > MAX_COUNTED_ITEMS:
             raise UnsupportedSchemaError("too many items to count")
         first = schema.get("prefixItems", [])
@@ -767,17 +752,15 @@ class _Compiler:
                 count = max(low, len(prefix), 1)
             if count not in after:
                 item = prefix[count] if count < len(prefix) else other
-                more = Seq(
-                    *([self._comma()] if count else []), item, Lazy(lambda: items(count + 1))
-                )
+                more = Seq(*([self.comma] if count else []), item, Lazy(lambda: items(count + 1)))
                 after[count] = more if count < low else Alt((EMPTY, more))
             return after[count]
 
         if high == 0:
-            return Seq(literal(b"["), self._blank, literal(b"]"))
-        some = Seq(prefix[0] if prefix else other, Lazy(lambda: items(1)), self._blank)
+            return Seq(literal(b"["), self.blank, literal(b"]"))
+        some = Seq(prefix[0] if prefix else other, Lazy(lambda: items(1)), self.blank)
         inside = some if low else Alt((EMPTY, some))
-        return Seq(literal(b"["), self._blank, inside, literal(b"]"))
+        return Seq(literal(b"["), self.blank, inside, literal(b"]"))
 
     # -- objects ----------------------------------------------------------------------------------
 
@@ -805,9 +788,7 @@ class _Compiler:
                     raise UnsupportedSchemaError("a required property that may not be")
                 members.append(_Member(name, self.value(additional), True))
         others = self._other_members(members, properties, automata, patterns, additional)
-        low = _count(schema.get("minProperties", 0), "minProperties")
-        high = schema.get("maxProperties")
-        high = None if high is None else _count(high, "maxProperties")
+        low, high = _limits(schema, "minProperties", "maxProperties")
         num_required = sum(m.required for m in members)
         if high is not None and high < max(low, num_required):
             raise UnsupportedSchemaError("maxProperties is too low")
@@ -821,7 +802,7 @@ class _Compiler:
             raise UnsupportedSchemaError("too many properties to count")
         self._needed = _ids(*[properties.get(name, additional) for name in required])
         tail = _Members(self, members, others, low, high).after(0, 0)
-        return Seq(literal(b"{"), self._blank, tail)
+        return Seq(literal(b"{"), self.blank, tail)
 
     def _other_members(
         self,
@@ -843,8 +824,7 @@ class _Compiler:
                 if not regex.is_empty(regex.combined(dfa, other)):
                     raise UnsupportedSchemaError("patternProperties that overlap")
             if patterns[pattern] is not False:
-                colon = Seq(self._blank, literal(b":"), self._blank)
-                options.append(Seq(dfa.expression, colon, self.value(patterns[pattern])))
+                options.append(Seq(dfa.expression, self.colon, self.value(patterns[pattern])))
         if additional is not False:
             if automata:
                 rest = regex.compile_trusted('"' + _ANY_NAME + '"')
@@ -858,17 +838,13 @@ class _Compiler:
                 # A listed name must not come back in another spelling.
                 inner = tuple(sorted(q[1:-1] for q in quoted.values()))
                 key = self._quoted(Text.of(NAME_STRING if inner else STRING, names=inner))
-            colon = Seq(self._blank, literal(b":"), self._blank)
-            options.append(Seq(key, colon, self.value(additional)))
+            options.append(Seq(key, self.colon, self.value(additional)))
         if not options:
             return None
         return options[0] if len(options) == 1 else Alt(options)
 
     def _key(self, name: str) -> Expression:
-        text = _quote(name)
-        if self._blank is EMPTY:
-            return literal(text + b":")
-        return Seq(literal(text), self._blank, literal(b":"), self._blank)
+        return Seq(literal(_quote(name)), self.colon)
 
 
 class _Member:
@@ -918,8 +894,7 @@ class _Members:
         """Every member's name, and what comes after it when `following` have been written then."""
         known = self._keys_by_count.get(following)
         if known is None:
-            blank = self._compiler._blank
-            colon = Seq(blank, literal(b":"), blank)
+            colon = self._compiler.colon
             known = self._keys_by_count[following] = [
                 (_quote(member.name), Seq(colon, member.value, self.after(i + 1, following)))
                 for i, member in enumerate(self._members)
@@ -944,7 +919,7 @@ class _Members:
         options: list[Expression] = []
         full = self._high is not None and count >= self._high
         keys: list[tuple[bytes, Expression | None]] = []
-        blank = self._compiler._blank
+        blank = self._compiler.blank
         last = self._last[index]
         if not full:
             following = min(count + 1, self._most)
@@ -1039,6 +1014,12 @@ def _count(value: Any, name: str) -> int:
     if not 0 <= value <= MAX_COUNTED_CHARS:
         raise UnsupportedSchemaError(f"{name} is out of range")
     return int(value)
+
+
+def _limits(schema: dict[str, Any], least: str, most: str) -> tuple[int, int | None]:
+    """The values of two keywords: 0 without the first, None without the second."""
+    high = schema.get(most)
+    return _count(schema.get(least, 0), least), None if high is None else _count(high, most)
 
 
 def _decimal(value: Any) -> Decimal | None:

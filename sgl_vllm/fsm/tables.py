@@ -1,4 +1,4 @@
-"""Transition tables of byte DFAs: classes of bytes, minimization, products.
+"""Transition tables of byte DFAs: sets and classes of bytes, minimization, products.
 
 Owns: the loops over tables, compiled by numba. Pure.
 
@@ -9,8 +9,14 @@ that no state tells apart.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sgl_vllm.fsm.loops import compiled
+
+
+def byte_set(flags: NDArray[np.bool_]) -> int:
+    """The bytes that are flagged, of (256,) flags, as bits: bit b for byte b."""
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
 
 
 @compiled

@@ -23,11 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sgl_vllm.fsm.loops import compiled
+from sgl_vllm.fsm.tables import byte_set
 
 Nodes = NDArray[np.int32]
 TokenIds = NDArray[np.int32]
 
-_NO_IDS: TokenIds = np.zeros(0, np.int32)
+NO_IDS: TokenIds = np.zeros(0, np.int32)
 MAX_SIZE = 1 << 21
 _DEEPEST = 1024
 """Tokens of more bytes are not offered by masks."""
@@ -67,8 +68,7 @@ class Vocabulary:
         """Ids in the order of their bytes; those of node i are `first_token[i : i + 2]`."""
         self.num_words = (size + 31) // 32
         self._sets: dict[bytes, TrieSet] = {}
-        self._num_remembered = 0
-        self.root = self.trie_set(np.zeros(1, np.int32))
+        self.forget()
 
     def trie_set(self, nodes: Nodes) -> TrieSet:
         """The set of these nodes; the same object for the same nodes, as long as it is known."""
@@ -85,6 +85,12 @@ class Vocabulary:
         """The tokens that end at `nodes`."""
         return _tokens_at(nodes, self.first_token, self.tokens)
 
+    def tokens_beginning_with(self, byte: int) -> TokenIds:
+        if not self.root.first >> byte & 1:
+            return NO_IDS
+        (node,) = self.root.step(byte).nodes
+        return self.tokens[self.first_token[node] : self.first_token[self.end[node]]]
+
     def row_of(self, ids: TokenIds) -> NDArray[np.uint32]:
         """A row of bits with those of `ids` set."""
         row = np.zeros(self.num_words, np.uint32)
@@ -95,8 +101,7 @@ class Vocabulary:
         """Let go of the sets that walks have met (they are made again when needed)."""
         self._sets.clear()
         self._num_remembered = 0
-        if hasattr(self, "root"):
-            self.root = self.trie_set(np.zeros(1, np.int32))
+        self.root = self.trie_set(np.zeros(1, np.int32))
 
 
 class TrieSet:
@@ -117,7 +122,7 @@ class TrieSet:
         self.nodes = nodes
         present = np.zeros(256, np.bool_)
         _mark_children(nodes, vocabulary.byte, vocabulary.end, present)
-        self.first = int.from_bytes(np.packbits(present, bitorder="little").tobytes(), "little")
+        self.first = byte_set(present)
         self.ids = vocabulary.tokens_at(nodes)
         self._next: dict[int, TrieSet] = {}
         self.entered: dict[object, Any] = {}
@@ -173,7 +178,7 @@ def walk(
     )
     leaving = leaving[:num_leaving].copy()
     if num_ids >= dense_from:
-        return row, _NO_IDS, leaving
+        return row, NO_IDS, leaving
     return None, _ids_in(row, num_ids), leaving
 
 

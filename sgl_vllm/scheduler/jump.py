@@ -1,7 +1,7 @@
 """What a jump does to a request: forced tokens are appended, the KV is kept, one pass computes all.
 
 Owns: which requests may jump, and moving one so that vLLM resumes it with its blocks. Does not own
-what is forced (`fsm/backend.py`).
+what is forced (`fsm/forced_tokens.py`).
 
     step n     samples token t                       KV of [0, t) computed
     jump       appends forced f1 .. fk               request leaves `running` for
@@ -39,7 +39,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from sgl_vllm.fsm.backend import ForcedTokens
+from sgl_vllm.fsm.forced_tokens import ForcedTokens
 from sgl_vllm.scheduler.forced_logprobs import joined, rows_of_forced
 from sgl_vllm.scheduler.unique import UniqueTokens
 

@@ -1,7 +1,7 @@
 """Which tokens a grammar leaves no choice about, by its own mask alone (`jump_mode=exact`).
 
 Owns nothing of the grammar: it asks through vLLM's interface, which every structured-output backend
-has. Its sibling `fsm/backend.py` asks for forced text and spells it canonically.
+has. Its sibling `fsm/forced_tokens.py` asks for forced text and spells it canonically.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import torch
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+
+from sgl_vllm.fsm.forced_tokens import live_grammar
+from sgl_vllm.fsm.masks import only_bit
 
 
 class UniqueTokens:
@@ -25,12 +28,9 @@ class UniqueTokens:
 
     def take(self, request: Request) -> list[int]:
         """The tokens forced after what `request` has so far; its grammar has accepted them."""
-        structured = request.structured_output_request
-        if structured is None or not isinstance(structured.grammar, StructuredOutputGrammar):
+        grammar = live_grammar(self._manager, request)
+        if grammar is None:
             return []
-        if self._manager.reasoner_cls is not None and not structured.reasoning_ended:
-            return []
-        grammar = structured.grammar
         tokens: list[int] = []
         room = request.max_tokens - request.num_output_tokens
         try:
@@ -49,9 +49,4 @@ class UniqueTokens:
         if self._mask is None:
             self._mask = self._manager.backend.allocate_token_bitmask(1)
         grammar.fill_bitmask(self._mask, 0)
-        words = self._mask.numpy()[0].view(np.uint32)
-        (used,) = words.nonzero()
-        if len(used) != 1:
-            return None
-        bits = int(words[used[0]])
-        return None if bits & (bits - 1) else int(used[0]) * 32 + bits.bit_length() - 1
+        return only_bit(self._mask.numpy()[0].view(np.uint32))
