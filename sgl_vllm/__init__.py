@@ -11,7 +11,6 @@ from sgl_vllm.lang.choices import (
     unconditional_likelihood_normalized,
 )
 from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError, UnsupportedError
-from sgl_vllm.lang.interpreter import ProgramGroup, ProgramState
 from sgl_vllm.lang.ir import (
     assistant,
     assistant_begin,
@@ -19,13 +18,18 @@ from sgl_vllm.lang.ir import (
     gen,
     gen_int,
     gen_string,
+    image,
     select,
+    separate_reasoning,
     system,
     system_begin,
     system_end,
+    tool,
     user,
     user_begin,
     user_end,
+    var,
+    video,
 )
 from sgl_vllm.lang.program import (
     Program,
@@ -34,11 +38,14 @@ from sgl_vllm.lang.program import (
     get_server_info,
     set_default_backend,
 )
+from sgl_vllm.lang.settings import global_config
+from sgl_vllm.lang.state import AsyncProgramState, ProgramGroup, ProgramState
 
 __version__ = "0.1.0"
 
 __all__ = [
     "VLLM",
+    "AsyncProgramState",
     "Backend",
     "BackendError",
     "Program",
@@ -59,15 +66,21 @@ __all__ = [
     "gen_int",
     "gen_string",
     "get_server_info",
+    "global_config",
     "greedy_token_selection",
+    "image",
     "select",
+    "separate_reasoning",
     "set_default_backend",
     "system",
     "system_begin",
     "system_end",
     "token_length_normalized",
+    "tool",
     "unconditional_likelihood_normalized",
     "user",
     "user_begin",
     "user_end",
+    "var",
+    "video",
 ]

@@ -1,7 +1,8 @@
 """Runs expressions: a stream of operations per prompt, all streams on one event loop.
 
-Owns the meaning of expressions, the order of operations, fork and join, errors and waiting.
-Knows no protocol (backends do) and no program function (`program.py` does).
+Owns the meaning of expressions, the order of operations, errors and their propagation. What a
+prompt holds is in `transcript.py`, what the user's function sees of it in `state.py`; knows no
+protocol (backends do) and no program function (`program.py` does).
 
 Operations are submitted from any thread and run one after the other on the background loop. A
 stream has a task only while it has something to do. Every submitted operation has a future: of
@@ -12,136 +13,55 @@ resolved: that is why nothing can wait for ever.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import inspect
+import itertools
+import re
 import threading
+import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from sgl_vllm.lang.backends.base import (
     Backend,
     ChatPrompt,
+    GenAnswer,
+    Generated,
     GenRequest,
-    Message,
     Prompt,
-    TextPrompt,
-    TokenLogprob,
+    ScoreAnswer,
     Usage,
+    program_id,
 )
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError, UnsupportedError
 from sgl_vllm.lang.ir import (
+    Computed,
     Expr,
     Gen,
-    Role,
     RoleBegin,
     RoleEnd,
     Sampling,
     Select,
+    Show,
     Text,
+    Tool,
+    Var,
     VarScopeBegin,
     VarScopeEnd,
     parts_of,
 )
 from sgl_vllm.lang.loop import BackgroundLoop
+from sgl_vllm.lang.speculation import Ahead, can_be_speculated, first_stop
+from sgl_vllm.lang.transcript import GenMeta, SelectMeta, Transcript, Variable
 
-# A prefix is worth a request of its own when the server has not seen at least this much of it.
-# Below that (about 16 tokens) the round trip costs more than the branches save.
-HINT_MIN_CHARS = 64
-
-JoinMode: TypeAlias = Literal["gather_variable", "concate_and_append"]
+Needed: TypeAlias = Mapping[str, "Future[Variable]"]
 
 
 @dataclass(frozen=True)
-class GenMeta:
-    """What is known of a generation beside its text; one entry per text for `n` > 1."""
-
-    finish_reason: tuple[str, ...]
-    output_token_logprobs: tuple[tuple[TokenLogprob, ...], ...]
-    usage: Usage
-
-
-@dataclass(frozen=True)
-class SelectMeta:
-    """How a select was decided: per choice its score and the logprobs of its tokens."""
-
-    choices: tuple[str, ...]
-    scores: tuple[float, ...]
-    token_logprobs: tuple[tuple[float, ...], ...]
-    usage: Usage
-
-
-@dataclass(frozen=True)
-class Variable:
-    """A value a program produced, and how it came about."""
-
-    value: Any
-    meta: GenMeta | SelectMeta | None = None
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """What a stream has written so far; a fork copies it.
-
-    `text` is everything in order. In a program with roles, `messages` are the closed turns and
-    ``text[turn_start:]`` is the content of the open turn of `role`. The server has seen
-    ``text[:seen_chars]`` of this prompt.
-    """
-
-    text: str = ""
-    messages: tuple[Message, ...] = ()
-    role: Role | None = None
-    turn_start: int = 0
-    seen_chars: int = 0
-
-    def all_messages(self) -> tuple[Message, ...]:
-        """The turns, the open one included if it has any text."""
-        if self.role is None or self.turn_start == len(self.text):
-            return self.messages
-        return (*self.messages, Message(self.role, self.text[self.turn_start :]))
-
-    def prompt(self) -> Prompt:
-        """This prompt as it stands."""
-        if self.role is None and not self.messages:
-            return TextPrompt(self.text)
-        if self.role is not None and self.turn_start < len(self.text):
-            return ChatPrompt(self.all_messages(), "continue")
-        if self.role == "assistant":
-            return ChatPrompt(self.messages, "generate")
-        return ChatPrompt(self.messages, "closed")
-
-    def appended(self, text: str) -> Transcript:
-        if self.role is None and self.messages:
-            raise ValueError("text outside of a turn: a program with roles has text only in turns")
-        return replace(self, text=self.text + text)
-
-    def turn_begun(self, role: Role) -> Transcript:
-        if self.role is not None:
-            raise ValueError(f"the {self.role} turn is still open")
-        if self.text and not self.messages:
-            raise ValueError("text before the first turn: a program with roles has text in turns")
-        return replace(self, role=role, turn_start=len(self.text))
-
-    def turn_ended(self, role: Role) -> Transcript:
-        if self.role != role:
-            raise ValueError(f"no {role} turn is open" + (f", {self.role}'s is" * bool(self.role)))
-        message = Message(role, self.text[self.turn_start :])
-        return replace(self, messages=(*self.messages, message), role=None)
-
-    def seen(self) -> Transcript:
-        return replace(self, seen_chars=len(self.text))
-
-    @property
-    def is_worth_a_hint(self) -> bool:
-        return len(self.text) - self.seen_chars >= HINT_MIN_CHARS
-
-
-# --- operations that are not expressions of the language ---------------------------------------
-
-
-@dataclass(frozen=True)
-class _Read:
+class Read:
     """Reads the transcript once everything before it has run."""
 
     def __str__(self) -> str:
@@ -157,7 +77,7 @@ class _Fork:
 
 
 @dataclass(frozen=True)
-class _Gather:
+class Gather:
     """Waits for one variable of several branches; its own variable is their list."""
 
     name: str
@@ -168,7 +88,7 @@ class _Gather:
 
 
 @dataclass(frozen=True)
-class _AppendTexts:
+class AppendTexts:
     """Waits for branches and appends what each wrote after the fork."""
 
     branches: tuple[tuple[Stream, Future[Transcript]], ...]
@@ -177,43 +97,107 @@ class _AppendTexts:
         return "join"
 
 
-_Operation: TypeAlias = Expr | _Read | _Fork | _Gather | _AppendTexts
+Operation: TypeAlias = Expr | Read | _Fork | Gather | AppendTexts
 
 
-def _new_future() -> Future[Any]:
+def new_future() -> Future[Any]:
     """A future that cannot be cancelled by those who wait for it."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
 
 
+_process = uuid.uuid4().hex[:8]
+_run_numbers = itertools.count(1)
+
+
 class Run:
     """One run of a program: what its streams have in common.
 
-    Holds every stream of the run, forks included, the sampling defaults and the usage.
+    Holds every stream of the run, forks included, the sampling defaults and the usage. `stream`
+    asks backends for text as it comes. `num_api_spec_tokens` switches API speculation on: so many
+    tokens a generation may run past its end. `id` is what backends tell the server.
     """
 
-    def __init__(self, backend: Backend, defaults: Sampling, background: BackgroundLoop) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        defaults: Sampling,
+        background: BackgroundLoop,
+        *,
+        stream: bool = False,
+        num_api_spec_tokens: int | None = None,
+    ) -> None:
+        self.id = f"sgl-{_process}-{next(_run_numbers)}"
         self.backend = backend
         self.defaults = defaults
         self.background = background
+        self.stream = stream
+        self.num_api_spec_tokens = num_api_spec_tokens
         self.usage = Usage()
         self.streams: list[Stream] = []
-        self.cancelled = False
+        self.body: Future[Any] | None = None
+        """Of a streamed run: done when the program's function has returned, in `body_thread`."""
+        self.body_thread: int | None = None
+        self.context = contextvars.copy_context()
+        self.context.run(program_id.set, self.id)
+        self._given_up: Exception | None = None
+
+    @property
+    def given_up(self) -> Exception | None:
+        """Why nothing of this run runs any more."""
+        return self._given_up
 
     def check(self) -> Future[None]:
         """Done when all operations submitted so far are; raises the first stream's error."""
         return self.background.start(self._check())
 
     async def _check(self) -> None:
-        for future in [stream.submit(_Read()) for stream in list(self.streams)]:
-            await _result(future)
+        for future in [stream.submit(Read()) for stream in list(self.streams)]:
+            await result_of(future)
 
-    def cancel(self) -> None:
+    def cancel(self, reason: Exception | None = None) -> None:
         """Give up: cancel requests under way; fail what still waits and what is yet submitted."""
-        self.cancelled = True
+        self._given_up = reason or ProgramCancelled("the program was given up before this was done")
         for stream in list(self.streams):
             self.background.soon(stream.cancel)
+
+    def cancel_after(self, timeout_s: float) -> Callable[[], None]:
+        """Give up in `timeout_s`, unless what is returned is called before."""
+        why = TimeoutError(f"the program was not done within timeout_s={timeout_s:g}")
+        timers: list[asyncio.TimerHandle] = []
+        loop = self.background.loop
+        self.background.soon(lambda: timers.append(loop.call_later(timeout_s, self.cancel, why)))
+
+        def in_time() -> None:
+            for timer in timers:
+                timer.cancel()
+
+        return lambda: self.background.soon(in_time)
+
+    def discard(self, stream: Stream) -> None:
+        """Give one branch up, and those that it was forked into: nobody is told of their errors."""
+        for child in stream.children:
+            self.discard(child)
+        if stream in self.streams:
+            self.streams.remove(stream)
+        stream.discarded = True
+        self.background.soon(stream.cancel)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A stream at one moment: its transcript, and what has come so far of the text being
+    generated. `busy` says what runs, `error` what has ended it."""
+
+    transcript: Transcript
+    partial: str
+    busy: str | None
+    error: ProgramError | None
+
+    @property
+    def text(self) -> str:
+        return self.transcript.text + self.partial
 
 
 class Stream:
@@ -230,48 +214,85 @@ class Stream:
         where: str = "",
         variables: dict[str, Future[Variable]] | None = None,
         *,
-        waits_for_fork: bool = False,
+        parent: Stream | None = None,
+        seen_chars: int = 0,
     ) -> None:
+        """`seen_chars`: so much of the text it is going to write is in the server's cache."""
         self.run = run
         self.where = where
         self.variables: dict[str, Future[Variable]] = dict(variables or {})
         self.written: dict[str, None] = {}  # names this stream wrote itself, in order
-        self._transcript = Transcript()
-        self._forked_at = 0  # where in the text this branch's own part begins
+        self.parent = parent
+        self.children: list[Stream] = []
+        self.forked_at = 0  # where in the text this branch's own part begins
+        self.discarded = False
+        self._transcript = Transcript(seen_chars=seen_chars)
+        self._partial: tuple[str | None, str] = (None, "")  # a variable's name, its text so far
+        self._ahead: Ahead | None = None
         self._scopes: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._queue: deque[tuple[_Operation, Future[Any]]] = deque()
-        self._busy = waits_for_fork
+        self._queue: deque[tuple[Operation, Future[Any], Needed]] = deque()
+        self._busy = parent is not None  # a branch waits for its fork
         self._task: asyncio.Task[None] | None = None
         self._error: ProgramError | None = None
+        self._listeners: list[Callable[[], object]] = []
         run.streams.append(self)
 
     # --- the submitting side: any thread -----------------------------------------------------
 
-    def submit(self, operation: _Operation) -> Future[Any]:
+    def submit(self, operation: Operation, needed: Needed | None = None) -> Future[Any]:
         """Queue an operation; its future is resolved in bounded time."""
-        future = _new_future()
+        future = new_future()
         with self._lock:
-            if self._error is None and self.run.cancelled:
-                self._error = ProgramError(str(operation), self.where, _given_up())
+            given_up = self._why_given_up()
+            if self._error is None and given_up is not None:
+                self._error = ProgramError(str(operation), self.where, given_up)
             if self._error is not None:
                 future.set_exception(self._error)
                 if isinstance(operation, _Fork):
                     for child in operation.children:
                         child.fail(self._error)
                 return future
-            self._queue.append((operation, future))
+            self._queue.append((operation, future, needed or {}))
             was_idle, self._busy = not self._busy, True
         if was_idle:
             self.run.background.soon(self._start_task)
         return future
 
     def append(self, value: Expr | str) -> None:
+        """Submit what a program appends; KeyError for a variable that it does not make before."""
         for expr in parts_of(value):
-            future = self.submit(expr)
-            name = getattr(expr, "name", None)
-            if name is not None and not isinstance(expr, VarScopeBegin):
-                self.bind(name, future)
+            future = self.submit(expr, self._needed_by(expr))
+            match expr:
+                case Gen(name) if name is not None:
+                    self.bind(name, future)
+                    if expr.reasoning_name is not None:
+                        self.bind(expr.reasoning_name, _reasoning_of(future))
+                case Select(name) | VarScopeEnd(name) | Tool(name) if name is not None:
+                    self.bind(name, future)
+                case Computed() if expr.name is not None:
+                    self.bind(expr.name, future)
+
+    def _needed_by(self, expr: Expr) -> Needed | None:
+        """The variables, as they are now, that an expression reads when it runs."""
+        match expr:
+            case Var(name):
+                return {name: self.variable(name)}
+            case Computed(_, needs):
+                return {name: self.variable(name) for name in needs}
+            case Tool(_, _, args, kwargs):
+                given = (*args, *(value for _, value in kwargs))
+                names = (value.name for value in given if isinstance(value, Var))
+                return {name: self.variable(name) for name in names}
+        return None
+
+    def variable(self, name: str) -> Future[Variable]:
+        """The future of variable `name`; KeyError if the program does not make it."""
+        future = self.variables.get(name)
+        if future is None:
+            known = ", ".join(map(repr, self.variables)) or "none"
+            raise KeyError(f"the program has no variable {name!r} (it has: {known})")
+        return future
 
     def bind(self, name: str, future: Future[Variable]) -> None:
         """From here on, `name` means what `future` gives."""
@@ -279,16 +300,46 @@ class Stream:
         self.written[name] = None
 
     def fork(self, size: int, label: Callable[[int], str]) -> list[Stream]:
-        children = [
-            Stream(self.run, label(i), self.variables, waits_for_fork=True) for i in range(size)
-        ]
+        children = [Stream(self.run, label(i), self.variables, parent=self) for i in range(size)]
+        self.children += children
         self.submit(_Fork(tuple(children)))
         return children
 
-    # --- the running side: the background loop -----------------------------------------------
+    # --- looking on: any thread ----------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """What there is now; does not wait."""
+        with self._lock:
+            busy = str(self._queue[0][0]) if self._queue else None
+            return Snapshot(self._transcript, self._partial[1], busy, self._error)
+
+    def partial_of(self, name: str) -> str:
+        """What has come so far of the variable being generated; nothing for all others."""
+        generating, text = self._partial
+        return text if generating == name else ""
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way or queued."""
+        with self._lock:
+            return not self._busy or self._error is not None
+
+    def on_change(self, listener: Callable[[], object]) -> Callable[[], None]:
+        """Call `listener`, on the loop, whenever there is more text, or an end; until what is
+        returned is called."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def changed(self) -> None:
+        """Tell who looks on."""
+        for listener in tuple(self._listeners):
+            listener()
+
+    # --- the running side: the background loop -------------------------------------------------
 
     def _start_task(self) -> None:
-        self._task = self.run.background.loop.create_task(self._drain())
+        run = self.run
+        self._task = run.background.loop.create_task(self._drain(), context=run.context)
 
     async def _drain(self) -> None:
         while True:
@@ -296,10 +347,10 @@ class Stream:
                 if not self._queue:
                     self._busy = False
                     self._task = None
-                    return
-                operation, future = self._queue[0]  # stays there, for `fail` to find
+                    break
+                operation, future, needed = self._queue[0]  # stays there, for `fail` to find
             try:
-                result = await self._execute(operation)
+                result = await self._execute(operation, needed)
             except ProgramError as error:  # a joined branch's, which says where it was
                 self.fail(error)
                 return
@@ -313,7 +364,12 @@ class Stream:
                 if self._error is not None:
                     return
                 self._queue.popleft()
+                self._partial = (None, "")
             future.set_result(result)
+            if self._listeners:
+                self.changed()
+        if self._listeners:
+            self.changed()
 
     def fail(self, error: ProgramError) -> None:
         """End the stream: everything queued, and everything submitted later, gets `error`."""
@@ -321,13 +377,20 @@ class Stream:
             if self._error is not None:
                 return
             self._error = error
+            self._partial = (None, "")
             abandoned = list(self._queue)
             self._queue.clear()
-        for operation, future in abandoned:
+        for operation, future, _ in abandoned:
             if isinstance(operation, _Fork):
                 for child in operation.children:
                     child.fail(error)
             future.set_exception(error)
+        self.changed()
+
+    def _why_given_up(self) -> Exception | None:
+        if self.discarded:
+            return ProgramCancelled("another branch was chosen")
+        return self.run.given_up
 
     def cancel(self) -> None:
         """Give up what is under way and queued. Does nothing on an idle stream."""
@@ -335,76 +398,251 @@ class Stream:
             if not self._busy:
                 return
             operation = str(self._queue[0][0]) if self._queue else "fork"
-        self.fail(ProgramError(operation, self.where, _given_up()))
+        why = self._why_given_up() or ProgramCancelled("the event loop was stopped")
+        self.fail(ProgramError(operation, self.where, why))
         if self._task is not None:
             self._task.cancel()
 
-    def _start_from(self, transcript: Transcript) -> None:
+    def _start_from(self, parent: Stream) -> None:
         """Begin a forked stream."""
-        self._transcript = transcript
-        self._forked_at = len(transcript.text)
+        self._transcript = parent._transcript
+        self._ahead = parent._ahead
+        self.forked_at = len(self._transcript.text)
         self._start_task()
 
-    async def _execute(self, operation: _Operation) -> Any:
+    async def _execute(self, operation: Operation, needed: Needed) -> Any:
         transcript = self._transcript
         match operation:
             case Text(value):
-                self._transcript = transcript.appended(value)
+                self._write(value)
             case RoleBegin(role):
+                self._ahead = None
                 self._transcript = transcript.turn_begun(role)
             case RoleEnd(role):
+                self._ahead = None
                 self._transcript = transcript.turn_ended(role)
             case Gen():
                 return await self._generate(operation)
             case Select():
                 return await self._select(operation)
+            case Var(name):
+                self._write((await result_of(needed[name])).text, "variable", name)
+            case Computed():
+                return await self._compute(operation, needed)
+            case Tool():
+                return await self._call_tool(operation, needed)
+            case Show(media):
+                self._transcript = transcript.shown(media)
             case VarScopeBegin(name):
                 self._scopes[name] = len(transcript.text)
             case VarScopeEnd(name):
-                return Variable(transcript.text[self._scopes.pop(name) :])
-            case _Read():
+                return Variable.of(transcript.text[self._scopes.pop(name) :])
+            case Read():
                 return transcript
             case _Fork(children):
                 await self._branch(children)
-            case _Gather(_, futures):
-                return Variable([(await _result(future)).value for future in futures])
-            case _AppendTexts(branches):
+            case Gather(_, futures):
+                return Variable.of([(await result_of(future)).value for future in futures])
+            case AppendTexts(branches):
                 for branch, future in branches:
-                    text = (await _result(future)).text[branch._forked_at :]
-                    self._transcript = self._transcript.appended(text)
+                    self._write((await result_of(future)).text[branch.forked_at :])
             case _:
                 raise TypeError(f"{type(operation).__name__} cannot be run")
         return None
 
+    def _write(self, text: str, kind: Any = "text", name: str | None = None) -> None:
+        """Append what was not generated."""
+        self._transcript = self._transcript.appended(text, kind, name)
+        if self._ahead is not None:
+            self._ahead = self._ahead.after(text)
+
+    # --- generating ----------------------------------------------------------------------------
+
     def _open_prompt(self, feature: str) -> Prompt:
         """The prompt, which must end where text can be written."""
-        prompt = self._transcript.prompt()
-        if isinstance(prompt, ChatPrompt) and prompt.ending == "closed":
-            if self._transcript.role is None:
-                raise ValueError(f"{feature} outside of a turn: put it in assistant(...)")
+        transcript, backend = self._transcript, self.run.backend
+        prompt = transcript.prompt()
+        if not isinstance(prompt, ChatPrompt) or prompt.ending == "generate":
+            return prompt
+        if prompt.ending == "continue":
+            if backend.continues_turns:
+                return prompt
             raise UnsupportedError(
-                self.run.backend.name,
-                f"{feature} at the start of a {self._transcript.role} turn",
-                "begin the turn with some text",
+                backend.name,
+                f"{feature} in a turn that has begun",
+                f"let the {transcript.role} turn begin with it, or try "
+                f"@function(num_api_spec_tokens=...)",
             )
-        return prompt
+        if transcript.role is None:
+            raise ValueError(f"{feature} outside of a turn: put it in assistant(...)")
+        raise UnsupportedError(
+            backend.name,
+            f"{feature} at the start of a {transcript.role} turn",
+            "begin the turn with some text",
+        )
 
     async def _generate(self, expr: Gen) -> Variable:
         sampling = expr.sampling.over(self.run.defaults)
-        prompt = self._open_prompt("gen")
-        request = GenRequest(prompt, sampling, expr.regex, expr.json_schema)
-        answer = await self.run.backend.generate(request)
-        self.run.usage += answer.usage
-        values = [_parsed(expr, text.text, text.finish_reason) for text in answer.texts]
-        self._transcript = self._transcript.appended(answer.texts[0].text).seen()
+        for retries_left in reversed(range(expr.retries + 1)):
+            answer = await self._ask(expr, sampling)
+            self.run.usage += answer.usage
+            reasonings, texts = _split_off_reasoning(expr, answer.texts)
+            try:
+                values = [_read_as(expr, text.text, text.finish_reason) for text in texts]
+            except ValueError:
+                if not retries_left:
+                    raise
+                self._ahead = None
+            else:
+                break
+        first, several = texts[0], (sampling.n or 1) > 1
+        self._transcript = self._transcript.appended(
+            first.text, "gen", expr.name, forced=first.forced, usage=answer.usage
+        ).seen()
         meta = GenMeta(
-            finish_reason=tuple(text.finish_reason for text in answer.texts),
-            output_token_logprobs=tuple(text.logprobs for text in answer.texts),
+            finish_reason=tuple(text.finish_reason for text in texts),
+            output_token_logprobs=tuple(text.logprobs for text in texts),
             usage=answer.usage,
+            prompt_logprobs=answer.prompt_logprobs,
         )
-        return Variable(values if (sampling.n or 1) > 1 else values[0], meta)
+        return Variable(
+            values if several else values[0],
+            first.text,
+            meta,
+            reasonings if several else reasonings[0],
+        )
+
+    async def _ask(self, expr: Gen, sampling: Sampling) -> GenAnswer:
+        """Generate, from what is ahead if it answers, or from the server."""
+        num_tokens_ahead = self.run.num_api_spec_tokens
+        if num_tokens_ahead and can_be_speculated(expr, sampling):
+            return await self._ask_speculatively(expr, sampling, num_tokens_ahead)
+        self._ahead = None
+        stop = _StopRegex(sampling.stop_regex)
+        watch = self._watch(expr, stop, sampling)
+        request = GenRequest(
+            self._open_prompt("gen"), sampling, expr.regex, expr.json_schema, watch
+        )
+        answer = await self.run.backend.generate(request)
+        return replace(answer, texts=tuple(stop.cut(text) for text in answer.texts))
+
+    def _watch(
+        self, expr: Gen, stop: _StopRegex, sampling: Sampling
+    ) -> Callable[[str, int | None], bool] | None:
+        """Who looks on while text comes: readers of a streamed run, and the stop pattern."""
+        if sampling.n != 1 or not (self.run.stream or stop.patterns):
+            return None
+
+        def watch(piece: str, num_tokens: int | None) -> bool:
+            self._partial = (expr.name, self._partial[1] + piece)
+            self.changed()
+            return stop.position(self._partial[1]) is not None
+
+        return watch
+
+    async def _ask_speculatively(
+        self, expr: Gen, sampling: Sampling, num_tokens_ahead: int
+    ) -> GenAnswer:
+        """From what is ahead, or from a generation that runs past its end.
+
+        On a backend that cannot continue a turn, what the program wrote in it is asked of the
+        model as well, and must come back the same.
+        """
+        if self._ahead is not None:
+            answer = self._ahead.answer(sampling)
+            if answer is not None:
+                saved = Usage(saved_calls=1, saved_prompt_tokens=self._ahead.num_prompt_tokens_here)
+                text, self._ahead = answer
+                return GenAnswer((text,), saved)
+        transcript, backend = self._transcript, self.run.backend
+        begun = ""
+        prompt = transcript.prompt()
+        if (
+            isinstance(prompt, ChatPrompt)
+            and prompt.ending == "continue"
+            and transcript.role == "assistant"
+            and not backend.continues_turns
+        ):
+            begun = transcript.turn_text
+            prompt = ChatPrompt(transcript.messages, "generate")
+        else:
+            prompt = self._open_prompt("gen")
+        ahead, usage = await self._run_ahead(prompt, sampling, num_tokens_ahead, begun, expr.name)
+        if begun:
+            after = ahead.after(begun)
+            if after is None:
+                raise UnsupportedError(
+                    backend.name,
+                    f"a turn that begins with {begun!r}",
+                    f"the model began it with {ahead.text[: len(begun) + 20]!r}; tell it in the "
+                    f"prompt how to write",
+                )
+            ahead = after
+        answer = ahead.answer(sampling)
+        if answer is None:
+            raise UnsupportedError(
+                backend.name,
+                "gen in a turn that has begun",
+                f"the turn {ahead.text!r} ends before it; raise max_tokens",
+            )
+        text, self._ahead = answer
+        return GenAnswer((text,), usage)
+
+    async def _run_ahead(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        num_tokens_ahead: int,
+        begun: str,
+        name: str | None,
+    ) -> tuple[Ahead, Usage]:
+        marks: list[int] = []
+        tokens_are_told = True
+        text = ""
+        enough: int | None = None  # so many tokens, once the end of this generation has come
+
+        def watch(piece: str, num_tokens: int | None) -> bool:
+            nonlocal text, enough, tokens_are_told
+            text += piece
+            if num_tokens is None or num_tokens < len(marks):
+                tokens_are_told = False
+                return False
+            marks.extend([len(text)] * (num_tokens - len(marks)))
+            if self.run.stream:
+                self._show_partial(name, text[len(begun) :], sampling)
+            if enough is None and first_stop(text[len(begun) :], sampling.stop) is not None:
+                enough = num_tokens + num_tokens_ahead
+            return enough is not None and num_tokens >= enough
+
+        max_tokens = sampling.max_new_tokens or 0
+        tells_tokens = self.run.backend.tells_tokens
+        more = num_tokens_ahead if tells_tokens or begun else 0
+        request = GenRequest(
+            prompt,
+            replace(sampling, stop=None, max_new_tokens=max_tokens + more),
+            watch=watch,
+        )
+        answer = await self.run.backend.generate(request)
+        generated = answer.texts[0]
+        known = tells_tokens and tokens_are_told and text == generated.text
+        ahead = Ahead(
+            generated.text,
+            generated.finish_reason,
+            sampling,
+            answer.usage.prompt_tokens,
+            tuple(marks) if known else None,
+        )
+        return ahead, answer.usage
+
+    def _show_partial(self, name: str | None, text: str, sampling: Sampling) -> None:
+        stop = first_stop(text, sampling.stop)
+        self._partial = (name, text[: stop[0]] if stop else text)
+        self.changed()
+
+    # --- the other operations ------------------------------------------------------------------
 
     async def _select(self, expr: Select) -> Variable:
+        self._ahead = None
         answer = await self.run.backend.score(
             self._open_prompt("select"),
             expr.choices,
@@ -412,31 +650,116 @@ class Stream:
             warm=self._transcript.is_worth_a_hint,
         )
         self.run.usage += answer.usage
-        decision = expr.method(answer.choices)
-        chosen = expr.choices[decision.index]
-        self._transcript = self._transcript.appended(chosen).seen()
-        token_logprobs = tuple(choice.logprobs for choice in answer.choices)
-        meta = SelectMeta(expr.choices, decision.scores, token_logprobs, answer.usage)
-        return Variable(chosen, meta)
+        if isinstance(answer, ScoreAnswer):
+            decision = expr.method(answer.choices)
+            index, scores = decision.index, decision.scores
+            token_logprobs = tuple(choice.logprobs for choice in answer.choices)
+        else:
+            index, scores, token_logprobs = answer.index, (), ()
+        chosen = expr.choices[index]
+        self._transcript = self._transcript.appended(
+            chosen, "select", expr.name, usage=answer.usage
+        ).seen()
+        meta = SelectMeta(expr.choices, scores, token_logprobs, answer.usage)
+        return Variable(expr.parse(chosen) if expr.parse else chosen, chosen, meta)
+
+    async def _compute(self, expr: Computed, needed: Needed) -> Variable:
+        values = {name: (await result_of(future)).value for name, future in needed.items()}
+        variable = Variable.of("")
+        for part in parts_of(expr.function(values)):
+            made = await self._execute(part, {})
+            if isinstance(made, Variable):
+                variable = made
+        return variable
+
+    async def _call_tool(self, expr: Tool, needed: Needed) -> Variable:
+        values = {name: (await result_of(future)).value for name, future in needed.items()}
+
+        def filled(argument: Any) -> Any:
+            return values[argument.name] if isinstance(argument, Var) else argument
+
+        args = [filled(argument) for argument in expr.args]
+        kwargs = {key: filled(argument) for key, argument in expr.kwargs}
+        if inspect.iscoroutinefunction(expr.function):
+            value = await expr.function(*args, **kwargs)
+        else:
+            value = await self.run.background.in_thread(expr.function, *args, **kwargs)
+        variable = Variable.of(value)
+        self._write(variable.text, "tool", expr.name)
+        return variable
 
     async def _branch(self, children: Sequence[Stream]) -> None:
         """Start the branches, after sending what they share ahead (the frontend hint)."""
-        if len(children) > 1 and self._transcript.is_worth_a_hint:
+        if len(children) > 1 and self._ahead is None and self._transcript.is_worth_a_hint:
             self.run.usage += await self.run.backend.warm(self._transcript.prompt())
             self._transcript = self._transcript.seen()
         for child in children:
-            child._start_from(self._transcript)
+            child._start_from(self)
 
 
-def _given_up() -> ProgramCancelled:
-    return ProgramCancelled("the program was given up before this was done")
+class _StopRegex:
+    """The patterns that end a generation, and are left out of it with all that follows."""
+
+    def __init__(self, patterns: str | tuple[str, ...] | None) -> None:
+        given = (patterns,) if isinstance(patterns, str) else patterns or ()
+        self.patterns = [re.compile(pattern) for pattern in given]
+
+    def position(self, text: str) -> int | None:
+        """Where the first match begins."""
+        found = [match.start() for p in self.patterns if (match := p.search(text))]
+        return min(found, default=None)
+
+    def cut(self, generated: Generated) -> Generated:
+        position = self.position(generated.text)
+        if position is None:
+            return generated
+        kept, num_chars = [], 0
+        for token in generated.logprobs:
+            if num_chars >= position:
+                break
+            kept.append(token)
+            num_chars += len(token.text)
+        return replace(
+            generated,
+            text=generated.text[:position],
+            finish_reason="stop",
+            logprobs=tuple(kept),
+        )
 
 
-async def _result(future: Future[Any]) -> Any:
+async def result_of(future: Future[Any]) -> Any:
+    """Wait for a future of another thread, on any event loop."""
     return future.result() if future.done() else await asyncio.wrap_future(future)
 
 
-def _parsed(expr: Gen, text: str, finish_reason: str) -> object:
+def _reasoning_of(future: Future[Variable]) -> Future[Variable]:
+    """The variable that holds what the model thought."""
+    reasoning = new_future()
+
+    def resolve(done: Future[Variable]) -> None:
+        error = done.exception()
+        if error is not None:
+            reasoning.set_exception(error)
+        else:
+            reasoning.set_result(Variable.of(done.result().reasoning))
+
+    future.add_done_callback(resolve)
+    return reasoning
+
+
+def _split_off_reasoning(
+    expr: Gen, texts: tuple[Generated, ...]
+) -> tuple[list[str | None], tuple[Generated, ...]]:
+    if expr.reasoning is None:
+        return [None] * len(texts), texts
+    parts = [expr.reasoning.split(text.text) for text in texts]
+    answers = (
+        replace(t, text=answer, forced=()) for t, (_, answer) in zip(texts, parts, strict=True)
+    )
+    return [reasoning for reasoning, _ in parts], tuple(answers)
+
+
+def _read_as(expr: Gen, text: str, finish_reason: str) -> object:
     if expr.parse is None:
         return text
     try:
@@ -445,270 +768,3 @@ def _parsed(expr: Gen, text: str, finish_reason: str) -> object:
         why = ": it was cut off, raise max_tokens" if finish_reason == "length" else ""
         shown = text if len(text) <= 200 else text[:200] + "..."
         raise ValueError(f"the generated text {shown!r} has not the wanted form{why}") from error
-
-
-class ProgramState:
-    """A prompt being written: what a program function gets as `s`.
-
-    ``s += expr`` submits and returns at once; everything that reads waits until the value is
-    there, and raises the ProgramError of the operation that failed instead of giving it.
-    """
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._copied_from: ProgramGroup | None = None
-        self.ret_value: Any = None
-
-    # --- writing -----------------------------------------------------------------------------
-
-    def __iadd__(self, value: Expr | str) -> ProgramState:
-        self._stream.append(value)
-        return self
-
-    def set_var(self, name: str, value: object) -> None:
-        """Give the variable `name` a value of the program's own."""
-        future = _new_future()
-        future.set_result(Variable(value))
-        self._stream.bind(name, future)
-
-    @contextmanager
-    def var_scope(self, name: str) -> Iterator[ProgramState]:
-        """Store the text appended inside the ``with`` under `name`."""
-        self._stream.append(VarScopeBegin(name))
-        yield self
-        self._stream.append(VarScopeEnd(name))
-
-    def _turn(self, role: Role, expr: Expr | str | None) -> _Turn:
-        self._stream.append(RoleBegin(role))
-        if expr is None:
-            return _Turn(self, role)
-        self._stream.append(expr)
-        self._stream.append(RoleEnd(role))
-        return _Turn(self, None)
-
-    def system(self, expr: Expr | str | None = None) -> _Turn:
-        """Append a whole system turn; without `expr` the turn is what the ``with`` appends."""
-        return self._turn("system", expr)
-
-    def user(self, expr: Expr | str | None = None) -> _Turn:
-        """Append a whole user turn; without `expr` the turn is what the ``with`` appends."""
-        return self._turn("user", expr)
-
-    def assistant(self, expr: Expr | str | None = None) -> _Turn:
-        """Append a whole assistant turn; without `expr` what the ``with`` appends."""
-        return self._turn("assistant", expr)
-
-    def system_begin(self) -> None:
-        """Open a system turn."""
-        self._stream.append(RoleBegin("system"))
-
-    def system_end(self) -> None:
-        """Close the system turn."""
-        self._stream.append(RoleEnd("system"))
-
-    def user_begin(self) -> None:
-        """Open a user turn."""
-        self._stream.append(RoleBegin("user"))
-
-    def user_end(self) -> None:
-        """Close the user turn."""
-        self._stream.append(RoleEnd("user"))
-
-    def assistant_begin(self) -> None:
-        """Open an assistant turn."""
-        self._stream.append(RoleBegin("assistant"))
-
-    def assistant_end(self) -> None:
-        """Close the assistant turn."""
-        self._stream.append(RoleEnd("assistant"))
-
-    # --- fork and join -----------------------------------------------------------------------
-
-    def fork(self, size: int = 1) -> ProgramGroup:
-        """`size` copies of this prompt, which then go their own ways in parallel.
-
-        With more than one, what they share is sent to the server first, so that every branch
-        finds it cached: one request without output, left out when the server has (nearly) all
-        of it anyway because this stream just generated there or hinted before.
-        """
-        if size < 1:
-            raise ValueError(f"fork needs at least one branch, not {size}")
-        prefix = f"{self._stream.where}." if self._stream.where else ""
-        streams = self._stream.fork(size, lambda i: f"{prefix}fork[{i}]")
-        return ProgramGroup(self, [ProgramState(stream) for stream in streams])
-
-    def copy(self) -> ProgramState:
-        """A copy to try something on. As ``with s.copy() as c:`` it is joined at the end."""
-        group = self.fork(1)
-        group[0]._copied_from = group
-        return group[0]
-
-    def __enter__(self) -> ProgramState:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if error is None and self._copied_from is not None:
-            self._copied_from.join()
-
-    # --- reading -----------------------------------------------------------------------------
-
-    def _wait(self, future: Future[Any]) -> Any:
-        return self._stream.run.background.wait_for(future)
-
-    def _variable(self, name: str) -> Variable:
-        future = self._stream.variables.get(name)
-        if future is None:
-            known = ", ".join(map(repr, self._stream.variables)) or "none"
-            raise KeyError(f"the program has no variable {name!r} (it has: {known})")
-        variable: Variable = self._wait(future)
-        return variable
-
-    def __getitem__(self, name: str) -> Any:
-        """The value of variable `name`. KeyError if the program does not make it."""
-        return self._variable(name).value
-
-    def __setitem__(self, name: str, value: object) -> None:
-        self.set_var(name, value)
-
-    def __contains__(self, name: str) -> bool:
-        """Whether the program makes a variable `name`; does not wait for its value."""
-        return name in self._stream.variables
-
-    def get_var(self, name: str) -> Any:
-        """The value of variable `name`. KeyError if the program does not make it."""
-        return self[name]
-
-    def get_meta_info(self, name: str) -> dict[str, Any]:
-        """How variable `name` came about; empty for values that the program set itself.
-
-        For a gen: `finish_reason` and, if asked for, `output_token_logprobs`, a list of
-        ``{text, logprob, top}`` (lists of these for `n` > 1). For a select: `choices`, `scores`
-        (SGLang's name `normalized_prompt_logprobs` works too) and `token_logprobs`. Both have
-        `prompt_tokens`, `cached_prompt_tokens` and `completion_tokens`.
-        """
-        variable = self._variable(name)
-        match variable.meta:
-            case None:
-                return {}
-            case GenMeta(finish_reasons, logprobs, usage):
-                tokens = [[asdict(token) for token in text] for text in logprobs]
-                several = len(finish_reasons) > 1
-                return {
-                    "finish_reason": list(finish_reasons) if several else finish_reasons[0],
-                    "output_token_logprobs": tokens if several else tokens[0],
-                    **asdict(usage),
-                }
-            case SelectMeta(choices, scores, token_logprobs, usage):
-                return {
-                    "choices": list(choices),
-                    "scores": list(scores),
-                    "normalized_prompt_logprobs": list(scores),
-                    "token_logprobs": [list(logprobs) for logprobs in token_logprobs],
-                    **asdict(usage),
-                }
-
-    def _read(self) -> Transcript:
-        transcript: Transcript = self._wait(self._stream.submit(_Read()))
-        return transcript
-
-    def text(self) -> str:
-        """All text so far. In a program with roles: the turns' texts, without any template."""
-        return self._read().text
-
-    def messages(self) -> list[dict[str, str]]:
-        """The turns so far as ``{"role", "content"}``, an open one with text included."""
-        return [message.as_dict() for message in self._read().all_messages()]
-
-    def sync(self) -> None:
-        """Wait until everything submitted has run; raises the ProgramError if something failed."""
-        self._read()
-
-    def error(self) -> ProgramError | None:
-        """Wait until everything submitted has run; the error that stopped it, or None."""
-        try:
-            self._read()
-        except ProgramError as error:
-            return error
-        return None
-
-    @property
-    def usage(self) -> Usage:
-        """What the whole run has cost so far, all branches included."""
-        return self._stream.run.usage
-
-    def __repr__(self) -> str:
-        return f"<ProgramState with variables {list(self._stream.variables)}>"
-
-
-class _Turn:
-    """What ``with s.user():`` works on: closes the turn at the end of the block."""
-
-    def __init__(self, state: ProgramState, role: Role | None) -> None:
-        self._state = state
-        self._role = role
-
-    def __enter__(self) -> ProgramState:
-        if self._role is None:
-            raise ValueError("a turn that was given its content takes no with block")
-        return self._state
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if error is None and self._role is not None:
-            self._state._stream.append(RoleEnd(self._role))
-
-
-class ProgramGroup:
-    """The branches of a fork: iterable, indexable, and joined back with `join`."""
-
-    def __init__(self, parent: ProgramState, states: list[ProgramState]) -> None:
-        self._parent = parent
-        self._states = states
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __getitem__(self, index: int) -> ProgramState:
-        return self._states[index]
-
-    def __setitem__(self, index: int, state: ProgramState) -> None:
-        """Only what ``forks[i] += ...`` assigns: the branch itself."""
-        if state is not self._states[index]:
-            raise TypeError("a branch cannot be replaced: append to it with +=")
-
-    def __iter__(self) -> Iterator[ProgramState]:
-        return iter(self._states)
-
-    def __iadd__(
-        self, value: Callable[[int], Expr | str] | Sequence[Expr | str] | Expr | str
-    ) -> ProgramGroup:
-        """Append to every branch: the same, its item of a list, or ``function(index)``."""
-        if callable(value):
-            values: Sequence[Expr | str] = [value(i) for i in range(len(self))]
-        elif isinstance(value, (Expr, str)):
-            values = [value] * len(self)
-        else:
-            values = value
-            if len(values) != len(self):
-                raise ValueError(f"{len(values)} values for {len(self)} branches")
-        for state, item in zip(self._states, values, strict=True):
-            state += item
-        return self
-
-    def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Bring the branches' results back to the parent; does not wait for them.
-
-        "gather_variable": each variable that branches wrote since the fork becomes the parent's,
-        as the list of its values in branch order. "concate_and_append": the text that each branch
-        wrote since the fork is appended to the parent's, in branch order, as plain text.
-        """
-        parent = self._parent._stream
-        streams = [state._stream for state in self._states]
-        if mode == "gather_variable":
-            names = dict.fromkeys(name for stream in streams for name in stream.written)
-            for name in names:
-                futures = tuple(s.variables[name] for s in streams if name in s.written)
-                parent.bind(name, parent.submit(_Gather(name, futures)))
-        elif mode == "concate_and_append":
-            parent.submit(_AppendTexts(tuple((s, s.submit(_Read())) for s in streams)))
-        else:
-            raise ValueError(f"join mode must be gather_variable or concate_and_append, not {mode}")

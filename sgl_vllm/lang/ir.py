@@ -6,19 +6,27 @@ meaning, backends carry them out. Expressions concatenate with ``+``, also with 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from enum import Enum
+from typing import Any, Literal, TypeAlias
 
+from sgl_vllm.lang import media
 from sgl_vllm.lang.choices import ChoicesMethod, token_length_normalized
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
+from sgl_vllm.lang.reasoning import ReasoningFormat, reasoning_format
+from sgl_vllm.lang.values import (
+    DType,
+    JsonSchema,
+    Reader,
+    Regex,
+    choices_of,
+    regex_and_reader_of,
+    regex_of,
+    schema_and_reader_of,
+)
 
 Role: TypeAlias = Literal["system", "user", "assistant"]
-DType: TypeAlias = type | Literal["int", "float", "str", "bool"]
-JsonSchema: TypeAlias = "Mapping[str, Any] | str | type[BaseModel]"
+Choices: TypeAlias = Sequence[str] | type[Enum]
 
 
 class Expr:
@@ -58,6 +66,7 @@ class Sampling:
     n: int | None = None
     stop: str | tuple[str, ...] | None = None
     stop_token_ids: tuple[int, ...] | None = None
+    stop_regex: str | tuple[str, ...] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -66,7 +75,9 @@ class Sampling:
     presence_penalty: float | None = None
     ignore_eos: bool | None = None
     return_logprob: bool | None = None
+    logprob_start_len: int | None = None
     top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool | None = None
 
     def over(self, defaults: Sampling) -> Sampling:
         """These values, with `defaults` wherever one is None."""
@@ -86,7 +97,9 @@ DEFAULT_SAMPLING = Sampling(
     presence_penalty=0.0,
     ignore_eos=False,
     return_logprob=False,
+    logprob_start_len=-1,
     top_logprobs_num=0,
+    return_text_in_logprobs=True,
 )
 
 
@@ -95,14 +108,25 @@ class Gen(Expr):
     """Generate text, store it under `name` and append it.
 
     `parse` turns the generated text into the variable's value (typed variables); the text that
-    is appended stays as generated.
+    is appended stays as generated. A text that `parse` refuses is generated anew, `retries`
+    times at most. With `reasoning`, what the model thought is split off before anything else
+    and kept as a variable of its own.
     """
 
     name: str | None
     sampling: Sampling
     regex: str | None = None
     json_schema: str | None = None
-    parse: Callable[[str], object] | None = None
+    parse: Reader | None = None
+    retries: int = 0
+    reasoning: ReasoningFormat | None = None
+
+    @property
+    def reasoning_name(self) -> str | None:
+        """The variable that the reasoning goes to."""
+        if self.reasoning is None or self.name is None:
+            return None
+        return f"{self.name}_reasoning_content"
 
     def __str__(self) -> str:
         return f"gen {self.name!r}" if self.name else "gen"
@@ -115,9 +139,65 @@ class Select(Expr):
     name: str | None
     choices: tuple[str, ...]
     method: ChoicesMethod
+    parse: Reader | None = None
 
     def __str__(self) -> str:
         return f"select {self.name!r}" if self.name else "select"
+
+
+@dataclass(frozen=True)
+class Var(Expr):
+    """Append the text of a variable that the program makes before, without waiting for it."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"var {self.name!r}"
+
+
+@dataclass(frozen=True, eq=False)
+class Computed(Expr):
+    """What `function` makes of the variables that it `needs`, once they are there.
+
+    `function` gets their values by name and returns a string or an expression, whose operations
+    run in this place. `name` is the variable that they make, if they make one. It runs on the
+    language's event loop: it must be quick, and must not wait.
+    """
+
+    function: Callable[[Mapping[str, Any]], Expr | str]
+    needs: tuple[str, ...] = ()
+    name: str | None = None
+
+    def __str__(self) -> str:
+        return "computed text" if self.name is None else f"computed {self.name!r}"
+
+
+@dataclass(frozen=True, eq=False)
+class Tool(Expr):
+    """Call `function`, append its result as text and store it under `name`.
+
+    `Var` arguments are the variables' values. A plain function runs in a thread, a coroutine
+    function on the language's event loop.
+    """
+
+    name: str | None
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        called = getattr(self.function, "__name__", type(self.function).__name__)
+        return f"tool {called}" + (f" for {self.name!r}" if self.name else "")
+
+
+@dataclass(frozen=True)
+class Show(Expr):
+    """Put an image or a video into the open turn."""
+
+    media: media.Media
+
+    def __str__(self) -> str:
+        return self.media.kind
 
 
 @dataclass(frozen=True)
@@ -175,50 +255,6 @@ def parts_of(value: object) -> tuple[Expr, ...]:
     )
 
 
-# The regular expression that generation is held to, and what reads the result, per dtype. Digits
-# are bounded so that a generation always comes to its end.
-_INT_REGEX = r"-?(0|[1-9][0-9]{0,17})"
-_FLOAT_REGEX = r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?"
-_BOOL_REGEX = r"(True|False)"
-_STR_REGEX = r'"([^"\\\n\r\t]|\\["\\/bfnrt])*"'
-
-
-def _parse_bool(text: str) -> bool:
-    return {"True": True, "False": False}[text]
-
-
-def _parse_str(text: str) -> str:
-    value = json.loads(text)
-    if not isinstance(value, str):
-        raise ValueError(f"{text!r} is not a quoted string")
-    return value
-
-
-_DTYPES: dict[str, tuple[str, Callable[[str], object]]] = {
-    "int": (_INT_REGEX, int),
-    "float": (_FLOAT_REGEX, float),
-    "bool": (_BOOL_REGEX, _parse_bool),
-    "str": (_STR_REGEX, _parse_str),
-}
-
-
-def _dtype(dtype: DType) -> tuple[str, Callable[[str], object]]:
-    name = dtype if isinstance(dtype, str) else dtype.__name__
-    if name not in _DTYPES:
-        raise ValueError(f"dtype must be int, float, str or bool, not {name}")
-    return _DTYPES[name]
-
-
-def _json_schema(schema: JsonSchema) -> tuple[str, Callable[[str], object] | None]:
-    if isinstance(schema, str):
-        return schema, None
-    if isinstance(schema, Mapping):
-        return json.dumps(schema), None
-    if hasattr(schema, "model_json_schema"):
-        return json.dumps(schema.model_json_schema()), schema.model_validate_json
-    raise ValueError("json_schema must be a dict, a JSON string or a pydantic model class")
-
-
 def as_stop(stop: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
     return stop if stop is None or isinstance(stop, str) else tuple(stop)
 
@@ -234,7 +270,7 @@ def gen(
     n: int | None = None,
     stop: str | Sequence[str] | None = None,
     stop_token_ids: Sequence[int] | None = None,
-    *,
+    stop_regex: str | Sequence[str] | None = None,
     temperature: float | None = None,
     top_p: float | None = None,
     top_k: int | None = None,
@@ -243,21 +279,34 @@ def gen(
     presence_penalty: float | None = None,
     ignore_eos: bool | None = None,
     return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
     top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
     dtype: DType | None = None,
-    choices: Sequence[str] | None = None,
+    choices: Choices | None = None,
     choices_method: ChoicesMethod | None = None,
-    regex: str | None = None,
+    regex: Regex | None = None,
     json_schema: JsonSchema | None = None,
+    *,
+    retries: int = 0,
 ) -> Gen | Select:
     """Generate text at this place, store it under `name`, and append it.
 
-    None inherits from `run()`. `n` > 1 makes the variable a list whose first item joins the text.
-    `regex` and `json_schema` (a dict, a JSON string, or a pydantic model class) constrain the
-    text; with a pydantic class the variable is an instance. `dtype` (int, float, str, bool)
-    constrains it to a literal and the variable has that type; for `str` the literal is in double
-    quotes, which the variable is without. `choices` makes this a `select`, for which the sampling
-    options mean nothing. `return_logprob` and `top_logprobs_num` fill `get_meta_info(name)`.
+    What is None is inherited from `run()`. Lengths are in tokens.
+
+    - `n` > 1 makes the variable a list, whose first item joins the text.
+    - `stop` texts end the generation and are left out; so does whatever matches a `stop_regex`
+      (the text is watched as it streams in, and cut before the match; not with `n` > 1).
+    - `regex`: a pattern, or a term of `outlines.types`; the text matches it entirely.
+    - `json_schema`: a dict, JSON text, a pydantic model, a dataclass or a TypedDict; for the
+      classes the variable is an instance.
+    - `dtype`: int, float, str or bool; the text is such a literal (a str in double quotes), and
+      the variable has that type.
+    - `choices`: the same as `select`; the sampling options then mean nothing.
+    - `return_logprob`, `top_logprobs_num`, `logprob_start_len` (the first prompt token whose
+      log-probability is wanted; -1: none) fill `get_meta_info(name)`.
+    - `retries`: so many more times the text is generated if it has not the wanted form (it was
+      cut off, or the class's own validators refuse it); each counts as a call.
 
     ValueError when more than one of `dtype`, `choices`, `regex`, `json_schema` is given.
     """
@@ -269,12 +318,15 @@ def gen(
         return select(name, choices, choices_method=choices_method)
     if choices_method is not None:
         raise ValueError("choices_method needs choices")
+    if retries < 0:
+        raise ValueError(f"retries must be 0 or more, not {retries}")
     sampling = Sampling(
         max_new_tokens=max_tokens,
         min_new_tokens=min_tokens,
         n=n,
         stop=as_stop(stop),
         stop_token_ids=as_ids(stop_token_ids),
+        stop_regex=as_stop(stop_regex),
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -283,15 +335,18 @@ def gen(
         presence_penalty=presence_penalty,
         ignore_eos=ignore_eos,
         return_logprob=return_logprob,
+        logprob_start_len=logprob_start_len,
         top_logprobs_num=top_logprobs_num,
+        return_text_in_logprobs=return_text_in_logprobs,
     )
-    parse: Callable[[str], object] | None = None
-    schema: str | None = None
+    pattern, schema, parse = None, None, None
     if dtype is not None:
-        regex, parse = _dtype(dtype)
+        pattern, parse = regex_and_reader_of(dtype)
+    elif regex is not None:
+        pattern = regex_of(regex)
     elif json_schema is not None:
-        schema, parse = _json_schema(json_schema)
-    return Gen(name, sampling, regex, schema, parse)
+        schema, parse = schema_and_reader_of(json_schema)
+    return Gen(name, sampling, pattern, schema, parse, retries)
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **sampling: Any) -> Gen:
@@ -312,23 +367,67 @@ def _gen_of(dtype: type, name: str | None, max_tokens: int | None, sampling: dic
 
 def select(
     name: str | None = None,
-    choices: Sequence[str] | None = None,
+    choices: Choices | None = None,
     temperature: float = 0.0,
     choices_method: ChoicesMethod | None = None,
 ) -> Select:
     """Append the choice that the model finds most likely here and store it under `name`.
 
+    `choices` are texts, or an Enum whose values are texts: the variable is then its member.
     `choices_method` is `token_length_normalized` (default), `greedy_token_selection` or
     `unconditional_likelihood_normalized`. The decision is deterministic: `temperature` is there
     for programs that pass SGLang's 0.0, and must be that. ValueError for no or empty choices.
     """
-    if isinstance(choices, str) or not choices:
-        raise ValueError("select needs a non-empty list of choices")
-    if not all(isinstance(choice, str) and choice for choice in choices):
-        raise ValueError("every choice of a select must be a non-empty string")
+    texts, reader = choices_of(choices)
     if temperature != 0.0:
         raise ValueError("select is deterministic: its temperature must be 0.0")
-    return Select(name, tuple(choices), choices_method or token_length_normalized)
+    return Select(name, texts, choices_method or token_length_normalized, reader)
+
+
+def var(name: str) -> Var:
+    """The text of variable `name`, appended as soon as it is there.
+
+    Unlike ``s[name]`` it does not wait in the program's body. As an argument of `tool` it is the
+    variable's value.
+    """
+    return Var(name)
+
+
+def tool(name: str | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tool:
+    """Call `function`, append its result as text and store the result under `name`.
+
+    It runs when everything before it has run. An argument ``var("x")`` is the value of the
+    variable x. A plain function runs in a thread of its own, a coroutine function on the
+    language's event loop. What it raises is the ProgramError's cause.
+    """
+    return Tool(name, function, args, tuple(kwargs.items()))
+
+
+def image(source: Any) -> Show:
+    """An image: a path, an http(s) or data URL, bytes, or a PIL image; belongs in a turn."""
+    return Show(media.read_image(source))
+
+
+def video(source: Any, num_frames: int | None = None) -> Show:
+    """A video: a path, an http(s) or data URL, or bytes; belongs in a turn. The model sees
+    `num_frames` frames of it (None: as many as the server takes by default)."""
+    return Show(media.read_video(source, num_frames))
+
+
+def separate_reasoning(expr: Expr | str, model_type: str = "qwen3") -> ExprList:
+    """`expr`, with what the model thinks in its `gen`s split off.
+
+    The variable ``name`` and the prompt's text get the answer without the reasoning, the variable
+    ``name_reasoning_content`` the reasoning; with `n` > 1 both are lists. `model_type` is one of
+    `sgl_vllm.lang.reasoning.FORMATS`.
+    """
+    thinking = reasoning_format(model_type)
+    return ExprList(
+        tuple(
+            replace(part, reasoning=thinking) if isinstance(part, Gen) else part
+            for part in parts_of(expr)
+        )
+    )
 
 
 def _turn(role: Role, expr: Expr | str | None) -> ExprList:

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+MAX_TOOL_THREADS = 512
+"""So many tools can run at a time. A tool may run programs that call tools and wait for them, so
+that a small number could come to a standstill."""
 
 
 class BackgroundLoop:
@@ -22,6 +27,7 @@ class BackgroundLoop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self._threads = ThreadPoolExecutor(MAX_TOOL_THREADS, "sgl-vllm-tool")
         self._thread = threading.Thread(target=self._serve, name="sgl-vllm-loop", daemon=True)
         self._thread.start()
 
@@ -36,6 +42,11 @@ class BackgroundLoop:
     def soon(self, callback: Callable[[], object]) -> None:
         """Call `callback` on the loop; does not wait."""
         self.loop.call_soon_threadsafe(callback)
+
+    async def in_thread(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call a function that may block in a thread; on the loop."""
+        call = functools.partial(function, *args, **kwargs)
+        return await self.loop.run_in_executor(self._threads, call)
 
     def wait_for(self, future: Future[T]) -> T:
         """Block until `future` is done and return its result or raise its exception.

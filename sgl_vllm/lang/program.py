@@ -6,20 +6,23 @@ a run is the interpreter's.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
-from typing import Any, Literal, TypeAlias, overload
+from contextlib import closing, contextmanager
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 from sgl_vllm.lang.backends.base import Backend, ServerInfo
 from sgl_vllm.lang.errors import BackendError
-from sgl_vllm.lang.interpreter import ProgramState, Run, Stream
+from sgl_vllm.lang.interpreter import Run, Stream, new_future, result_of
 from sgl_vllm.lang.ir import DEFAULT_SAMPLING, Sampling, as_ids, as_stop
 from sgl_vllm.lang.loop import background_loop
+from sgl_vllm.lang.settings import global_config
+from sgl_vllm.lang.state import AsyncProgramState, ProgramState, State
 
 # How many programs of a batch are under way at the same time with num_threads="auto": what a
 # vLLM server batches by default.
@@ -30,17 +33,15 @@ _GROW_AFTER_S = 0.01
 
 _Results: TypeAlias = Generator[ProgramState | BaseException, None, None]
 
-_default_backend: Backend | None = None
-
 
 def set_default_backend(backend: Backend) -> None:
     """Use `backend` for every run that is not given one."""
-    global _default_backend
-    _default_backend = backend
+    global_config.default_backend = backend
 
 
-def _backend(backend: Backend | None) -> Backend:
-    chosen = backend or _default_backend
+def chosen_backend(backend: Backend | None) -> Backend:
+    """`backend`, or the default one; BackendError if there is neither."""
+    chosen = backend or global_config.default_backend
     if chosen is None:
         raise BackendError(
             "no backend: call set_default_backend(VLLM('http://127.0.0.1:8000')) first, or pass "
@@ -52,40 +53,79 @@ def _backend(backend: Backend | None) -> Backend:
 def flush_cache(backend: Backend | None = None) -> None:
     """Empty the server's prefix cache. UnsupportedError on a server without the plugin."""
     background = background_loop()
-    background.wait_for(background.start(_backend(backend).flush_cache()))
+    background.wait_for(background.start(chosen_backend(backend).flush_cache()))
 
 
 def get_server_info(backend: Backend | None = None) -> ServerInfo:
     """What the server runs: model, versions, and the plugin's statistics if it has the plugin."""
     background = background_loop()
-    return background.wait_for(background.start(_backend(backend).server_info()))
+    return background.wait_for(background.start(chosen_backend(backend).server_info()))
+
+
+class SamplingDefaults(TypedDict, total=False):
+    """What `run` and its kin take as defaults of every `gen`; SGLang's where not given."""
+
+    max_new_tokens: int
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    stop_regex: str | Sequence[str] | None
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    frequency_penalty: float
+    presence_penalty: float
+    ignore_eos: bool
+    return_logprob: bool
+    logprob_start_len: int
+    top_logprobs_num: int
+    return_text_in_logprobs: bool
+
+
+Batch: TypeAlias = Sequence[Mapping[str, Any]] | Sequence[Sequence[Any]]
 
 
 class Program:
-    """A function whose first parameter is the prompt it writes; made by `@function`."""
+    """A function whose first parameter is the prompt it writes; made by `@function`.
 
-    def __init__(self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
+    The function is a plain ``def``, whose `s` is a `ProgramState`, or an ``async def``, whose `s`
+    is an `AsyncProgramState`. Both kinds run with `run` and `run_batch` where nothing else runs on
+    the thread, and with `run_async` and `run_batch_async` in a program that is async itself.
+    """
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        bound: Mapping[str, Any] | None = None,
+        num_api_spec_tokens: int | None = None,
+    ) -> None:
         parameters = list(inspect.signature(func).parameters)
         if not parameters or parameters[0] != "s":
             raise TypeError(f"the first parameter of {func.__name__} must be s, the prompt")
-        if inspect.iscoroutinefunction(func):
-            raise TypeError(f"{func.__name__} is async: a program is a plain def")
+        if num_api_spec_tokens is not None and num_api_spec_tokens < 0:
+            raise ValueError(f"num_api_spec_tokens must be 0 or more, not {num_api_spec_tokens}")
         functools.update_wrapper(self, func)
         self.func = func
+        self.is_async = inspect.iscoroutinefunction(func)
         self.arg_names = parameters[1:]
-        self._bound = dict(bound or {})
+        self.num_api_spec_tokens = num_api_spec_tokens
+        self.bound = dict(bound or {})
 
     def bind(self, **kwargs: Any) -> Program:
         """This program with some of its arguments given. TypeError for unknown ones."""
         self._check_names(kwargs)
-        return Program(self.func, {**self._bound, **kwargs})
+        return Program(self.func, {**self.bound, **kwargs}, self.num_api_spec_tokens)
 
     def _check_names(self, names: Mapping[str, Any]) -> None:
         inspect.signature(self.func).bind_partial(None, **names)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """The same as `run`."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as `run`; inside another program, ``other(s, ...)`` writes on its prompt."""
+        if args and isinstance(args[0], State):
+            return self.func(*args, **{**self.bound, **kwargs})
         return self.run(*args, **kwargs)
+
+    # --- one run ---------------------------------------------------------------------------------
 
     def run(
         self,
@@ -93,6 +133,7 @@ class Program:
         max_new_tokens: int = 128,
         stop: str | Sequence[str] | None = None,
         stop_token_ids: Sequence[int] | None = None,
+        stop_regex: str | Sequence[str] | None = None,
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int = -1,
@@ -101,104 +142,29 @@ class Program:
         presence_penalty: float = 0.0,
         ignore_eos: bool = False,
         return_logprob: bool = False,
+        logprob_start_len: int = -1,
         top_logprobs_num: int = 0,
+        return_text_in_logprobs: bool = True,
+        stream: bool = False,
         backend: Backend | None = None,
+        use_thread: bool = True,
+        timeout_s: float | None = None,
         **kwargs: Any,
     ) -> ProgramState:
         """Run the program and wait for all of it; its state is returned.
 
         The sampling arguments are the defaults of every `gen` in it; the others go to the
-        function. Raises the ProgramError of the first operation that failed, and whatever the
-        function itself raises; requests still under way are then cancelled.
+        function. With `stream` the state is returned at once, and `text_iter` gives the text as it
+        comes. Raises the ProgramError of the first operation that failed, and whatever the
+        function itself raises; requests still under way are then cancelled. So they are when the
+        program has not ended within `timeout_s` seconds. `use_thread` is there for SGLang's
+        programs and means nothing.
         """
-        run = Run(
-            _backend(backend),
-            _defaults(
-                max_new_tokens=max_new_tokens,
-                stop=stop,
-                stop_token_ids=stop_token_ids,
-                temperature=temperature,
-                top_p=top_p,
-                top_k=top_k,
-                min_p=min_p,
-                frequency_penalty=frequency_penalty,
-                presence_penalty=presence_penalty,
-                ignore_eos=ignore_eos,
-                return_logprob=return_logprob,
-                top_logprobs_num=top_logprobs_num,
-            ),
-            background_loop(),
-        )
-        try:
-            state = self._call_in(run, *args, **kwargs)
-            run.background.wait_for(run.check())
-        except BaseException:
-            run.cancel()
-            raise
-        return state
-
-    def _call_in(self, run: Run, *args: Any, **kwargs: Any) -> ProgramState:
-        """Call the function on a new prompt; what it submits may still be under way after."""
-        state = ProgramState(Stream(run))
-        state.ret_value = self.func(state, *args, **{**self._bound, **kwargs})
-        return state
-
-    @overload
-    def run_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any]] | Sequence[Sequence[Any]],
-        *,
-        generator_style: Literal[False] = ...,
-        **options: Any,
-    ) -> list[ProgramState]: ...
-
-    @overload
-    def run_batch(
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any]] | Sequence[Sequence[Any]],
-        *,
-        generator_style: Literal[True],
-        **options: Any,
-    ) -> Iterator[ProgramState]: ...
-
-    def run_batch(  # type: ignore[misc]  # the overloads' `options` are the arguments below
-        self,
-        batch_kwargs: Sequence[Mapping[str, Any]] | Sequence[Sequence[Any]],
-        *,
-        max_new_tokens: int = 128,
-        stop: str | Sequence[str] | None = None,
-        stop_token_ids: Sequence[int] | None = None,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = -1,
-        min_p: float = 0.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        ignore_eos: bool = False,
-        return_logprob: bool = False,
-        top_logprobs_num: int = 0,
-        backend: Backend | None = None,
-        num_threads: int | Literal["auto"] = "auto",
-        progress_bar: bool = False,
-        generator_style: bool = False,
-        return_errors: bool = False,
-    ) -> list[ProgramState] | Iterator[ProgramState]:
-        """Run the program once per item; the states come in the items' order.
-
-        An item is a dict of arguments or a sequence of positional ones. At most `num_threads`
-        programs are under way at a time ("auto": 256); a thread is held only while a function
-        body runs, so that programs that do not read in their body need few. With
-        `generator_style` an iterator is returned, which gives each state as soon as it and those
-        before it are done. An item's error is raised once all are done (by the iterator: at the
-        item's place); with `return_errors` the exception stands in its place instead.
-        """
-        items = [_as_kwargs(self, item) for item in batch_kwargs]
-        if num_threads != "auto" and num_threads < 1:
-            raise ValueError(f"num_threads must be at least 1 or 'auto', not {num_threads}")
         defaults = _defaults(
             max_new_tokens=max_new_tokens,
             stop=stop,
             stop_token_ids=stop_token_ids,
+            stop_regex=stop_regex,
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,
@@ -207,25 +173,231 @@ class Program:
             presence_penalty=presence_penalty,
             ignore_eos=ignore_eos,
             return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
             top_logprobs_num=top_logprobs_num,
+            return_text_in_logprobs=return_text_in_logprobs,
         )
-        batch = _Batch(
-            self,
-            _backend(backend),
+        run = self._new_run(backend, defaults, stream=stream)
+        state = ProgramState(Stream(run))
+        if stream:
+            self._start_streamed(run, state, args, kwargs, timeout_s)
+            return state
+        with _giving_up_on_errors(run, timeout_s):
+            if self.is_async:
+                run.background.wait_for(
+                    run.background.start(self._call_async(state, *args, **kwargs))
+                )
+            else:
+                self._call(state, *args, **kwargs)
+            run.background.wait_for(run.check())
+        return state
+
+    async def run_async(
+        self,
+        *args: Any,
+        stream: bool = False,
+        backend: Backend | None = None,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> ProgramState:
+        """`run`, to be awaited; takes the same arguments. An ``async def`` function runs on this
+        event loop, a plain one in a thread. Cancelling it cancels the requests under way."""
+        sampling, kwargs = _split(kwargs)
+        run = self._new_run(backend, _defaults(**sampling), stream=stream)
+        state = ProgramState(Stream(run))
+        if stream:
+            self._start_streamed(run, state, args, kwargs, timeout_s)
+            return state
+        with _giving_up_on_errors(run, timeout_s):
+            if self.is_async:
+                await self._call_async(state, *args, **kwargs)
+            else:
+                call = functools.partial(self._call, state, *args, **kwargs)
+                await result_of(run.background.start(run.background.in_thread(call)))
+            await result_of(run.check())
+        return state
+
+    def _new_run(self, backend: Backend | None, defaults: Sampling, *, stream: bool = False) -> Run:
+        return Run(
+            chosen_backend(backend),
             defaults,
-            items,
-            AUTO_CONCURRENCY if num_threads == "auto" else num_threads,
+            background_loop(),
+            stream=stream,
+            num_api_spec_tokens=self.num_api_spec_tokens,
         )
-        results = batch.results(progress_bar=progress_bar)
+
+    def _call(self, state: ProgramState, *args: Any, **kwargs: Any) -> None:
+        """Call the function; what it submits may still be under way after."""
+        state.ret_value = self.func(state, *args, **{**self.bound, **kwargs})
+
+    async def _call_async(self, state: ProgramState, *args: Any, **kwargs: Any) -> None:
+        inner = AsyncProgramState(state._stream)
+        state.ret_value = await self.func(inner, *args, **{**self.bound, **kwargs})
+
+    def _start_streamed(
+        self,
+        run: Run,
+        state: ProgramState,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        timeout_s: float | None,
+    ) -> None:
+        run.body = body = new_future()
+        in_time = run.cancel_after(timeout_s) if timeout_s is not None else None
+
+        def ended(error: BaseException | None) -> None:
+            if error is not None:
+                run.cancel()
+                body.set_exception(error)
+            else:
+                body.set_result(None)
+            run.background.soon(state._stream.changed)
+            if in_time is not None:
+                run.check().add_done_callback(lambda _: in_time())
+
+        def call() -> None:
+            run.body_thread = threading.get_ident()
+            try:
+                self._call(state, *args, **kwargs)
+            except BaseException as error:
+                ended(error)
+            else:
+                ended(None)
+
+        if self.is_async:
+            calling = run.background.start(self._call_async(state, *args, **kwargs))
+            calling.add_done_callback(lambda done: ended(done.exception()))
+        else:
+            threading.Thread(target=call, name="sgl-vllm-body", daemon=True).start()
+
+    # --- many runs -------------------------------------------------------------------------------
+
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Batch,
+        *,
+        generator_style: Literal[False] = ...,
+        return_errors: bool = ...,
+        backend: Backend | None = ...,
+        num_threads: int | Literal["auto"] = ...,
+        progress_bar: bool = ...,
+        timeout_s: float | None = ...,
+        **sampling: Unpack[SamplingDefaults],
+    ) -> list[ProgramState]: ...
+
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Batch,
+        *,
+        generator_style: Literal[True],
+        return_errors: bool = ...,
+        backend: Backend | None = ...,
+        num_threads: int | Literal["auto"] = ...,
+        progress_bar: bool = ...,
+        timeout_s: float | None = ...,
+        **sampling: Unpack[SamplingDefaults],
+    ) -> Iterator[ProgramState]: ...
+
+    def run_batch(
+        self,
+        batch_kwargs: Batch,
+        *,
+        backend: Backend | None = None,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        return_errors: bool = False,
+        timeout_s: float | None = None,
+        **sampling: Unpack[SamplingDefaults],
+    ) -> list[ProgramState] | Iterator[ProgramState]:
+        """Run the program once per item; the states come in the items' order.
+
+        An item is a dict of arguments or a sequence of positional ones. What all items' prompts
+        begin with is sent to the server first, as far as it can be told without running the
+        function (`sgl_vllm.lang.trace.shared_prefix`). At most `num_threads` programs are under
+        way at a time ("auto": 256); a thread is held only while a function body runs, so that
+        programs that do not read in their body, and ``async def`` ones, need few. With
+        `generator_style` an iterator is returned, which gives each state as soon as it and those
+        before it are done. An item's error is raised once all are done (by the iterator: at the
+        item's place); with `return_errors` the exception stands in its place instead. `timeout_s`
+        bounds each item's run.
+        """
+        results = self._batch(batch_kwargs, backend, num_threads, timeout_s, sampling).results(
+            progress_bar=progress_bar
+        )
         if generator_style:
             return _each(results, return_errors=return_errors)
         return _all(list(results), return_errors=return_errors)
 
+    async def run_batch_async(
+        self,
+        batch_kwargs: Batch,
+        *,
+        backend: Backend | None = None,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        return_errors: bool = False,
+        timeout_s: float | None = None,
+        **sampling: Unpack[SamplingDefaults],
+    ) -> list[ProgramState]:
+        """`run_batch`, to be awaited; cancelling it cancels all that is under way. The functions
+        run on the language's own event loop, or in threads."""
+        batch = self._batch(batch_kwargs, backend, num_threads, timeout_s, sampling)
+        with closing(batch.results(progress_bar=progress_bar)) as results:
+            states = []
+            for future in batch.start():
+                await asyncio.wait([asyncio.wrap_future(future)])
+                states.append(next(results))
+        return _all(states, return_errors=return_errors)
+
+    def _batch(
+        self,
+        batch_kwargs: Batch,
+        backend: Backend | None,
+        num_threads: int | Literal["auto"],
+        timeout_s: float | None,
+        sampling: SamplingDefaults,
+    ) -> _Batch:
+        if num_threads != "auto" and num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1 or 'auto', not {num_threads}")
+        return _Batch(
+            self,
+            chosen_backend(backend),
+            _defaults(**sampling),
+            [_as_kwargs(self, item) for item in batch_kwargs],
+            AUTO_CONCURRENCY if num_threads == "auto" else num_threads,
+            timeout_s,
+        )
+
+
+@contextmanager
+def _giving_up_on_errors(run: Run, timeout_s: float | None) -> Iterator[None]:
+    """Cancels the run if what is in the context fails, or if it takes longer than `timeout_s`."""
+    in_time = run.cancel_after(timeout_s) if timeout_s is not None else None
+    try:
+        yield
+    except BaseException:
+        run.cancel()
+        raise
+    finally:
+        if in_time is not None:
+            in_time()
+
 
 def _defaults(**values: Any) -> Sampling:
-    values["stop"] = as_stop(values["stop"])
-    values["stop_token_ids"] = as_ids(values["stop_token_ids"])
+    for name in ("stop", "stop_regex"):
+        values[name] = as_stop(values.get(name))
+    values["stop_token_ids"] = as_ids(values.get("stop_token_ids"))
     return Sampling(**values).over(DEFAULT_SAMPLING)
+
+
+def _split(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sampling defaults, and the function's arguments."""
+    names = SamplingDefaults.__annotations__
+    sampling = {key: value for key, value in kwargs.items() if key in names}
+    return sampling, {key: value for key, value in kwargs.items() if key not in names}
 
 
 def _as_kwargs(program: Program, item: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
@@ -263,8 +435,8 @@ def _all(results: list[ProgramState | BaseException], *, return_errors: bool) ->
 class _Batch:
     """Runs of one program over many items, a bounded number of them at a time.
 
-    A feeder thread starts the bodies on worker threads in the items' order; a run that has been
-    started holds no thread.
+    A feeder thread starts the bodies in the items' order, plain ones on worker threads and async
+    ones on the event loop; a run that has been started holds no thread.
     """
 
     def __init__(
@@ -274,21 +446,31 @@ class _Batch:
         defaults: Sampling,
         items: Sequence[Mapping[str, Any]],
         concurrency: int,
+        timeout_s: float | None,
     ) -> None:
         self._program = program
         self._backend = backend
         self._defaults = defaults
         self._items = items
+        self._timeout_s = timeout_s
         self._slots = threading.Semaphore(concurrency)
         self._workers = _Workers(concurrency)
         self._results: list[Future[ProgramState]] = [Future() for _ in items]
         self._runs: dict[int, Run] = {}
+        self._seen_chars = 0
+        self._started = False
         self._stopped = False
+
+    def start(self) -> list[Future[ProgramState]]:
+        """Begin, once; a future per item."""
+        if not self._started:
+            self._started = True
+            threading.Thread(target=self._feed, name="sgl-vllm-batch", daemon=True).start()
+        return self._results
 
     def results(self, *, progress_bar: bool) -> _Results:
         """States and errors in the items' order. Closing the iterator cancels the rest."""
-        feeder = threading.Thread(target=self._feed, name="sgl-vllm-batch", daemon=True)
-        feeder.start()
+        self.start()
         bar = _progress_bar(self._results) if progress_bar else None
         try:
             for result in self._results:
@@ -306,28 +488,64 @@ class _Batch:
         self._slots.release()  # lets the feeder see that it is to stop
 
     def _feed(self) -> None:
+        start_one = self._run_one_async if self._program.is_async else self._run_one
         try:
             for index in range(len(self._items)):
                 self._slots.acquire()
                 if self._stopped:
                     return
-                self._workers.submit(functools.partial(self._run_one, index))
+                start_one(index)
         finally:
             self._workers.close()
 
-    def _run_one(self, index: int) -> None:
-        run = self._runs[index] = Run(self._backend, self._defaults, background_loop())
+    def _new_state(self, index: int) -> ProgramState:
+        run = self._runs[index] = self._program._new_run(self._backend, self._defaults)
         if self._stopped:
             run.cancel()
-        try:
-            state = self._program._call_in(run, **self._items[index])
-            finished = run.check()
-        except BaseException as error:
-            self._done(index, error)
-            return
-        finished.add_done_callback(lambda done: self._done(index, done.exception() or state))
+        return ProgramState(Stream(run, seen_chars=self._seen_chars))
 
-    def _done(self, index: int, result: ProgramState | BaseException) -> None:
+    def _run_one(self, index: int) -> None:
+        def call() -> None:
+            state = self._new_state(index)
+            in_time = self._timer(index)
+            try:
+                self._program._call(state, **self._items[index])
+            except BaseException as error:
+                self._done(index, error, in_time)
+            else:
+                self._finish(index, state, in_time)
+
+        self._workers.submit(call)
+
+    def _run_one_async(self, index: int) -> None:
+        state = self._new_state(index)
+        in_time = self._timer(index)
+
+        def called(done: Future[None]) -> None:
+            error = done.exception()
+            if error is not None:
+                self._done(index, error, in_time)
+            else:
+                self._finish(index, state, in_time)
+
+        body = self._program._call_async(state, **self._items[index])
+        background_loop().start(body).add_done_callback(called)
+
+    def _timer(self, index: int) -> Callable[[], None]:
+        if self._timeout_s is None:
+            return lambda: None
+        return self._runs[index].cancel_after(self._timeout_s)
+
+    def _finish(self, index: int, state: ProgramState, in_time: Callable[[], None]) -> None:
+        checked = state._stream.run.check()
+        checked.add_done_callback(
+            lambda done: self._done(index, done.exception() or state, in_time)
+        )
+
+    def _done(
+        self, index: int, result: ProgramState | BaseException, in_time: Callable[[], None]
+    ) -> None:
+        in_time()
         run = self._runs.pop(index)
         self._slots.release()
         if isinstance(result, BaseException):
@@ -389,14 +607,20 @@ def function(func: Callable[..., Any]) -> Program: ...
 
 
 @overload
-def function(func: None = None) -> Callable[[Callable[..., Any]], Program]: ...
+def function(
+    func: None = None, num_api_spec_tokens: int | None = None
+) -> Callable[[Callable[..., Any]], Program]: ...
 
 
 def function(
-    func: Callable[..., Any] | None = None,
+    func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
 ) -> Program | Callable[[Callable[..., Any]], Program]:
-    """Make a program of a function whose first parameter is `s`, the prompt it writes.
+    """Make a program of a function, plain or async, whose first parameter is `s`, its prompt.
 
-    Used as ``@function`` or ``@function()``.
+    Used as ``@function`` or ``@function()``. With `num_api_spec_tokens` a generation may run so
+    many tokens past its end, and what comes after it is answered from that as long as it matches
+    (API speculative execution): fewer calls and input tokens at services that only offer an API.
     """
-    return Program(func) if func is not None else Program
+    if func is not None:
+        return Program(func, num_api_spec_tokens=num_api_spec_tokens)
+    return functools.partial(Program, num_api_spec_tokens=num_api_spec_tokens)

@@ -1,24 +1,20 @@
 """The backend for a vLLM server, with the sgl_vllm plugin or without, over HTTP.
 
-Owns requests, answers and error messages of vLLM's OpenAI-compatible API and of the plugin's
-routes under /v1/sgl/. Sends text prompts to /v1/completions and chats to /v1/chat/completions, so
-that the chat template is always the server's. Gives the same answers on both kinds of server;
-the plugin makes some of them cheaper. Knows nothing of programs.
+Owns the requests and answers of vLLM's OpenAI-compatible API that go beyond OpenAI's, and of the
+plugin's routes under /v1/sgl/. Sends text prompts to /v1/completions and chats to
+/v1/chat/completions, so that the chat template is always the server's. Gives the same answers on
+both kinds of server; the plugin makes some of them cheaper. Knows nothing of programs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import weakref
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 from sgl_vllm.lang.backends.base import (
-    Backend,
     ChatPrompt,
     GenAnswer,
     Generated,
@@ -29,41 +25,26 @@ from sgl_vllm.lang.backends.base import (
     TextPrompt,
     TokenLogprob,
     Usage,
+    Watch,
+)
+from sgl_vllm.lang.backends.openai_api import (
+    Once,
+    OpenAIBackend,
+    prompt_body,
+    read_generated,
+    read_usage,
+    sampling_body,
 )
 from sgl_vllm.lang.choices import ChoiceTokens, first_scored_position
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
-from sgl_vllm.lang.ir import Sampling
 
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
-# Key in vllm_xargs: the index of the first prompt token whose log-probability is wanted. The
-# plugin then takes what is before it from the cache; a stock server ignores the key.
 SCORE_FROM = "sgl_score_from"
+"""Key in vllm_xargs: the index of the first prompt token whose log-probability is wanted. The
+plugin then takes what is before it from the cache; a stock server ignores the key."""
 
-T = TypeVar("T")
-
-
-class _Once(Generic[T]):
-    """A question that is asked of the server once, by whoever needs the answer first.
-
-    Those who come while it is being asked share the answer, or the failure; after a failure the
-    next one asks again.
-    """
-
-    def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        self._ask = ask
-        self._task: asyncio.Task[T] | None = None
-
-    async def answer(self) -> T:
-        if self._task is None or (self._task.done() and not _succeeded(self._task)):
-            self._task = asyncio.create_task(self._ask())
-            self._task.add_done_callback(_succeeded)  # a failure nobody waits for is no warning
-        return await asyncio.shield(self._task)
-
-
-def _succeeded(task: asyncio.Task[Any]) -> bool:
-    return not task.cancelled() and task.exception() is None
+REPORT = "sgl_report"
+"""Key in vllm_xargs: the plugin shall say which part of the output was forced, under the same key
+of `kv_transfer_params` in the answer; a stock server ignores it."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +54,15 @@ class _Model:
 
 
 @dataclass(frozen=True)
-class _Connection:
-    """The client of one event loop, and what is learned about the server through it."""
+class _Learned:
+    """What is learned about the server, over one connection."""
 
-    loop: asyncio.AbstractEventLoop
-    client: AsyncOpenAI
-    model: _Once[_Model]
-    plugin: _Once[bool]
-    begin_ids: _Once[list[int]]  # what the tokenizer puts before any text: one token, or nothing
+    model: Once[_Model]
+    plugin: Once[bool]
+    begin_ids: Once[list[int]]  # what the tokenizer puts before any text: one token, or nothing
 
 
-class VLLM(Backend):
+class VLLM(OpenAIBackend):
     """A vLLM server at `base_url` (with or without a final ``/v1``).
 
     Nothing is sent before the first program runs. `model` defaults to the first one the server
@@ -91,6 +70,8 @@ class VLLM(Backend):
     broken connection, or status 408, 409, 429 or 5xx, is tried `max_retries` more times with
     back-off (the openai client's rule).
     """
+
+    tells_tokens = True
 
     def __init__(
         self,
@@ -100,31 +81,73 @@ class VLLM(Backend):
         timeout_s: float = 600.0,
         max_retries: int = 2,
     ) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise ValueError(f"base_url must start with http:// or https://, not {base_url!r}")
         self.url = base_url.rstrip("/").removesuffix("/v1")
-        self.timeout_s = timeout_s
-        self.max_retries = max_retries
-        self._api_key = api_key or os.environ.get("VLLM_API_KEY")
+        key = api_key or os.environ.get("VLLM_API_KEY")
+        super().__init__(f"{self.url}/v1", key, timeout_s, max_retries)
         self._model = model
-        self._connection: _Connection | None = None
+        self._learned: _Learned | None = None
+
+    def connected(self) -> None:
+        self._learned = None
+
+    def _server(self) -> _Learned:
+        """What is known of the server over the connection of this event loop."""
+        self.connect()
+        if self._learned is None:
+            self._learned = self._nothing_learned()
+        return self._learned
+
+    def _nothing_learned(self) -> _Learned:
+        return _Learned(
+            model=Once(self._ask_model),
+            plugin=Once(self._ask_plugin),
+            begin_ids=Once(lambda: self._tokenize(TextPrompt(""))),
+        )
 
     @property
     def name(self) -> str:
         return f"the vLLM server at {self.url}"
 
+    @property
+    def advice_on_no_answer(self) -> str:
+        return (
+            "is the URL right, and is the server running? Start one with "
+            "`vllm serve MODEL --plugin sgl_vllm`"
+        )
+
+    @property
+    def advice_on_key(self) -> str:
+        return "pass the server's --api-key as VLLM(..., api_key=...)"
+
+    def not_understood(self) -> BackendError:
+        return BackendError(f"{self.name} gave an answer that cannot be read: is it a vLLM server?")
+
     # --- what the interpreter asks for -----------------------------------------------------
 
     async def generate(self, request: GenRequest) -> GenAnswer:
-        body = _sampling_body(request.sampling, chat=isinstance(request.prompt, ChatPrompt))
+        sampling = request.sampling
+        body = sampling_body(sampling, chat=isinstance(request.prompt, ChatPrompt))
         if request.regex is not None:
             body["structured_outputs"] = {"regex": request.regex}
         elif request.json_schema is not None:
             body["structured_outputs"] = {"json": json.loads(request.json_schema)}
-        answer = await self._run_model(request.prompt, body)
-        with _reading(self.name):
-            texts = tuple(_generated(choice) for choice in answer["choices"])
-            return GenAnswer(texts, _usage(answer))
+        if "structured_outputs" in body:
+            body["vllm_xargs"] = {REPORT: 1}
+        prompt_from = (sampling.logprob_start_len or 0) if sampling.return_logprob else -1
+        if prompt_from >= 0:
+            body["prompt_logprobs"] = sampling.top_logprobs_num
+        answer = await self._run_model(request.prompt, body, request.watch)
+        with self.reading():
+            texts = [read_generated(choice) for choice in answer["choices"]]
+            if len(texts) != (sampling.n or 1):
+                raise ValueError(f"{len(texts)} texts came, and {sampling.n} were asked for")
+            usage = read_usage(answer)
+            report = (answer.get("kv_transfer_params") or {}).get(REPORT)
+            if report:
+                usage = replace(usage, forced_tokens=int(report["forced_tokens"]))
+                texts[0] = _with_forced(texts[0], report["forced_bytes"])
+            prompt_logprobs = _prompt_tokens(answer, prompt_from) if prompt_from >= 0 else ()
+            return GenAnswer(tuple(texts), usage, prompt_logprobs)
 
     async def warm(self, prompt: Prompt) -> Usage:
         try:
@@ -135,8 +158,8 @@ class VLLM(Backend):
             if error.status is not None and 400 <= error.status < 500:
                 return Usage(calls=1)
             raise
-        with _reading(self.name):
-            return _usage(answer)
+        with self.reading():
+            return read_usage(answer)
 
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
@@ -159,7 +182,7 @@ class VLLM(Backend):
             )
         alone: list[tuple[float | None, ...] | None] = [None] * len(choices)
         if unconditional:
-            begin_ids = await self._connect().begin_ids.answer()
+            begin_ids = await self._server().begin_ids.answer()
             ids = [begin_ids + full[scored_from:] for full in full_ids]
             from_choice = max(len(begin_ids), 1)
             alone_rows, cost = await self._prompt_logprobs(ids, from_choice)
@@ -177,14 +200,14 @@ class VLLM(Backend):
             raise UnsupportedError(
                 self.name, "flush_cache", "start it with `vllm serve MODEL --plugin sgl_vllm`"
             )
-        await self._call("POST", f"{self.url}/v1/sgl/flush_cache", {})
+        await self.call("POST", f"{self.url}/v1/sgl/flush_cache", {})
 
     async def server_info(self) -> ServerInfo:
-        model = await self._connect().model.answer()
+        model = await self._server().model.answer()
         plugin = await self.has_plugin()
-        stats = await self._call("GET", f"{self.url}/v1/sgl/stats") if plugin else None
-        version = await self._call("GET", f"{self.url}/version")
-        with _reading(self.name):
+        stats = await self.call("GET", f"{self.url}/v1/sgl/stats") if plugin else None
+        version = await self.call("GET", f"{self.url}/version")
+        with self.reading():
             return ServerInfo(
                 url=self.url,
                 model=model.name,
@@ -196,21 +219,41 @@ class VLLM(Backend):
 
     async def has_plugin(self) -> bool:
         """Whether the server runs with the plugin; asked once."""
-        return await self._connect().plugin.answer()
+        return await self._server().plugin.answer()
 
     # --- requests --------------------------------------------------------------------------
 
-    async def _run_model(self, prompt: Prompt, body: dict[str, Any]) -> dict[str, Any]:
-        body = {"model": await self._model_name(), **_prompt_body(prompt), **body}
+    async def _run_model(
+        self, prompt: Prompt, body: dict[str, Any], watch: Watch | None = None
+    ) -> dict[str, Any]:
+        body = {"model": await self._model_name(), **prompt_body(prompt), **body}
         if prompt == TextPrompt(""):  # vLLM refuses an empty string, but not the token it is
-            body["prompt"] = await self._connect().begin_ids.answer()
+            body["prompt"] = await self._server().begin_ids.answer()
             if not body["prompt"]:
                 raise BackendError(
                     "the prompt is empty, and the model's tokenizer has no beginning-of-text "
                     "token to start from: put some text before this"
                 )
+        if isinstance(prompt, ChatPrompt):
+            body |= self._media_options(prompt)
         path = "chat/completions" if isinstance(prompt, ChatPrompt) else "completions"
-        return await self._call("POST", f"{self.url}/v1/{path}", body)
+        if watch is None:
+            return await self.call("POST", f"{self.url}/v1/{path}", body)
+        body["stream"] = True
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        return await self.call_streamed(f"{self.url}/v1/{path}", body, watch)
+
+    def _media_options(self, prompt: ChatPrompt) -> dict[str, Any]:
+        num_frames = {m.num_frames for m in prompt.media if m.num_frames is not None}
+        if len(num_frames) > 1:
+            raise UnsupportedError(
+                self.name,
+                "videos with different num_frames in one prompt",
+                "give all the same num_frames",
+            )
+        if not num_frames:
+            return {}
+        return {"media_io_kwargs": {"video": {"num_frames": num_frames.pop()}}}
 
     async def _warm_ids(self, ids: list[int]) -> Usage:
         body = {
@@ -219,9 +262,9 @@ class VLLM(Backend):
             "max_tokens": 1,
             "temperature": 0.0,
         }
-        answer = await self._call("POST", f"{self.url}/v1/completions", body)
-        with _reading(self.name):
-            return _usage(answer)
+        answer = await self.call("POST", f"{self.url}/v1/completions", body)
+        with self.reading():
+            return read_usage(answer)
 
     async def _prompt_logprobs(
         self, sequences: list[list[int]], start: int
@@ -235,8 +278,8 @@ class VLLM(Backend):
             "prompt_logprobs": 0,
             "vllm_xargs": {SCORE_FROM: start},
         }
-        answer = await self._call("POST", f"{self.url}/v1/completions", body)
-        with _reading(self.name):
+        answer = await self.call("POST", f"{self.url}/v1/completions", body)
+        with self.reading():
             rows = [
                 tuple(
                     float(row[str(token)]["logprob"])
@@ -246,200 +289,55 @@ class VLLM(Backend):
                 )
                 for choice, ids in zip(answer["choices"], sequences, strict=True)
             ]
-            return rows, _usage(answer)
+            return rows, read_usage(answer)
 
     async def _tokenize(self, prompt: Prompt) -> list[int]:
-        body = {"model": await self._model_name(), **_prompt_body(prompt)}
-        answer = await self._call("POST", f"{self.url}/tokenize", body)
-        with _reading(self.name):
+        body = {"model": await self._model_name(), **prompt_body(prompt)}
+        answer = await self.call("POST", f"{self.url}/tokenize", body)
+        with self.reading():
             return [int(token) for token in answer["tokens"]]
 
     async def _model_name(self) -> str:
-        return self._model or (await self._connect().model.answer()).name
+        return self._model or (await self._server().model.answer()).name
 
     async def _ask_model(self) -> _Model:
-        answer = await self._call("GET", f"{self.url}/v1/models")
-        with _reading(self.name):
+        answer = await self.call("GET", f"{self.url}/v1/models")
+        with self.reading():
             models = [_Model(str(m["id"]), m.get("max_model_len")) for m in answer["data"]]
             return next((m for m in models if m.name == self._model), models[0])
 
     async def _ask_plugin(self) -> bool:
         try:
-            await self._call("GET", f"{self.url}/v1/sgl/stats")
+            await self.call("GET", f"{self.url}/v1/sgl/stats")
         except BackendError as error:
             if error.status != 404:
                 raise
             return False
         return True
 
-    # --- transport -------------------------------------------------------------------------
-
-    def _connect(self) -> _Connection:
-        loop = asyncio.get_running_loop()
-        if self._connection is None or self._connection.loop is not loop:
-            from openai import AsyncOpenAI  # here: `import sgl_vllm` stays quick
-
-            client = AsyncOpenAI(
-                base_url=f"{self.url}/v1",
-                api_key=self._api_key or "EMPTY",
-                timeout=self.timeout_s,
-                max_retries=self.max_retries,
-            )
-            self._connection = _Connection(
-                loop,
-                client,
-                model=_Once(self._ask_model),
-                plugin=_Once(self._ask_plugin),
-                begin_ids=_Once(lambda: self._tokenize(TextPrompt(""))),
-            )
-            weakref.finalize(self, _close, loop, client).atexit = False
-        return self._connection
-
-    async def _call(
-        self, method: Literal["GET", "POST"], url: str, body: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """One call's JSON object; every failure as a BackendError that says what to do."""
-        import openai
-
-        client = self._connect().client
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                if method == "GET":
-                    answer = await client.get(url, cast_to=object)
-                else:
-                    answer = await client.post(url, cast_to=object, body=body)
-        except (TimeoutError, openai.APITimeoutError) as error:
-            raise BackendError(
-                f"{self.name} did not answer within {self.timeout_s:g} s: raise timeout_s, or "
-                f"see whether it still runs"
-            ) from error
-        except openai.APIConnectionError as error:
-            reason = str(error.__cause__ or error)
-            raise BackendError(
-                f"no answer from {self.name} ({reason}): is the URL right, and is the server "
-                f"running? Start one with `vllm serve MODEL --plugin sgl_vllm`"
-            ) from error
-        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-            have = "refused the api_key it was given" if self._api_key else "wants an api_key"
-            raise BackendError(
-                f"{self.name} {have}: pass the server's --api-key as VLLM(..., api_key=...)",
-                status=error.status_code,
-            ) from error
-        except openai.APIStatusError as error:
-            said = error.body if isinstance(error.body, dict) else {}
-            detail = said.get("message") or said.get("detail") or error.message
-            raise BackendError(
-                f"{self.name} answered {error.status_code}: {detail}",
-                status=error.status_code,
-            ) from error
-        except (openai.APIError, ValueError) as error:
-            raise _not_understood(self.name) from error
-        if not isinstance(answer, dict):
-            raise _not_understood(self.name)
-        return answer
-
 
 RuntimeEndpoint = VLLM
 
 
-def _close(loop: asyncio.AbstractEventLoop, client: AsyncOpenAI) -> None:
-    """Close the client of a backend that is gone, on its own loop, from any thread.
+def _with_forced(generated: Generated, forced_bytes: list[list[int]]) -> Generated:
+    """With the forced intervals, which come in bytes, in characters; a stop text may have cut
+    them."""
+    data = generated.text.encode()
 
-    It must be done: a client that is only garbage collected closes its sockets first and takes
-    them from the loop later, when another connection may have got the same file descriptor. That
-    connection then never hears its answer.
-    """
-    with contextlib.suppress(RuntimeError):  # the loop has ended, and the sockets with it
-        asyncio.run_coroutine_threadsafe(client.close(), loop)
+    def num_chars(num_bytes: int) -> int:
+        return len(data[:num_bytes].decode(errors="ignore"))
 
-
-class _reading:
-    """Turns a failure to read an answer into a BackendError."""
-
-    def __init__(self, backend: str) -> None:
-        self._backend = backend
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (LookupError, TypeError, ValueError, AttributeError)):
-            raise _not_understood(self._backend) from error
+    intervals = ((num_chars(start), num_chars(end)) for start, end in forced_bytes)
+    return replace(generated, forced=tuple((a, b) for a, b in intervals if a < b))
 
 
-def _not_understood(backend: str) -> BackendError:
-    return BackendError(f"{backend} gave an answer that cannot be read: is it a vLLM server?")
-
-
-def _prompt_body(prompt: Prompt) -> dict[str, Any]:
-    if isinstance(prompt, TextPrompt):
-        return {"prompt": prompt.text}
-    return {
-        "messages": [message.as_dict() for message in prompt.messages],
-        "add_generation_prompt": prompt.ending == "generate",
-        "continue_final_message": prompt.ending == "continue",
-    }
-
-
-def _sampling_body(sampling: Sampling, *, chat: bool) -> dict[str, Any]:
-    """Sampling options in the API's words. All are sent: the server has defaults of its own."""
-    body: dict[str, Any] = {
-        "max_tokens": sampling.max_new_tokens,
-        "min_tokens": sampling.min_new_tokens,
-        "n": sampling.n,
-        "stop": sampling.stop,
-        "stop_token_ids": sampling.stop_token_ids,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "ignore_eos": sampling.ignore_eos,
-    }
-    if sampling.return_logprob and chat:
-        body |= {"logprobs": True, "top_logprobs": sampling.top_logprobs_num}
-    elif sampling.return_logprob:
-        body |= {"logprobs": sampling.top_logprobs_num}
-    return {key: value for key, value in body.items() if value is not None}
-
-
-def _generated(choice: dict[str, Any]) -> Generated:
-    """One choice of an answer, of either API."""
-    finish_reason = str(choice["finish_reason"])
-    logprobs = choice.get("logprobs")
-    if "message" in choice:
-        text = choice["message"]["content"] or ""
-        tokens = tuple(
-            TokenLogprob(
-                entry["token"],
-                float(entry["logprob"]),
-                tuple((top["token"], float(top["logprob"])) for top in entry["top_logprobs"]),
-            )
-            for entry in (logprobs or {}).get("content") or ()
-        )
-        return Generated(text, finish_reason, tokens)
-    text = choice["text"]
-    if not isinstance(text, str):
-        raise TypeError("the text of a completion is not a string")
-    if not logprobs:
-        return Generated(text, finish_reason)
-    tops = logprobs["top_logprobs"] or [None] * len(logprobs["tokens"])
-    tokens = tuple(
-        TokenLogprob(token, float(logprob), tuple((top or {}).items()))
-        for token, logprob, top in zip(
-            logprobs["tokens"], logprobs["token_logprobs"], tops, strict=True
-        )
-    )
-    return Generated(text, finish_reason, tokens)
-
-
-def _usage(answer: dict[str, Any]) -> Usage:
-    usage = answer["usage"]
-    details = usage.get("prompt_tokens_details") or {}
-    return Usage(
-        prompt_tokens=int(usage["prompt_tokens"]),
-        cached_prompt_tokens=int(details.get("cached_tokens") or 0),
-        completion_tokens=int(usage.get("completion_tokens") or 0),
-        calls=1,
-    )
+def _prompt_tokens(answer: dict[str, Any], start: int) -> tuple[TokenLogprob, ...]:
+    """The log-probabilities of the prompt's tokens from `start` on; the first token has none."""
+    rows = answer["choices"][0].get("prompt_logprobs") or answer.get("prompt_logprobs") or []
+    tokens = []
+    for row in rows[start:]:
+        if row is not None:
+            (chosen, *others) = row.values()
+            top = tuple((o["decoded_token"], float(o["logprob"])) for o in (chosen, *others))
+            tokens.append(TokenLogprob(chosen["decoded_token"], float(chosen["logprob"]), top))
+    return tuple(tokens)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.interpreter import HINT_MIN_CHARS
+from sgl_vllm.lang.transcript import HINT_MIN_CHARS
 
 LONG = "A shared beginning that is long enough to be worth sending ahead of its branches. "
 assert len(LONG) >= HINT_MIN_CHARS
@@ -504,7 +504,7 @@ def test_a_program_starts_with_s():
 
 
 def test_without_a_backend_the_message_says_what_to_do(monkeypatch):
-    monkeypatch.setattr("sgl_vllm.lang.program._default_backend", None)
+    monkeypatch.setattr(sgl.global_config, "default_backend", None)
 
     @sgl.function
     def program(s):

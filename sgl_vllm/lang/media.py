@@ -1,0 +1,90 @@
+"""Images and videos as the values that prompts hold and APIs take.
+
+Owns reading them (a file, a URL, bytes, a PIL image) into a URL that can be sent: remote ones as
+they are, local ones as ``data:`` with base64. Nothing is downloaded or decoded here: the server
+does that.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import mimetypes
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+_SIGNATURES = (
+    (b"\x89PNG", "image/png"),
+    (b"\xff\xd8", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"BM", "image/bmp"),
+    (b"\x1a\x45\xdf\xa3", "video/webm"),
+)
+
+
+@dataclass(frozen=True)
+class Media:
+    """An image, or a video of which the model sees `num_frames` (None: as many as the server
+    takes by default)."""
+
+    kind: Literal["image", "video"]
+    url: str
+    num_frames: int | None = None
+
+    def __repr__(self) -> str:
+        shown = self.url if len(self.url) <= 60 else f"{self.url[:40]}... ({len(self.url):,} long)"
+        return f"{self.kind}({shown})"
+
+
+def read_image(source: Any) -> Media:
+    """An image from a path, an http(s) or data URL, bytes, or a PIL image.
+
+    FileNotFoundError for a path where nothing is, ValueError for anything else.
+    """
+    if hasattr(source, "save") and hasattr(source, "size"):  # PIL, which need not be installed
+        buffer = io.BytesIO()
+        source.save(buffer, format="PNG")
+        return Media("image", _data_url(buffer.getvalue(), "image/png"))
+    return Media("image", _url(source, "image"))
+
+
+def read_video(source: Any, num_frames: int | None) -> Media:
+    """A video from a path, an http(s) or data URL, or bytes. Errors as in `read_image`."""
+    if num_frames is not None and num_frames < 1:
+        raise ValueError(f"num_frames must be at least 1, not {num_frames}")
+    return Media("video", _url(source, "video"), num_frames)
+
+
+def _url(source: Any, kind: Literal["image", "video"]) -> str:
+    if isinstance(source, str) and source.startswith(("http://", "https://", "data:")):
+        return source
+    if isinstance(source, (bytes, bytearray)):
+        return _data_url(bytes(source), _type_of(bytes(source), kind))
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        data = path.read_bytes()
+        guessed, _ = mimetypes.guess_type(path.name)
+        known = guessed is not None and guessed.startswith(f"{kind}/")
+        return _data_url(data, guessed if known and guessed else _type_of(data, kind))
+    raise ValueError(
+        f"{kind} takes a path, a URL or bytes"
+        + (" or a PIL image" if kind == "image" else "")
+        + f", not {type(source).__name__}"
+    )
+
+
+def _type_of(data: bytes, kind: str) -> str:
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    if data[4:8] == b"ftyp":
+        return "video/mp4"
+    found = next((name for head, name in _SIGNATURES if data.startswith(head)), None)
+    if found is None or not found.startswith(kind):
+        raise ValueError(f"these {len(data):,} bytes are no {kind} of a known format")
+    return found
+
+
+def _data_url(data: bytes, media_type: str) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
