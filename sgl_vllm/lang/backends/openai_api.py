@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import weakref
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 from sgl_vllm.lang.backends.base import (
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 T = TypeVar("T")
+
+MAX_CALLS_PER_CLIENT = 64
 
 _request_numbers = itertools.count(1)
 
@@ -59,12 +61,32 @@ def _succeeded(task: asyncio.Task[Any]) -> bool:
     return not task.cancelled() and task.exception() is None
 
 
-@dataclass(frozen=True)
 class Connection:
-    """The client of one event loop."""
+    """The clients of one event loop: one, and one more for every so many calls at a time.
 
-    loop: asyncio.AbstractEventLoop
-    client: AsyncOpenAI
+    A client looks through all its connections whenever a call begins or ends, so that thousands
+    of calls over one client cost more than the calls.
+    """
+
+    def __init__(self, make: Callable[[], AsyncOpenAI]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._make = make
+        self._num_calls: dict[AsyncOpenAI, int] = {}
+        self.clients: list[AsyncOpenAI] = []
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[AsyncOpenAI]:
+        """The client to use for one call."""
+        client = min(self.clients, key=self._num_calls.__getitem__, default=None)
+        if client is None or self._num_calls[client] >= MAX_CALLS_PER_CLIENT:
+            client = self._make()
+            self._num_calls[client] = 0
+            self.clients.append(client)
+        self._num_calls[client] += 1
+        try:
+            yield client
+        finally:
+            self._num_calls[client] -= 1
 
 
 class OpenAIBackend(Backend):
@@ -104,40 +126,41 @@ class OpenAIBackend(Backend):
     # --- transport -------------------------------------------------------------------------------
 
     def connect(self) -> Connection:
-        """The client of this event loop."""
+        """The clients of this event loop."""
         loop = asyncio.get_running_loop()
         if self._connection is None or self._connection.loop is not loop:
             from openai import AsyncOpenAI  # here: `import sgl_vllm` stays quick
 
-            client = AsyncOpenAI(
+            make_client = functools.partial(
+                AsyncOpenAI,
                 base_url=self.base_url,
                 api_key=self._api_key or "EMPTY",
                 timeout=self.timeout_s,
                 max_retries=self.max_retries,
             )
-            self._connection = Connection(loop, client)
-            weakref.finalize(self, _close, loop, client).atexit = False
+            self._connection = Connection(make_client)
+            weakref.finalize(self, _close, loop, self._connection.clients).atexit = False
             self.connected()
         return self._connection
 
     async def aclose(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            await connection.client.close()
+            await _close_all(connection.clients)
 
     async def call(
         self, method: Literal["GET", "POST"], url: str, body: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """One call's JSON object; every failure as a BackendError that says what to do."""
-        client = self.connect().client
         try:
-            async with asyncio.timeout(self.timeout_s):
-                if method == "GET":
-                    answer = await client.get(url, cast_to=object)
-                else:
-                    answer = await client.post(
-                        url, cast_to=object, body=body, options={"headers": request_headers()}
-                    )
+            with self.connect().client() as client:
+                async with asyncio.timeout(self.timeout_s):
+                    if method == "GET":
+                        answer = await client.get(url, cast_to=object)
+                    else:
+                        answer = await client.post(
+                            url, cast_to=object, body=body, options={"headers": request_headers()}
+                        )
         except Exception as error:
             self.raise_as_backend_error(error)
         if not isinstance(answer, dict):
@@ -173,19 +196,20 @@ class OpenAIBackend(Backend):
     async def _chunks(self, url: str, body: dict[str, Any]) -> AsyncGenerator[Any]:
         from openai import AsyncStream
 
-        stream = await self.connect().client.post(
-            url,
-            cast_to=object,
-            body=body,
-            options={"headers": request_headers()},
-            stream=True,
-            stream_cls=AsyncStream[object],
-        )
-        try:
-            async for chunk in stream:
-                yield chunk
-        finally:
-            await stream.close()
+        with self.connect().client() as client:
+            stream = await client.post(
+                url,
+                cast_to=object,
+                body=body,
+                options={"headers": request_headers()},
+                stream=True,
+                stream_cls=AsyncStream[object],
+            )
+            try:
+                async for chunk in stream:
+                    yield chunk
+            finally:
+                await stream.close()
 
     def raise_as_backend_error(self, error: Exception) -> NoReturn:
         """Any failure of a call, as a BackendError that says what to do."""
@@ -240,15 +264,20 @@ class Reading:
             raise self._backend.not_understood() from error
 
 
-def _close(loop: asyncio.AbstractEventLoop, client: AsyncOpenAI) -> None:
-    """Close the client of a backend that is gone, on its own loop, from any thread.
+def _close(loop: asyncio.AbstractEventLoop, clients: list[AsyncOpenAI]) -> None:
+    """Close the clients of a backend that is gone, on its own loop, from any thread.
 
     It must be done: a client that is only garbage collected closes its sockets first and takes
     them from the loop later, when another connection may have got the same file descriptor. That
     connection then never hears its answer.
     """
     with contextlib.suppress(RuntimeError):  # the loop has ended, and the sockets with it
-        asyncio.run_coroutine_threadsafe(client.close(), loop)
+        asyncio.run_coroutine_threadsafe(_close_all(clients), loop)
+
+
+async def _close_all(clients: list[AsyncOpenAI]) -> None:
+    for client in clients:
+        await client.close()
 
 
 def request_headers() -> dict[str, str]:
