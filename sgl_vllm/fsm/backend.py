@@ -328,11 +328,7 @@ class Tools:
 
     def __init__(self, config: VllmConfig, tokenizer: TokenizerLike, vocab_size: int) -> None:
         self.xgrammar = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=vocab_size)
-        info = self.xgrammar.compiler.compile_grammar('root ::= "a"').tokenizer_info
-        self.token_bytes = list(info.decoded_vocab)
-        for token in {*info.special_token_ids, *info.stop_token_ids}:
-            self.token_bytes[token] = b""
-        self.end_token = int(info.stop_token_ids[0])
+        self.token_bytes, self.end_token = bytes_of_tokens(self.xgrammar)
         self.vocabulary = Vocabulary(
             self.token_bytes, max(self.xgrammar.vocab_size, len(self.token_bytes))
         )
@@ -357,6 +353,15 @@ class Tools:
                 state = state.step(byte)
             assert state is not None
             self.masks.of(state).fill(row)
+
+
+def bytes_of_tokens(xgrammar: XgrammarBackend) -> tuple[list[bytes], int]:
+    """The text of each token, empty for special ones, and the token that ends a text."""
+    info = xgrammar.compiler.compile_grammar('root ::= "a"').tokenizer_info
+    token_bytes = list(info.decoded_vocab)
+    for token in {*info.special_token_ids, *info.stop_token_ids}:
+        token_bytes[token] = b""
+    return token_bytes, int(info.stop_token_ids[0])
 
 
 class SglGrammar(StructuredOutputGrammar):

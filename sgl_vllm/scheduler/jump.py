@@ -41,6 +41,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.fsm.forced_tokens import ForcedTokens
 from sgl_vllm.scheduler.forced_logprobs import joined, rows_of_forced
+from sgl_vllm.scheduler.report import ForcedReports
 from sgl_vllm.scheduler.unique import UniqueTokens
 
 logger = init_logger("vllm.sgl_vllm.jump")
@@ -74,9 +75,10 @@ class JumpForward:
     """Jumps the requests of one scheduler. Remembers who has jumped and not run again, and who was
     opened and has not had a token yet."""
 
-    def __init__(self, scheduler: Scheduler, mode: str = "canonical") -> None:
+    def __init__(self, scheduler: Scheduler, mode: str, reports: ForcedReports) -> None:
         """`mode`: what counts as forced; see `config.Options.jump_mode`."""
         self._scheduler = scheduler
+        self._reports = reports
         manager = scheduler.structured_output_manager
         self._forced: ForcedTokens | UniqueTokens = (
             ForcedTokens(manager) if mode == "canonical" else UniqueTokens(manager)
@@ -141,6 +143,7 @@ class JumpForward:
             self._jumped.add(request)
             self.counters.jumps += 1
             self.counters.forced_tokens += num_open
+            self._reports.add(request, 0, num_open)
 
     def _num_before_end(self, request: Request, forced: list[int]) -> int:
         """How many of the first tokens of an output come before the one that ends it."""
@@ -254,6 +257,7 @@ class JumpForward:
             output.new_logprobs = joined(rows, rows_of_forced(appended, rows))
         self.counters.jumps += 1
         self.counters.forced_tokens += num_appended
+        self._reports.add(request, num_before, num_before + num_appended)
 
     # -- around a step's schedule -------------------------------------------------------------
 

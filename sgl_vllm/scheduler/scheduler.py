@@ -25,10 +25,11 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from sgl_vllm import __version__
 from sgl_vllm.config import CONFIG_KEY, Options
-from sgl_vllm.fsm.backend import GrammarExecutor, SglBackend
+from sgl_vllm.fsm.backend import GrammarExecutor, SglBackend, bytes_of_tokens
 from sgl_vllm.fsm.schema import Reading
 from sgl_vllm.hooks import PARTS, missing_hooks
 from sgl_vllm.radix import manager as radix_manager
@@ -38,6 +39,7 @@ from sgl_vllm.scheduler.jump import JumpForward
 from sgl_vllm.scheduler.policy import Bound, WaitingLine
 from sgl_vllm.scheduler.preemption import CheapestVictim
 from sgl_vllm.scheduler.queue import CacheAwareQueue
+from sgl_vllm.scheduler.report import ForcedReports
 
 logger = init_logger("vllm.sgl_vllm")
 
@@ -104,8 +106,10 @@ class SglSchedulerMixin(Scheduler):
         ):
             self._grammars = self._take_over_grammars(options)
         self._jump: JumpForward | None = None
+        self._reports = ForcedReports(self._token_bytes)
+        self._bytes_of_tokens: Sequence[bytes] | None = None
         if "jump_forward" not in self._off:
-            self._jump = JumpForward(self, options.jump_mode)
+            self._jump = JumpForward(self, options.jump_mode, self._reports)
         self._score_from: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._num_scored_requests = 0
         self._prompts_done: list[Request] = []
@@ -191,6 +195,18 @@ class SglSchedulerMixin(Scheduler):
         manager.executor = GrammarExecutor(manager.executor, backend)
         return backend
 
+    def _token_bytes(self) -> Sequence[bytes]:
+        """The text of each token. Our grammars know it; where all are stock's (`jump_mode=exact`
+        without fsm) the first report has the tokenizer read for it."""
+        if self._grammars is not None:
+            return self._grammars.tools.token_bytes
+        if self._bytes_of_tokens is None:
+            tokenizer = self.structured_output_manager.tokenizer
+            vocab_size = self.vllm_config.model_config.get_vocab_size()
+            xgrammar = XgrammarBackend(self.vllm_config, tokenizer=tokenizer, vocab_size=vocab_size)
+            self._bytes_of_tokens, _ = bytes_of_tokens(xgrammar)
+        return self._bytes_of_tokens
+
     def _why_no_victim(self) -> str | None:
         if self._queue is None:
             return f"schedule is off ({self._off['schedule']})"
@@ -209,6 +225,8 @@ class SglSchedulerMixin(Scheduler):
     def add_request(self, request: Request) -> None:
         if "select" not in self._off:
             self._read_score_from(request)
+        if self._jump is not None:
+            self._reports.expect(request)
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -246,6 +264,7 @@ class SglSchedulerMixin(Scheduler):
                 self._num_scored_requests += 1
         if self._jump is not None:
             self._jump.after_step(outputs)
+            self._reports.attach(outputs, self.requests)
         return results
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:

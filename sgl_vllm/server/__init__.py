@@ -11,6 +11,8 @@ like vLLM's own.
     POST /v1/sgl/unpin         let it go again
     GET  /v1/sgl/pins          what is pinned
     POST /v1/sgl/flush_cache   empty the prefix cache; 409 while requests run
+    POST /v1/sgl/batch         many requests at once, each answered as soon as it is done
+    POST /v1/sgl/batch/abort   stop single ones of them
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from fastapi.routing import APIRouter
 from starlette.datastructures import State
 from vllm.engine.protocol import EngineClient
 
-from sgl_vllm.server import pins, tree
+from sgl_vllm.server import batch, pins, tree
 from sgl_vllm.server.engines import ask_engines, merge_stats
 from sgl_vllm.server.metrics import MetricsMiddleware, SglCollector
 
@@ -54,6 +56,7 @@ class SglEndpointPlugin:
     def attach_router(self, app: FastAPI) -> None:
         for routes in (router, tree.router, pins.router):
             app.include_router(routes)
+        batch.attach(app)
         app.add_middleware(MetricsMiddleware, refresh=self._refresh)
 
     async def init_state(

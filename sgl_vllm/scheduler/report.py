@@ -1,0 +1,114 @@
+"""How much of an output was forced, told to the requests that ask.
+
+Owns the record of forced runs, and what of it goes into an answer. What is forced, and when, is
+decided in `jump.py`. A request that does not ask costs one look at its arguments.
+
+    output tokens    {   "   name   ":   "   Ann   ",   "   age   ...
+    forced runs     [0              5)            [6            9)
+    output text     {"name": "Ann", "age...
+    in bytes        [0      10)  [13   20)
+
+The report travels in a field of vLLM's that its completion and chat answers pass through, and that
+is free where jumps are possible, as KV connectors switch them off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.request import Request
+
+logger = init_logger("vllm.sgl_vllm.report")
+
+REPORT = "sgl_report"
+"""Key in a request's `extra_args` (HTTP: `vllm_xargs`), where anything but 0 asks for a report, and
+in the `kv_transfer_params` of its answer, where the report is."""
+
+
+@dataclass(slots=True)
+class Record:
+    """The forced runs of one output: intervals of its tokens, in order."""
+
+    request: Request
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """For each token counted so far: where its text ends, in bytes of the output."""
+
+    def count(self, token_bytes: Sequence[bytes], hidden_last: bool) -> None:
+        """Take in the tokens that are new. `hidden_last`: the last of them is not in the text."""
+        end = self.ends[-1] if self.ends else 0
+        new = self.request.output_token_ids[len(self.ends) :]
+        for token in new:
+            end += len(token_bytes[token]) if token < len(token_bytes) else 0
+            self.ends.append(end)
+        if new and hidden_last:
+            self.ends[-1] = self.ends[-2] if len(self.ends) > 1 else 0
+
+    def report(self) -> dict[str, Any]:
+        """As it is sent. `forced_bytes` may end after the text, where a stop string has cut it."""
+        intervals = [[self.ends[a - 1] if a else 0, self.ends[b - 1]] for a, b in self.runs]
+        return {
+            "forced_tokens": sum(b - a for a, b in self.runs),
+            "forced_bytes": [[start, end] for start, end in intervals if start < end],
+        }
+
+
+class ForcedReports:
+    """The records of the requests that asked and have not ended."""
+
+    def __init__(self, token_bytes: Callable[[], Sequence[bytes]]) -> None:
+        """`token_bytes()`: the text of each token; called when the first report is due."""
+        self._token_bytes = token_bytes
+        self._records: dict[str, Record] = {}
+
+    def expect(self, request: Request) -> None:
+        """Begin a record if this new request asks for one."""
+        params = request.sampling_params
+        if params is not None and params.extra_args and params.extra_args.get(REPORT):
+            self._records[request.request_id] = Record(request)
+
+    def add(self, request: Request, start: int, end: int) -> None:
+        """Tokens [start, end) of the output of `request` were forced."""
+        record = self._records.get(request.request_id)
+        if record is not None and start < end:
+            record.runs.append((start, end))
+
+    def attach(
+        self, outputs: Iterable[EngineCoreOutput], unfinished: Mapping[str, Request]
+    ) -> None:
+        """Put the report of each request that ends into its output.
+
+        A stop string ends a request outside of the engine, so with one every output has to carry
+        what there is so far.
+        """
+        if not self._records:
+            return
+        for output in outputs:
+            record = self._records.get(output.request_id)
+            if record is None:
+                continue
+            if output.finished:
+                del self._records[output.request_id]
+            params = record.request.sampling_params
+            if output.kv_transfer_params is None and (output.finished or params.stop):
+                output.kv_transfer_params = self._answer(record, output.finish_reason)
+        if len(self._records) > len(unfinished):  # some were aborted
+            for request_id in self._records.keys() - unfinished.keys():
+                del self._records[request_id]
+
+    def _answer(self, record: Record, finish_reason: FinishReason | None) -> dict[str, Any] | None:
+        """None after an unexpected error, which must not end the engine."""
+        params = record.request.sampling_params
+        ended_by_token = finish_reason == FinishReason.STOP
+        try:
+            record.count(
+                self._token_bytes(), ended_by_token and not params.include_stop_str_in_output
+            )
+            return {REPORT: record.report()}
+        except Exception:
+            logger.exception("no report for request %s", record.request.request_id)
+            return None
