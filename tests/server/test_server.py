@@ -47,6 +47,8 @@ def sgl(server) -> httpx.Client:
         ("POST", "pin"),
         ("POST", "unpin"),
         ("GET", "pins"),
+        ("POST", "batch"),
+        ("POST", "batch/abort"),
     ],
 )
 def test_the_routes_need_the_api_key(server, method, route):

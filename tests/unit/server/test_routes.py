@@ -22,6 +22,8 @@ ROUTES = [
     ("POST", "/v1/sgl/unpin"),
     ("GET", "/v1/sgl/pins"),
     ("POST", "/v1/sgl/flush_cache"),
+    ("POST", "/v1/sgl/batch"),
+    ("POST", "/v1/sgl/batch/abort"),
 ]
 
 

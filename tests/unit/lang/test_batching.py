@@ -1,0 +1,633 @@
+"""Posts of one moment as one request, against a scripted server over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import openai
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_vllm.lang.backends.batching import (
+    MAX_POSTS,
+    Batcher,
+    BatchRefusedError,
+    BatchRoute,
+    NoBatchRouteError,
+    UnansweredError,
+    lines_of,
+)
+
+TIMEOUT_S = 20
+Body = dict[str, Any]
+
+
+class Script:
+    """What the server answers, and what it was asked.
+
+    A body says how it is answered: after `wait_s`, with `status` and `text`. `break_after` lines
+    the connection of a batch breaks; `garbage` is sent as a line first; `refuse` is the status that
+    the route itself answers; `opens` lets the answer of a batch begin.
+    """
+
+    def __init__(self) -> None:
+        self.batches: list[list[Body]] = []
+        self.alone: list[Body] = []
+        self.aborted: list[str] = []
+        self.closed_early = 0
+        self.ports: list[int] = []
+        self.break_after: int | None = None
+        self.garbage: bytes = b""
+        self.refuse: int | None = None
+        self.opens = asyncio.Event()
+        self.opens.set()
+        self.hears_aborts = True
+        self._running: dict[str, asyncio.Task[Body]] = {}
+
+    async def answer(self, body: Body) -> tuple[int, Body]:
+        await asyncio.sleep(body.get("wait_s", 0))
+        return body.get("status", 200), {"text": body.get("text", ""), "of": body.get("name")}
+
+    async def line(self, index: int, request: Body) -> Body:
+        status, body = await self.answer(request["body"])
+        return {"index": index, "status": status, "body": body}
+
+    async def lines(self, requests: list[Body]) -> AsyncIterator[bytes]:
+        tasks = {}
+        for index, request in enumerate(requests):
+            task = asyncio.create_task(self.line(index, request))
+            tasks[task] = index
+            self._running[request["id"]] = task
+        num_sent = 0
+        finished = False
+        try:
+            if self.garbage:
+                yield self.garbage
+            waiting = set(tasks)
+            while waiting:
+                if num_sent == self.break_after:
+                    finished = True
+                    raise ConnectionError("as scripted")
+                done, waiting = await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
+                for task in done:
+                    stopped = {"index": tasks[task], "status": 499, "body": {}}
+                    line = stopped if task.cancelled() else task.result()
+                    yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
+                    num_sent += 1
+            finished = True
+        finally:
+            self.closed_early += not finished
+            for task in tasks:
+                task.cancel()
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.post("/v1/sgl/batch")
+        async def batch(body: Body, request: Request) -> Any:
+            assert request.client is not None
+            self.ports.append(request.client.port)
+            self.batches.append(body["requests"])
+            if self.refuse is not None:
+                return JSONResponse({"error": {"message": "no"}}, self.refuse)
+            await self.opens.wait()
+            return StreamingResponse(self.lines(body["requests"]))
+
+        @app.post("/v1/sgl/batch/abort")
+        async def abort(body: Body) -> Any:
+            self.aborted += body["ids"]
+            if self.hears_aborts:
+                for request_id in body["ids"]:
+                    self._running[request_id].cancel()
+            return {"aborted": len(body["ids"])}
+
+        @app.post("/v1/{path:path}")
+        async def one(path: str, request: Request) -> Any:
+            body = await request.json()
+            self.alone.append(body)
+            status, answer = await self.answer({**body, "status": body.get("alone", 200)})
+            return JSONResponse(answer, status)
+
+        return app
+
+
+class Server(uvicorn.Server):
+    def install_signal_handlers(self) -> None:
+        """Leave the test process's handlers alone."""
+
+
+class Bench:
+    """A scripted server and a batcher that talks to it, on the loop of the test."""
+
+    def __init__(self, script: Script, client: openai.AsyncOpenAI, retry: bool) -> None:
+        self.script = script
+        self.client = client
+        route = BatchRoute(client, timeout_s=TIMEOUT_S)
+        self.batcher = Batcher(self.post_one, route.open, route.abort, retry=retry)
+
+    async def post_one(self, path: str, body: Body) -> Body:
+        answer = await self.client.post(f"/{path}", cast_to=object, body=body)
+        assert isinstance(answer, dict)
+        return answer
+
+    async def post(self, name: Any, **body: Any) -> tuple[int, Body]:
+        return await self.batcher.post("completions", {"name": name, **body})
+
+    def start(self, name: Any, **body: Any) -> asyncio.Task[tuple[int, Body]]:
+        return asyncio.create_task(self.post(name, **body))
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(batch) for batch in self.script.batches]
+
+
+def on_bench(
+    test: Callable[[Bench], Awaitable[None]], *, retry: bool = True, max_retries: int = 0
+) -> None:
+    """Run `test`; afterwards no task of the batcher may be left."""
+
+    async def main() -> None:
+        script = Script()
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            server = Server(uvicorn.Config(script.app(), log_level="critical", lifespan="off"))
+            serving = asyncio.create_task(server.serve(sockets=[listening]))
+            url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+            async with openai.AsyncOpenAI(
+                base_url=url, api_key="none", max_retries=max_retries, timeout=TIMEOUT_S
+            ) as client:
+                bench = Bench(script, client, retry)
+                async with asyncio.timeout(TIMEOUT_S):
+                    await test(bench)
+                    await until(lambda: not bench.batcher._tasks)
+            server.should_exit = server.force_exit = True
+            await serving
+
+    asyncio.run(main())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < deadline, "it does not come to that"
+        await asyncio.sleep(0.005)
+
+
+# -- who travels together
+
+
+def test_posts_of_the_same_moment_are_one_request():
+    async def test(bench: Bench) -> None:
+        answers = await asyncio.gather(*(bench.post(i, text=f"t{i}") for i in range(20)))
+        assert answers == [(200, {"text": f"t{i}", "of": i}) for i in range(20)]
+        assert bench.sizes == [20]
+        assert bench.script.alone == []
+        (batch,) = bench.script.batches
+        assert {request["path"] for request in batch} == {"completions"}
+        assert len({request["id"] for request in batch}) == 20
+
+    on_bench(test)
+
+
+def test_a_post_that_is_a_turn_of_the_loop_late_is_in_time():
+    async def late(bench: Bench) -> tuple[int, Body]:
+        await asyncio.sleep(0)
+        return await bench.post("late")
+
+    async def test(bench: Bench) -> None:
+        await asyncio.gather(bench.post("early"), late(bench))
+        assert bench.sizes == [2]
+
+    on_bench(test)
+
+
+def test_a_post_without_company_goes_the_ordinary_way():
+    async def test(bench: Bench) -> None:
+        assert await bench.post("one", text="a") == (200, {"text": "a", "of": "one"})
+        assert await bench.post("two", text="b") == (200, {"text": "b", "of": "two"})
+        assert bench.sizes == []
+        assert len(bench.script.alone) == 2
+
+    on_bench(test)
+
+
+def test_what_a_lonely_post_raises_is_the_clients_exception():
+    async def test(bench: Bench) -> None:
+        with pytest.raises(openai.BadRequestError):
+            await bench.post("one", alone=400)
+
+    on_bench(test)
+
+
+def test_more_posts_than_a_batch_takes_make_several():
+    async def test(bench: Bench) -> None:
+        num_posts = 2 * MAX_POSTS + 3
+        answers = await asyncio.gather(*(bench.post(i) for i in range(num_posts)))
+        assert [body["of"] for _, body in answers] == list(range(num_posts))
+        assert bench.sizes == [MAX_POSTS, MAX_POSTS, 3]
+
+    on_bench(test)
+
+
+def test_batches_under_way_do_not_hold_up_later_ones():
+    async def test(bench: Bench) -> None:
+        slow = [bench.start(i, wait_s=0.5) for i in range(3)]
+        await until(lambda: bench.sizes == [3])
+        begun = time.monotonic()
+        await asyncio.gather(*(bench.post(i) for i in range(4)))
+        assert time.monotonic() - begun < 0.4
+        assert not any(task.done() for task in slow)
+        await asyncio.gather(*slow)
+        assert bench.sizes == [3, 4]
+
+    on_bench(test)
+
+
+def test_a_batch_leaves_its_connection_to_the_next():
+    async def test(bench: Bench) -> None:
+        for _ in range(3):
+            await asyncio.gather(bench.post(1), bench.post(2))
+            await until(lambda: not bench.batcher._tasks)
+        assert len(bench.script.ports) == 3
+        assert len(set(bench.script.ports)) == 1
+
+    on_bench(test)
+
+
+# -- whose line is whose
+
+
+def test_an_answer_arrives_as_soon_as_its_line_does():
+    async def test(bench: Bench) -> None:
+        slow, fast = bench.start("slow", wait_s=0.5), bench.start("fast")
+        begun = time.monotonic()
+        assert (await fast)[1]["of"] == "fast"
+        assert time.monotonic() - begun < 0.4
+        assert not slow.done()
+        assert (await slow)[1]["of"] == "slow"
+        assert bench.sizes == [2]
+
+    on_bench(test)
+
+
+def test_lines_may_be_large_and_hold_any_separator_of_texts():
+    text = "\u2028 \u2029 \x85 \x0b \x0c \x1c \r\n" + "é" * 3_000_000
+
+    async def test(bench: Bench) -> None:
+        answers = await asyncio.gather(bench.post(1, text=text), bench.post(2, text="short"))
+        assert [body["text"] for _, body in answers] == [text, "short"]
+
+    on_bench(test)
+
+
+@given(st.lists(st.binary(max_size=8).map(lambda line: line.replace(b"\n", b"")), max_size=8))
+def test_lines_are_whole_however_they_are_cut(lines):
+    sent = b"".join(line + b"\n" for line in lines)
+
+    class Cut:
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+        async def aiter_bytes(self) -> AsyncIterator[bytes]:
+            for start in range(0, len(sent), self.size):
+                yield sent[start : start + self.size]
+
+        async def aclose(self) -> None:
+            pass
+
+    async def read(size: int) -> list[bytes]:
+        return [line async for line in lines_of(Cut(size))]
+
+    for size in (1, 2, 3, 5, len(sent) + 1):
+        assert asyncio.run(read(size)) == lines
+
+
+def test_an_error_is_its_own_posts_alone():
+    async def test(bench: Bench) -> None:
+        answers = await asyncio.gather(bench.post(1), bench.post(2, status=400), bench.post(3))
+        assert [status for status, _ in answers] == [200, 400, 200]
+        assert bench.script.alone == []
+
+    on_bench(test)
+
+
+# -- what is tried again
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
+def test_what_the_client_would_try_again_is_posted_again_alone(status):
+    async def test(bench: Bench) -> None:
+        failing = bench.post(2, status=status, text="at last")
+        answers = await asyncio.gather(bench.post(1), failing)
+        assert answers[1] == (200, {"text": "at last", "of": 2})
+        assert [body["name"] for body in bench.script.alone] == [2]
+
+    on_bench(test)
+
+
+def test_without_retries_the_status_is_the_answer():
+    async def test(bench: Bench) -> None:
+        answers = await asyncio.gather(bench.post(1), bench.post(2, status=429))
+        assert [status for status, _ in answers] == [200, 429]
+        assert bench.script.alone == []
+
+    on_bench(test, retry=False)
+
+
+def test_a_broken_connection_costs_only_who_had_no_answer():
+    async def test(bench: Bench) -> None:
+        bench.script.break_after = 1
+        answers = await asyncio.gather(bench.post(1), bench.post(2, wait_s=0.2))
+        assert [body["of"] for _, body in answers] == [1, 2]
+        assert [body["name"] for body in bench.script.alone] == [2]
+
+    on_bench(test)
+
+
+def test_a_broken_connection_is_said_where_nothing_is_retried():
+    async def test(bench: Bench) -> None:
+        bench.script.break_after = 1
+        posts = (bench.post(1), bench.post(2, wait_s=0.2), bench.post(3, wait_s=0.2))
+        answered, *lost = await asyncio.gather(*posts, return_exceptions=True)
+        assert answered == (200, {"text": "", "of": 1})
+        for error in lost:
+            assert isinstance(error, UnansweredError)
+            assert error.__cause__ is not None
+        assert bench.script.alone == []
+
+    on_bench(test, retry=False)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"<html>\n", b"{}\n", b"[]\n", b"\n", b'{"index": 0, "status": 200, "body": 1}\n']
+)
+def test_garbage_is_taken_as_a_broken_connection(garbage):
+    async def test(bench: Bench) -> None:
+        bench.script.garbage = garbage
+        answers = await asyncio.gather(bench.post(1), bench.post(2))
+        assert [body["of"] for _, body in answers] == [1, 2]
+        assert len(bench.script.alone) == 2
+
+    on_bench(test)
+
+
+@pytest.mark.parametrize("status", [404, 405])
+def test_a_server_without_the_route_is_asked_once(status):
+    async def test(bench: Bench) -> None:
+        bench.script.refuse = status
+        for _ in range(3):
+            answers = await asyncio.gather(bench.post(1), bench.post(2))
+            assert [body["of"] for _, body in answers] == [1, 2]
+        assert bench.sizes == [2]
+        assert len(bench.script.alone) == 6
+
+    on_bench(test)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_batch_that_is_refused_goes_piece_by_piece(status):
+    async def test(bench: Bench) -> None:
+        bench.script.refuse = status
+        answers = await asyncio.gather(bench.post(1), bench.post(2))
+        assert [body["of"] for _, body in answers] == [1, 2]
+        bench.script.refuse = None
+        await asyncio.gather(bench.post(1), bench.post(2))
+        assert len(bench.script.alone) == 2
+        assert bench.sizes == [2, 2]
+
+    on_bench(test)
+
+
+def test_a_wrong_key_is_every_posts_error():
+    async def test(bench: Bench) -> None:
+        bench.script.refuse = 401
+        errors = await asyncio.gather(bench.post(1), bench.post(2), return_exceptions=True)
+        assert [type(error) for error in errors] == [openai.AuthenticationError] * 2
+        assert bench.script.alone == []
+
+    on_bench(test)
+
+
+def test_the_client_retries_the_batch_by_its_own_rules():
+    async def test(bench: Bench) -> None:
+        bench.script.refuse = 503
+        posts = [bench.start(i) for i in range(2)]
+        await until(lambda: len(bench.sizes) == 1)
+        bench.script.refuse = None
+        answers = await asyncio.gather(*posts)
+        assert [body["of"] for _, body in answers] == [0, 1]
+        assert bench.sizes == [2, 2]
+        assert bench.script.alone == []
+
+    on_bench(test, max_retries=2)
+
+
+def test_a_server_that_is_not_there_is_every_posts_error():
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        async with openai.AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
+        ) as client:
+            bench = Bench(Script(), client, retry=True)
+            errors = await asyncio.gather(bench.post(1), bench.post(2), return_exceptions=True)
+            assert [type(error) for error in errors] == [openai.APIConnectionError] * 2
+            assert not bench.batcher._tasks
+
+    asyncio.run(main())
+
+
+# -- what is cancelled
+
+
+def test_a_cancelled_post_is_stopped_and_its_neighbours_go_on():
+    async def test(bench: Bench) -> None:
+        posts = [bench.start(i, wait_s=0.3 if i < 2 else TIMEOUT_S) for i in range(5)]
+        await until(lambda: bench.sizes == [5])
+        await asyncio.sleep(0.1)
+        for post in posts[2:]:
+            post.cancel()
+        answers = await asyncio.gather(*posts[:2])
+        assert [body["of"] for _, body in answers] == [0, 1]
+        assert all(post.cancelled() for post in posts[2:])
+        stopped = {request["id"] for request in bench.script.batches[0][2:]}
+        assert set(bench.script.aborted) == stopped
+        await until(lambda: not bench.batcher._tasks)
+        assert bench.script.closed_early == 0
+
+    on_bench(test)
+
+
+def test_when_all_are_cancelled_the_connection_is_closed():
+    async def test(bench: Bench) -> None:
+        posts = [bench.start(i, wait_s=TIMEOUT_S) for i in range(4)]
+        await until(lambda: bench.sizes == [4])
+        await asyncio.sleep(0.05)
+        for post in posts:
+            post.cancel()
+        await until(lambda: bench.script.closed_early == 1)
+        assert bench.script.aborted == []
+
+    on_bench(test)
+
+
+def test_an_abort_that_nobody_hears_ends_with_the_last_answer():
+    async def test(bench: Bench) -> None:
+        bench.script.hears_aborts = False
+        short, long = bench.start("short", wait_s=0.2), bench.start("long", wait_s=TIMEOUT_S)
+        await until(lambda: bench.sizes == [2])
+        await asyncio.sleep(0.05)
+        long.cancel()
+        assert (await short)[1]["of"] == "short"
+        await until(lambda: bench.script.closed_early == 1)
+        assert len(bench.script.aborted) == 1
+
+    on_bench(test)
+
+
+def test_a_post_cancelled_before_its_batch_has_left_is_not_sent():
+    async def test(bench: Bench) -> None:
+        posts = [bench.start(i) for i in range(3)]
+        await asyncio.sleep(0)
+        posts[1].cancel()
+        await asyncio.gather(*posts, return_exceptions=True)
+        assert [request["body"]["name"] for request in bench.script.batches[0]] == [0, 2]
+
+    on_bench(test)
+
+
+def test_a_post_cancelled_before_the_answer_begins_is_stopped_then():
+    async def test(bench: Bench) -> None:
+        bench.script.opens.clear()
+        short, long = bench.start("short"), bench.start("long", wait_s=TIMEOUT_S)
+        third = bench.start("third", wait_s=0.2)
+        await until(lambda: bench.sizes == [3])
+        long.cancel()
+        await asyncio.sleep(0.05)
+        assert bench.script.aborted == []
+        bench.script.opens.set()
+        await asyncio.gather(short, third)
+        assert len(bench.script.aborted) == 1
+
+    on_bench(test)
+
+
+def test_a_bounded_wait_bounds_a_server_that_stalls():
+    async def test(bench: Bench) -> None:
+        bench.script.opens.clear()
+
+        async def bounded(name: int) -> None:
+            async with asyncio.timeout(0.2):
+                await bench.post(name)
+
+        errors = await asyncio.gather(*map(bounded, range(3)), return_exceptions=True)
+        assert [type(error) for error in errors] == [TimeoutError] * 3
+        await until(lambda: not bench.batcher._tasks)
+        bench.script.opens.set()
+
+    on_bench(test)
+
+
+# -- whatever happens
+
+
+class Chaos:
+    """A batch in memory whose lines come, break off or are garbage as drawn."""
+
+    def __init__(self, requests: list[Body], lines: list[tuple[int, int]], end: str) -> None:
+        self.lines = [(i % len(requests), status) for i, status in lines]
+        self.end = end
+        self.closed = False
+
+    async def aiter_bytes(self) -> AsyncIterator[bytes]:
+        for index, status in self.lines:
+            await asyncio.sleep(0)
+            line = {"index": index, "status": status, "body": {}}
+            yield json.dumps(line).encode() + b"\n"
+        if self.end == "broken":
+            raise OSError("as drawn")
+        if self.end == "garbage":
+            yield b"?\n"
+        if self.end == "stalls":
+            await asyncio.sleep(TIMEOUT_S)
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+STATUSES = st.sampled_from([200, 400, 404, 429, 499, 500])
+BATCHES = st.tuples(
+    st.sampled_from(["ends", "broken", "garbage", "stalls", "refused", "no route", "fails"]),
+    st.lists(st.tuples(st.integers(0, 7), STATUSES), max_size=8),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batches=st.lists(BATCHES, min_size=1, max_size=3),
+    posts=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 12)), min_size=1, max_size=8),
+    retry=st.booleans(),
+)
+def test_every_post_ends_and_nothing_is_left(batches, posts, retry):
+    """Posts come and are cancelled at drawn turns of the loop; the batches go as drawn."""
+    opened: list[Chaos] = []
+    script = iter(batches)
+
+    async def open_batch(body: Body) -> Chaos:
+        await asyncio.sleep(0)
+        end, lines = next(script, ("ends", []))
+        if end in ("refused", "no route"):
+            raise (BatchRefusedError if end == "refused" else NoBatchRouteError)
+        if end == "fails":
+            raise LookupError("as drawn")
+        opened.append(Chaos(body["requests"], lines, end))
+        return opened[-1]
+
+    async def post_one(path: str, body: Body) -> Body:
+        await asyncio.sleep(0)
+        return {"alone": True}
+
+    async def abort(ids: list[str]) -> None:
+        raise OSError("aborts are best effort")
+
+    async def one(batcher: Batcher, start: int, patience: int) -> Any:
+        for _ in range(start):
+            await asyncio.sleep(0)
+        posting = asyncio.create_task(batcher.post("completions", {}))
+        for _ in range(patience):
+            await asyncio.sleep(0)
+        if patience < 10:
+            posting.cancel()
+        else:  # who does not stall has had its time
+            asyncio.get_running_loop().call_later(0.02, posting.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            return await posting
+        return "cancelled"
+
+    async def main() -> None:
+        batcher = Batcher(post_one, open_batch, abort, retry=retry)
+        async with asyncio.timeout(5):
+            ends = await asyncio.gather(
+                *(one(batcher, *post) for post in posts), return_exceptions=True
+            )
+            await until(lambda: not batcher._tasks)
+        for end in ends:
+            if isinstance(end, BaseException):
+                assert isinstance(end, LookupError | UnansweredError)
+                assert not (retry and isinstance(end, UnansweredError))
+            elif end != "cancelled":
+                status, _ = end
+                assert not retry or status in (200, 400, 404, 499)
+        assert all(batch.closed for batch in opened)
+        assert not batcher._gathered
+
+    asyncio.run(main())
