@@ -83,4 +83,4 @@ class OneByOne(JumpForward):
 
 def decode_one_by_one(engine: Any) -> None:
     """From now on `engine` narrows masks instead of jumping."""
-    engine.scheduler._jump = OneByOne(engine.scheduler)
+    engine.scheduler._jump = OneByOne(engine.scheduler, "canonical", engine.scheduler._reports)
