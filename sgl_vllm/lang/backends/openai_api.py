@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import itertools
 import weakref
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
@@ -24,7 +23,6 @@ from sgl_vllm.lang.backends.base import (
     TokenLogprob,
     Usage,
     Watch,
-    program_id,
 )
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.ir import Sampling
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_CALLS_PER_CLIENT = 64
-
-_request_numbers = itertools.count(1)
 
 
 class Once(Generic[T]):
@@ -158,9 +154,7 @@ class OpenAIBackend(Backend):
                     if method == "GET":
                         answer = await client.get(url, cast_to=object)
                     else:
-                        answer = await client.post(
-                            url, cast_to=object, body=body, options={"headers": request_headers()}
-                        )
+                        answer = await client.post(url, cast_to=object, body=body)
         except Exception as error:
             self.raise_as_backend_error(error)
         if not isinstance(answer, dict):
@@ -201,7 +195,6 @@ class OpenAIBackend(Backend):
                 url,
                 cast_to=object,
                 body=body,
-                options={"headers": request_headers()},
                 stream=True,
                 stream_cls=AsyncStream[object],
             )
@@ -220,7 +213,7 @@ class OpenAIBackend(Backend):
                 f"{self.name} did not answer within {self.timeout_s:g} s: raise timeout_s, or "
                 f"see whether it still runs"
             ) from error
-        if isinstance(error, openai.APIConnectionError):
+        if isinstance(error, (openai.APIConnectionError, ConnectionError)):
             reason = str(error.__cause__ or error)
             raise BackendError(
                 f"no answer from {self.name} ({reason}): {self.advice_on_no_answer}"
@@ -278,12 +271,6 @@ def _close(loop: asyncio.AbstractEventLoop, clients: list[AsyncOpenAI]) -> None:
 async def _close_all(clients: list[AsyncOpenAI]) -> None:
     for client in clients:
         await client.close()
-
-
-def request_headers() -> dict[str, str]:
-    """What tells a server, and its log, which program a request belongs to."""
-    program = program_id.get()
-    return {"X-Request-Id": f"{program}-{next(_request_numbers)}"} if program else {}
 
 
 # --- requests and answers ------------------------------------------------------------------------

@@ -9,6 +9,7 @@ both kinds of server; the plugin makes some of them cheaper. Knows nothing of pr
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 from dataclasses import dataclass, replace
@@ -26,7 +27,9 @@ from sgl_vllm.lang.backends.base import (
     TokenLogprob,
     Usage,
     Watch,
+    program_id,
 )
+from sgl_vllm.lang.backends.batching import Batcher, BatchRoute
 from sgl_vllm.lang.backends.openai_api import (
     Once,
     OpenAIBackend,
@@ -47,6 +50,9 @@ REPORT = "sgl_report"
 of `kv_transfer_params` in the answer; a stock server ignores it."""
 
 
+_request_numbers = itertools.count(1)
+
+
 @dataclass(frozen=True)
 class _Model:
     name: str
@@ -55,8 +61,9 @@ class _Model:
 
 @dataclass(frozen=True)
 class _Learned:
-    """What is learned about the server, over one connection."""
+    """What is learned about the server, and who posts to it, over one connection."""
 
+    batcher: Batcher
     model: Once[_Model]
     plugin: Once[bool]
     begin_ids: Once[list[int]]  # what the tokenizer puts before any text: one token, or nothing
@@ -98,7 +105,10 @@ class VLLM(OpenAIBackend):
         return self._learned
 
     def _nothing_learned(self) -> _Learned:
+        with self.connect().client() as client:
+            route = BatchRoute(client, timeout_s=self.timeout_s)
         return _Learned(
+            batcher=Batcher(self._post, route.open, route.abort, retry=self.max_retries > 0),
             model=Once(self._ask_model),
             plugin=Once(self._ask_plugin),
             begin_ids=Once(lambda: self._tokenize(TextPrompt(""))),
@@ -226,7 +236,7 @@ class VLLM(OpenAIBackend):
     async def _run_model(
         self, prompt: Prompt, body: dict[str, Any], watch: Watch | None = None
     ) -> dict[str, Any]:
-        body = {"model": await self._model_name(), **prompt_body(prompt), **body}
+        body = {**await self._common(), **prompt_body(prompt), **body}
         if prompt == TextPrompt(""):  # vLLM refuses an empty string, but not the token it is
             body["prompt"] = await self._server().begin_ids.answer()
             if not body["prompt"]:
@@ -238,10 +248,38 @@ class VLLM(OpenAIBackend):
             body |= self._media_options(prompt)
         path = "chat/completions" if isinstance(prompt, ChatPrompt) else "completions"
         if watch is None:
-            return await self.call("POST", f"{self.url}/v1/{path}", body)
+            return await self._post_with_others(path, body)
         body["stream"] = True
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         return await self.call_streamed(f"{self.url}/v1/{path}", body, watch)
+
+    async def _common(self) -> dict[str, Any]:
+        """What all requests that run the model have: the model, and an id that tells the server's
+        log which program it was."""
+        program = program_id.get()
+        ids = {"request_id": f"{program}-{next(_request_numbers)}"} if program else {}
+        return {"model": await self._model_name(), **ids}
+
+    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return await self.call("POST", f"{self.url}/v1/{path}", body)
+
+    async def _post_with_others(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """On a server with the plugin, what is posted in the same moment is one request."""
+        if not await self.has_plugin():
+            return await self._post(path, body)
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                status, answer = await self._server().batcher.post(path, body)
+        except BackendError:
+            raise
+        except Exception as error:
+            self.raise_as_backend_error(error)
+        if status != 200:
+            said = answer.get("error") or answer
+            raise BackendError(
+                f"{self.name} answered {status}: {said.get('message') or said}", status=status
+            )
+        return answer
 
     def _media_options(self, prompt: ChatPrompt) -> dict[str, Any]:
         num_frames = {m.num_frames for m in prompt.media if m.num_frames is not None}
@@ -257,7 +295,7 @@ class VLLM(OpenAIBackend):
 
     async def _warm_ids(self, ids: list[int]) -> Usage:
         body = {
-            "model": await self._model_name(),
+            **await self._common(),
             "prompt": ids,
             "max_tokens": 1,
             "temperature": 0.0,
@@ -271,7 +309,7 @@ class VLLM(OpenAIBackend):
     ) -> tuple[list[tuple[float, ...]], Usage]:
         """The log-probabilities of the tokens from `start` on in each sequence, in one request."""
         body = {
-            "model": await self._model_name(),
+            **await self._common(),
             "prompt": sequences,
             "max_tokens": 1,
             "temperature": 0.0,

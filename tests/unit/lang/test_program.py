@@ -160,6 +160,7 @@ def test_the_defaults_are_sglangs_and_are_sent_in_full(server):
 
     program.run()
     (body,) = server.bodies("/v1/completions")
+    assert body.pop("request_id").startswith("sgl-")
     assert body == {
         "model": "fake",
         "prompt": "x",
