@@ -241,7 +241,9 @@ def by_hand(arguments: argparse.Namespace) -> Callable[[], object]:
         return prompt
 
     async def run() -> list[str]:
-        async with AsyncOpenAI(base_url=f"{arguments.url}/v1", api_key="EMPTY") as client:
+        async with AsyncOpenAI(
+            base_url=f"{arguments.url}/v1", api_key="EMPTY", timeout=600.0
+        ) as client:
             return await asyncio.gather(*(program(client, i) for i in range(arguments.programs)))
 
     return lambda: asyncio.run(run())

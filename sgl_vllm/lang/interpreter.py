@@ -148,13 +148,10 @@ class Run:
         """Why nothing of this run runs any more."""
         return self._given_up
 
-    def check(self) -> Future[None]:
+    def check(self) -> Future[Any]:
         """Done when all operations submitted so far are; raises the first stream's error."""
-        return self.background.start(self._check())
-
-    async def _check(self) -> None:
-        for future in [stream.submit(Read()) for stream in list(self.streams)]:
-            await result_of(future)
+        reads = [stream.submit(Read()) for stream in list(self.streams)]
+        return reads[0] if len(reads) == 1 else self.background.start(_all_of(reads))
 
     def cancel(self, reason: Exception | None = None) -> None:
         """Give up: cancel requests under way; fail what still waits and what is yet submitted."""
@@ -725,6 +722,11 @@ class _StopRegex:
             finish_reason="stop",
             logprobs=tuple(kept),
         )
+
+
+async def _all_of(futures: Sequence[Future[Any]]) -> None:
+    for future in futures:
+        await result_of(future)
 
 
 async def result_of(future: Future[Any]) -> Any:

@@ -11,6 +11,7 @@ import atexit
 import functools
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -28,6 +29,8 @@ class BackgroundLoop:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self._threads = ThreadPoolExecutor(MAX_TOOL_THREADS, "sgl-vllm-tool")
+        self._handed_over: deque[Callable[[], object]] = deque()
+        self._is_woken = False
         self._thread = threading.Thread(target=self._serve, name="sgl-vllm-loop", daemon=True)
         self._thread.start()
 
@@ -40,8 +43,20 @@ class BackgroundLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def soon(self, callback: Callable[[], object]) -> None:
-        """Call `callback` on the loop; does not wait."""
-        self.loop.call_soon_threadsafe(callback)
+        """Call `callback` on the loop; does not wait.
+
+        The loop is woken once for all callbacks that come before it wakes: waking it costs a
+        system call, and often a wait for the interpreter's lock.
+        """
+        self._handed_over.append(callback)
+        if not self._is_woken:
+            self._is_woken = True
+            self.loop.call_soon_threadsafe(self._take_over)
+
+    def _take_over(self) -> None:
+        self._is_woken = False  # before looking, so that whoever comes after wakes it again
+        while self._handed_over:
+            self.loop.call_soon(self._handed_over.popleft())
 
     async def in_thread(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call a function that may block in a thread; on the loop."""
