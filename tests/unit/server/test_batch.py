@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from fastapi.testclient import TestClient
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
 from vllm.entrypoints.serve.engine.protocol import UsageInfo
 
+from sgl_vllm.server.batch import MAX_REQUESTS, STARTED_AT_ONCE
 from tests.fake_engines import FakeEngine, fake_server
 
 
@@ -100,6 +102,32 @@ def test_the_load_of_a_server_counts_each_request_as_long_as_it_runs(error):
     run(client, item("bad"), item("a"), item("b"))
     assert max(serving.load) == 3
     assert client.app.state.server_load_metrics == 0
+
+
+def test_the_start_of_a_batch_leaves_turns_to_others():
+    """Of another task on the same loop, however many requests a batch has."""
+
+    async def main() -> None:
+        app = fake_server(FakeEngine())
+        serving = app.state.openai_serving_completion = Serving()
+        num_started: list[int] = []
+
+        async def other() -> None:
+            while True:
+                num_started.append(len(serving.load))
+                await asyncio.sleep(0)
+
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            watching = asyncio.create_task(other())
+            requests = [item(f"{i}") for i in range(MAX_REQUESTS)]
+            await client.post("/v1/sgl/batch", json={"requests": requests})
+            watching.cancel()
+        assert num_started[-1] == MAX_REQUESTS
+        between_turns = (b - a for a, b in itertools.pairwise(num_started))
+        assert max(between_turns) == STARTED_AT_ONCE
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_ids_are_forgotten_with_their_batch():
