@@ -24,10 +24,13 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.routing import APIRouter
 from starlette.datastructures import State
 from vllm.engine.protocol import EngineClient
+from vllm.logger import init_logger
 
-from sgl_vllm.server import batch, pins, tree
+from sgl_vllm.server import pins, tree
 from sgl_vllm.server.engines import ask_engines, merge_stats
 from sgl_vllm.server.metrics import MetricsMiddleware, SglCollector
+
+logger = init_logger("vllm.sgl_vllm.server")
 
 router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
 
@@ -56,7 +59,12 @@ class SglEndpointPlugin:
     def attach_router(self, app: FastAPI) -> None:
         for routes in (router, tree.router, pins.router):
             app.include_router(routes)
-        batch.attach(app)
+        try:
+            from sgl_vllm.server import batch
+        except ImportError as error:  # it needs more of vLLM's inside than the other routes do
+            logger.warning("no /v1/sgl/batch on this vLLM (%s): programs do without", error)
+        else:
+            batch.attach(app)
         app.add_middleware(MetricsMiddleware, refresh=self._refresh)
 
     async def init_state(

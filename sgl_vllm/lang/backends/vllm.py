@@ -141,7 +141,7 @@ class VLLM(OpenAIBackend):
             body["structured_outputs"] = {"regex": request.regex}
         elif request.json_schema is not None:
             body["structured_outputs"] = {"json": json.loads(request.json_schema)}
-        if "structured_outputs" in body:
+        if "structured_outputs" in body and sampling.n == 1:  # vLLM would tell of one text only
             body["vllm_xargs"] = {REPORT: 1}
         prompt_from = (sampling.logprob_start_len or 0) if sampling.return_logprob else -1
         if prompt_from >= 0:
