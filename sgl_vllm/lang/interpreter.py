@@ -691,7 +691,8 @@ class Stream:
     async def _branch(self, children: Sequence[Stream]) -> None:
         """Start the branches, after sending what they share ahead (the frontend hint)."""
         if len(children) > 1 and self._ahead is None and self._transcript.is_worth_a_hint:
-            self.run.usage += await self.run.backend.warm(self._transcript.prompt())
+            usage = await self.run.backend.warm(self._transcript.prompt())
+            self.run.usage += usage  # read only now: other streams have added to it meanwhile
             self._transcript = self._transcript.seen()
         for child in children:
             child._start_from(self)
