@@ -13,17 +13,19 @@ resolved: that is why nothing can wait for ever.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import itertools
+import os
 import re
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from sgl_vllm.lang.backends.base import (
     Backend,
@@ -34,6 +36,7 @@ from sgl_vllm.lang.backends.base import (
     Prompt,
     ScoreAnswer,
     Usage,
+    logger,
     program_id,
 )
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError, UnsupportedError
@@ -56,6 +59,8 @@ from sgl_vllm.lang.ir import (
 from sgl_vllm.lang.loop import BackgroundLoop
 from sgl_vllm.lang.speculation import Ahead, can_be_speculated, first_stop
 from sgl_vllm.lang.transcript import GenMeta, SelectMeta, Transcript, Variable
+
+T = TypeVar("T")
 
 Needed: TypeAlias = Mapping[str, "Future[Variable]"]
 
@@ -128,7 +133,7 @@ class Run:
         stream: bool = False,
         num_api_spec_tokens: int | None = None,
     ) -> None:
-        self.id = f"sgl-{_process}-{next(_run_numbers)}"
+        self.id = f"sgl-{_process}-{os.getpid()}-{next(_run_numbers)}"
         self.backend = backend
         self.defaults = defaults
         self.background = background
@@ -142,6 +147,7 @@ class Run:
         self.context = contextvars.copy_context()
         self.context.run(program_id.set, self.id)
         self._given_up: Exception | None = None
+        self._interrupts: list[Callable[[], object]] = []
 
     @property
     def given_up(self) -> Exception | None:
@@ -161,6 +167,48 @@ class Run:
         self._given_up = reason or ProgramCancelled("the program was given up before this was done")
         for stream in list(self.streams):
             self.background.soon(stream.cancel)
+        for interrupt in tuple(self._interrupts):
+            interrupt()
+
+    async def call(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Await the program's own function, on whatever event loop, until the run is given up.
+
+        It is then cancelled, and the error is that of the operation that was given up, or a
+        ProgramError of the function's own.
+        """
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        num_cancelled, num_interrupts = task.cancelling(), 0
+        is_running = True
+
+        def interrupt() -> None:
+            nonlocal num_interrupts
+            if is_running:
+                num_interrupts += 1
+                task.cancel()
+
+        def interrupt_soon() -> None:
+            loop.call_soon_threadsafe(interrupt)
+
+        self._interrupts.append(interrupt_soon)
+        try:
+            return await function()
+        except asyncio.CancelledError as error:
+            for _ in range(num_interrupts):
+                task.uncancel()
+            if task.cancelling() > num_cancelled:
+                raise  # somebody else's wish, who waits for this task
+            if self._given_up is None:
+                raise ProgramError("the program's function", "", error) from error
+            await result_of(self.background.start(asyncio.sleep(0)))  # the streams have ended
+            errors = (stream.snapshot().error for stream in self.streams)
+            raise next(
+                (error for error in errors if error is not None),
+                ProgramError("the program's function", "", self._given_up),
+            ) from self._given_up
+        finally:
+            is_running = False
+            self._interrupts.remove(interrupt_soon)
 
     def cancel_after(self, timeout_s: float) -> Callable[[], None]:
         """Give up in `timeout_s`, unless what is returned is called before."""
@@ -225,7 +273,7 @@ class Stream:
         self.parent = parent
         self.children: list[Stream] = []
         self.forked_at = 0  # where in the text this branch's own part begins
-        self.discarded = False
+        self.discarded = parent is not None and parent.discarded
         self._transcript = Transcript(seen_chars=seen_chars)
         self._partial: tuple[str | None, str] = (None, "")  # a variable's name, its text so far
         self._ahead: Ahead | None = None
@@ -236,7 +284,8 @@ class Stream:
         self._task: asyncio.Task[None] | None = None
         self._error: ProgramError | None = None
         self._listeners: list[Callable[[], object]] = []
-        run.streams.append(self)
+        if not self.discarded:
+            run.streams.append(self)
 
     # --- the submitting side: any thread -----------------------------------------------------
 
@@ -328,12 +377,22 @@ class Stream:
         """Call `listener`, on the loop, whenever there is more text, or an end; until what is
         returned is called."""
         self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+
+        def stop() -> None:
+            with contextlib.suppress(ValueError):
+                self._listeners.remove(listener)
+
+        return stop
 
     def changed(self) -> None:
         """Tell who looks on."""
         for listener in tuple(self._listeners):
-            listener()
+            try:
+                listener()
+            except Exception:  # such as a reader whose own event loop has ended
+                logger.debug("%r looks on no more", listener, exc_info=True)
+                with contextlib.suppress(ValueError):
+                    self._listeners.remove(listener)
 
     # --- the running side: the background loop -------------------------------------------------
 
@@ -354,10 +413,13 @@ class Stream:
             except ProgramError as error:  # a joined branch's, which says where it was
                 self.fail(error)
                 return
-            except asyncio.CancelledError:
-                self.cancel()
+            except asyncio.CancelledError as cause:
+                if _is_being_cancelled():
+                    self.cancel()
+                else:  # by a tool, of itself
+                    self.fail(ProgramError(str(operation), self.where, cause))
                 return
-            except Exception as cause:
+            except BaseException as cause:  # SystemExit too: it would end the loop for all programs
                 self.fail(ProgramError(str(operation), self.where, cause))
                 return
             with self._lock:
@@ -533,10 +595,17 @@ class Stream:
         if sampling.n != 1 or not (self.run.stream or stop.patterns):
             return None
 
+        # Readers must not be given what the variable and the text will not have.
+        is_shown = self.run.stream and not stop.patterns and not expr.retries
+        raw = ""
+
         def watch(piece: str, num_tokens: int | None) -> bool:
-            self._partial = (expr.name, self._partial[1] + piece)
-            self.changed()
-            return stop.position(self._partial[1]) is not None
+            nonlocal raw
+            raw += piece
+            if is_shown:
+                self._partial = (expr.name, expr.reasoning.begun(raw) if expr.reasoning else raw)
+                self.changed()
+            return stop.position(raw) is not None
 
         return watch
 
@@ -684,6 +753,8 @@ class Stream:
             value = await expr.function(*args, **kwargs)
         else:
             value = await self.run.background.in_thread(expr.function, *args, **kwargs)
+            if inspect.isawaitable(value):  # an object whose __call__ is a coroutine function
+                value = await value
         variable = Variable.of(value)
         self._write(variable.text, "tool", expr.name)
         return variable
@@ -725,7 +796,13 @@ class _StopRegex:
             text=generated.text[:position],
             finish_reason="stop",
             logprobs=tuple(kept),
+            forced=tuple((a, min(b, position)) for a, b in generated.forced if a < position),
         )
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def result_of(future: Future[Any]) -> Any:

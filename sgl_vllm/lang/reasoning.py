@@ -31,6 +31,11 @@ class ReasoningFormat:
         reasoning, _, answer = inside.partition(self.end)
         return reasoning.strip(), (before + answer).strip()
 
+    def begun(self, text: str) -> str:
+        """What is certain of the answer while `text` still grows: the answer of every longer text
+        begins with it. Nothing before the reasoning has ended."""
+        return self.split(text)[1] if self.end in text else ""
+
 
 _THINK = ReasoningFormat("<think>", "</think>")
 _THINK_OPENED = ReasoningFormat("<think>", "</think>", opened=True)
