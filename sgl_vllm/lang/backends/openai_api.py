@@ -195,7 +195,7 @@ class OpenAIBackend(Backend):
         import httpx
         import openai
 
-        if isinstance(error, (TimeoutError, openai.APITimeoutError)):
+        if isinstance(error, (TimeoutError, openai.APITimeoutError, httpx.TimeoutException)):
             raise BackendError(
                 f"{self.name} did not answer within {self.timeout_s:g} s: raise timeout_s, or "
                 f"see whether it still runs"
