@@ -21,6 +21,7 @@ import os
 import re
 import threading
 import uuid
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -39,7 +40,7 @@ from sgl_vllm.lang.backends.base import (
     logger,
     program_id,
 )
-from sgl_vllm.lang.errors import ProgramCancelled, ProgramError, UnsupportedError
+from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError, UnsupportedError
 from sgl_vllm.lang.ir import (
     Computed,
     Expr,
@@ -57,7 +58,7 @@ from sgl_vllm.lang.ir import (
     parts_of,
 )
 from sgl_vllm.lang.loop import BackgroundLoop
-from sgl_vllm.lang.speculation import Ahead, can_be_speculated, first_stop
+from sgl_vllm.lang.speculation import Ahead, Mark, can_be_speculated, first_stop, without_begun_stop
 from sgl_vllm.lang.transcript import GenMeta, SelectMeta, Transcript, Variable
 
 T = TypeVar("T")
@@ -273,7 +274,7 @@ class Stream:
         self.parent = parent
         self.children: list[Stream] = []
         self.forked_at = 0  # where in the text this branch's own part begins
-        self.discarded = parent is not None and parent.discarded
+        self.discarded: bool = parent is not None and parent.discarded
         self._transcript = Transcript(seen_chars=seen_chars)
         self._partial: tuple[str | None, str] = (None, "")  # a variable's name, its text so far
         self._ahead: Ahead | None = None
@@ -579,6 +580,9 @@ class Stream:
         num_tokens_ahead = self.run.num_api_spec_tokens
         if num_tokens_ahead and can_be_speculated(expr, sampling):
             return await self._ask_speculatively(expr, sampling, num_tokens_ahead)
+        return await self._ask_plainly(expr, sampling)
+
+    async def _ask_plainly(self, expr: Gen, sampling: Sampling) -> GenAnswer:
         self._ahead = None
         stop = _StopRegex(sampling.stop_regex)
         watch = self._watch(expr, stop, sampling)
@@ -636,7 +640,14 @@ class Stream:
             prompt = ChatPrompt(transcript.messages, "generate")
         else:
             prompt = self._open_prompt("gen")
-        ahead, usage = await self._run_ahead(prompt, sampling, num_tokens_ahead, begun, expr.name)
+        try:
+            ahead, usage = await self._run_ahead(
+                prompt, sampling, num_tokens_ahead, begun, expr.name
+            )
+        except BackendError as error:
+            if begun or error.status != 400:
+                raise
+            return await self._ask_plainly(expr, sampling)  # so many tokens may be too many
         if begun:
             after = ahead.after(begun)
             if after is None:
@@ -648,6 +659,12 @@ class Stream:
                 )
             ahead = after
         answer = ahead.answer(sampling)
+        if answer is None and not begun:
+            # Where it ends was not told, or is inside of a piece of several tokens. From now on
+            # nothing is asked for beyond `max_tokens` here, so that this happens once.
+            backend.tells_tokens = False
+            plain = await self._ask_plainly(expr, sampling)
+            return replace(plain, usage=plain.usage + usage)
         if answer is None:
             raise UnsupportedError(
                 backend.name,
@@ -665,27 +682,32 @@ class Stream:
         begun: str,
         name: str | None,
     ) -> tuple[Ahead, Usage]:
-        marks: list[int] = []
+        marks: list[Mark] = []
         tokens_are_told = True
         text = ""
         enough: int | None = None  # so many tokens, once the end of this generation has come
+        was_enough = False
+        max_tokens = sampling.max_new_tokens or 0
+        more = num_tokens_ahead if self.run.backend.tells_tokens or begun else 0
 
         def watch(piece: str, num_tokens: int | None) -> bool:
-            nonlocal text, enough, tokens_are_told
+            nonlocal text, enough, was_enough, tokens_are_told
             text += piece
-            if num_tokens is None or num_tokens < len(marks):
+            if num_tokens is None or (marks and num_tokens <= marks[-1].num_tokens):
                 tokens_are_told = False
-                return False
-            marks.extend([len(text)] * (num_tokens - len(marks)))
-            if self.run.stream:
-                self._show_partial(name, text[len(begun) :], sampling)
+                return more > 0 and not begun  # all that comes is of no use then
+            marks.append(Mark(num_tokens, len(text)))
+            if self.run.stream and text.startswith(begun):
+                within = marks[bisect_right(marks, max_tokens, key=lambda m: m.num_tokens) - 1]
+                is_within = within.num_tokens <= max_tokens
+                self._show_partial(
+                    name, text[len(begun) : within.num_chars] if is_within else "", sampling
+                )
             if enough is None and first_stop(text[len(begun) :], sampling.stop) is not None:
                 enough = num_tokens + num_tokens_ahead
-            return enough is not None and num_tokens >= enough
+            was_enough = enough is not None and num_tokens >= enough
+            return was_enough
 
-        max_tokens = sampling.max_new_tokens or 0
-        tells_tokens = self.run.backend.tells_tokens
-        more = num_tokens_ahead if tells_tokens or begun else 0
         request = GenRequest(
             prompt,
             replace(sampling, stop=None, max_new_tokens=max_tokens + more),
@@ -693,19 +715,23 @@ class Stream:
         )
         answer = await self.run.backend.generate(request)
         generated = answer.texts[0]
-        known = tells_tokens and tokens_are_told and text == generated.text
+        if generated.finish_reason == "length" and not was_enough:
+            marks.append(Mark(max_tokens + more, len(text)))
+        known = tokens_are_told and text == generated.text
         ahead = Ahead(
             generated.text,
             generated.finish_reason,
             sampling,
             answer.usage.prompt_tokens,
+            max_tokens if begun else max_tokens + more,
             tuple(marks) if known else None,
         )
         return ahead, answer.usage
 
     def _show_partial(self, name: str | None, text: str, sampling: Sampling) -> None:
         stop = first_stop(text, sampling.stop)
-        self._partial = (name, text[: stop[0]] if stop else text)
+        shown = text[: stop[0]] if stop else without_begun_stop(text, sampling.stop)
+        self._partial = (name, shown)
         self.changed()
 
     # --- the other operations ------------------------------------------------------------------

@@ -222,8 +222,8 @@ class OpenAIBackend(Backend):
                 f"whether it still runs"
             ) from error
         if isinstance(error, openai.APIError) and isinstance(error.body, dict):
-            said = error.body.get("message") or error.message
-            raise BackendError(f"{self.name} ended its answer with an error: {said}") from error
+            reason = error.body.get("message") or error.message
+            raise BackendError(f"{self.name} ended its answer with an error: {reason}") from error
         if isinstance(error, (openai.APIError, ValueError)):
             raise self.not_understood() from error
         raise error
