@@ -49,8 +49,8 @@ def detokenize(ids: list[int]) -> str:
 
 
 def words(text: str) -> list[str]:
-    """Tokens that are words, each with the space before it, and single other characters."""
-    return re.findall(r" ?\w+|.", text, re.DOTALL)
+    """Tokens of a few letters, with the space before them, and single other characters."""
+    return re.findall(r" ?\w{1,4}|.", text, re.DOTALL)
 
 
 def content_of(message: dict[str, Any]) -> str:
