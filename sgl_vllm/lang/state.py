@@ -492,10 +492,15 @@ class ProgramGroup(Generic[StateT]):
 
     def _first(self, predicate: Callable[[StateT], Any]) -> StateT | None:
         reads = self._reads()
-        for done in concurrent.futures.as_completed(reads):
-            state = reads[done]
-            if done.exception() is None and predicate(state):
-                return self._chosen(state)
+        waiting = list(reads)
+        while waiting:
+            ended, _ = concurrent.futures.wait(
+                waiting, return_when=concurrent.futures.FIRST_COMPLETED
+            )
+            for read in [read for read in waiting if read in ended]:
+                waiting.remove(read)
+                if read.exception() is None and predicate(reads[read]):
+                    return self._chosen(reads[read])
         _raise_if_all_failed(list(reads))
         return None
 
