@@ -315,7 +315,7 @@ def test_a_server_that_does_not_tell_tokens_is_asked_once_too_often(server, back
 
 
 def test_readers_of_a_speculated_run_get_only_what_the_variables_have(server, backend):
-    server.document, server.tokens_of, server.chunk_s = form, words, 0.01
+    server.document, server.tokens_of, server.chunk_s = form, words, 0.03
 
     def program(s):
         s += "Name:" + sgl.gen("name", stop="\nJob") + "\nJob:" + sgl.gen("job", max_tokens=2)
