@@ -40,7 +40,7 @@ class ProgramError(Exception):
 
     def __init__(self, operation: str, where: str, cause: BaseException) -> None:
         place = f" in {where}" if where else ""
-        super().__init__(f"{operation}{place} failed: {cause or type(cause).__name__}")
+        super().__init__(f"{operation}{place} failed: {str(cause) or type(cause).__name__}")
         self.operation = operation
         self.where = where
         self.__cause__ = cause
