@@ -25,6 +25,10 @@ class UnsupportedError(BackendError):
         super().__init__(f"{feature} is not supported by {backend}: {advice}")
         self.backend = backend
         self.feature = feature
+        self.advice = advice
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (self.backend, self.feature, self.advice)
 
 
 class ProgramError(Exception):
@@ -36,9 +40,13 @@ class ProgramError(Exception):
 
     def __init__(self, operation: str, where: str, cause: BaseException) -> None:
         place = f" in {where}" if where else ""
-        super().__init__(f"{operation}{place} failed: {cause or type(cause).__name__}")
+        super().__init__(f"{operation}{place} failed: {str(cause) or type(cause).__name__}")
         self.operation = operation
+        self.where = where
         self.__cause__ = cause
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, BaseException | None]]:
+        return type(self), (self.operation, self.where, self.__cause__)
 
 
 class ProgramCancelled(Exception):

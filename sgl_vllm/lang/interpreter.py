@@ -13,17 +13,20 @@ resolved: that is why nothing can wait for ever.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import itertools
+import os
 import re
 import threading
 import uuid
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from sgl_vllm.lang.backends.base import (
     Backend,
@@ -34,9 +37,10 @@ from sgl_vllm.lang.backends.base import (
     Prompt,
     ScoreAnswer,
     Usage,
+    logger,
     program_id,
 )
-from sgl_vllm.lang.errors import ProgramCancelled, ProgramError, UnsupportedError
+from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError, UnsupportedError
 from sgl_vllm.lang.ir import (
     Computed,
     Expr,
@@ -54,8 +58,10 @@ from sgl_vllm.lang.ir import (
     parts_of,
 )
 from sgl_vllm.lang.loop import BackgroundLoop
-from sgl_vllm.lang.speculation import Ahead, can_be_speculated, first_stop
+from sgl_vllm.lang.speculation import Ahead, Mark, can_be_speculated, first_stop, without_begun_stop
 from sgl_vllm.lang.transcript import GenMeta, SelectMeta, Transcript, Variable
+
+T = TypeVar("T")
 
 Needed: TypeAlias = Mapping[str, "Future[Variable]"]
 
@@ -128,7 +134,7 @@ class Run:
         stream: bool = False,
         num_api_spec_tokens: int | None = None,
     ) -> None:
-        self.id = f"sgl-{_process}-{next(_run_numbers)}"
+        self.id = f"sgl-{_process}-{os.getpid()}-{next(_run_numbers)}"
         self.backend = backend
         self.defaults = defaults
         self.background = background
@@ -142,6 +148,7 @@ class Run:
         self.context = contextvars.copy_context()
         self.context.run(program_id.set, self.id)
         self._given_up: Exception | None = None
+        self._interrupts: list[Callable[[], object]] = []
 
     @property
     def given_up(self) -> Exception | None:
@@ -158,6 +165,48 @@ class Run:
         self._given_up = reason or ProgramCancelled("the program was given up before this was done")
         for stream in list(self.streams):
             self.background.soon(stream.cancel)
+        for interrupt in tuple(self._interrupts):
+            interrupt()
+
+    async def call(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Await the program's own function, on whatever event loop, until the run is given up.
+
+        It is then cancelled, and the error is that of the operation that was given up, or a
+        ProgramError of the function's own.
+        """
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        num_cancelled, num_interrupts = task.cancelling(), 0
+        is_running = True
+
+        def interrupt() -> None:
+            nonlocal num_interrupts
+            if is_running:
+                num_interrupts += 1
+                task.cancel()
+
+        def interrupt_soon() -> None:
+            loop.call_soon_threadsafe(interrupt)
+
+        self._interrupts.append(interrupt_soon)
+        try:
+            return await function()
+        except asyncio.CancelledError as error:
+            for _ in range(num_interrupts):
+                task.uncancel()
+            if task.cancelling() > num_cancelled:
+                raise  # somebody else's wish, who waits for this task
+            if self._given_up is None:
+                raise ProgramError("the program's function", "", error) from error
+            await result_of(self.background.start(asyncio.sleep(0)))  # the streams have ended
+            errors = (stream.snapshot().error for stream in self.streams)
+            raise next(
+                (error for error in errors if error is not None),
+                ProgramError("the program's function", "", self._given_up),
+            ) from self._given_up
+        finally:
+            is_running = False
+            self._interrupts.remove(interrupt_soon)
 
     def cancel_after(self, timeout_s: float) -> Callable[[], None]:
         """Give up in `timeout_s`, unless what is returned is called before."""
@@ -222,7 +271,7 @@ class Stream:
         self.parent = parent
         self.children: list[Stream] = []
         self.forked_at = 0  # where in the text this branch's own part begins
-        self.discarded = False
+        self.discarded: bool = parent is not None and parent.discarded
         self._transcript = Transcript(seen_chars=seen_chars)
         self._partial: tuple[str | None, str] = (None, "")  # a variable's name, its text so far
         self._ahead: Ahead | None = None
@@ -233,7 +282,8 @@ class Stream:
         self._task: asyncio.Task[None] | None = None
         self._error: ProgramError | None = None
         self._listeners: list[Callable[[], object]] = []
-        run.streams.append(self)
+        if not self.discarded:
+            run.streams.append(self)
 
     # --- the submitting side: any thread -----------------------------------------------------
 
@@ -325,12 +375,22 @@ class Stream:
         """Call `listener`, on the loop, whenever there is more text, or an end; until what is
         returned is called."""
         self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+
+        def stop() -> None:
+            with contextlib.suppress(ValueError):
+                self._listeners.remove(listener)
+
+        return stop
 
     def changed(self) -> None:
         """Tell who looks on."""
         for listener in tuple(self._listeners):
-            listener()
+            try:
+                listener()
+            except Exception:  # such as a reader whose own event loop has ended
+                logger.debug("%r looks on no more", listener, exc_info=True)
+                with contextlib.suppress(ValueError):
+                    self._listeners.remove(listener)
 
     # --- the running side: the background loop -------------------------------------------------
 
@@ -351,10 +411,13 @@ class Stream:
             except ProgramError as error:  # a joined branch's, which says where it was
                 self.fail(error)
                 return
-            except asyncio.CancelledError:
-                self.cancel()
+            except asyncio.CancelledError as cause:
+                if _is_being_cancelled():
+                    self.cancel()
+                else:  # by a tool, of itself
+                    self.fail(ProgramError(str(operation), self.where, cause))
                 return
-            except Exception as cause:
+            except BaseException as cause:  # SystemExit too: it would end the loop for all programs
                 self.fail(ProgramError(str(operation), self.where, cause))
                 return
             with self._lock:
@@ -514,6 +577,9 @@ class Stream:
         num_tokens_ahead = self.run.num_api_spec_tokens
         if num_tokens_ahead and can_be_speculated(expr, sampling):
             return await self._ask_speculatively(expr, sampling, num_tokens_ahead)
+        return await self._ask_plainly(expr, sampling)
+
+    async def _ask_plainly(self, expr: Gen, sampling: Sampling) -> GenAnswer:
         self._ahead = None
         stop = _StopRegex(sampling.stop_regex)
         watch = self._watch(expr, stop, sampling)
@@ -530,10 +596,17 @@ class Stream:
         if sampling.n != 1 or not (self.run.stream or stop.patterns):
             return None
 
+        # Readers must not be given what the variable and the text will not have.
+        is_shown = self.run.stream and not stop.patterns and not expr.retries
+        raw = ""
+
         def watch(piece: str, num_tokens: int | None) -> bool:
-            self._partial = (expr.name, self._partial[1] + piece)
-            self.changed()
-            return stop.position(self._partial[1]) is not None
+            nonlocal raw
+            raw += piece
+            if is_shown:
+                self._partial = (expr.name, expr.reasoning.begun(raw) if expr.reasoning else raw)
+                self.changed()
+            return stop.position(raw) is not None
 
         return watch
 
@@ -564,7 +637,14 @@ class Stream:
             prompt = ChatPrompt(transcript.messages, "generate")
         else:
             prompt = self._open_prompt("gen")
-        ahead, usage = await self._run_ahead(prompt, sampling, num_tokens_ahead, begun, expr.name)
+        try:
+            ahead, usage = await self._run_ahead(
+                prompt, sampling, num_tokens_ahead, begun, expr.name
+            )
+        except BackendError as error:
+            if begun or error.status != 400:
+                raise
+            return await self._ask_plainly(expr, sampling)  # so many tokens may be too many
         if begun:
             after = ahead.after(begun)
             if after is None:
@@ -576,6 +656,12 @@ class Stream:
                 )
             ahead = after
         answer = ahead.answer(sampling)
+        if answer is None and not begun:
+            # Where it ends was not told, or is inside of a piece of several tokens. From now on
+            # nothing is asked for beyond `max_tokens` here, so that this happens once.
+            backend.tells_tokens = False
+            plain = await self._ask_plainly(expr, sampling)
+            return replace(plain, usage=plain.usage + usage)
         if answer is None:
             raise UnsupportedError(
                 backend.name,
@@ -593,27 +679,32 @@ class Stream:
         begun: str,
         name: str | None,
     ) -> tuple[Ahead, Usage]:
-        marks: list[int] = []
+        marks: list[Mark] = []
         tokens_are_told = True
         text = ""
         enough: int | None = None  # so many tokens, once the end of this generation has come
+        was_enough = False
+        max_tokens = sampling.max_new_tokens or 0
+        more = num_tokens_ahead if self.run.backend.tells_tokens or begun else 0
 
         def watch(piece: str, num_tokens: int | None) -> bool:
-            nonlocal text, enough, tokens_are_told
+            nonlocal text, enough, was_enough, tokens_are_told
             text += piece
-            if num_tokens is None or num_tokens < len(marks):
+            if num_tokens is None or (marks and num_tokens <= marks[-1].num_tokens):
                 tokens_are_told = False
-                return False
-            marks.extend([len(text)] * (num_tokens - len(marks)))
-            if self.run.stream:
-                self._show_partial(name, text[len(begun) :], sampling)
+                return more > 0 and not begun  # all that comes is of no use then
+            marks.append(Mark(num_tokens, len(text)))
+            if self.run.stream and text.startswith(begun):
+                within = marks[bisect_right(marks, max_tokens, key=lambda m: m.num_tokens) - 1]
+                is_within = within.num_tokens <= max_tokens
+                self._show_partial(
+                    name, text[len(begun) : within.num_chars] if is_within else "", sampling
+                )
             if enough is None and first_stop(text[len(begun) :], sampling.stop) is not None:
                 enough = num_tokens + num_tokens_ahead
-            return enough is not None and num_tokens >= enough
+            was_enough = enough is not None and num_tokens >= enough
+            return was_enough
 
-        max_tokens = sampling.max_new_tokens or 0
-        tells_tokens = self.run.backend.tells_tokens
-        more = num_tokens_ahead if tells_tokens or begun else 0
         request = GenRequest(
             prompt,
             replace(sampling, stop=None, max_new_tokens=max_tokens + more),
@@ -621,19 +712,23 @@ class Stream:
         )
         answer = await self.run.backend.generate(request)
         generated = answer.texts[0]
-        known = tells_tokens and tokens_are_told and text == generated.text
+        if generated.finish_reason == "length" and not was_enough:
+            marks.append(Mark(max_tokens + more, len(text)))
+        known = tokens_are_told and text == generated.text
         ahead = Ahead(
             generated.text,
             generated.finish_reason,
             sampling,
             answer.usage.prompt_tokens,
+            max_tokens if begun else max_tokens + more,
             tuple(marks) if known else None,
         )
         return ahead, answer.usage
 
     def _show_partial(self, name: str | None, text: str, sampling: Sampling) -> None:
         stop = first_stop(text, sampling.stop)
-        self._partial = (name, text[: stop[0]] if stop else text)
+        shown = text[: stop[0]] if stop else without_begun_stop(text, sampling.stop)
+        self._partial = (name, shown)
         self.changed()
 
     # --- the other operations ------------------------------------------------------------------
@@ -681,6 +776,8 @@ class Stream:
             value = await expr.function(*args, **kwargs)
         else:
             value = await self.run.background.in_thread(expr.function, *args, **kwargs)
+            if inspect.isawaitable(value):  # an object whose __call__ is a coroutine function
+                value = await value
         variable = Variable.of(value)
         self._write(variable.text, "tool", expr.name)
         return variable
@@ -688,7 +785,8 @@ class Stream:
     async def _branch(self, children: Sequence[Stream]) -> None:
         """Start the branches, after sending what they share ahead (the frontend hint)."""
         if len(children) > 1 and self._ahead is None and self._transcript.is_worth_a_hint:
-            self.run.usage += await self.run.backend.warm(self._transcript.prompt())
+            usage = await self.run.backend.warm(self._transcript.prompt())
+            self.run.usage += usage  # read only now: other streams have added to it meanwhile
             self._transcript = self._transcript.seen()
         for child in children:
             child._start_from(self)
@@ -721,12 +819,18 @@ class _StopRegex:
             text=generated.text[:position],
             finish_reason="stop",
             logprobs=tuple(kept),
+            forced=tuple((a, min(b, position)) for a, b in generated.forced if a < position),
         )
 
 
 async def _all_of(futures: Sequence[Future[Any]]) -> None:
     for future in futures:
         await result_of(future)
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def result_of(future: Future[Any]) -> Any:

@@ -13,7 +13,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,6 +21,9 @@ T = TypeVar("T")
 MAX_TOOL_THREADS = 512
 """So many tools can run at a time. A tool may run programs that call tools and wait for them, so
 that a small number could come to a standstill."""
+
+MAX_BODY_THREADS = 512
+"""So many plain functions under `run_async` can be in their bodies at a time; others wait."""
 
 
 class BackgroundLoop:
@@ -31,6 +34,7 @@ class BackgroundLoop:
         self._threads = ThreadPoolExecutor(MAX_TOOL_THREADS, "sgl-vllm-tool")
         self._handed_over: deque[Callable[[], object]] = deque()
         self._is_woken = False
+        self._body_threads = ThreadPoolExecutor(MAX_BODY_THREADS, "sgl-vllm-body")
         self._thread = threading.Thread(target=self._serve, name="sgl-vllm-loop", daemon=True)
         self._thread.start()
 
@@ -39,8 +43,12 @@ class BackgroundLoop:
         self.loop.run_forever()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run `coroutine` on the loop; does not wait."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        """Run `coroutine` on the loop; does not wait.
+
+        SystemExit and KeyboardInterrupt come out as a RuntimeError: left alone they would end the
+        loop, and all that runs on it.
+        """
+        return asyncio.run_coroutine_threadsafe(_contained(coroutine), self.loop)
 
     def soon(self, callback: Callable[[], object]) -> None:
         """Call `callback` on the loop; does not wait.
@@ -59,18 +67,29 @@ class BackgroundLoop:
             self.loop.call_soon(self._handed_over.popleft())
 
     async def in_thread(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a function that may block in a thread; on the loop."""
-        call = functools.partial(function, *args, **kwargs)
+        """Call a tool that may block in a thread; on the loop."""
+        call = functools.partial(_call_contained, function, *args, **kwargs)
         return await self.loop.run_in_executor(self._threads, call)
+
+    async def in_body_thread(self, function: Callable[[], T]) -> T:
+        """Call a program's function in a thread, on the loop. Those threads are not the tools',
+        or functions that wait for their tools could leave none to run them."""
+        call = functools.partial(_call_contained, function)
+        return await self.loop.run_in_executor(self._body_threads, call)
 
     def wait_for(self, future: Future[T]) -> T:
         """Block until `future` is done and return its result or raise its exception.
 
         RuntimeError on the loop's own thread, which would wait for itself for ever.
         """
-        if not future.done() and threading.current_thread() is self._thread:
-            raise RuntimeError("a program cannot be waited for on the language's own event loop")
+        if not future.done():
+            self.refuse_to_wait()
         return future.result()
+
+    def refuse_to_wait(self) -> None:
+        """RuntimeError on the loop's own thread."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a program cannot be waited for on the language's own event loop")
 
     def stop(self, timeout_s: float = 1.0) -> None:
         """Cancel what still runs and end the thread."""
@@ -83,6 +102,33 @@ class BackgroundLoop:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.loop.stop()
+
+
+async def _contained(coroutine: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _ended_by(error) from error
+
+
+def _call_contained(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call `function`, whose StopIteration no future can hold."""
+    try:
+        return function(*args, **kwargs)
+    except (StopIteration, SystemExit, KeyboardInterrupt) as error:
+        raise _ended_by(error) from error
+
+
+def _ended_by(error: BaseException) -> RuntimeError:
+    return RuntimeError(f"{type(error).__name__} was raised: {error or 'without a message'}")
+
+
+def error_of(future: Future[Any]) -> BaseException | None:
+    """Why a future that is done has no result; its cancellation too."""
+    try:
+        return future.exception()
+    except CancelledError as error:
+        return error
 
 
 _lock = threading.Lock()

@@ -76,11 +76,13 @@ def _url(source: Any, kind: Literal["image", "video"]) -> str:
 
 
 def _type_of(data: bytes, kind: str) -> str:
+    found: str | None
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "image/webp"
-    if data[4:8] == b"ftyp":
-        return "video/mp4"
-    found = next((name for head, name in _SIGNATURES if data.startswith(head)), None)
+        found = "image/webp"
+    elif data[4:8] == b"ftyp":
+        found = "image/avif" if data[8:12] == b"avif" else "video/mp4"
+    else:
+        found = next((name for head, name in _SIGNATURES if data.startswith(head)), None)
     if found is None or not found.startswith(kind):
         raise ValueError(f"these {len(data):,} bytes are no {kind} of a known format")
     return found

@@ -20,7 +20,7 @@ from sgl_vllm.lang.backends.base import Backend, ServerInfo
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.interpreter import Run, Stream, new_future, result_of
 from sgl_vllm.lang.ir import DEFAULT_SAMPLING, Sampling, as_ids, as_stop
-from sgl_vllm.lang.loop import background_loop
+from sgl_vllm.lang.loop import background_loop, error_of
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.state import AsyncProgramState, ProgramState, State
 
@@ -197,6 +197,7 @@ class Program:
         *args: Any,
         stream: bool = False,
         backend: Backend | None = None,
+        use_thread: bool = True,
         timeout_s: float | None = None,
         **kwargs: Any,
     ) -> ProgramState:
@@ -213,7 +214,7 @@ class Program:
                 await self._call_async(state, *args, **kwargs)
             else:
                 call = functools.partial(self._call, state, *args, **kwargs)
-                await result_of(run.background.start(run.background.in_thread(call)))
+                await result_of(run.background.start(run.background.in_body_thread(call)))
             await result_of(run.check())
         return state
 
@@ -232,7 +233,8 @@ class Program:
 
     async def _call_async(self, state: ProgramState, *args: Any, **kwargs: Any) -> None:
         inner = AsyncProgramState(state._stream)
-        state.ret_value = await self.func(inner, *args, **{**self.bound, **kwargs})
+        call = functools.partial(self.func, inner, *args, **{**self.bound, **kwargs})
+        state.ret_value = await state._stream.run.call(call)
 
     def _start_streamed(
         self,
@@ -266,7 +268,7 @@ class Program:
 
         if self.is_async:
             calling = run.background.start(self._call_async(state, *args, **kwargs))
-            calling.add_done_callback(lambda done: ended(done.exception()))
+            calling.add_done_callback(lambda done: ended(error_of(done)))
         else:
             threading.Thread(target=call, name="sgl-vllm-body", daemon=True).start()
 
@@ -345,12 +347,15 @@ class Program:
         """`run_batch`, to be awaited; cancelling it cancels all that is under way. The functions
         run on the language's own event loop, or in threads."""
         batch = self._batch(batch_kwargs, backend, num_threads, timeout_s, sampling)
-        with closing(batch.results(progress_bar=progress_bar)) as results:
-            states = []
+        bar = _progress_bar(batch.start()) if progress_bar else None
+        try:
             for future in batch.start():
                 await asyncio.wait([asyncio.wrap_future(future)])
-                states.append(next(results))
-        return _all(states, return_errors=return_errors)
+        finally:
+            batch.stop()
+            if bar is not None:
+                bar.close()
+        return _all(list(batch.results()), return_errors=return_errors)
 
     def _batch(
         self,
@@ -468,7 +473,7 @@ class _Batch:
             threading.Thread(target=self._feed, name="sgl-vllm-batch", daemon=True).start()
         return self._results
 
-    def results(self, *, progress_bar: bool) -> _Results:
+    def results(self, *, progress_bar: bool = False) -> _Results:
         """States and errors in the items' order. Closing the iterator cancels the rest."""
         self.start()
         bar = _progress_bar(self._results) if progress_bar else None
@@ -479,9 +484,10 @@ class _Batch:
         finally:
             if bar is not None:
                 bar.close()
-            self._stop()
+            self.stop()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Cancel what is under way, and start nothing more."""
         self._stopped = True
         for run in list(self._runs.values()):
             run.cancel()
@@ -522,7 +528,7 @@ class _Batch:
         in_time = self._timer(index)
 
         def called(done: Future[None]) -> None:
-            error = done.exception()
+            error = error_of(done)
             if error is not None:
                 self._done(index, error, in_time)
             else:
@@ -538,9 +544,7 @@ class _Batch:
 
     def _finish(self, index: int, state: ProgramState, in_time: Callable[[], None]) -> None:
         checked = state._stream.run.check()
-        checked.add_done_callback(
-            lambda done: self._done(index, done.exception() or state, in_time)
-        )
+        checked.add_done_callback(lambda done: self._done(index, error_of(done) or state, in_time))
 
     def _done(
         self, index: int, result: ProgramState | BaseException, in_time: Callable[[], None]

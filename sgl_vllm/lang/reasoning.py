@@ -21,15 +21,21 @@ class ReasoningFormat:
     def split(self, text: str) -> tuple[str, str]:
         """The reasoning and the answer, each without surrounding white space.
 
-        A text whose reasoning does not end (it was cut off) is all reasoning.
+        A text whose reasoning does not end (it was cut off) is all reasoning, and so is what stands
+        before an `end` without a `begin`: the chat template has written that.
         """
-        before, found, inside = text.partition(self.begin)
-        if not found:
-            if not self.opened and self.end not in text:
+        thought, ended, answer = text.partition(self.end)
+        before, begun, inside = thought.partition(self.begin)
+        if not begun:
+            if not self.opened and not ended:
                 return "", text
-            before, inside = "", text
-        reasoning, _, answer = inside.partition(self.end)
-        return reasoning.strip(), (before + answer).strip()
+            before, inside = "", thought
+        return inside.strip(), (before + answer).strip()
+
+    def begun(self, text: str) -> str:
+        """What is certain of the answer while `text` still grows: the answer of every longer text
+        begins with it. Nothing before the reasoning has ended."""
+        return self.split(text)[1] if self.end in text else ""
 
 
 _THINK = ReasoningFormat("<think>", "</think>")

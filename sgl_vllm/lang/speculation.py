@@ -16,7 +16,7 @@ have gone on from a prompt that is spelled differently.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 
 from sgl_vllm.lang.backends.base import Generated
@@ -46,53 +46,66 @@ def without_end(sampling: Sampling) -> Sampling:
 def first_stop(text: str, stop: str | tuple[str, ...] | None) -> tuple[int, int] | None:
     """Where the first of the `stop` texts is in `text`: half-open; None if none is.
 
-    First is the one that is complete first, as a server that looks after every token finds it.
+    First is the one that is complete first and, of those that end together, the one that is listed
+    first: as vLLM does it.
     """
-    stops = (stop,) if isinstance(stop, str) else stop or ()
-    found = [(at + len(s), at) for s in stops if s and (at := text.find(s)) >= 0]
-    if not found:
-        return None
-    end, at = min(found)
-    return at, end
+    found = [(at, at + len(s)) for s in _stops(stop) if s and (at := text.find(s)) >= 0]
+    return min(found, key=lambda interval: interval[1], default=None)
+
+
+def without_begun_stop(text: str, stop: str | tuple[str, ...] | None) -> str:
+    """`text` without an end that may be the beginning of a `stop` text."""
+    stops = _stops(stop)
+    for size in range(min(max(map(len, stops), default=0) - 1, len(text)), 0, -1):
+        if any(len(s) > size and s.startswith(text[-size:]) for s in stops):
+            return text[:-size]
+    return text
+
+
+def _stops(stop: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else stop or ()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The first `num_tokens` tokens are `num_chars` characters."""
+
+    num_tokens: int
+    num_chars: int
 
 
 @dataclass(frozen=True)
 class Ahead:
     """What has been generated and not yet been used: ``text[position:]``.
 
-    ``marks[i]`` is how many characters the first ``i + 1`` tokens are; None if that is not known,
-    and then the whole text is at most what the first request allowed. `num_tokens_used` is the
-    tokens before `position`.
+    `marks` are the places, in order, up to which the number of tokens is known: every one in the
+    text where a server sends tokens one by one, fewer where it sends several in one piece. They are
+    None where it does not tell; all that is known is then that `max_tokens`, which were asked for,
+    are enough for the whole text.
     """
 
     text: str
     finish_reason: str
     sampling: Sampling
     num_prompt_tokens: int
-    marks: tuple[int, ...] | None = None
+    max_tokens: int
+    marks: tuple[Mark, ...] | None = None
     position: int = 0
 
-    @property
-    def _num_tokens_used(self) -> int:
-        return self._tokens_within(self.position)
-
-    def _tokens_within(self, num_chars: int) -> int:
-        """How many tokens it takes to have `num_chars` characters."""
-        if not self.marks or num_chars == 0:
-            return 0
-        return bisect_left(self.marks, num_chars) + 1
+    def _mark_here(self) -> Mark:
+        """The last place before `position`, or at it, up to which the number of tokens is known."""
+        marks = self.marks or ()
+        index = bisect_right(marks, self.position, key=lambda mark: mark.num_chars)
+        return marks[index - 1] if index else Mark(0, 0)
 
     @property
     def _is_between_tokens(self) -> bool:
-        if self.marks is None or self.position == 0:
-            return True
-        at = bisect_left(self.marks, self.position)
-        return at < len(self.marks) and self.marks[at] == self.position
+        return self.marks is None or self._mark_here().num_chars == self.position
 
     @property
     def num_prompt_tokens_here(self) -> int:
         """About how many tokens the prompt has up to here."""
-        return self.num_prompt_tokens + self._num_tokens_used
+        return self.num_prompt_tokens + self._mark_here().num_tokens
 
     def after(self, text: str) -> Ahead | None:
         """After the program wrote `text` itself; None if the model wrote something else."""
@@ -107,29 +120,36 @@ class Ahead:
             return None
         rest = self.text[self.position :]
         max_tokens = sampling.max_new_tokens or 0
-        if self.marks is None and max_tokens < (self.sampling.max_new_tokens or 0):
+        if self.marks is None and max_tokens < self.max_tokens:
             return None  # it might be cut somewhere in here
         stop = first_stop(rest, sampling.stop)
         limit = self._limit(max_tokens)
-        if stop is not None and (limit is None or stop[1] <= limit):
+        if stop is not None and (limit is None or stop[1] <= limit[0]):
             return self._taken(stop[0], "stop")
-        if limit is not None and limit <= len(rest):
-            return self._taken(limit, "length")
+        if limit is not None:
+            return self._taken(limit[0], "length") if limit[0] == limit[1] else None
         if self.finish_reason == "stop":  # the model has ended here by itself
             return self._taken(len(rest), "stop")
         return None
 
-    def _limit(self, max_tokens: int) -> int | None:
-        """How many characters from here `max_tokens` tokens are; None if there are not so many.
+    def _limit(self, max_tokens: int) -> tuple[int, int] | None:
+        """How many characters from here `max_tokens` tokens are, at least and at most; None if
+        there are not so many tokens.
 
         Without marks only the very first answer knows: there it is the whole text.
         """
         if self.marks is None:
             is_cut = self.finish_reason == "length" and self.position == 0
-            is_first = max_tokens == self.sampling.max_new_tokens
-            return len(self.text) if is_cut and is_first else None
-        index = self._num_tokens_used + max_tokens - 1
-        return self.marks[index] - self.position if index < len(self.marks) else None
+            is_first = max_tokens == self.max_tokens
+            return (len(self.text), len(self.text)) if is_cut and is_first else None
+        wanted = self._mark_here().num_tokens + max_tokens
+        index = bisect_left(self.marks, wanted, key=lambda mark: mark.num_tokens)
+        if index == len(self.marks):
+            return None
+        after = self.marks[index]
+        before = self.marks[index - 1] if index else Mark(0, 0)
+        at_least = after if after.num_tokens == wanted else before
+        return at_least.num_chars - self.position, after.num_chars - self.position
 
     def _taken(self, num_chars: int, finish_reason: str) -> tuple[Generated, Ahead]:
         text = self.text[self.position : self.position + num_chars]

@@ -150,10 +150,12 @@ class State:
         """The text, or that of one variable, piece by piece as it comes, to its end.
 
         Pieces are small in a run with ``stream=True``; otherwise each is what one operation
-        appended. Raises the ProgramError when one has failed.
+        appended, as is that of a `gen` whose end may still be taken back (with `stop_regex`, with
+        `retries`). Together they are always the text. Raises the ProgramError when an operation
+        has failed. Read in the program itself, the text ends with what has been appended so far.
         """
         loop, event = asyncio.get_running_loop(), asyncio.Event()
-        follower = _Follower(self._stream, var_name)
+        follower = _Follower(self._stream, var_name, self._awaited_body())
         stop = self._stream.on_change(lambda: loop.call_soon_threadsafe(event.set))
         try:
             while True:
@@ -168,6 +170,11 @@ class State:
         finally:
             stop()
 
+    def _awaited_body(self) -> Future[Any] | None:
+        """What a reader of the whole text waits for beside the operations: in a streamed run the
+        end of the program's function, unless it is the function that reads."""
+        return None
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} with variables {list(self._stream.variables)}>"
 
@@ -178,11 +185,15 @@ class ProgramState(State):
     def _wait(self, future: Future[Any]) -> Any:
         return self._stream.run.background.wait_for(future)
 
+    def _awaited_body(self) -> Future[Any] | None:
+        run = self._stream.run
+        return None if run.body_thread == threading.get_ident() else run.body
+
     def _wait_for_body(self) -> None:
         """In a streamed run: wait until the program's function, in its thread, has returned."""
-        run = self._stream.run
-        if run.body is not None and run.body_thread != threading.get_ident():
-            self._wait(run.body)
+        body = self._awaited_body()
+        if body is not None:
+            self._wait(body)
 
     def _variable(self, name: str) -> Variable:
         if name not in self._stream.variables:
@@ -210,6 +221,7 @@ class ProgramState(State):
         return _meta_info(self._variable(name), self._stream)
 
     def _read(self) -> Transcript:
+        self._wait_for_body()
         transcript: Transcript = self._wait(self._stream.submit(Read()))
         return transcript
 
@@ -224,7 +236,6 @@ class ProgramState(State):
 
     def sync(self) -> None:
         """Wait until everything submitted has run; raises the ProgramError if something failed."""
-        self._wait_for_body()
         self._read()
 
     def error(self) -> ProgramError | None:
@@ -237,8 +248,9 @@ class ProgramState(State):
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The same as `text_async_iter`, for a plain loop."""
+        self._stream.run.background.refuse_to_wait()
         event = threading.Event()
-        follower = _Follower(self._stream, var_name)
+        follower = _Follower(self._stream, var_name, self._awaited_body())
         stop = self._stream.on_change(event.set)
         try:
             while True:
@@ -318,9 +330,10 @@ class _Awaitable(Awaitable[Any]):
 class _Follower:
     """Reads a growing text from where it read last."""
 
-    def __init__(self, stream: Stream, var_name: str | None) -> None:
+    def __init__(self, stream: Stream, var_name: str | None, body: Future[Any] | None) -> None:
         self._stream = stream
         self._var_name = var_name
+        self._body = body
         self._num_chars = 0
 
     def look(self) -> tuple[str, bool]:
@@ -331,7 +344,7 @@ class _Follower:
         return piece, is_end and not piece
 
     def _text(self) -> tuple[str, bool]:
-        body = self._stream.run.body
+        body = self._body
         was_written = body is None or body.done()
         is_end = was_written and self._stream.is_idle
         snapshot = self._stream.snapshot()
@@ -343,7 +356,7 @@ class _Follower:
         return snapshot.text, is_end
 
     def _variable(self, name: str) -> tuple[str, bool]:
-        body = self._stream.run.body
+        body = self._body
         was_written = body is None or body.done()
         if name not in self._stream.variables:
             if was_written:
@@ -479,10 +492,15 @@ class ProgramGroup(Generic[StateT]):
 
     def _first(self, predicate: Callable[[StateT], Any]) -> StateT | None:
         reads = self._reads()
-        for done in concurrent.futures.as_completed(reads):
-            state = reads[done]
-            if done.exception() is None and predicate(state):
-                return self._chosen(state)
+        waiting = list(reads)
+        while waiting:
+            ended, _ = concurrent.futures.wait(
+                waiting, return_when=concurrent.futures.FIRST_COMPLETED
+            )
+            for read in [read for read in waiting if read in ended]:
+                waiting.remove(read)
+                if read.exception() is None and predicate(reads[read]):
+                    return self._chosen(reads[read])
         _raise_if_all_failed(list(reads))
         return None
 

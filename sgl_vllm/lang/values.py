@@ -35,7 +35,7 @@ def _read_bool(text: str) -> bool:
 
 
 def _read_str(text: str) -> str:
-    value = json.loads(text)
+    value = json.loads(text, strict=False)  # control characters are none of JSON's, but of str's
     if not isinstance(value, str):
         raise ValueError(f"{text!r} is not a quoted string")
     return value

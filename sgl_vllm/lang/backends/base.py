@@ -234,7 +234,8 @@ class Backend(ABC):
     """Whether a chat whose last turn is unfinished can be continued in that turn."""
 
     tells_tokens: bool = False
-    """Whether `watch` is told how many tokens have come."""
+    """Whether `watch` is told how many tokens have come, after each. The interpreter takes it back
+    where it turns out otherwise."""
 
     @property
     @abstractmethod

@@ -184,7 +184,10 @@ class OpenAIBackend(Backend):
         except Exception as error:
             self.raise_as_backend_error(error)
         if assembled.finish_reason is None:
-            raise BackendError(f"{self.name} broke off in the middle of an answer: try again")
+            raise BackendError(
+                f"{self.name} broke off in the middle of an answer: try again, or see whether it "
+                f"still runs"
+            )
         return assembled.answer()
 
     async def _chunks(self, url: str, body: dict[str, Any]) -> AsyncGenerator[Any]:
@@ -206,9 +209,10 @@ class OpenAIBackend(Backend):
 
     def raise_as_backend_error(self, error: Exception) -> NoReturn:
         """Any failure of a call, as a BackendError that says what to do."""
+        import httpx
         import openai
 
-        if isinstance(error, (TimeoutError, openai.APITimeoutError)):
+        if isinstance(error, (TimeoutError, openai.APITimeoutError, httpx.TimeoutException)):
             raise BackendError(
                 f"{self.name} did not answer within {self.timeout_s:g} s: raise timeout_s, or "
                 f"see whether it still runs"
@@ -229,6 +233,14 @@ class OpenAIBackend(Backend):
             raise BackendError(
                 f"{self.name} answered {error.status_code}: {detail}", status=error.status_code
             ) from error
+        if isinstance(error, httpx.TransportError):  # in mid-stream the client leaves it as it is
+            raise BackendError(
+                f"{self.name} broke off in the middle of an answer ({error}): try again, or see "
+                f"whether it still runs"
+            ) from error
+        if isinstance(error, openai.APIError) and isinstance(error.body, dict):
+            reason = error.body.get("message") or error.message
+            raise BackendError(f"{self.name} ended its answer with an error: {reason}") from error
         if isinstance(error, (openai.APIError, ValueError)):
             raise self.not_understood() from error
         raise error
@@ -316,6 +328,8 @@ def read_generated(choice: dict[str, Any]) -> Generated:
     logprobs = choice.get("logprobs") or {}
     if "message" in choice:
         text = choice["message"]["content"] or ""
+        if not isinstance(text, str):
+            raise TypeError("the content of a chat message is not a string")
         return Generated(text, finish_reason, _chat_logprobs(logprobs.get("content") or ()))
     text = choice["text"]
     if not isinstance(text, str):
@@ -367,15 +381,14 @@ class _Assembled:
         self._logprobs: dict[str, list[Any]] = {}
         self._usage: dict[str, Any] | None = None
         self.finish_reason: str | None = None
-
-    @property
-    def num_tokens(self) -> int | None:
-        """How many tokens have come; None if the server does not say so while it streams."""
-        return None if self._usage is None else self._usage["completion_tokens"]
+        self.num_tokens: int | None = None
+        """So many tokens have come; None if the server does not say so while it streams."""
 
     def add(self, chunk: Any) -> str:
         """Take a chunk; the text in it."""
-        self._usage = chunk.get("usage") or self._usage
+        if chunk.get("usage"):
+            self._usage = chunk["usage"]
+            self.num_tokens = int(chunk["usage"]["completion_tokens"])
         if not chunk["choices"]:
             return ""
         choice = chunk["choices"][0]

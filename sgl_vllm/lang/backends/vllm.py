@@ -265,7 +265,13 @@ class VLLM(OpenAIBackend):
 
     async def _post_with_others(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """On a server with the plugin, what is posted in the same moment is one request."""
-        if not await self.has_plugin():
+        try:
+            goes_alone = not await self.has_plugin()
+        except BackendError as error:
+            if error.status is None:
+                raise
+            goes_alone = True  # a gateway, say, that lets nothing else through
+        if goes_alone:
             return await self._post(path, body)
         try:
             async with asyncio.timeout(self.timeout_s):

@@ -1,24 +1,29 @@
 """A scripted server that speaks the parts of vLLM's API the language uses; for tests.
 
 Deterministic: every character is a token (its code point) after a beginning-of-text token, except
-that "ab" is one token, so that seams can be healed. A completion is `reply(prompt)`; the
-log-probability of a prompt token is `logprob(token, position)`. Chats are rendered by a simple
-template. Every request is recorded, and `fault` may answer in the server's place.
+that "ab" is one token, so that seams can be healed. A completion is `reply(prompt)`, as it is; or,
+with `document`, what that writes after the prompt, ended by the request's `stop` and `max_tokens`
+as vLLM ends it. The log-probability of a prompt token is `logprob(token, position)`. Chats are
+rendered by a simple template. Every request is recorded, also when its client has gone before the
+answer; `fault` may answer in the server's place.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import re
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 import sgl_vllm as sgl
 
@@ -43,8 +48,19 @@ def detokenize(ids: list[int]) -> str:
     return "".join("ab" if i == PAIR else chr(i) for i in ids if i != BEGIN)
 
 
+def words(text: str) -> list[str]:
+    """Tokens of a few letters, with the space before them, and single other characters."""
+    return re.findall(r" ?\w{1,4}|.", text, re.DOTALL)
+
+
+def content_of(message: dict[str, Any]) -> str:
+    if isinstance(message["content"], str):
+        return message["content"]
+    return "".join(part.get("text", f"({part['type']})") for part in message["content"])
+
+
 def render(body: dict[str, Any]) -> str:
-    turns = [f"<{m['role']}>{m['content']}</>" for m in body["messages"]]
+    turns = [f"<{m['role']}>{content_of(m)}</>" for m in body["messages"]]
     text = "".join(turns)
     if body.get("continue_final_message"):
         assert not body.get("add_generation_prompt")
@@ -54,18 +70,27 @@ def render(body: dict[str, Any]) -> str:
 
 @dataclass
 class FakeServer:
-    """The server's script and its records."""
+    """The server's script and its records.
+
+    `tokens_of` is how a completion is cut into tokens, `tokens_per_chunk` how many of them a
+    stream sends at a time, `tells_tokens` whether it says how many have come, and `chunk_s` how
+    long it takes to a chunk. `gone` has the requests whose clients went before the answer ended.
+    """
 
     url: str = ""
     reply: Callable[[str], str] = lambda prompt: f"[{len(prompt)}]"
+    document: Callable[[str], str] | None = None
     logprob: Callable[[int, int], float] = lambda token, position: -1.0
-    fault: Callable[[str, dict[str, Any]], Awaitable[Response | None] | Response | None] = (
-        lambda path, body: None
-    )
+    fault: Callable[[str, dict[str, Any]], Awaitable[Any] | Any] = lambda path, body: None
     plugin: bool = False
     api_key: str | None = None
     latency_s: float = 0.0
+    tokens_of: Callable[[str], list[str]] = lambda text: re.findall("ab|.", text, re.DOTALL)
+    tokens_per_chunk: int = 1
+    tells_tokens: bool = True
+    chunk_s: float = 0.0
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    gone: list[dict[str, Any]] = field(default_factory=list)
     at_once: int = 0
     most_at_once: int = 0
 
@@ -73,38 +98,119 @@ class FakeServer:
         return [body for seen, body in self.requests if seen == path]
 
     @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The requests that ran the model."""
+        return [body for path, body in self.requests if path.endswith("completions")]
+
+    @property
     def hints(self) -> list[dict[str, Any]]:
         """The requests that only warm the cache."""
         return [
-            body
-            for path, body in self.requests
-            if path.endswith("completions")
-            and body["max_tokens"] == 1
-            and "prompt_logprobs" not in body
+            body for body in self.calls if body["max_tokens"] == 1 and "prompt_logprobs" not in body
         ]
 
+    def complete(self, prompt: str, body: dict[str, Any]) -> Completion:
+        if self.document is None:
+            text = self.reply(prompt)
+            return Completion(text, self.tokens_of(text), "stop")
+        stops = body.get("stop") or ()
+        stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        tokens: list[str] = []
+        text = ""
+        for token in self.tokens_of(self.document(prompt)):
+            tokens.append(token)
+            text += token
+            found = [(at + len(s), at) for s in stops if (at := text.find(s)) >= 0]
+            if found:
+                return Completion(text[: min(found)[1]], tokens, "stop")
+            if len(tokens) == body["max_tokens"]:
+                return Completion(text, tokens, "length")
+        return Completion(text, tokens, "stop")
 
-def make_app(server: FakeServer) -> FastAPI:
-    app = FastAPI()
 
-    @app.middleware("http")
-    async def record(request: Request, call_next: Any) -> Response:
-        path = request.url.path
-        body = await request.json() if request.method == "POST" else {}
+@dataclass(frozen=True)
+class Completion:
+    """`tokens` are those that were generated; a stop text in them is not in `text`."""
+
+    text: str
+    tokens: list[str]
+    finish_reason: str
+
+    def pieces(self, tokens_per_chunk: int) -> Iterator[tuple[str, int]]:
+        """The text as a stream sends it, each piece with the number of tokens so far."""
+        sent = 0
+        for count in range(tokens_per_chunk, len(self.tokens) + tokens_per_chunk, tokens_per_chunk):
+            end = min(len("".join(self.tokens[:count])), len(self.text))
+            yield self.text[sent:end], min(count, len(self.tokens))
+            sent = max(sent, end)
+
+
+class Recorder:
+    """In front of the API: records requests, lets faults answer, sees clients go."""
+
+    def __init__(self, running: RunningServer, api: Any) -> None:
+        self._running = running
+        self._api = api
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        server, data, more = self._running.fake, b"", True
+        while more:
+            message = await receive()
+            data += message.get("body", b"")
+            more = message.get("more_body", False)
+        path, body = scope["path"], json.loads(data or b"{}")
         server.requests.append((path, body))
-        if server.api_key and request.headers.get("authorization") != f"Bearer {server.api_key}":
-            return JSONResponse({"error": {"message": "Unauthorized"}}, 401)
+        key = dict(scope["headers"]).get(b"authorization", b"").decode()
         server.at_once += 1
         server.most_at_once = max(server.most_at_once, server.at_once)
+        has_ended = False
+
+        async def watched_send(message: Any) -> None:
+            nonlocal has_ended
+            has_ended = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
+        async def answer() -> None:
+            if server.api_key and key != f"Bearer {server.api_key}":
+                response: Any = JSONResponse({"error": {"message": "Unauthorized"}}, 401)
+            else:
+                if path != "/v1/models" and server.latency_s:
+                    await asyncio.sleep(server.latency_s)
+                response = server.fault(path, body)
+                if isinstance(response, Awaitable):
+                    response = await response
+            await (response or self._api)(
+                scope, once({"type": "http.request", "body": data}), watched_send
+            )
+
+        answering = asyncio.create_task(answer())
+        leaving = asyncio.create_task(receive())
         try:
-            if path != "/v1/models" and server.latency_s:
-                await asyncio.sleep(server.latency_s)
-            answer = server.fault(path, body)
-            if isinstance(answer, Awaitable):
-                answer = await answer
-            return answer if answer is not None else await call_next(request)
+            await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if not has_ended and not answering.done():
+                server.gone.append(body)
+                answering.cancel()
+            await answering
+        except asyncio.CancelledError:
+            pass
         finally:
+            leaving.cancel()
             server.at_once -= 1
+
+
+def once(message: dict[str, Any]) -> Callable[[], Awaitable[Any]]:
+    messages = [message]
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        await asyncio.Event().wait()
+
+    return receive
+
+
+def make_app(running: RunningServer) -> Recorder:
+    app = FastAPI()
 
     @app.get("/v1/models")
     async def models() -> Any:
@@ -116,11 +222,13 @@ def make_app(server: FakeServer) -> FastAPI:
 
     @app.get("/v1/sgl/stats")
     async def stats() -> Any:
-        return {"hit_tokens": 7} if server.plugin else JSONResponse({"detail": "Not Found"}, 404)
+        if running.fake.plugin:
+            return {"hit_tokens": 7}
+        return JSONResponse({"detail": "Not Found"}, 404)
 
     @app.post("/v1/sgl/flush_cache")
     async def flush() -> Any:
-        return {} if server.plugin else JSONResponse({"detail": "Not Found"}, 404)
+        return {} if running.fake.plugin else JSONResponse({"detail": "Not Found"}, 404)
 
     @app.post("/tokenize")
     async def tokenize_route(body: dict[str, Any]) -> Any:
@@ -135,17 +243,53 @@ def make_app(server: FakeServer) -> FastAPI:
             "prompt_tokens_details": {"cached_tokens": prompt_tokens // 2},
         }
 
+    def streamed(prompt: str, body: dict[str, Any]) -> Response:
+        server = running.fake
+        completion = server.complete(prompt, body)
+        is_chat = "messages" in body
+
+        def chunk(piece: str, num_tokens: int, finish_reason: str | None = None) -> str:
+            choice: dict[str, Any] = {"index": 0, "finish_reason": finish_reason}
+            choice |= {"delta": {"content": piece}} if is_chat else {"text": piece}
+            data: dict[str, Any] = {"choices": [choice]}
+            if server.tells_tokens and body["stream_options"]["continuous_usage_stats"]:
+                data["usage"] = usage(len(tokenize(prompt)), num_tokens)
+            return f"data: {json.dumps(data)}\n\n"
+
+        async def chunks() -> AsyncIterator[str]:
+            if is_chat:
+                yield chunk("", 0)
+            for piece, num_tokens in completion.pieces(server.tokens_per_chunk):
+                if server.chunk_s:
+                    await asyncio.sleep(server.chunk_s)
+                yield chunk(piece, num_tokens)
+            yield chunk("", len(completion.tokens), completion.finish_reason)
+            total = usage(len(tokenize(prompt)), len(completion.tokens))
+            yield f"data: {json.dumps({'choices': [], 'usage': total})}\n\n"
+            yield "data: [DONE]\n\n"
+
+        return StreamingResponse(chunks(), media_type="text/event-stream")
+
     @app.post("/v1/completions")
     async def completions(body: dict[str, Any]) -> Any:
+        server = running.fake
         prompts = body["prompt"]
         if isinstance(prompts, str) or isinstance(prompts[0], int):
             prompts = [prompts]
         sequences = [tokenize(p) if isinstance(p, str) else p for p in prompts]
-        choices = []
+        if body.get("stream"):
+            return streamed(detokenize(sequences[0]), body)
+        choices, num_tokens = [], 0
         for ids in sequences:
             for _ in range(body.get("n", 1)):
-                text = server.reply(detokenize(ids))
-                choice: dict[str, Any] = {"text": text, "finish_reason": "stop", "logprobs": None}
+                completion = server.complete(detokenize(ids), body)
+                text = completion.text
+                num_tokens += 1 if server.document is None else len(completion.tokens)
+                choice: dict[str, Any] = {
+                    "text": text,
+                    "finish_reason": completion.finish_reason,
+                    "logprobs": None,
+                }
                 if "logprobs" in body:
                     choice["logprobs"] = {
                         "tokens": list(text),
@@ -161,23 +305,29 @@ def make_app(server: FakeServer) -> FastAPI:
                         if position >= start
                     ]
                 choices.append(choice)
-        return {"choices": choices, "usage": usage(sum(map(len, sequences)), len(choices))}
+        return {"choices": choices, "usage": usage(sum(map(len, sequences)), num_tokens)}
 
     @app.post("/v1/chat/completions")
     async def chat(body: dict[str, Any]) -> Any:
         prompt = render(body)
-        text = server.reply(prompt)
-        choice: dict[str, Any] = {
-            "message": {"role": "assistant", "content": text},
-            "finish_reason": "stop",
-        }
-        if body.get("logprobs"):
-            choice["logprobs"] = {
-                "content": [{"token": c, "logprob": -0.5, "top_logprobs": []} for c in text]
+        if body.get("stream"):
+            return streamed(prompt, body)
+        choices = []
+        for _ in range(body.get("n", 1)):
+            completion = running.fake.complete(prompt, body)
+            text = completion.text
+            choice: dict[str, Any] = {
+                "message": {"role": "assistant", "content": text},
+                "finish_reason": completion.finish_reason,
             }
-        return {"choices": [choice] * body.get("n", 1), "usage": usage(len(prompt), len(text))}
+            if body.get("logprobs"):
+                choice["logprobs"] = {
+                    "content": [{"token": c, "logprob": -0.5, "top_logprobs": []} for c in text]
+                }
+            choices.append(choice)
+        return {"choices": choices, "usage": usage(len(prompt), len(text))}
 
-    return app
+    return Recorder(running, app)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -186,27 +336,45 @@ class _Uvicorn(uvicorn.Server):
 
 
 class RunningServer:
-    """A FakeServer being served in a thread on a free loopback port, until `stop`."""
+    """A FakeServer being served in a thread on a free loopback port, until `stop`.
+
+    One after another can use it: `renew` forgets the script and the records, and drops the
+    connections.
+    """
 
     def __init__(self) -> None:
-        self.fake = FakeServer()
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.fake.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        config = uvicorn.Config(make_app(self.fake), log_level="error", lifespan="off")
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.fake = FakeServer(self.url)
+        self.is_dead = False
+        config = uvicorn.Config(make_app(self), log_level="critical", lifespan="off")
         self._uvicorn = _Uvicorn(config)
-        self._thread = threading.Thread(
-            target=self._uvicorn.run, kwargs={"sockets": [self._socket]}, daemon=True
-        )
+        self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        with contextlib.suppress(ValueError, OSError):  # a socket that `die` has closed
+            self._loop.run_until_complete(self._uvicorn.serve([self._socket]))
 
     @property
     def num_connections(self) -> int:
         return len(self._uvicorn.server_state.connections)
 
-    def die(self) -> None:
-        """On the server's own loop: drop every connection, as a killed process does."""
+    def renew(self) -> None:
+        self.fake = FakeServer(self.url)
+        if hasattr(self, "_loop"):
+            self._loop.call_soon_threadsafe(self.hang_up)
+
+    def hang_up(self) -> None:
+        """On the server's own loop: drop every connection."""
         for connection in list(self._uvicorn.server_state.connections):
             connection.transport.abort()
+
+    def die(self) -> None:
+        """On the server's own loop: drop every connection, as a killed process does."""
+        self.is_dead = True
+        self.hang_up()
         self._socket.close()
 
     def stop(self) -> None:
@@ -215,11 +383,22 @@ class RunningServer:
         self._socket.close()
 
 
+@pytest.fixture(scope="session")
+def running_servers() -> Iterator[list[RunningServer]]:
+    """Those of this session; at most one of them lives."""
+    servers: list[RunningServer] = []
+    yield servers
+    for server in servers:
+        server.stop()
+
+
 @pytest.fixture
-def running() -> Iterator[RunningServer]:
-    running = RunningServer()
+def running(running_servers: list[RunningServer]) -> Iterator[RunningServer]:
+    if not running_servers or running_servers[-1].is_dead:
+        running_servers.append(RunningServer())
+    running = running_servers[-1]
     yield running
-    running.stop()
+    running.renew()
 
 
 @pytest.fixture

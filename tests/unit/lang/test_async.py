@@ -1,0 +1,424 @@
+"""Programs that are ``async def``, and programs that are run in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+
+import pytest
+from fastapi.responses import JSONResponse
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.loop import background_loop
+from tests.unit.lang.programs import ScriptedBackend
+
+pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(30)]
+
+LONG = "A shared beginning that is long enough to be worth sending ahead of its branches. "
+
+
+@sgl.function
+async def ask(s, q):
+    s += q + sgl.gen("a", max_tokens=5)
+    first = await s["a"]
+    s += first + sgl.gen("b", max_tokens=5)
+    return first
+
+
+@sgl.function
+def ask_plainly(s, q):
+    s += q + sgl.gen("a", max_tokens=5)
+    first = s["a"]
+    s += first + sgl.gen("b", max_tokens=5)
+    return first
+
+
+BOTH = pytest.mark.parametrize("program", [ask, ask_plainly], ids=["async", "sync"])
+
+
+def stalled(server, *, after=""):
+    """From now on, completions of prompts that end with `after` do not come."""
+
+    async def fault(path, body):
+        if path.endswith("completions") and str(body.get("prompt")).endswith(after):
+            await asyncio.sleep(60)
+
+    server.fault = fault
+
+
+def seen_to_go(server, count=1):
+    ends = time.monotonic() + 5
+    while len(server.gone) < count and time.monotonic() < ends:
+        time.sleep(0.01)
+    return len(server.gone)
+
+
+# --- what an async program can do ---------------------------------------------------------------
+
+
+@BOTH
+def test_every_way_to_run_it_gives_the_same(program):
+    expected = "x[1][1][7]"
+
+    async def in_a_loop():
+        state = await program.run_async("x")
+        states = await program.run_batch_async([{"q": "x"}] * 3)
+        return [state, *states]
+
+    states = [
+        program.run("x"),
+        program("x"),
+        *program.run_batch([("x",), {"q": "x"}]),
+        *program.run_batch([("x",)], generator_style=True),
+        *asyncio.run(in_a_loop()),
+    ]
+    assert [state.text() for state in states] == [expected] * len(states)
+    assert [state.ret_value for state in states] == ["[1]"] * len(states)
+
+
+def test_all_that_reads_is_awaited_as_often_as_one_likes():
+    @sgl.function
+    async def program(s):
+        s += sgl.user("Q")
+        with s.assistant():
+            s += "A:" + sgl.gen("a", return_logprob=True)
+        waiting = s["a"]
+        once, again, never = await waiting, await waiting, s["a"]
+        assert never is not waiting
+        return {
+            "reads": [once, again, await s.get_var("a")],
+            "text": await s.text(),
+            "messages": await s.messages(),
+            "meta": (await s.get_meta_info("a"))["finish_reason"],
+            "error": await s.error(),
+            "sync": await s.sync(),
+            "has": ("a" in s, "b" in s),
+        }
+
+    got = program.run().ret_value
+    assert got["reads"] == ["[23]"] * 3
+    assert got["text"] == "QA:[23]"
+    assert got["messages"][1] == {"role": "assistant", "content": "A:[23]"}
+    assert (got["meta"], got["error"], got["sync"], got["has"]) == (
+        "stop",
+        None,
+        None,
+        (True, False),
+    )
+
+
+def test_an_unknown_variable_is_a_key_error_at_once():
+    @sgl.function
+    async def program(s):
+        s += "x"
+        s["nothing"]
+
+    with pytest.raises(KeyError, match="no variable 'nothing'"):
+        program.run()
+
+
+def test_fork_join_and_copy_work_in_it(server):
+    @sgl.function
+    async def program(s):
+        s += LONG
+        forks = s.fork(3)
+        forks += lambda i: "y" * i + sgl.gen("b", max_tokens=5)
+        lengths = await asyncio.gather(*(branch["b"] for branch in forks))
+        forks.join()
+        with s.copy() as c:
+            c += sgl.gen("c", max_tokens=5)
+        return lengths, await s["b"], await s["c"]
+
+    lengths, gathered, copied = program.run().ret_value
+    assert lengths == gathered == [f"[{len(LONG) + i}]" for i in range(3)]
+    assert copied == [f"[{len(LONG)}]"]
+    assert len(server.hints) == 1
+
+
+def test_another_program_can_be_a_part_of_it_and_be_run_by_it():
+    @sgl.function
+    async def part(s, q):
+        s += q + sgl.gen("p")
+        return await s["p"]
+
+    @sgl.function
+    async def whole(s):
+        inside = await part(s, "x")
+        beside = await part.run_async("yy")
+        return inside, beside["p"], await s.text()
+
+    assert whole.run().ret_value == ("[1]", "[2]", "x[1]")
+    assert asyncio.run(whole.run_async()).ret_value == ("[1]", "[2]", "x[1]")
+
+
+def test_to_wait_in_it_for_a_run_is_refused_as_it_would_wait_for_itself():
+    @sgl.function
+    async def program(s):
+        ask.run("x")
+
+    with pytest.raises(RuntimeError, match="own event loop"):
+        program.run()
+
+
+def test_it_runs_in_the_callers_loop_and_task_as_the_caller_expects():
+    async def main():
+        here = asyncio.current_task()
+
+        @sgl.function
+        async def program(s):
+            assert asyncio.current_task() is here
+            s += "x" + sgl.gen("a")
+            return await s["a"]
+
+        return (await program.run_async()).ret_value
+
+    assert asyncio.run(main()) == "[1]"
+
+
+@BOTH
+def test_a_plain_run_works_where_a_loop_is_running_as_in_a_notebook(program):
+    async def cell():
+        return program.run("x").text()
+
+    assert asyncio.run(cell()) == "x[1][1][7]"
+
+
+class Barrier(ScriptedBackend):
+    """Answers nobody until so many are waiting."""
+
+    def __init__(self, count):
+        super().__init__(lambda prompt: "ok")
+        self._count = count
+        self._all_there = asyncio.Event()
+
+    async def generate(self, request):
+        self._count -= 1
+        if not self._count:
+            self._all_there.set()
+        await self._all_there.wait()
+        return await super().generate(request)
+
+
+def test_five_hundred_at_a_time_take_no_threads():
+    peak = 0
+
+    @sgl.function
+    async def program(s, q):
+        nonlocal peak
+        s += f"{q}:" + sgl.gen("a", max_tokens=5)
+        await s["a"]
+        peak = max(peak, threading.active_count())
+
+    async def main():
+        backend = Barrier(500)
+        return await asyncio.gather(*(program.run_async(i, backend=backend) for i in range(500)))
+
+    before = threading.active_count()
+    states = asyncio.run(main())
+    assert [state.text() for state in states] == [f"{i}:ok" for i in range(500)]
+    assert peak - before <= 2  # the language's loop, and nothing for each program
+
+
+def test_more_plain_programs_at_a_time_than_there_are_threads_can_use_tools(monkeypatch):
+    """Their functions, which wait for their tools, must not take the tools' threads."""
+    background = background_loop()
+    most = background._threads._max_workers
+    monkeypatch.setattr(background._threads, "_max_workers", 2)
+    monkeypatch.setattr(background._body_threads, "_max_workers", 4)
+    assert most > 2
+
+    @sgl.function
+    def program(s):
+        s += sgl.tool("t", lambda: "done")
+        return s["t"]
+
+    async def main():
+        return await asyncio.gather(*(program.run_async() for _ in range(12)))
+
+    assert [state.ret_value for state in asyncio.run(main())] == ["done"] * 12
+
+
+# --- cancelling and time limits -----------------------------------------------------------------
+
+
+@BOTH
+def test_cancelling_run_async_reaches_the_request(server, program):
+    stalled(server)
+
+    async def main():
+        task = asyncio.create_task(program.run_async("x"))
+        while not server.calls:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert seen_to_go(server) == 1
+    assert len(server.calls) == 1
+
+
+def test_a_time_limit_of_the_callers_own_reaches_it_as_well(server):
+    stalled(server)
+
+    async def main():
+        async with asyncio.timeout(0.3):
+            await ask.run_async("x")
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(main())
+    assert seen_to_go(server) == 1
+
+
+@BOTH
+def test_timeout_s_reaches_the_request_however_it_is_run(server, program):
+    stalled(server)
+    started = time.monotonic()
+    with pytest.raises(sgl.ProgramError, match=r"gen 'a' failed: .* timeout_s=0\.2") as caught:
+        program.run("x", timeout_s=0.2)
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    assert seen_to_go(server) == 1
+    with pytest.raises(sgl.ProgramError, match=r"gen 'a' failed: .* timeout_s=0\.2"):
+        asyncio.run(program.run_async("x", timeout_s=0.2))
+    assert seen_to_go(server, 2) == 2
+    errors = program.run_batch([("x",)] * 3, timeout_s=0.2, return_errors=True)
+    assert [error.operation for error in errors] == ["gen 'a'"] * 3
+    assert seen_to_go(server, 5) == 5
+    errors = asyncio.run(program.run_batch_async([("x",)] * 2, timeout_s=0.2, return_errors=True))
+    assert [error.operation for error in errors] == ["gen 'a'"] * 2
+    assert seen_to_go(server, 7) == 7
+    assert time.monotonic() - started < 10
+
+
+def test_timeout_s_of_a_batch_bounds_each_item_not_all(server):
+    stalled(server, after="bad")
+    items = [("x",), ("bad",), ("y",)]
+    first, second, third = ask.run_batch(items, timeout_s=1, return_errors=True, num_threads=1)
+    assert (first["a"], third["a"]) == ("[1]", "[1]")
+    assert isinstance(second, sgl.ProgramError)
+
+
+def test_timeout_s_ends_the_function_of_an_async_program_too():
+    ended = []
+
+    @sgl.function
+    async def program(s):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    started = time.monotonic()
+    limited = {"timeout_s": 0.1}
+    for run in (
+        lambda: program.run(**limited),
+        lambda: asyncio.run(program.run_async(**limited)),
+        lambda: program.run_batch([{}], **limited),
+        lambda: asyncio.run(program.run_batch_async([{}], **limited)),
+        lambda: program.run(stream=True, **limited).text(),
+    ):
+        with pytest.raises(sgl.ProgramError, match=r"the program's function failed: .*=0\.1"):
+            run()
+    assert time.monotonic() - started < 5
+    assert len(ended) == 5
+
+
+def test_a_run_that_was_in_time_can_go_on_after_it():
+    state = ask.run("x", timeout_s=0.3)
+    time.sleep(0.4)
+    state += sgl.gen("c")
+    assert state["c"]
+
+
+def test_cancelling_a_batch_reaches_all_that_is_under_way(server):
+    stalled(server)
+
+    async def main():
+        task = asyncio.create_task(ask.run_batch_async([("x",)] * 20, num_threads=5))
+        while len(server.calls) < 5:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert seen_to_go(server, 5) == 5
+    time.sleep(0.1)
+    assert len(server.calls) == 5
+
+
+def test_a_failure_in_the_function_cancels_what_is_under_way(server):
+    stalled(server)
+
+    @sgl.function
+    async def program(s):
+        s += "x" + sgl.gen("a")
+        while not server.calls:
+            await asyncio.sleep(0.01)
+        raise ZeroDivisionError
+
+    for number, run in enumerate((program.run, lambda: asyncio.run(program.run_async())), 1):
+        with pytest.raises(ZeroDivisionError):
+            run()
+        assert seen_to_go(server, number) == number
+        server.requests.clear()
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_an_error_is_that_of_the_operation_with_its_cause(server, program):
+    server.fault = lambda path, body: (
+        JSONResponse({"error": {"message": "no"}}, 500) if path.endswith("completions") else None
+    )
+    for run in (lambda: program.run("x"), lambda: asyncio.run(program.run_async("x"))):
+        with pytest.raises(sgl.ProgramError, match="gen 'a' failed") as caught:
+            run()
+        assert isinstance(caught.value.__cause__, sgl.BackendError)
+        assert caught.value.__cause__.status == 500
+
+
+@pytest.mark.parametrize(
+    "raised", [SystemExit("bye"), KeyboardInterrupt(), StopIteration(), asyncio.CancelledError()]
+)
+def test_whatever_the_function_raises_ends_its_run_and_not_the_language(raised):
+    @sgl.function
+    async def native(s):
+        s += "x"
+        raise raised
+
+    @sgl.function
+    def plain(s):
+        s += "x"
+        raise raised
+
+    for program in (native, plain):
+        (error,) = program.run_batch([{}], return_errors=True)
+        assert isinstance(error, BaseException)
+    with pytest.raises(Exception, match=type(raised).__name__):
+        native.run()
+    if not isinstance(raised, asyncio.CancelledError):
+        with pytest.raises((RuntimeError, type(raised))):
+            asyncio.run(plain.run_async())
+    for program in (native, plain):
+        with pytest.raises(BaseException):  # noqa: B017
+            program.run(stream=True).text()
+    assert ask.run("x")["a"] == "[1]"
+
+
+def test_nothing_is_left_on_the_loop(server):
+    stalled(server, after="bad")
+    for q in ("x", "bad"):
+        with pytest.raises(sgl.ProgramError) if q == "bad" else contextlib.nullcontext():
+            asyncio.run(ask.run_async(q, timeout_s=0.5))
+        with pytest.raises(sgl.ProgramError) if q == "bad" else contextlib.nullcontext():
+            ask.run(q, timeout_s=0.5)
+
+    async def tasks():
+        await asyncio.sleep(0.1)
+        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    assert background_loop().start(tasks()).result(timeout=5) == []

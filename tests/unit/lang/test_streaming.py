@@ -1,0 +1,381 @@
+"""Text as it comes: text_iter, text_async_iter, run(stream=True), stop_regex."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from fastapi.responses import StreamingResponse
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.reasoning import FORMATS
+
+pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
+
+
+@sgl.function
+def two_gens(s):
+    s += "one:" + sgl.gen("a") + " two:" + sgl.gen("b")
+
+
+@sgl.function
+async def two_gens_async(s):
+    s += "one:" + sgl.gen("a")
+    await s["a"]
+    s += " two:" + sgl.gen("b")
+
+
+@pytest.fixture
+def slow(server):
+    """Text comes in ten pieces, 10 ms apart."""
+    server.reply = lambda prompt: "0123456789"
+    server.chunk_s = 0.01
+    return server
+
+
+WHOLE = "one:0123456789 two:0123456789"
+
+
+@pytest.mark.parametrize("program", [two_gens, two_gens_async], ids=["sync", "async"])
+def test_a_streamed_run_gives_the_text_in_small_pieces(slow, program):
+    state = program.run(stream=True)
+    pieces = list(state.text_iter())
+    assert "".join(pieces) == WHOLE
+    assert len(pieces) > 12
+    assert state.text() == WHOLE
+    assert state["a"] == "0123456789"
+
+
+@pytest.mark.parametrize("program", [two_gens, two_gens_async], ids=["sync", "async"])
+def test_one_variable_is_streamed_alone_also_one_that_is_not_written_yet(slow, program):
+    state = program.run(stream=True)
+    for name in ("b", "a"):
+        assert "".join(state.text_iter(name)) == "0123456789"
+    assert len(list(program.run(stream=True).text_iter("b"))) > 5
+
+
+def test_a_run_that_is_over_gives_it_all_and_so_does_a_run_that_is_not_streamed(slow):
+    state = two_gens.run()
+    assert list(state.text_iter()) == [WHOLE]
+    assert list(state.text_iter("b")) == ["0123456789"]
+    assert "stream" not in slow.calls[0]
+
+
+def test_many_readers_get_the_same(slow):
+    state = two_gens.run(stream=True)
+    got = []
+    threads = [
+        threading.Thread(target=lambda: got.append("".join(state.text_iter()))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert got == [WHOLE] * 8
+
+
+@pytest.mark.parametrize("program", [two_gens, two_gens_async], ids=["sync", "async"])
+def test_an_async_reader_gets_the_pieces_too(slow, program):
+    async def read():
+        state = await program.run_async(stream=True)
+        return [piece async for piece in state.text_async_iter()]
+
+    pieces = asyncio.run(read())
+    assert "".join(pieces) == WHOLE
+    assert len(pieces) > 12
+
+
+def test_a_reader_that_leaves_early_does_not_stop_the_program(slow):
+    async def peek():
+        state = await two_gens.run_async(stream=True)
+        async for piece in state.text_async_iter():
+            if "3" in piece:
+                break
+        return state
+
+    state = asyncio.run(peek())  # the reader's event loop is closed before the program ends
+    assert state.text() == WHOLE
+    state = two_gens.run(stream=True)
+    assert next(state.text_iter())
+    assert state.text() == WHOLE
+    assert state._stream._listeners == []
+    assert slow.gone == []
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_program_can_read_its_own_text_in_its_body(slow, is_async):
+    @sgl.function
+    def plain(s):
+        s += "x:" + sgl.gen("a")
+        pieces = [*s.text_iter(), *s.text_iter("a")]
+        s += "!"
+        return "".join(pieces)
+
+    @sgl.function
+    async def native(s):
+        s += "x:" + sgl.gen("a")
+        pieces = [piece async for piece in s.text_async_iter()]
+        pieces += [piece async for piece in s.text_async_iter("a")]
+        s += "!"
+        return "".join(pieces)
+
+    program = native if is_async else plain
+    for stream in (False, True):
+        state = program.run(stream=stream)
+        assert state.text() == "x:0123456789!"
+        assert state.ret_value == "x:01234567890123456789"
+
+
+def test_a_branch_is_followed_like_the_program_itself(slow):
+    @sgl.function
+    def program(s):
+        s += "x:"
+        forks = s.fork(2)
+        forks += lambda i: f"{i}" + sgl.gen("b")
+        return ["".join(branch.text_iter()) for branch in forks]
+
+    state = program.run(stream=True)
+    assert "".join(state.text_iter()) == "x:"
+    assert state.ret_value == ["x:00123456789", "x:10123456789"]
+
+
+def test_text_of_a_streamed_run_is_that_of_the_whole_program(slow):
+    @sgl.function
+    def program(s):
+        s += "a"
+        time.sleep(0.2)
+        s += "b"
+
+    state = program.run(stream=True)
+    assert state.text() == "ab"
+    state = program.run(stream=True)
+    assert state.error() is None
+    assert state.messages() == []
+
+
+def test_a_select_and_a_set_variable_are_pieces_of_their_own(server):
+    @sgl.function
+    def program(s):
+        s.set_var("k", 42)
+        s += "k=" + sgl.var("k") + " " + sgl.select("pick", ["yes", "no"])
+
+    state = program.run(stream=True)
+    assert "".join(state.text_iter()) == "k=42 yes"
+    assert list(state.text_iter("k")) == ["42"]
+    assert list(state.text_iter("pick")) == ["yes"]
+
+
+# --- ends that are not good ---------------------------------------------------------------------
+
+
+def broken_stream(server, *, after, ending):
+    """Completions whose prompt ends with `after` stream three pieces and then `ending`."""
+
+    async def chunks():
+        for piece in "abc":
+            yield f'data: {{"choices": [{{"text": "{piece}", "finish_reason": null}}]}}\n\n'
+        for data in ending:
+            yield data
+
+    server.fault = lambda path, body: (
+        StreamingResponse(chunks(), media_type="text/event-stream")
+        if str(body.get("prompt")).endswith(after)
+        else None
+    )
+
+
+@pytest.mark.parametrize(
+    ("ending", "message"),
+    [
+        ([], "broke off in the middle"),
+        (['data: {"error": {"message": "EngineDead", "code": 500}}\n\n'], "EngineDead"),
+        (["data: {not json\n\n"], "cannot be read"),
+        (["data: [1, 2]\n\n"], "cannot be read"),
+        (['data: {"choices": [{"text": 7, "finish_reason": null}]}\n\n'], "cannot be read"),
+        (['data: {"choices": [{"text": "d"}], "usage": "many"}\n\n'], "cannot be read"),
+        (
+            ['data: {"choices": [{"text": "d"}], "usage": {"completion_tokens": "x"}}\n\n'],
+            "be read",
+        ),
+    ],
+)
+@pytest.mark.parametrize("ahead", [None, 16], ids=["plain", "speculated"])
+def test_an_error_in_mid_stream_comes_out_of_all_readers(server, ending, message, ahead):
+    broken_stream(server, after="two:", ending=ending)
+
+    @sgl.function(num_api_spec_tokens=ahead)
+    def program(s):
+        s += "one:" + sgl.gen("a") + " two:" + sgl.gen("b")
+
+    state = program.run(stream=True)
+    with pytest.raises(sgl.ProgramError, match=f"gen 'b' failed: .*{message}") as caught:
+        list(state.text_iter())
+    assert isinstance(caught.value.__cause__, sgl.BackendError)
+    with pytest.raises(sgl.ProgramError, match=message):
+        list(state.text_iter("b"))
+    with pytest.raises(sgl.ProgramError, match=message):
+        state.text()
+    assert "".join(state.text_iter("a")) == "[4]"
+    assert state.error().operation == "gen 'b'"
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_what_the_body_of_a_streamed_run_raises_comes_out_of_all_readers(slow, is_async):
+    def plain(s):
+        s += "x:" + sgl.gen("a")
+        if s["a"]:
+            raise ZeroDivisionError
+
+    async def native(s):
+        s += "x:" + sgl.gen("a")
+        if await s["a"]:
+            raise ZeroDivisionError
+
+    state = sgl.function(native if is_async else plain).run(stream=True)
+    got = []
+    with pytest.raises(ZeroDivisionError):
+        for piece in state.text_iter():
+            got.append(piece)
+    assert "".join(got) == "x:0123456789"
+    with pytest.raises(ZeroDivisionError):
+        list(state.text_iter("never made"))
+    with pytest.raises(ZeroDivisionError):
+        state["never made"]
+
+
+def test_a_name_that_the_program_never_makes_is_a_key_error_in_the_end(slow):
+    with pytest.raises(KeyError, match="no variable 'c'"):
+        list(two_gens.run(stream=True).text_iter("c"))
+
+
+def test_a_streamed_run_ends_in_its_time_too(server):
+    server.reply, server.chunk_s = lambda prompt: "x" * 1000, 0.02
+    state = two_gens.run(stream=True, timeout_s=0.3)
+    with pytest.raises(sgl.ProgramError, match=r"gen 'a' failed: .*timeout_s=0\.3"):
+        list(state.text_iter())
+    ends = time.monotonic() + 5
+    while not server.gone and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert len(server.gone) == 1
+
+
+# --- what may still be taken back ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 2, 3, 5])
+def test_a_stop_pattern_is_found_over_the_seams_of_the_pieces(server, tokens_per_chunk):
+    server.reply = lambda prompt: "The answer is 42. END1 and more" + "." * 300
+    server.tokens_per_chunk, server.chunk_s = tokens_per_chunk, 0.002
+
+    @sgl.function
+    def program(s):
+        s += "Q:" + sgl.gen("a", stop_regex=r" END\d") + "!"
+
+    for stream in (False, True):
+        state = program.run(stream=stream)
+        assert "".join(state.text_iter()) == "Q:The answer is 42.!"
+        assert "".join(state.text_iter("a")) == state["a"] == "The answer is 42."
+        assert state.get_meta_info("a")["finish_reason"] == "stop"
+    ends = time.monotonic() + 3
+    while len(server.gone) < 2 and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert len(server.gone) == 2  # what comes after it is not waited for
+
+
+def test_several_stop_patterns_and_run_wide_ones(server):
+    server.reply = lambda prompt: "one 2 three"
+
+    @sgl.function
+    def program(s):
+        s += "Q:" + sgl.gen("a", stop_regex=["th?", r"\d"]) + sgl.gen("b")
+
+    state = program.run(stop_regex="e+$")
+    assert (state["a"], state["b"]) == ("one ", "on")  # an e has been the last one that had come
+
+
+def test_a_stop_pattern_that_is_none_is_an_error_of_that_gen():
+    @sgl.function
+    def program(s):
+        s += "Q:" + sgl.gen("a", stop_regex="(")
+
+    with pytest.raises(sgl.ProgramError, match="gen 'a' failed"):
+        program.run()
+
+
+def test_readers_get_nothing_of_an_attempt_that_is_made_again(server):
+    replies = iter(["12", "12", "3"])
+    server.reply = lambda prompt: next(replies)
+
+    def one_digit(text):
+        if len(text) > 1:
+            raise ValueError("too long")
+        return int(text)
+
+    from dataclasses import replace
+
+    @sgl.function
+    def program(s):
+        s += "n=" + replace(sgl.gen("n", retries=2), parse=one_digit) + "!"
+
+    state = program.run(stream=True)
+    assert "".join(state.text_iter()) == "n=3!"
+    assert state["n"] == 3
+
+
+@given(
+    text=st.lists(st.sampled_from(["<think>", "</think>", "a", " ", "\n", "<", "◁think▷"])).map(
+        "".join
+    ),
+    cut=st.integers(0, 60),
+    model_type=st.sampled_from(sorted(FORMATS)),
+)
+def test_what_readers_get_of_an_answer_after_reasoning_is_its_beginning(text, cut, model_type):
+    thinking = FORMATS[model_type]
+    assert thinking.split(text)[1].startswith(thinking.begun(text[:cut]))
+
+
+def test_reasoning_is_not_in_the_streamed_text(server):
+    server.reply = lambda prompt: "<think>\nlet me see\n</think>\n\nThe answer is 42. "
+    server.chunk_s = 0.002
+
+    @sgl.function
+    def program(s):
+        s += sgl.user("Q") + sgl.assistant(sgl.separate_reasoning(sgl.gen("a"), "qwen3"))
+
+    state = program.run(stream=True)
+    pieces = list(state.text_iter("a"))
+    assert "".join(pieces) == state["a"] == "The answer is 42."
+    assert len(pieces) > 3
+    assert state["a_reasoning_content"] == "let me see"
+
+
+def test_a_chat_is_streamed_and_several_texts_are_not(slow):
+    @sgl.function
+    def program(s):
+        s += sgl.user("Q") + sgl.assistant(sgl.gen("a"))
+
+    state = program.run(stream=True)
+    assert len(list(state.text_iter("a"))) > 5
+    assert state.messages()[1]["content"] == "0123456789"
+
+    @sgl.function
+    def several(s):
+        s += "x" + sgl.gen("a", n=3)
+
+    state = several.run(stream=True)
+    assert list(state.text_iter("a")) == ["0123456789"]
+    assert len(state["a"]) == 3
+
+
+def test_a_reader_that_fails_does_not_stop_the_program(slow):
+    state = two_gens.run(stream=True)
+
+    def broken():
+        raise RuntimeError("the picture cannot be drawn")
+
+    state._stream.on_change(broken)
+    assert state.text() == WHOLE
