@@ -107,14 +107,15 @@ class TimedVLLM(sgl.VLLM):
             "stream_options": {"include_usage": True},
             "stream_interval": REST_IN_ONE_PART,
         }
-        parts = await self.connect().client.post(
-            url, cast_to=object, body=body, stream=True, stream_cls=AsyncStream[object]
-        )
         joined = _Joined()
-        async for part in parts:
-            if timer.first_token_s is None:
-                timer.first_token_s = time.perf_counter()
-            joined.add(part)
+        with self.connect().client() as client:
+            parts = await client.post(
+                url, cast_to=object, body=body, stream=True, stream_cls=AsyncStream[object]
+            )
+            async for part in parts:
+                if timer.first_token_s is None:
+                    timer.first_token_s = time.perf_counter()
+                joined.add(part)
         return joined.answer(is_chat=url.endswith("/chat/completions"))
 
     async def tokenized(self, calls: Sequence[Asked]) -> list[Call]:
