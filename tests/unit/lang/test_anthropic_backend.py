@@ -10,8 +10,12 @@ import time
 import pydantic
 import pytest
 from fastapi.responses import PlainTextResponse
+from hypothesis import given
+from hypothesis import strategies as st
 
 import sgl_vllm as sgl
+from sgl_vllm.lang.backends.anthropic_service import _StopWatch
+from sgl_vllm.lang.backends.base import Generated
 from tests.unit.lang.services import ANTHROPIC_ROUTES, Service, error, serving
 
 pytest.importorskip("anthropic")
@@ -145,6 +149,24 @@ def test_what_is_shown_while_it_comes_never_goes_past_the_stop(service, backend)
     service.reply, service.piece = lambda body: "one \n two\n\nthree", 1
     state = ask.run("Count.", stop="\n\n", stream=True)
     assert "".join(state.text_iter("answer")) == "one \n two"
+
+
+@given(
+    st.lists(st.text("ab \n", min_size=1, max_size=4), max_size=8),
+    st.lists(st.sampled_from(["\n", "\n\n", "  ", " \n"]), min_size=1, max_size=2),
+)
+def test_whatever_the_pieces_are_what_is_shown_begins_the_text_up_to_the_stop(pieces, stops):
+    shown, taken = [], []
+    watcher = _StopWatch(tuple(stops), lambda piece, num_tokens: shown.append(piece) or False)
+    for piece in pieces:
+        taken.append(piece)
+        if watcher(piece, None):
+            break
+    text = watcher.cut(Generated("".join(taken), "length")).text
+    whole = "".join(pieces)
+    found = sorted((whole.find(s) + len(s), whole.find(s)) for s in stops if s in whole)
+    assert text == (whole[: found[0][1]] if found else whole)
+    assert text.startswith("".join(shown)) and text.rstrip() == "".join(shown).rstrip()
 
 
 def test_a_text_without_the_stop_is_whole(service, backend):

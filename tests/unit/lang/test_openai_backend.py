@@ -13,6 +13,8 @@ import tiktoken
 import tiktoken.model
 import tiktoken.registry
 from fastapi.responses import PlainTextResponse
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.backends.openai_service import (
@@ -130,8 +132,8 @@ def test_several_texts_logprobs_and_usage_are_read(service, chat):
     )
     assert state["answer"] == ["fine", "fine"]
     assert service.body["logprobs"] is True and service.body["top_logprobs"] == 1
-    first = state.get_meta_info("answer")["output_token_logprobs"][0]
-    assert len(first) == 4 if isinstance(first, tuple | list) else first
+    told = state.get_meta_info("answer")["output_token_logprobs"]
+    assert [len(of_one) for of_one in told] == [4, 4]
     assert state.usage.prompt_tokens == 10
     assert state.usage.cached_prompt_tokens == 4
     assert state.usage.completion_tokens == 4
@@ -210,6 +212,47 @@ def test_strict_mode_closes_the_objects_inside_too():
     assert strict["$defs"]["I"] == closed
     assert strict["properties"]["a"]["anyOf"][1]["items"] == closed
     assert "additionalProperties" not in inner  # the given schema stays as it is
+
+
+_leaves = st.sampled_from(
+    [
+        {"type": "integer"},
+        {"type": "string"},
+        {"enum": ["a", 1]},
+        {"type": "string", "minLength": 2},
+    ]
+)
+
+
+def _schemas(inner):
+    def object_of(properties, required, closed):
+        schema = {"type": "object", "properties": properties}
+        schema["required"] = [key for key in properties if key in required]
+        return schema | ({} if closed is None else {"additionalProperties": closed})
+
+    properties = st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    required = st.sampled_from(["abc", "abc", "a", ""])
+    objects = st.builds(object_of, properties, required, st.sampled_from([None, None, False, True]))
+    arrays = st.builds(lambda items: {"type": "array", "items": items}, inner)
+    return objects | arrays | st.builds(lambda *of: {"anyOf": list(of)}, inner, inner)
+
+
+_documents = st.recursive(
+    st.sampled_from(["a", "ab", 1, 2]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abcd"), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.recursive(_leaves, _schemas, max_leaves=6), _documents)
+def test_every_document_of_a_strict_schema_is_one_of_the_given(schema, document):
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = {"type": "object", "properties": {"top": schema}, "required": ["top"]}
+    strict = strict_schema(schema)
+    document = {"top": document}
+    if strict is not None and jsonschema.Draft202012Validator(strict).is_valid(document):
+        assert jsonschema.Draft202012Validator(schema).is_valid(document)
 
 
 def test_a_refusal_is_an_error_that_quotes_it(service, chat):
