@@ -176,8 +176,8 @@ class Anthropic(ClientBackend):
         body = self._prompt_body(prompt)
         self._force_tool(body, prompt, "select", choice_schema(choices))
         self.say_that_it_chooses("a tool that takes nothing else")
-        body |= {"max_tokens": _SELECT_MAX_TOKENS, "temperature": 0.0}
-        answer = await self._ask(body, None)
+        body["max_tokens"] = _SELECT_MAX_TOKENS
+        answer = await self.at_temperature_0(lambda asked: self._ask(asked, None), body)
         with self.reading():
             return ChoiceAnswer(self.chosen(choices, json.loads(answer.text)), answer.cost)
 

@@ -169,13 +169,7 @@ class OpenAIWords(ServiceBackend):
             return await self._choose_by_tokens(prompt, choices)
         self.say_that_it_chooses("a JSON schema that allows nothing else")
         body["response_format"] = response_format(choice_schema(choices))
-        try:
-            answer = await self.ask({**body, "temperature": 0.0}, None)
-        except BackendError as error:
-            if error.status != 400 or "temperature" not in str(error):
-                raise
-            self._once.say("select leaves temperature at its default: the model takes no other")
-            answer = await self.ask(body, None)
+        answer = await self.at_temperature_0(lambda asked: self.ask(asked, None), body)
         with self.reading():
             text = self._read(answer["choices"][0]).text
             return ChoiceAnswer(self.chosen(choices, json.loads(text)), read_usage(answer))

@@ -11,7 +11,15 @@ import asyncio
 import contextlib
 import weakref
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from types import ModuleType
 from typing import Any, Generic, Literal, NoReturn, Protocol, TypeVar
 
@@ -156,6 +164,19 @@ class ServiceBackend(Backend):
             f"select lets the model choose here, by {how}: there are no scores, and the choice "
             f"may differ from that of a server that scores"
         )
+
+    async def at_temperature_0(
+        self, ask: Callable[[dict[str, Any]], Awaitable[T]], body: dict[str, Any]
+    ) -> T:
+        """What `ask` gives for `body` at temperature 0, or at the default where the model refuses
+        to be told one."""
+        try:
+            return await ask({**body, "temperature": 0.0})
+        except BackendError as error:
+            if error.status != 400 or "temperature" not in str(error):
+                raise
+        self._once.say("select leaves temperature at its default: the model takes no other")
+        return await ask(body)
 
     def chosen(self, choices: Sequence[str], document: object) -> int:
         """Which of `choices` a document of `choice_schema` names."""

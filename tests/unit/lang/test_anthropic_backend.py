@@ -210,6 +210,15 @@ def test_a_select_is_a_tool_that_takes_the_choices_only(service, backend):
     assert service.body["temperature"] == 0.0
 
 
+def test_a_model_that_takes_no_temperature_chooses_without(service, backend):
+    service.finish, service.reply = "tool_use", lambda body: '{"choice": "no"}'
+    service.fault = lambda body: (
+        error(400, "temperature may not be set for this model") if "temperature" in body else None
+    )
+    assert begun.run("", sgl.select("pick", ["yes", "no"]))["pick"] == "no"
+    assert len(service.requests) == 2
+
+
 # --- streaming -----------------------------------------------------------------------------------
 
 
