@@ -3,7 +3,11 @@
 Imports neither vLLM nor torch: it is the client, and runs where no server is installed.
 """
 
+from sgl_vllm.lang.backends.anthropic_service import Anthropic
 from sgl_vllm.lang.backends.base import Backend, ServerInfo, Usage
+from sgl_vllm.lang.backends.engine import Engine
+from sgl_vllm.lang.backends.litellm_service import LiteLLM
+from sgl_vllm.lang.backends.openai_service import OpenAI
 from sgl_vllm.lang.backends.vllm import VLLM, RuntimeEndpoint
 from sgl_vllm.lang.choices import (
     greedy_token_selection,
@@ -45,9 +49,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "VLLM",
+    "Anthropic",
     "AsyncProgramState",
     "Backend",
     "BackendError",
+    "Engine",
+    "LiteLLM",
+    "OpenAI",
     "Program",
     "ProgramCancelled",
     "ProgramError",

@@ -88,13 +88,13 @@ class TimedVLLM(sgl.VLLM):
         self.record.calls += [Asked(prompt.extended(choice), "", False) for choice in choices]
         return answer
 
-    async def _call(
+    async def call(
         self, method: Literal["GET", "POST"], url: str, body: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         timer = _timer.get()
         to_stream = body is not None and url.endswith("/completions") and "logprobs" not in body
         if timer is None or body is None or not to_stream:
-            return await super()._call(method, url, body)
+            return await super().call(method, url, body)
         return await self._streamed(timer, url, body)
 
     async def _streamed(self, timer: _Timer, url: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -107,22 +107,23 @@ class TimedVLLM(sgl.VLLM):
             "stream_options": {"include_usage": True},
             "stream_interval": REST_IN_ONE_PART,
         }
-        parts = await self._connect().client.post(
-            url, cast_to=object, body=body, stream=True, stream_cls=AsyncStream[object]
-        )
         joined = _Joined()
-        async for part in parts:
-            if timer.first_token_s is None:
-                timer.first_token_s = time.perf_counter()
-            joined.add(part)
+        with self.connect().client() as client:
+            parts = await client.post(
+                url, cast_to=object, body=body, stream=True, stream_cls=AsyncStream[object]
+            )
+            async for part in parts:
+                if timer.first_token_s is None:
+                    timer.first_token_s = time.perf_counter()
+                joined.add(part)
         return joined.answer(is_chat=url.endswith("/chat/completions"))
 
     async def tokenized(self, calls: Sequence[Asked]) -> list[Call]:
         """The calls in the server's tokens; -1 stands for one that is in no prompt."""
         made = []
         for one in calls:
-            ids = await self._tokenize(one.prompt)
-            both = await self._tokenize(one.prompt.extended(one.reply)) if one.reply else ids
+            ids = await self.tokenize(one.prompt)
+            both = await self.tokenize(one.prompt.extended(one.reply)) if one.reply else ids
             reply_ids = both[len(ids) :] if both[: len(ids)] == ids else []
             if one.ended or not reply_ids:
                 reply_ids = [*reply_ids, -1]

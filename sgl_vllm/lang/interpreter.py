@@ -735,7 +735,14 @@ class Stream:
 
     async def _select(self, expr: Select) -> Variable:
         self._ahead = None
-        answer = await self.run.backend.score(
+        backend = self.run.backend
+        if backend.scoreless_methods is not None and expr.method not in backend.scoreless_methods:
+            raise UnsupportedError(
+                backend.name,
+                f"select by {type(expr.method).__name__}",
+                "it chooses without scores, which can stand for token_length_normalized only",
+            )
+        answer = await backend.score(
             self._open_prompt("select"),
             expr.choices,
             unconditional=expr.method.needs_unconditional,

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
-from sgl_vllm.lang.choices import ChoiceTokens
+from sgl_vllm.lang.choices import ChoicesMethod, ChoiceTokens
 from sgl_vllm.lang.errors import UnsupportedError
 from sgl_vllm.lang.ir import Role, Sampling
 from sgl_vllm.lang.media import Media
@@ -237,6 +237,10 @@ class Backend(ABC):
     """Whether `watch` is told how many tokens have come, after each. The interpreter takes it back
     where it turns out otherwise."""
 
+    scoreless_methods: tuple[ChoicesMethod, ...] | None = None
+    """The methods that may be asked of a backend which chooses without scores; None if it gives
+    scores, which serve every method."""
+
     @property
     @abstractmethod
     def name(self) -> str:
@@ -278,7 +282,7 @@ class Backend(ABC):
 class SaidOnce:
     """Fall-backs that a backend has told of."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._said: set[str] = set()
 
@@ -286,4 +290,4 @@ class SaidOnce:
         """Log `what` as a warning, the first time only."""
         if what not in self._said:
             self._said.add(what)
-            logger.warning("%s: %s", self._backend, what)
+            logger.warning("%s: %s", self._backend.name, what)

@@ -12,16 +12,14 @@ import asyncio
 import itertools
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sgl_vllm.lang.backends.base import (
     ChatPrompt,
     GenAnswer,
-    Generated,
     GenRequest,
     Prompt,
-    ScoreAnswer,
     ServerInfo,
     TextPrompt,
     TokenLogprob,
@@ -30,25 +28,16 @@ from sgl_vllm.lang.backends.base import (
     program_id,
 )
 from sgl_vllm.lang.backends.batching import Batcher, BatchRoute
+from sgl_vllm.lang.backends.on_vllm import REPORT, SCORE_FROM, OnVLLM, with_report
 from sgl_vllm.lang.backends.openai_api import (
-    Once,
     OpenAIBackend,
     prompt_body,
     read_generated,
     read_usage,
     sampling_body,
 )
-from sgl_vllm.lang.choices import ChoiceTokens, first_scored_position
+from sgl_vllm.lang.backends.service import Once
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
-
-SCORE_FROM = "sgl_score_from"
-"""Key in vllm_xargs: the index of the first prompt token whose log-probability is wanted. The
-plugin then takes what is before it from the cache; a stock server ignores the key."""
-
-REPORT = "sgl_report"
-"""Key in vllm_xargs: the plugin shall say which part of the output was forced, under the same key
-of `kv_transfer_params` in the answer; a stock server ignores it."""
-
 
 _request_numbers = itertools.count(1)
 
@@ -69,7 +58,7 @@ class _Learned:
     begin_ids: Once[list[int]]  # what the tokenizer puts before any text: one token, or nothing
 
 
-class VLLM(OpenAIBackend):
+class VLLM(OnVLLM, OpenAIBackend):
     """A vLLM server at `base_url` (with or without a final ``/v1``).
 
     Nothing is sent before the first program runs. `model` defaults to the first one the server
@@ -77,8 +66,6 @@ class VLLM(OpenAIBackend):
     broken connection, or status 408, 409, 429 or 5xx, is tried `max_retries` more times with
     back-off (the openai client's rule).
     """
-
-    tells_tokens = True
 
     def __init__(
         self,
@@ -111,7 +98,7 @@ class VLLM(OpenAIBackend):
             batcher=Batcher(self._post, route.open, route.abort, retry=self.max_retries > 0),
             model=Once(self._ask_model),
             plugin=Once(self._ask_plugin),
-            begin_ids=Once(lambda: self._tokenize(TextPrompt(""))),
+            begin_ids=Once(lambda: self.tokenize(TextPrompt(""))),
         )
 
     @property
@@ -151,11 +138,7 @@ class VLLM(OpenAIBackend):
             texts = [read_generated(choice) for choice in answer["choices"]]
             if len(texts) != (sampling.n or 1):
                 raise ValueError(f"{len(texts)} texts came, and {sampling.n} were asked for")
-            usage = read_usage(answer)
-            report = (answer.get("kv_transfer_params") or {}).get(REPORT)
-            if report:
-                usage = replace(usage, forced_tokens=int(report["forced_tokens"]))
-                texts[0] = _with_forced(texts[0], report["forced_bytes"])
+            usage = with_report(texts, read_usage(answer), answer.get("kv_transfer_params"))
             prompt_logprobs = _prompt_tokens(answer, prompt_from) if prompt_from >= 0 else ()
             return GenAnswer(tuple(texts), usage, prompt_logprobs)
 
@@ -170,40 +153,6 @@ class VLLM(OpenAIBackend):
             raise
         with self.reading():
             return read_usage(answer)
-
-    async def score(
-        self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
-    ) -> ScoreAnswer:
-        prefix_ids, *full_ids = await asyncio.gather(
-            self._tokenize(prompt), *(self._tokenize(prompt.extended(c)) for c in choices)
-        )
-        start = first_scored_position(prefix_ids, full_ids)
-        usage = Usage()
-        if warm and len(choices) > 1 and start > 0 and await self.has_plugin():
-            usage += await self._warm_ids(prefix_ids[:start])
-        # The first token of a sequence has no log-probability: nothing comes before it.
-        scored_from = max(start, 1)
-        rows, cost = await self._prompt_logprobs(full_ids, scored_from)
-        usage += cost
-        if any(not logprobs for logprobs in rows):
-            raise BackendError(
-                "a choice has no token that can be scored: the prompt before this select is "
-                "empty, and the model's tokenizer puts nothing before the first token"
-            )
-        alone: list[tuple[float | None, ...] | None] = [None] * len(choices)
-        if unconditional:
-            begin_ids = await self._server().begin_ids.answer()
-            ids = [begin_ids + full[scored_from:] for full in full_ids]
-            from_choice = max(len(begin_ids), 1)
-            alone_rows, cost = await self._prompt_logprobs(ids, from_choice)
-            usage += cost
-            unknown = (None,) * (from_choice - len(begin_ids))
-            alone = [(*unknown, *logprobs) for logprobs in alone_rows]
-        scored = tuple(
-            ChoiceTokens(tuple(full[scored_from:]), logprobs, unconditional_logprobs)
-            for full, logprobs, unconditional_logprobs in zip(full_ids, rows, alone, strict=True)
-        )
-        return ScoreAnswer(scored, usage)
 
     async def flush_cache(self) -> None:
         if not await self.has_plugin():
@@ -228,7 +177,6 @@ class VLLM(OpenAIBackend):
             )
 
     async def has_plugin(self) -> bool:
-        """Whether the server runs with the plugin; asked once."""
         return await self._server().plugin.answer()
 
     # --- requests --------------------------------------------------------------------------
@@ -238,14 +186,9 @@ class VLLM(OpenAIBackend):
     ) -> dict[str, Any]:
         body = {**await self._common(), **prompt_body(prompt), **body}
         if prompt == TextPrompt(""):  # vLLM refuses an empty string, but not the token it is
-            body["prompt"] = await self._server().begin_ids.answer()
-            if not body["prompt"]:
-                raise BackendError(
-                    "the prompt is empty, and the model's tokenizer has no beginning-of-text "
-                    "token to start from: put some text before this"
-                )
-        if isinstance(prompt, ChatPrompt):
-            body |= self._media_options(prompt)
+            body["prompt"] = await self.ids_of_empty_prompt()
+        if isinstance(prompt, ChatPrompt) and (media := self.media_io_kwargs(prompt)):
+            body["media_io_kwargs"] = media
         path = "chat/completions" if isinstance(prompt, ChatPrompt) else "completions"
         if watch is None:
             return await self._post_with_others(path, body)
@@ -287,19 +230,7 @@ class VLLM(OpenAIBackend):
             )
         return answer
 
-    def _media_options(self, prompt: ChatPrompt) -> dict[str, Any]:
-        num_frames = {m.num_frames for m in prompt.media if m.num_frames is not None}
-        if len(num_frames) > 1:
-            raise UnsupportedError(
-                self.name,
-                "videos with different num_frames in one prompt",
-                "give all the same num_frames",
-            )
-        if not num_frames:
-            return {}
-        return {"media_io_kwargs": {"video": {"num_frames": num_frames.pop()}}}
-
-    async def _warm_ids(self, ids: list[int]) -> Usage:
+    async def warm_ids(self, ids: list[int]) -> Usage:
         body = {
             **await self._common(),
             "prompt": ids,
@@ -310,10 +241,9 @@ class VLLM(OpenAIBackend):
         with self.reading():
             return read_usage(answer)
 
-    async def _prompt_logprobs(
+    async def prompt_logprobs(
         self, sequences: list[list[int]], start: int
     ) -> tuple[list[tuple[float, ...]], Usage]:
-        """The log-probabilities of the tokens from `start` on in each sequence, in one request."""
         body = {
             **await self._common(),
             "prompt": sequences,
@@ -335,7 +265,10 @@ class VLLM(OpenAIBackend):
             ]
             return rows, read_usage(answer)
 
-    async def _tokenize(self, prompt: Prompt) -> list[int]:
+    async def begin_ids(self) -> list[int]:
+        return await self._server().begin_ids.answer()
+
+    async def tokenize(self, prompt: Prompt) -> list[int]:
         body = {"model": await self._model_name(), **prompt_body(prompt)}
         answer = await self.call("POST", f"{self.url}/tokenize", body)
         with self.reading():
@@ -361,18 +294,6 @@ class VLLM(OpenAIBackend):
 
 
 RuntimeEndpoint = VLLM
-
-
-def _with_forced(generated: Generated, forced_bytes: list[list[int]]) -> Generated:
-    """With the forced intervals, which come in bytes, in characters; a stop text may have cut
-    them."""
-    data = generated.text.encode()
-
-    def num_chars(num_bytes: int) -> int:
-        return len(data[:num_bytes].decode(errors="ignore"))
-
-    intervals = ((num_chars(start), num_chars(end)) for start, end in forced_bytes)
-    return replace(generated, forced=tuple((a, b) for a, b in intervals if a < b))
 
 
 def _prompt_tokens(answer: dict[str, Any], start: int) -> tuple[TokenLogprob, ...]:

@@ -1,0 +1,347 @@
+"""The backend for Anthropic's Messages API.
+
+Owns that API's requests, answers and streams, and the ways round what it lacks: a JSON schema and a
+select become a tool that the model is made to call, and stops of white space are watched for here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, NoReturn
+
+from sgl_vllm.lang.backends.base import (
+    ChatPrompt,
+    ChoiceAnswer,
+    Content,
+    GenAnswer,
+    Generated,
+    GenRequest,
+    Message,
+    Prompt,
+    Usage,
+    Watch,
+)
+from sgl_vllm.lang.backends.service import ClientBackend, choice_schema
+from sgl_vllm.lang.choices import token_length_normalized
+from sgl_vllm.lang.errors import BackendError
+from sgl_vllm.lang.ir import DEFAULT_SAMPLING, Sampling
+from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.speculation import first_stop
+
+_LACKING = {
+    "n": "fork the prompt, or use run_batch",
+    "min_new_tokens": "ask for a longer text in the prompt",
+    "ignore_eos": "a server of your own has it",
+    "stop_token_ids": "use stop texts",
+    "min_p": "use top_p or top_k",
+    "frequency_penalty": "leave it at 0",
+    "presence_penalty": "leave it at 0",
+    "return_logprob": "the API tells no logprobs",
+}
+
+_FINISH_REASONS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "tool_use": "stop",  # only of the tool that it is made to call
+    "max_tokens": "length",
+}
+
+_SELECT_MAX_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A message: its text, or the JSON text of the tool's input; and how it ended."""
+
+    text: str
+    stop_reason: str
+    usage: dict[str, Any]
+
+    @property
+    def generated(self) -> Generated:
+        return Generated(self.text, _FINISH_REASONS.get(self.stop_reason, self.stop_reason))
+
+    @property
+    def cost(self) -> Usage:
+        """Anthropic counts what is read from and written to its cache apart from the rest."""
+        read = int(self.usage.get("cache_read_input_tokens") or 0)
+        written = int(self.usage.get("cache_creation_input_tokens") or 0)
+        return Usage(
+            prompt_tokens=int(self.usage.get("input_tokens") or 0) + read + written,
+            cached_prompt_tokens=read,
+            completion_tokens=int(self.usage.get("output_tokens") or 0),
+            calls=1,
+        )
+
+
+class Anthropic(ClientBackend):
+    """A model of Anthropic's, or a server with its API at `base_url`.
+
+    Without `api_key` the official client finds one (ANTHROPIC_API_KEY). Programs must have roles,
+    with system turns before all others. A turn of the assistant that has begun is continued
+    (prefilled), which the service offers for some models only; the text before the gen must not end
+    in white space. `select` lets the model choose.
+    """
+
+    scoreless_methods = (token_length_normalized,)
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        timeout_s: float = 600.0,
+        max_retries: int = 2,
+    ) -> None:
+        super().__init__(api_key, timeout_s, max_retries)
+        self.model = model
+        self.base_url = base_url
+
+    @property
+    def name(self) -> str:
+        where = f" at {self.base_url}" if self.base_url else ""
+        return f"Anthropic's {self.model}{where}"
+
+    @property
+    def advice_on_no_answer(self) -> str:
+        return "is base_url right, and can this machine reach it?"
+
+    @property
+    def advice_on_key(self) -> str:
+        return "pass it as Anthropic(..., api_key=...) or set ANTHROPIC_API_KEY"
+
+    def library(self) -> ModuleType:
+        try:
+            import anthropic
+        except ImportError as error:
+            raise BackendError(
+                "Anthropic needs the package anthropic: pip install 'sgl-vllm[anthropic]'"
+            ) from error
+        return anthropic
+
+    def new_client(self) -> Any:
+        return self.library().AsyncAnthropic(
+            api_key=self._api_key,
+            base_url=self.base_url,
+            timeout=self.timeout_s,
+            max_retries=self.max_retries,
+        )
+
+    def raise_as_backend_error(self, error: Exception) -> NoReturn:
+        errors = self.library()
+        no_key = isinstance(error, errors.AnthropicError) and not isinstance(error, errors.APIError)
+        # Without any key the client does not even ask.
+        if no_key or (isinstance(error, TypeError) and "authentication" in str(error)):
+            raise BackendError(
+                f"{self.name} wants an api_key: {self.advice_on_key} ({error})"
+            ) from error
+        super().raise_as_backend_error(error)
+
+    # --- what the interpreter asks for -----------------------------------------------------------
+
+    async def generate(self, request: GenRequest) -> GenAnswer:
+        sampling = request.sampling
+        self.refuse_options(sampling, _LACKING)
+        if request.regex is not None:
+            self.refuse("regex (or dtype)", "use json_schema, or say in the prompt what is wanted")
+        body = self._prompt_body(request.prompt) | _options(sampling)
+        if request.json_schema is not None:
+            if sampling.stop:
+                self.refuse("stop with json_schema", "leave stop out: the document ends by itself")
+            schema = self._object_schema(json.loads(request.json_schema))
+            self._force_tool(body, request.prompt, "json_schema", schema)
+            answer = await self._ask(body, request.watch)
+            return GenAnswer((answer.generated,), answer.cost)
+        stops = (sampling.stop,) if isinstance(sampling.stop, str) else sampling.stop or ()
+        here = tuple(stop for stop in stops if not stop.strip())
+        if there := [stop for stop in stops if stop.strip()]:
+            body["stop_sequences"] = there
+        if not here:
+            answer = await self._ask(body, request.watch)
+            return GenAnswer((answer.generated,), answer.cost)
+        self._once.say(
+            "a stop of white space alone is refused by the service: the text is watched as it "
+            "comes, and cut there"
+        )
+        watcher = _StopWatch(here, request.watch)
+        answer = await self._ask(body, watcher)
+        return GenAnswer((watcher.cut(answer.generated),), answer.cost)
+
+    async def score(
+        self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
+    ) -> ChoiceAnswer:
+        body = self._prompt_body(prompt)
+        self._force_tool(body, prompt, "select", choice_schema(choices))
+        self.say_that_it_chooses("a tool that takes nothing else")
+        body["max_tokens"] = _SELECT_MAX_TOKENS
+        answer = await self.at_temperature_0(lambda asked: self._ask(asked, None), body)
+        with self.reading():
+            return ChoiceAnswer(self.chosen(choices, json.loads(answer.text)), answer.cost)
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def _prompt_body(self, prompt: Prompt) -> dict[str, Any]:
+        if not isinstance(prompt, ChatPrompt):
+            self.refuse(
+                "a prompt without roles", "put the text into turns (s.user(...), s.assistant(...))"
+            )
+        if prompt.ending == "continue":
+            self._check_prefill(prompt.messages[-1])
+        turns = list(prompt.messages)
+        system = []
+        while turns and turns[0].role == "system":
+            system += self._parts(turns.pop(0).content)
+        if any(turn.role == "system" for turn in turns):
+            self.refuse("a system turn after another turn", "put it first, or say it as the user")
+        messages = [
+            {
+                "role": turn.role,
+                "content": turn.content
+                if isinstance(turn.content, str)
+                else self._parts(turn.content),
+            }
+            for turn in turns
+        ]
+        return {"messages": messages} | ({"system": system} if system else {})
+
+    def _check_prefill(self, begun: Message) -> None:
+        if begun.role != "assistant":
+            self.refuse(f"gen in a {begun.role} turn", "let the assistant write")
+        if begun.text != begun.text.rstrip():
+            self.refuse(
+                "white space at the end of the text before a gen",
+                "end that text without it: the model writes it, or strip it from the variable",
+            )
+
+    def _parts(self, content: Content) -> list[dict[str, Any]]:
+        parts = (content,) if isinstance(content, str) else content
+        return [
+            {"type": "text", "text": part} if isinstance(part, str) else self._image(part)
+            for part in parts
+        ]
+
+    def _image(self, media: Media) -> dict[str, Any]:
+        if media.kind != "image":
+            self.refuse(media.kind, "show some of its frames as images")
+        if not media.url.startswith("data:"):
+            return {"type": "image", "source": {"type": "url", "url": media.url}}
+        header, _, data = media.url.removeprefix("data:").partition(",")
+        if not header.endswith(";base64"):
+            self.refuse("an image in a data URL without base64", "pass its bytes to image(...)")
+        source = {"type": "base64", "media_type": header.removesuffix(";base64"), "data": data}
+        return {"type": "image", "source": source}
+
+    def _object_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
+        if schema.get("type") != "object":
+            self.refuse(
+                "a json_schema that is no object's", "make it the property of an object's schema"
+            )
+        return schema
+
+    def _force_tool(
+        self, body: dict[str, Any], prompt: Prompt, feature: str, schema: dict[str, Any]
+    ) -> None:
+        """Make the model answer by a document of `schema`."""
+        if isinstance(prompt, ChatPrompt) and prompt.ending == "continue":
+            self.refuse(
+                f"{feature} in a turn that has begun", "let the assistant turn begin with it"
+            )
+        tool = {"name": "answer", "description": "Give the answer.", "input_schema": schema}
+        body |= {"tools": [tool], "tool_choice": {"type": "tool", "name": "answer"}}
+
+    async def _ask(self, body: dict[str, Any], watch: Watch | None) -> _Answer:
+        body = {"model": self.model, **body}
+        if watch is not None:
+            assembled = _Assembled()
+            await self.drive(
+                self.chunks("/v1/messages", {**body, "stream": True}), assembled, watch
+            )
+            return assembled.answer()
+        answer = await self.call("POST", "/v1/messages", body)
+        with self.reading():
+            stop_reason, blocks = str(answer["stop_reason"]), answer["content"]
+            if "tools" not in body:
+                text = "".join(block["text"] for block in blocks if block["type"] == "text")
+                return _Answer(text, stop_reason, answer.get("usage") or {})
+            inputs = [block["input"] for block in blocks if block["type"] == "tool_use"]
+        if not inputs:
+            raise BackendError(
+                f"{self.name} did not answer in the form that was asked for: it ended with "
+                f"{stop_reason!r}"
+            )
+        text = json.dumps(inputs[0], ensure_ascii=False)
+        return _Answer(text, stop_reason, answer.get("usage") or {})
+
+
+def _options(sampling: Sampling) -> dict[str, Any]:
+    """Sampling options in Anthropic's words; what is at the API's default is not sent, as some
+    models refuse to be told."""
+    body: dict[str, Any] = {"max_tokens": sampling.max_new_tokens}
+    for option in ("temperature", "top_p", "top_k"):
+        value = getattr(sampling, option)
+        if value not in (None, getattr(DEFAULT_SAMPLING, option)):
+            body[option] = value
+    return body
+
+
+class _StopWatch:
+    """Ends a text at `stops`, all of white space, which the service does not take.
+
+    Shows `watch` what comes before them: white space is held back until something follows it.
+    """
+
+    def __init__(self, stops: tuple[str, ...], watch: Watch | None) -> None:
+        self._stops = stops
+        self._watch = watch
+        self._text = ""
+        self._num_shown = 0
+
+    def __call__(self, piece: str, num_tokens: int | None) -> bool:
+        self._text += piece
+        stop = first_stop(self._text, self._stops)
+        end = stop[0] if stop is not None else len(self._text.rstrip())
+        shown = self._text[self._num_shown : end]
+        self._num_shown = max(end, self._num_shown)
+        enough = shown != "" and self._watch is not None and self._watch(shown, num_tokens)
+        return enough or stop is not None
+
+    def cut(self, generated: Generated) -> Generated:
+        """The text up to the first stop."""
+        stop = first_stop(generated.text, self._stops)
+        if stop is None:
+            return generated
+        return replace(generated, text=generated.text[: stop[0]], finish_reason="stop")
+
+
+class _Assembled:
+    """The message that a stream's events make."""
+
+    num_tokens = None
+
+    def __init__(self) -> None:
+        self.finish_reason: str | None = None
+        self._pieces: list[str] = []
+        self._usage: dict[str, Any] = {}
+
+    def add(self, chunk: Any) -> str:
+        match chunk["type"]:
+            case "message_start":
+                self._usage |= chunk["message"]["usage"]
+            case "message_delta":
+                self.finish_reason = chunk["delta"]["stop_reason"]
+                self._usage |= {k: v for k, v in chunk["usage"].items() if v is not None}
+            case "content_block_delta":
+                delta = chunk["delta"]
+                piece = delta.get("text") or delta.get("partial_json") or ""
+                if not isinstance(piece, str):
+                    raise TypeError("a piece of a text is not a string")
+                self._pieces.append(piece)
+                return piece
+        return ""
+
+    def answer(self) -> _Answer:
+        assert self.finish_reason is not None
+        return _Answer("".join(self._pieces), self.finish_reason, self._usage)

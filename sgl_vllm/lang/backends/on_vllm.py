@@ -1,0 +1,138 @@
+"""What a vLLM server and a vLLM engine in this process have in common for the language.
+
+Owns `select` by prompt log-probabilities, the plugin's keys in a request, and the reading of its
+report. How tokens and log-probabilities are got is the backends': over HTTP in `vllm.py`, from the
+engine itself in `engine.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any
+
+from sgl_vllm.lang.backends.base import (
+    Backend,
+    ChatPrompt,
+    Generated,
+    Prompt,
+    ScoreAnswer,
+    Usage,
+)
+from sgl_vllm.lang.choices import ChoiceTokens, first_scored_position
+from sgl_vllm.lang.errors import BackendError, UnsupportedError
+
+SCORE_FROM = "sgl_score_from"
+"""Key in a request's extra arguments: the index of the first prompt token whose log-probability is
+wanted. The plugin then takes what is before it from the cache; stock vLLM ignores the key."""
+
+REPORT = "sgl_report"
+"""Key in a request's extra arguments: the plugin shall say which part of the output was forced,
+under the same key of `kv_transfer_params` in the answer; stock vLLM ignores it."""
+
+
+class OnVLLM(Backend):
+    """A model that vLLM runs. Its tokens can be told, and so the scores of choices are exact."""
+
+    tells_tokens = True
+
+    @abstractmethod
+    async def has_plugin(self) -> bool:
+        """Whether the plugin is switched on."""
+
+    @abstractmethod
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        """The tokens of a prompt, as `generate` reads it."""
+
+    @abstractmethod
+    async def begin_ids(self) -> list[int]:
+        """What the tokenizer puts before any text: one token, or nothing."""
+
+    @abstractmethod
+    async def warm_ids(self, ids: list[int]) -> Usage:
+        """Compute and cache these tokens."""
+
+    @abstractmethod
+    async def prompt_logprobs(
+        self, sequences: list[list[int]], start: int
+    ) -> tuple[list[tuple[float, ...]], Usage]:
+        """The log-probabilities of the tokens from `start` on in each sequence, as one call."""
+
+    async def ids_of_empty_prompt(self) -> list[int]:
+        """What stands for a prompt of no text, which vLLM refuses."""
+        ids = await self.begin_ids()
+        if not ids:
+            raise BackendError(
+                "the prompt is empty, and the model's tokenizer has no beginning-of-text "
+                "token to start from: put some text before this"
+            )
+        return ids
+
+    async def score(
+        self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
+    ) -> ScoreAnswer:
+        prefix_ids, *full_ids = await asyncio.gather(
+            self.tokenize(prompt), *(self.tokenize(prompt.extended(c)) for c in choices)
+        )
+        start = first_scored_position(prefix_ids, full_ids)
+        usage = Usage()
+        if warm and len(choices) > 1 and start > 0 and await self.has_plugin():
+            usage += await self.warm_ids(prefix_ids[:start])
+        # The first token of a sequence has no log-probability: nothing comes before it.
+        scored_from = max(start, 1)
+        rows, cost = await self.prompt_logprobs(full_ids, scored_from)
+        usage += cost
+        if any(not logprobs for logprobs in rows):
+            raise BackendError(
+                "a choice has no token that can be scored: the prompt before this select is "
+                "empty, and the model's tokenizer puts nothing before the first token"
+            )
+        alone: list[tuple[float | None, ...] | None] = [None] * len(choices)
+        if unconditional:
+            begin_ids = await self.begin_ids()
+            ids = [begin_ids + full[scored_from:] for full in full_ids]
+            from_choice = max(len(begin_ids), 1)
+            alone_rows, cost = await self.prompt_logprobs(ids, from_choice)
+            usage += cost
+            unknown = (None,) * (from_choice - len(begin_ids))
+            alone = [(*unknown, *logprobs) for logprobs in alone_rows]
+        scored = tuple(
+            ChoiceTokens(tuple(full[scored_from:]), logprobs, unconditional_logprobs)
+            for full, logprobs, unconditional_logprobs in zip(full_ids, rows, alone, strict=True)
+        )
+        return ScoreAnswer(scored, usage)
+
+    def media_io_kwargs(self, prompt: ChatPrompt) -> dict[str, Any]:
+        """How the media of a prompt are to be read, in vLLM's words; empty for its defaults."""
+        num_frames = {m.num_frames for m in prompt.media if m.num_frames is not None}
+        if len(num_frames) > 1:
+            raise UnsupportedError(
+                self.name,
+                "videos with different num_frames in one prompt",
+                "give all the same num_frames",
+            )
+        return {"video": {"num_frames": num_frames.pop()}} if num_frames else {}
+
+
+def with_report(
+    texts: list[Generated], usage: Usage, kv_transfer_params: dict[str, Any] | None
+) -> Usage:
+    """Put what the plugin reports of the first text into it; the usage with its forced tokens."""
+    report = (kv_transfer_params or {}).get(REPORT)
+    if not report:
+        return usage
+    texts[0] = _with_forced(texts[0], report["forced_bytes"])
+    return replace(usage, forced_tokens=int(report["forced_tokens"]))
+
+
+def _with_forced(generated: Generated, forced_bytes: list[list[int]]) -> Generated:
+    """With the forced intervals, which come in bytes, in characters; a stop text may have cut
+    them."""
+    data = generated.text.encode()
+
+    def num_chars(num_bytes: int) -> int:
+        return len(data[:num_bytes].decode(errors="ignore"))
+
+    intervals = ((num_chars(start), num_chars(end)) for start, end in forced_bytes)
+    return replace(generated, forced=tuple((a, b) for a, b in intervals if a < b))

@@ -1,0 +1,308 @@
+"""The backend for OpenAI, and for any server with OpenAI's API that is not vLLM.
+
+Owns what can be said in that API's own words, and what cannot: an option that it lacks is refused,
+not dropped. `OpenAIWords` says it without knowing how a request is sent, so that others who take
+these words (`litellm_service.py`) share it. vLLM's extensions of the API are in `vllm.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from abc import abstractmethod
+from typing import Any
+from urllib.parse import urlsplit
+
+from sgl_vllm.lang.backends.base import (
+    ChatPrompt,
+    ChoiceAnswer,
+    GenAnswer,
+    Generated,
+    GenRequest,
+    Prompt,
+    TextPrompt,
+    Usage,
+    Watch,
+)
+from sgl_vllm.lang.backends.openai_api import (
+    OpenAIBackend,
+    read_generated,
+    read_usage,
+    sampling_body,
+)
+from sgl_vllm.lang.backends.service import ServiceBackend, choice_schema
+from sgl_vllm.lang.backends.strict_schema import strict_schema
+from sgl_vllm.lang.choices import (
+    ChoicesMethod,
+    greedy_token_selection,
+    token_length_normalized,
+)
+from sgl_vllm.lang.errors import BackendError
+from sgl_vllm.lang.ir import Sampling
+
+OPENAI_URL = "https://api.openai.com/v1"
+
+_COMPLETION_MODELS = re.compile(r"gpt-[\w.-]*-instruct(-\d+)?|davinci-002|babbage-002")
+
+_LACKING = {
+    "min_new_tokens": "ask for a longer text in the prompt",
+    "ignore_eos": "a server of your own has it",
+    "stop_token_ids": "use stop texts",
+    "top_k": "use top_p",
+    "min_p": "use top_p",
+    "logprob_start_len": "only the logprobs of generated tokens are told; leave it at -1",
+}
+
+_DEFAULTS = {
+    "n": 1,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+}
+"""What the API itself takes where an option is not sent."""
+
+_OPTIONS = {*_DEFAULTS, "max_tokens", "stop", "logprobs", "top_logprobs"}
+
+
+def options_body(sampling: Sampling, *, chat: bool) -> dict[str, Any]:
+    """Sampling options in OpenAI's words, all that it has."""
+    given = sampling_body(sampling, chat=chat)
+    body = {name: value for name, value in given.items() if name in _OPTIONS}
+    if isinstance(sampling.stop, tuple):
+        body["stop"] = list(sampling.stop)
+    return body
+
+
+def without_defaults(body: dict[str, Any]) -> dict[str, Any]:
+    """Without the options that say what holds anyway: some models refuse to be told even that."""
+    return {k: v for k, v in body.items() if k not in _DEFAULTS or v != _DEFAULTS[k]}
+
+
+def response_format(schema: dict[str, Any]) -> dict[str, Any]:
+    """The option that makes a chat's answer a document of `schema`."""
+    strict = strict_schema(schema)
+    named = {"name": "answer", "schema": strict or schema, "strict": strict is not None}
+    return {"type": "json_schema", "json_schema": named}
+
+
+class OpenAIWords(ServiceBackend):
+    """A service that takes OpenAI's words, however they are sent.
+
+    A chat model takes prompts with roles only, a completion model those without. A chat cannot be
+    continued in a turn that has begun: the API has no way to say it.
+    """
+
+    continues_turns = False
+    model: str
+    is_chat_model: bool
+
+    @abstractmethod
+    async def ask(self, body: dict[str, Any], watch: Watch | None) -> dict[str, Any]:
+        """Send a chat (a body with "messages") or a completion, and give the whole answer."""
+
+    @property
+    def scoreless_methods(self) -> tuple[ChoicesMethod, ...]:  # type: ignore[override]
+        if self.is_chat_model:
+            return (token_length_normalized,)
+        return (token_length_normalized, greedy_token_selection)
+
+    async def generate(self, request: GenRequest) -> GenAnswer:
+        sampling = request.sampling
+        self.refuse_options(sampling, _LACKING)
+        body = self.prompt_body(request.prompt)
+        body |= options_body(sampling, chat=self.is_chat_model)
+        if request.regex is not None:
+            self.refuse("regex (or dtype)", "use json_schema, or say in the prompt what is wanted")
+        if request.json_schema is not None:
+            if not self.is_chat_model:
+                self.refuse("json_schema on a completion model", "use a chat model")
+            body["response_format"] = response_format(json.loads(request.json_schema))
+        answer = await self.ask(body, request.watch)
+        with self.reading():
+            texts = tuple(self._read(choice) for choice in answer["choices"])
+            if len(texts) != (sampling.n or 1):
+                raise ValueError(f"{len(texts)} texts came, and {sampling.n} were asked for")
+            return GenAnswer(texts, read_usage(answer))
+
+    def _read(self, choice: dict[str, Any]) -> Generated:
+        refusal = (choice.get("message") or {}).get("refusal")
+        if refusal and not choice["message"].get("content"):
+            raise BackendError(f"{self.name} refused to answer: {refusal}")
+        return read_generated(choice)
+
+    # --- prompts ---------------------------------------------------------------------------------
+
+    def prompt_body(self, prompt: Prompt) -> dict[str, Any]:
+        """A prompt in OpenAI's words."""
+        if isinstance(prompt, ChatPrompt) and self.is_chat_model:
+            return {"messages": self._messages(prompt)}
+        if isinstance(prompt, TextPrompt) and not self.is_chat_model:
+            return {"prompt": prompt.text}
+        if isinstance(prompt, TextPrompt):
+            self.refuse(
+                f"a prompt without roles for the chat model {self.model}",
+                "put the text into turns (s.user(...), s.assistant(...)); for a model that "
+                "completes text pass is_chat_model=False",
+            )
+        self.refuse(
+            f"a prompt with roles for the completion model {self.model}",
+            "leave the roles out; for a chat model pass is_chat_model=True",
+        )
+
+    def _messages(self, prompt: ChatPrompt) -> list[dict[str, Any]]:
+        if prompt.ending != "generate":
+            self.refuse("gen in a turn that has begun", "let the assistant turn begin with it")
+        if any(media.num_frames is not None for media in prompt.media):
+            self.refuse("num_frames of a video", "leave it out: the service chooses")
+        return [message.as_dict() for message in prompt.messages]
+
+    # --- select ----------------------------------------------------------------------------------
+
+    async def score(
+        self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
+    ) -> ChoiceAnswer:
+        body = self.prompt_body(prompt)
+        if isinstance(prompt, TextPrompt):
+            return await self._choose_by_tokens(prompt, choices)
+        self.say_that_it_chooses("a JSON schema that allows nothing else")
+        body["response_format"] = response_format(choice_schema(choices))
+        answer = await self.at_temperature_0(lambda asked: self.ask(asked, None), body)
+        with self.reading():
+            text = self._read(answer["choices"][0]).text
+            return ChoiceAnswer(self.chosen(choices, json.loads(text)), read_usage(answer))
+
+    async def _choose_by_tokens(self, prompt: TextPrompt, choices: tuple[str, ...]) -> ChoiceAnswer:
+        """Follow the most probable token wherever the choices part; one call at each parting."""
+        encoding = await asyncio.to_thread(self._encoding)
+        self.say_that_it_chooses("the likeliest token wherever choices part")
+        prefix = encoding.encode(prompt.text, disallowed_special=()) or [encoding.eot_token]
+        ids = [tuple(encoding.encode(choice, disallowed_special=())) for choice in choices]
+        self._refuse_beginnings(ids, choices)
+        left = list(range(len(choices)))
+        usage, position = Usage(), 0
+        while len({ids[i] for i in left}) > 1:
+            tokens = list(dict.fromkeys(ids[i][position] for i in left))
+            if len(tokens) > 1:
+                body = {
+                    "prompt": [*prefix, *ids[left[0]][:position]],
+                    "max_tokens": 1,
+                    "temperature": 0.0,
+                    "logit_bias": {str(token): 100 for token in tokens},
+                }
+                answer = await self.ask(body, None)
+                with self.reading():
+                    text = read_generated(answer["choices"][0]).text
+                    usage += read_usage(answer)
+                (token,) = self._tokens_of(text, tokens, encoding)
+                left = [i for i in left if ids[i][position] == token]
+            position += 1
+        return ChoiceAnswer(left[0], usage)
+
+    def _encoding(self) -> Any:
+        """The model's tokenizer; may download it, and blocks while it does."""
+        try:
+            import tiktoken
+
+            return tiktoken.encoding_for_model(self.model)
+        except Exception as error:
+            why = "tiktoken is not installed" if isinstance(error, ImportError) else str(error)
+            self.refuse(
+                f"select on the completion model {self.model}",
+                f"it needs the model's tokenizer from tiktoken ({why}); use a chat model, or gen",
+            )
+
+    def _refuse_beginnings(self, ids: list[tuple[int, ...]], choices: tuple[str, ...]) -> None:
+        for short, short_ids in zip(choices, ids, strict=True):
+            for long, long_ids in zip(choices, ids, strict=True):
+                if short_ids != long_ids and short_ids == long_ids[: len(short_ids)]:
+                    self.refuse(
+                        f"select between {short!r} and {long!r}, which begins like it,",
+                        "end each choice with something that tells it apart, such as a line end",
+                    )
+
+    def _tokens_of(self, text: str, tokens: list[int], encoding: Any) -> list[int]:
+        def spelled(token: int) -> str:
+            return str(encoding.decode_single_token_bytes(token).decode(errors="replace"))
+
+        found = [token for token in tokens if spelled(token) == text]
+        if len(found) != 1:
+            raise BackendError(f"{self.name} went on with {text!r}, which is none of the choices")
+        return found
+
+
+class OpenAI(OpenAIWords, OpenAIBackend):
+    """OpenAI's service, or any server with its API at `base_url` (which ends in ``/v1`` or the
+    like); for a vLLM server there is `VLLM`, which can do more.
+
+    Without `base_url` and `api_key`, the environment variables OPENAI_BASE_URL and OPENAI_API_KEY
+    count. `is_chat_model` says whether `model` takes chats or completes text; None goes by its
+    name (OpenAI's instruct models, davinci-002 and babbage-002 complete text).
+
+    `select` lets the model choose: see `OpenAIWords`. At OpenAI itself, options at the API's
+    defaults are not sent, as its reasoning models refuse them; other servers may have other
+    defaults, and are sent all.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        is_chat_model: bool | None = None,
+        timeout_s: float = 600.0,
+        max_retries: int = 2,
+    ) -> None:
+        url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+        key = api_key or os.environ.get("OPENAI_API_KEY")
+        super().__init__(url, key, timeout_s, max_retries)
+        self.model = model
+        if is_chat_model is None:
+            is_chat_model = _COMPLETION_MODELS.fullmatch(model) is None
+        self.is_chat_model = is_chat_model
+
+    @property
+    def is_openai_itself(self) -> bool:
+        """Whether this is OpenAI's own service, or Azure's of it."""
+        host = urlsplit(self.base_url).hostname or ""
+        return host.endswith((".openai.com", ".openai.azure.com"))
+
+    @property
+    def name(self) -> str:
+        return (
+            f"OpenAI's {self.model}" if self.is_openai_itself else f"the server at {self.base_url}"
+        )
+
+    @property
+    def advice_on_no_answer(self) -> str:
+        return "is base_url right, and can this machine reach it?"
+
+    @property
+    def advice_on_key(self) -> str:
+        return "pass it as OpenAI(..., api_key=...) or set OPENAI_API_KEY"
+
+    async def ask(self, body: dict[str, Any], watch: Watch | None) -> dict[str, Any]:
+        body = {"model": self.model, **self.written(body)}
+        path = "chat/completions" if "messages" in body else "completions"
+        url = f"{self.base_url}/{path}"
+        if watch is None:
+            return await self.call("POST", url, body)
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return await self.call_streamed(url, body, watch)
+
+    def written(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The body as this service takes it."""
+        if not self.is_openai_itself:
+            return body
+        body = without_defaults(body)
+        if "messages" in body and "max_tokens" in body:  # which its newer models refuse
+            body["max_completion_tokens"] = body.pop("max_tokens")
+        return body
+
+    def _messages(self, prompt: ChatPrompt) -> list[dict[str, Any]]:
+        if self.is_openai_itself and any(media.kind == "video" for media in prompt.media):
+            self.refuse("video", "show some of its frames as images")
+        return super()._messages(prompt)

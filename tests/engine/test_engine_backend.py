@@ -1,0 +1,251 @@
+"""The language on an engine in process: the same as on a server, and nothing left of it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import psutil
+import pytest
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.loop import background_loop
+from sgl_vllm.serving import VllmServer
+from tests.engine.engine import MODEL
+
+LONG = "Once upon a time there was a hare who lived at the edge of a large and dark forest. " * 4
+MAX_MODEL_LEN = 1024
+
+
+def engine_of(**options) -> sgl.Engine:
+    defaults = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": 16,
+        "block_size": 32,
+    }
+    return sgl.Engine(MODEL, **{**defaults, **options})
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with engine_of() as engine:
+        yield engine
+
+
+@sgl.function
+def text_program(s):
+    s += LONG + "It said:" + sgl.gen("said", max_tokens=12, return_logprob=True, top_logprobs_num=2)
+    for name, method in (
+        ("mean", sgl.token_length_normalized),
+        ("greedy", sgl.greedy_token_selection),
+        ("gain", sgl.unconditional_likelihood_normalized),
+    ):
+        s += " and then a" + sgl.select(name, [" cat", " dogs", " very old owl"], 0.0, method)
+    s += ". In the year " + sgl.gen("year", regex="[12][0-9]{3}")
+    forks = s.fork(2)
+    forks += [" the wind", " the rain"]
+    forks += sgl.gen("weather", max_tokens=6, stop=".")
+    forks.join()
+
+
+@sgl.function
+def chat_program(s):
+    s += sgl.system("You are an owl.") + sgl.user("Who are you?")
+    s += sgl.assistant(sgl.gen("free", max_tokens=10))
+    s += sgl.user("A name, please.")
+    with s.assistant():
+        s += "My name is" + sgl.gen("name", max_tokens=6)
+        s += ", and I am" + sgl.select("am", [" wise", " hungry"])
+
+
+@sgl.function
+def empty_program(s):
+    s += sgl.gen("opening", max_tokens=5)
+
+
+@sgl.function
+def prompt_logprobs_program(s):
+    s += "The old owl" + sgl.gen("more", max_tokens=2, return_logprob=True, logprob_start_len=1)
+
+
+SELECTS = ("mean", "greedy", "gain", "am")
+
+
+def logprobs_of(tokens) -> list[object]:
+    """What is told of tokens, as far as it is the same to the digit in another process."""
+    return [
+        (token["text"], round(token["logprob"], 2), sorted(text for text, _ in token["top"]))
+        for token in tokens
+    ]
+
+
+def results(backend) -> dict[str, object]:
+    """What the programs give, by variable; the scores of selects apart, as floats differ."""
+    found: dict[str, object] = {}
+    with pytest.raises(sgl.ProgramError) as refused:  # the demo's tokenizer has nothing to begin on
+        empty_program.run(backend=backend)
+    found["empty_program"] = str(refused.value)
+    for program in (text_program, chat_program, prompt_logprobs_program):
+        state = program.run(backend=backend, temperature=0.0)
+        name = program.func.__name__
+        found[name] = state.text()
+        found[f"{name} messages"] = state.messages()
+        found[f"{name} tokens"] = (state.usage.prompt_tokens, state.usage.completion_tokens)
+        found[f"{name} calls"] = state.usage.calls
+        if "said" in state:
+            found["logprobs"] = logprobs_of(state.get_meta_info("said")["output_token_logprobs"])
+        if "more" in state:
+            told = state.get_meta_info("more")["prompt_token_logprobs"]
+            found["prompt logprobs"] = logprobs_of(told)
+        for select in (select for select in SELECTS if select in state):
+            found[f"scores of {select}"] = tuple(state.get_meta_info(select)["scores"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def on_server() -> dict[str, object]:
+    options = ["--dtype", "float32", "--max-num-seqs", "16", "--block-size", "32"]
+    with VllmServer(
+        MODEL, max_model_len=MAX_MODEL_LEN, extra_args=options, env={"OMP_NUM_THREADS": "1"}
+    ) as server:
+        return results(sgl.VLLM(server.url))
+
+
+def test_programs_give_the_same_as_on_a_server(on_server, engine):
+    here = results(engine)
+    assert here.keys() == on_server.keys()
+    for name, value in here.items():
+        if name.startswith("scores of"):
+            assert value == pytest.approx(on_server[name], abs=1e-3), name
+        else:
+            assert value == on_server[name], name
+
+
+def test_logprobs_are_told_per_token_and_of_the_prompt(engine):
+    state = prompt_logprobs_program.run(backend=engine, temperature=0.0)
+    meta = state.get_meta_info("more")
+    assert len(meta["output_token_logprobs"]) == 2
+    assert len(meta["prompt_token_logprobs"]) == state.usage.prompt_tokens - 1  # all from 1 on
+
+
+def test_text_is_shown_as_it_comes(engine):
+    @sgl.function
+    def program(s):
+        s += "The hare" + sgl.gen("a", max_tokens=20, ignore_eos=True)
+
+    whole = program.run(backend=engine, temperature=0.0)
+    state = program.run(backend=engine, temperature=0.0, stream=True)
+    pieces = list(state.text_iter("a"))
+    assert "".join(pieces) == whole["a"] and len(pieces) > 1
+    state.sync()
+    assert state.usage.completion_tokens == 20
+
+
+def test_a_stop_pattern_ends_the_text_and_the_request(engine):
+    @sgl.function
+    def program(s):
+        s += "The hare" + sgl.gen("a", max_tokens=500, ignore_eos=True, stop_regex=r"\s\w+\s\w+\s")
+
+    state = program.run(backend=engine, temperature=0.0)
+    assert state.usage.completion_tokens < 100
+    assert unfinished(engine) == 0
+
+
+def test_speculation_gives_the_same_for_fewer_calls(engine):
+    def program(s):
+        s += LONG
+        s += sgl.gen("first", max_tokens=8)
+        s += sgl.gen("second", max_tokens=8)
+
+    plain = sgl.function(program).run(backend=engine, temperature=0.0)
+    ahead = sgl.function(program, num_api_spec_tokens=32).run(backend=engine, temperature=0.0)
+    assert (ahead["first"], ahead["second"]) == (plain["first"], plain["second"])
+    assert plain.usage.calls == 2 and ahead.usage.calls == 1
+
+
+def test_several_texts_are_several(engine):
+    @sgl.function
+    def program(s):
+        s += "The hare" + sgl.gen("a", max_tokens=8, n=3)
+
+    state = program.run(backend=engine, temperature=1.5)
+    assert len(state["a"]) == 3 and len(set(state["a"])) > 1
+    assert state.text() == "The hare" + state["a"][0]
+
+
+def test_the_prefix_is_found_in_the_cache_until_it_is_emptied(engine):
+    @sgl.function
+    def program(s):
+        s += LONG + sgl.gen("a", max_tokens=2)
+
+    program.run(backend=engine)
+    assert program.run(backend=engine).usage.cached_prompt_tokens >= 32
+    sgl.flush_cache(engine)
+    assert program.run(backend=engine).usage.cached_prompt_tokens == 0
+
+
+def test_the_engine_says_what_it_is(engine):
+    info = sgl.get_server_info(engine)
+    assert (info.model, info.max_model_len) == (MODEL, MAX_MODEL_LEN)
+    assert info.plugin is False and info.stats is None
+
+
+def unfinished(engine) -> int:
+    """Requests that the engine still works on, once the aborts under way have arrived."""
+    running = background_loop().start(engine._engine()).result()
+    ends_s = time.monotonic() + 5
+    while running.get_num_unfinished_requests() and time.monotonic() < ends_s:
+        time.sleep(0.01)
+    return running.get_num_unfinished_requests()
+
+
+@sgl.function
+def endless(s):
+    s += "The hare" + sgl.gen("a", max_tokens=900, ignore_eos=True)
+
+
+def test_a_program_that_is_given_up_aborts_its_request(engine):
+    with pytest.raises(sgl.ProgramError, match=r"not done within timeout_s=0\.2"):
+        endless.run(backend=engine, timeout_s=0.2)
+    assert unfinished(engine) == 0
+
+
+def test_what_the_engine_refuses_is_an_error_that_quotes_it(engine):
+    @sgl.function
+    def too_long(s):
+        s += "hare " * 3000 + sgl.gen("a")
+
+    @sgl.function
+    def bad_regex(s):
+        s += "x" + sgl.gen("a", regex="(")
+
+    for program, what in ((too_long, "1024"), (bad_regex, "regex")):
+        with pytest.raises(sgl.ProgramError, match=rf"gen 'a' failed: .*refused.*{what}") as caught:
+            program.run(backend=engine)
+        assert caught.value.__cause__.status == 400
+    assert text_program.run(backend=engine, temperature=0.0)["year"]  # it still works
+
+
+def test_a_wrong_argument_is_an_error_at_the_start():
+    with pytest.raises(sgl.BackendError, match="did not start"), engine_of(dtype="float7"):
+        pass
+
+
+def test_closing_leaves_no_process_and_use_after_that_starts_anew(engine, monkeypatch):
+    """Last, as it ends the engine of this module."""
+    processes = psutil.Process().children(recursive=True)
+    workers = [p for p in processes if "resource_tracker" not in " ".join(p.cmdline())]
+    assert workers
+    engine.close()
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert alive == []
+    monkeypatch.setenv("VLLM_PLUGINS", "another")
+    with engine_of(plugin={"jump_forward": False}) as with_plugin:
+        info = sgl.get_server_info(with_plugin)
+        assert info.plugin and info.stats["parts"]["radix"] == "on"
+        assert info.stats["parts"]["jump_forward"] != "on"
+        assert os.environ["VLLM_PLUGINS"] == "another"
+        state = text_program.run(backend=with_plugin, temperature=0.0)
+        assert state["year"] and state["mean"] and state.usage.cached_prompt_tokens > 0

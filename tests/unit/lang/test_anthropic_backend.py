@@ -1,0 +1,385 @@
+"""The Anthropic backend against a scripted service, through the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+
+import pydantic
+import pytest
+from fastapi.responses import PlainTextResponse
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.backends.anthropic_service import _StopWatch
+from sgl_vllm.lang.backends.base import Generated
+from tests.unit.lang.services import ANTHROPIC_ROUTES, Service, error, serving
+
+pytest.importorskip("anthropic")
+
+
+@pytest.fixture
+def service():
+    with serving(Service(finish="end_turn"), ANTHROPIC_ROUTES) as service:
+        yield service
+
+
+def backend_of(service, **options):
+    defaults = {"api_key": "key", "timeout_s": 10, "max_retries": 0}
+    return sgl.Anthropic("claude-x", base_url=service.url, **{**defaults, **options})
+
+
+@pytest.fixture
+def backend(service):
+    backend = backend_of(service)
+    sgl.set_default_backend(backend)
+    return backend
+
+
+@sgl.function
+def ask(s, question, **options):
+    s += sgl.system("Be brief.")
+    s += sgl.user(question)
+    s += sgl.assistant(sgl.gen("answer", **options))
+
+
+@sgl.function
+def begun(s, begin, expr):
+    s += sgl.user("Who?") + sgl.assistant(begin + expr)
+
+
+# --- requests on the wire ------------------------------------------------------------------------
+
+
+def test_system_turns_go_apart_and_options_by_the_apis_names(service, backend):
+    state = ask.run("Why?", max_new_tokens=9, stop=["END", "."], temperature=0.5, top_k=7)
+    assert state["answer"] == "fine"
+    assert service.requests[0][0] == "/v1/messages"
+    assert service.body == {
+        "model": "claude-x",
+        "system": [{"type": "text", "text": "Be brief."}],
+        "messages": [{"role": "user", "content": "Why?"}],
+        "max_tokens": 9,
+        "stop_sequences": ["END", "."],
+        "temperature": 0.5,
+        "top_k": 7,
+    }
+
+
+def test_a_turn_that_has_begun_is_prefilled(service, backend):
+    service.reply = lambda body: " Ada"
+    state = begun.run("Name:", sgl.gen("name"))
+    assert service.body["messages"] == [
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": "Name:"},
+    ]
+    assert state.messages()[-1]["content"] == "Name: Ada"
+
+
+def test_images_go_as_sources(service, backend):
+    data = b"\x89PNG and so on"
+
+    @sgl.function
+    def look(s):
+        s += sgl.user("A" + sgl.image("https://example.org/a.png") + sgl.image(data))
+        s += sgl.assistant(sgl.gen("answer"))
+
+    look.run()
+    encoded = base64.b64encode(data).decode()
+    assert service.body["messages"][0]["content"] == [
+        {"type": "text", "text": "A"},
+        {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
+        {
+            "type": "image",
+            "source": {"type": "base64", "media_type": "image/png", "data": encoded},
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        ("end_turn", "stop"),
+        ("stop_sequence", "stop"),
+        ("max_tokens", "length"),
+        ("refusal", "refusal"),
+    ],
+)
+def test_why_a_text_ended_is_told_in_the_languages_words(service, backend, reason, finish):
+    service.finish = reason
+    state = ask.run("Why?")
+    assert state.get_meta_info("answer")["finish_reason"] in (finish, (finish,), [finish])
+
+
+def test_usage_counts_what_came_from_the_cache_and_what_went_there(service, backend):
+    usage = ask.run("Why?").usage
+    assert (usage.prompt_tokens, usage.cached_prompt_tokens) == (10, 4)
+    assert (usage.completion_tokens, usage.calls) == (7, 1)
+
+
+def test_a_fork_sends_no_hint_as_there_is_no_cache_to_fill(service, backend):
+    @sgl.function
+    def forked(s):
+        s += sgl.user("x" * 500)
+        s += sgl.assistant_begin()
+        forks = s.fork(2)
+        forks += sgl.gen("answer")
+        forks.join()
+
+    assert forked.run()["answer"] == ["fine", "fine"]
+    assert len(service.requests) == 2
+
+
+# --- stops of white space ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_of_white_space_is_watched_for_here(service, backend, stream):
+    service.reply = lambda body: "one two\n\nthree"
+    state = ask.run("Count.", stop=["\n", "END"], stream=stream)
+    assert state["answer"] == "one two"
+    assert service.body["stop_sequences"] == ["END"] and service.body["stream"] is True
+    assert state.get_meta_info("answer")["finish_reason"] in ("stop", ("stop",), ["stop"])
+
+
+def test_what_is_shown_while_it_comes_never_goes_past_the_stop(service, backend):
+    service.reply, service.piece = lambda body: "one \n two\n\nthree", 1
+    state = ask.run("Count.", stop="\n\n", stream=True)
+    assert "".join(state.text_iter("answer")) == "one \n two"
+
+
+@given(
+    st.lists(st.text("ab \n", min_size=1, max_size=4), max_size=8),
+    st.lists(st.sampled_from(["\n", "\n\n", "  ", " \n"]), min_size=1, max_size=2),
+)
+def test_whatever_the_pieces_are_what_is_shown_begins_the_text_up_to_the_stop(pieces, stops):
+    shown, taken = [], []
+    watcher = _StopWatch(tuple(stops), lambda piece, num_tokens: shown.append(piece) or False)
+    for piece in pieces:
+        taken.append(piece)
+        if watcher(piece, None):
+            break
+    text = watcher.cut(Generated("".join(taken), "length")).text
+    whole = "".join(pieces)
+    found = sorted((whole.find(s) + len(s), whole.find(s)) for s in stops if s in whole)
+    assert text == (whole[: found[0][1]] if found else whole)
+    assert text.startswith("".join(shown)) and text.rstrip() == "".join(shown).rstrip()
+
+
+def test_a_text_without_the_stop_is_whole(service, backend):
+    service.reply = lambda body: "one two"
+    assert ask.run("Count.", stop="\n")["answer"] == "one two"
+
+
+# --- JSON and select -----------------------------------------------------------------------------
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_json_schema_is_a_tool_that_must_be_called(service, backend, stream):
+    service.finish = "tool_use"
+    service.reply = lambda body: '{"name": "Adé", "age": 36}'
+    state = ask.run("Who?", json_schema=Person, stream=stream)
+    assert state["answer"] == Person(name="Adé", age=36)
+    assert '"Adé"' in state.text()
+    (tool,) = service.body["tools"]
+    assert tool["input_schema"]["required"] == ["name", "age"]
+    assert service.body["tool_choice"] == {"type": "tool", "name": tool["name"]}
+
+
+def test_an_answer_without_the_tool_is_an_error(service, backend):
+    service.finish = "refusal"
+    with pytest.raises(sgl.ProgramError, match=r"not answer in the form .*'refusal'"):
+        ask.run("Who?", json_schema=Person)
+
+
+def test_a_select_is_a_tool_that_takes_the_choices_only(service, backend):
+    service.finish = "tool_use"
+    service.reply = lambda body: '{"choice": "no"}'
+    state = begun.run("", sgl.select("pick", ["yes", "no"]))
+    assert state["pick"] == "no"
+    schema = service.body["tools"][0]["input_schema"]
+    assert schema["properties"]["choice"]["enum"] == ["yes", "no"]
+    assert service.body["temperature"] == 0.0
+
+
+def test_a_model_that_takes_no_temperature_chooses_without(service, backend):
+    service.finish, service.reply = "tool_use", lambda body: '{"choice": "no"}'
+    service.fault = lambda body: (
+        error(400, "temperature may not be set for this model") if "temperature" in body else None
+    )
+    assert begun.run("", sgl.select("pick", ["yes", "no"]))["pick"] == "no"
+    assert len(service.requests) == 2
+
+
+# --- streaming -----------------------------------------------------------------------------------
+
+
+def test_text_is_shown_as_it_comes(service, backend):
+    service.reply = lambda body: "one two three"
+    state = ask.run("Count.", stream=True)
+    assert "".join(state.text_iter("answer")) == "one two three"
+    state.sync()
+    assert (state.usage.prompt_tokens, state.usage.completion_tokens) == (10, 7)
+
+
+def test_a_stop_pattern_ends_the_stream(service, backend):
+    service.reply = lambda body: "abc123" * 50
+    assert ask.run("Go.", stop_regex=r"\d")["answer"] == "abc"
+
+
+def test_a_stream_that_breaks_off_is_an_error(service, backend):
+    service.reply, service.break_off_after = lambda body: "one two three", 2
+    with pytest.raises(sgl.ProgramError, match="broke off in the middle"):
+        ask.run("Count.", stream=True).sync()
+
+
+def test_an_error_within_a_stream_is_told(service, backend):
+    said = {"type": "error", "error": {"type": "overloaded_error", "message": "too many"}}
+    service.fault = lambda body: PlainTextResponse(
+        f"event: error\ndata: {json.dumps(said)}\n\n", media_type="text/event-stream"
+    )
+    with pytest.raises(sgl.ProgramError, match="too many"):
+        ask.run("Count.", stop_regex="never")
+
+
+# --- what it lacks -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "feature"),
+    [
+        ({"n": 2}, "n"),
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"ignore_eos": True}, "ignore_eos"),
+        ({"stop_token_ids": [1]}, "stop_token_ids"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"frequency_penalty": 0.1}, "frequency_penalty"),
+        ({"presence_penalty": 0.1}, "presence_penalty"),
+        ({"return_logprob": True}, "return_logprob"),
+        ({"regex": "[0-9]+"}, "regex"),
+        ({"json_schema": Person, "stop": "x"}, "stop with json_schema"),
+        ({"json_schema": {"type": "string"}}, "a json_schema that is no object's"),
+    ],
+)
+def test_what_the_api_lacks_is_refused_by_name(service, backend, options, feature):
+    with pytest.raises(sgl.ProgramError, match=rf"{feature}.* not supported by Anthropic's claude"):
+        ask.run("Why?", **options)
+    assert service.requests == []
+
+
+@pytest.mark.parametrize("expr", [sgl.gen("a", json_schema=Person), sgl.select("a", ["b", "c"])])
+def test_a_tool_cannot_continue_a_turn(backend, expr):
+    with pytest.raises(sgl.ProgramError, match="in a turn that has begun is not supported"):
+        begun.run("Name:", expr)
+
+
+def test_white_space_before_a_gen_is_refused_with_advice(service, backend):
+    with pytest.raises(sgl.ProgramError, match=r"white space .*end that text without it"):
+        begun.run("Name: ", sgl.gen("name"))
+    assert service.requests == []
+
+
+def test_a_late_system_turn_a_video_and_a_prompt_without_roles_are_refused(backend):
+    @sgl.function
+    def late(s):
+        s += sgl.user("Hi") + sgl.system("Be brief.") + sgl.assistant(sgl.gen("a"))
+
+    @sgl.function
+    def video(s):
+        s += sgl.user(sgl.video("https://example.org/a.mp4")) + sgl.assistant(sgl.gen("a"))
+
+    @sgl.function
+    def plain(s):
+        s += "Once" + sgl.gen("a")
+
+    @sgl.function
+    def users(s):
+        s += sgl.user("I am " + sgl.gen("a"))
+
+    for program, feature in (
+        (late, "a system turn after another turn"),
+        (video, "video"),
+        (plain, "a prompt without roles"),
+        (users, "gen in a user turn"),
+    ):
+        with pytest.raises(sgl.ProgramError, match=f"{feature} is not supported"):
+            program.run()
+
+
+@pytest.mark.parametrize(
+    "method", [sgl.greedy_token_selection, sgl.unconditional_likelihood_normalized]
+)
+def test_methods_that_need_scores_are_refused(backend, method):
+    with pytest.raises(sgl.ProgramError, match=r"select by \w+ is not supported"):
+        begun.run("", sgl.select("pick", ["a", "b"], choices_method=method))
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+def test_a_model_that_takes_no_prefill_says_so(service, backend):
+    service.fault = lambda body: error(400, "This model does not support assistant prefill")
+    with pytest.raises(sgl.ProgramError, match="answered 400: This model does not support"):
+        begun.run("Name:", sgl.gen("name"))
+
+
+def test_a_wrong_key_is_said_to_be_refused(service, backend):
+    service.fault = lambda body: error(401, "invalid key")
+    with pytest.raises(sgl.ProgramError, match=r"refused the api_key .*ANTHROPIC_API_KEY"):
+        ask.run("Why?")
+
+
+def test_without_any_key_one_is_asked_for(service, monkeypatch, tmp_path):
+    for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))  # where the client looks for one
+    with pytest.raises(sgl.ProgramError, match=r"wants an api_key: .*ANTHROPIC_API_KEY"):
+        ask.run("Why?", backend=backend_of(service, api_key=None))
+    assert service.requests == []
+
+
+@pytest.mark.parametrize("status", [404, 500])
+def test_what_the_service_says_is_passed_on(service, backend, status):
+    service.fault = lambda body: error(status, "no such model")
+    with pytest.raises(sgl.ProgramError, match=f"answered {status}: no such model") as caught:
+        ask.run("Why?")
+    assert caught.value.__cause__.status == status
+
+
+def test_too_many_requests_are_tried_again(service):
+    left = iter([error(429, "slow down"), error(529, "overloaded")])
+    service.fault = lambda body: next(left, None)
+    assert ask.run("Why?", backend=backend_of(service, max_retries=2))["answer"] == "fine"
+    assert len(service.requests) == 3
+
+
+@pytest.mark.parametrize("garbage", ["<html>", "{", "[1]", "{}", '{"stop_reason": "x"}'])
+def test_an_answer_that_cannot_be_read_is_an_error(service, backend, garbage):
+    service.fault = lambda body: PlainTextResponse(garbage, media_type="application/json")
+    with pytest.raises(sgl.ProgramError, match="cannot be read"):
+        ask.run("Why?")
+
+
+def test_a_service_that_stalls_is_left_after_the_timeout(service):
+    async def stall(body):
+        await asyncio.sleep(20)
+
+    service.fault = stall
+    begun_s = time.monotonic()
+    with pytest.raises(sgl.ProgramError, match=r"did not answer within 0\.3 s"):
+        ask.run("Why?", backend=backend_of(service, timeout_s=0.3))
+    assert time.monotonic() - begun_s < 5
+
+
+def test_nobody_at_the_address_is_an_error_that_names_it(service):
+    backend = sgl.Anthropic("c", base_url="http://127.0.0.1:9", api_key="k", max_retries=0)
+    with pytest.raises(sgl.ProgramError, match=r"no answer from Anthropic's c at http://127"):
+        ask.run("Why?", backend=backend)
