@@ -4,6 +4,7 @@ Imports neither vLLM nor torch: it is the client, and runs where no server is in
 """
 
 from sgl_vllm.lang.backends.base import Backend, ServerInfo, Usage
+from sgl_vllm.lang.backends.replay import Recorder, Replay
 from sgl_vllm.lang.backends.vllm import VLLM, RuntimeEndpoint
 from sgl_vllm.lang.choices import (
     greedy_token_selection,
@@ -40,6 +41,7 @@ from sgl_vllm.lang.program import (
 )
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.state import AsyncProgramState, ProgramGroup, ProgramState
+from sgl_vllm.lang.view import fork_tree_svg, live, show, to_html, to_page
 
 __version__ = "0.1.0"
 
@@ -53,6 +55,8 @@ __all__ = [
     "ProgramError",
     "ProgramGroup",
     "ProgramState",
+    "Recorder",
+    "Replay",
     "RuntimeEndpoint",
     "ServerInfo",
     "UnsupportedError",
@@ -61,6 +65,7 @@ __all__ = [
     "assistant_begin",
     "assistant_end",
     "flush_cache",
+    "fork_tree_svg",
     "function",
     "gen",
     "gen_int",
@@ -69,12 +74,16 @@ __all__ = [
     "global_config",
     "greedy_token_selection",
     "image",
+    "live",
     "select",
     "separate_reasoning",
     "set_default_backend",
+    "show",
     "system",
     "system_begin",
     "system_end",
+    "to_html",
+    "to_page",
     "token_length_normalized",
     "tool",
     "unconditional_likelihood_normalized",
