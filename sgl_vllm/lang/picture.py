@@ -176,7 +176,9 @@ def usage_facts(usage: Usage) -> list[tuple[str, int]]:
 
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 _TURNS_DIRECTION = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_CONTROLS |= {127: 0x2421} | dict.fromkeys((*range(0x80, 0xA0), *_TURNS_DIRECTION), 0xFFFD)
+_CONTROLS |= {127: 0x2421} | dict.fromkeys(
+    (*range(0x80, 0xA0), *_TURNS_DIRECTION, 0xFFFE, 0xFFFF), 0xFFFD
+)
 
 
 def visible(text: str) -> str:

@@ -25,6 +25,7 @@ from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.backends.replay import Recorder, Replay
 from sgl_vllm.lang.backends.vllm import VLLM
 from sgl_vllm.lang.errors import ProgramError
+from sgl_vllm.lang.picture import visible
 from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.state import ProgramState
@@ -382,4 +383,4 @@ def _described(error: BaseException, file: Path) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return visible(" ".join(text.split()))
