@@ -25,8 +25,9 @@ from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.backends.replay import Recorder, Replay
 from sgl_vllm.lang.backends.vllm import VLLM
 from sgl_vllm.lang.errors import ProgramError
+from sgl_vllm.lang.interpreter import Stream
 from sgl_vllm.lang.picture import visible
-from sgl_vllm.lang.program import Program
+from sgl_vllm.lang.program import Program, _defaults
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.state import ProgramState
 from sgl_vllm.lang.view import live, show, to_page
@@ -259,8 +260,7 @@ def _run_once(
     program: Program, variables: dict[str, Any], backend: Backend, options: argparse.Namespace
 ) -> int:
     _check_arguments(program, variables, "")
-    # Streamed, because then there is a state to show of a run that fails.
-    state = program.bind(**variables).run(stream=True, backend=backend, **_sampling_of(options))
+    state = _started(program.bind(**variables), backend, options)
     if options.stream:
         live(state)
     failure = _outcome(state, options.file)
@@ -277,6 +277,14 @@ def _run_once(
     if failure is not None:
         raise RunError(failure, FAILED)
     return 0
+
+
+def _started(program: Program, backend: Backend, options: argparse.Namespace) -> ProgramState:
+    """A run under way, of which there is a state to show even if it fails."""
+    run = program._new_run(backend, _defaults(**_sampling_of(options)), stream=options.stream)
+    state = ProgramState(Stream(run))
+    program._start_streamed(run, state, (), {}, timeout_s=None)
+    return state
 
 
 def _outcome(state: ProgramState, file: Path) -> str | None:
