@@ -22,6 +22,9 @@ from sgl_vllm.lang.transcript import GenMeta, SelectMeta, Span, SpanKind, Variab
 if TYPE_CHECKING:
     from sgl_vllm.lang.state import ProgramGroup, State
 
+MOST_DEPTH = 40
+"""So many forks inside of forks are looked into; what is below them is counted."""
+
 Status: TypeAlias = Literal["waiting", "running", "done", "failed", "discarded"]
 Interval: TypeAlias = tuple[int, int]
 
@@ -90,7 +93,8 @@ Block: TypeAlias = Turn | Fork | Join
 class Branch:
     """The own part of a prompt: all of it, or what it wrote since the fork.
 
-    `busy` names the operation that runs, `error` says what ended it.
+    `busy` names the operation that runs, `error` says what ended it. `num_deeper` branches below
+    it are not looked into.
     """
 
     label: str
@@ -99,6 +103,7 @@ class Branch:
     num_chars: int
     busy: str | None = None
     error: str | None = None
+    num_deeper: int = 0
 
     @property
     def pieces(self) -> Iterable[Piece]:
@@ -153,8 +158,8 @@ def picture_of(seen: State | ProgramGroup[Any]) -> Picture:
 def streams_below(stream: Stream) -> list[Stream]:
     """`stream` and every branch that came of it."""
     found = [stream]
-    for child in list(stream.children):
-        found += streams_below(child)
+    for each in found:
+        found += list(each.children)
     return found
 
 
@@ -213,10 +218,11 @@ def _groups(stream: Stream) -> list[list[Stream]]:
     return groups
 
 
-def _branch(stream: Stream) -> Branch:
+def _branch(stream: Stream, depth: int = 0) -> Branch:
     num_inherited = stream.num_inherited_spans  # before the snapshot, which then has them
     joins = list(stream.joins)
     groups = _groups(stream)
+    num_deeper = len(streams_below(stream)) - 1 if depth >= MOST_DEPTH else 0
     snapshot = stream.snapshot()
     status = _status(stream, snapshot)
     error = None if snapshot.error is None else _error_of(stream, snapshot.error)
@@ -228,7 +234,7 @@ def _branch(stream: Stream) -> Branch:
     begin = spans[num_inherited - 1].end if num_inherited else 0
     shaded = _cached_intervals(stream, begin, groups, spans[num_inherited:])
     known = _known_by_usage(stream)
-    markers = _markers(groups, joins, num_inherited, len(spans))
+    markers = _markers([] if num_deeper else groups, joins, num_inherited, len(spans), depth)
 
     blocks: list[Block] = []
     pieces: list[Piece] = []
@@ -261,9 +267,8 @@ def _branch(stream: Stream) -> Branch:
         name = stream._partial[0]
         pieces.append(Piece("gen", (Slice(partial),), name, ("still coming",), None, True))
     close_turn(goes_on=False)
-    return Branch(
-        stream.where, status, tuple(blocks), len(text) + len(partial) - begin, busy, error
-    )
+    num_chars = len(text) + len(partial) - begin
+    return Branch(stream.where, status, tuple(blocks), num_chars, busy, error, num_deeper)
 
 
 def _status(stream: Stream, snapshot: Snapshot) -> Status:
@@ -288,14 +293,16 @@ def _error_of(stream: Stream, error: ProgramError) -> str:
 
 
 def _markers(
-    groups: list[list[Stream]], joins: Sequence[Joined], first: int, last: int
+    groups: list[list[Stream]], joins: Sequence[Joined], first: int, last: int, depth: int
 ) -> dict[int, list[Block]]:
     """The forks and joins of a stream by how many spans are before them."""
     placed: list[tuple[tuple[int, int, int], Block]] = []  # by place, fork, and join after fork
     for number, group in enumerate(groups):
         forked_after = group[0].num_inherited_spans
         place = last if forked_after is None else min(max(forked_after, first), last)
-        placed.append(((place, number, 0), Fork(tuple(_branch(child) for child in group))))
+        placed.append(
+            ((place, number, 0), Fork(tuple(_branch(child, depth + 1) for child in group)))
+        )
     gathered: dict[tuple[int, int], Join] = {}  # one join of several variables is one
     for joined in joins:
         place = min(max(joined.num_spans, first), last)
@@ -385,15 +392,15 @@ def _cached_end(position: int, usage: Usage) -> int:
     return round(position * min(1.0, usage.cached_prompt_tokens / usage.prompt_tokens))
 
 
-def _first_cached_end(stream: Stream) -> int | None:
+def _first_cached_end(stream: Stream, depth: int = 0) -> int | None:
     """How much of its prompt the first request of a branch found cached; None without one."""
     num_inherited = stream.num_inherited_spans
-    if num_inherited is None:
+    if num_inherited is None or depth > MOST_DEPTH:
         return None
     for span in stream.snapshot().transcript.spans[num_inherited:]:
         if span.usage is not None and span.usage.prompt_tokens:
             return _cached_end(span.start, span.usage)
-    ends = [_first_cached_end(child) for child in list(stream.children)]
+    ends = [_first_cached_end(child, depth + 1) for child in list(stream.children)]
     return min((end for end in ends if end is not None), default=None)
 
 

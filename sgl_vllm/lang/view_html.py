@@ -214,6 +214,8 @@ def _usage_line(picture: Picture) -> str:
 
 def _branch_content(branch: Branch) -> str:
     parts = [_block(block) for block in branch.blocks]
+    if branch.num_deeper:
+        parts.append(f'<div class="sgl-note">{branch.num_deeper:,} branches below</div>')
     if branch.busy is not None:
         parts.append(f'<div class="sgl-note">running: {_escaped(branch.busy)} …</div>')
     if branch.error is not None:

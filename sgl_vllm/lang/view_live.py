@@ -42,10 +42,12 @@ def follow(state: State, draw: Draw) -> None:
             began_s = time.monotonic()
             changes.watch_new_streams()
             draw(picture_of(state))
+            took_s = time.monotonic() - began_s
             if is_end:
                 return
             changes.wait()
-            time.sleep(max(0.0, began_s + 1 / MOST_PER_SECOND - time.monotonic()))
+            # A picture that takes long leaves as much time to the run.
+            time.sleep(max(0.0, began_s + max(1 / MOST_PER_SECOND, 2 * took_s) - time.monotonic()))
 
 
 async def _nothing() -> None:

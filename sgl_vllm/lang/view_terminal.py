@@ -80,6 +80,8 @@ class _Drawing:
                     yield self._fork(block)
                 case Join():
                     yield Text(visible(join_line(block)), "dim")
+        if branch.num_deeper:
+            yield Text(f"{branch.num_deeper:,} branches below", "dim")
         if branch.busy is not None:
             yield Text(f"running: {visible(branch.busy)} …", "dim")
         if branch.error is not None and branch.status != "discarded":

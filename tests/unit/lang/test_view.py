@@ -462,6 +462,19 @@ def test_many_branches_are_counted_instead_of_drawn() -> None:
     assert "and 36 more" in sgl.fork_tree_svg(state)
 
 
+def test_forks_inside_of_forks_are_looked_into_as_far_as_they_can_be_drawn() -> None:
+    @sgl.function
+    def deep(s):
+        for _ in range(300):
+            s += "x"
+            s = s.copy()
+
+    state = deep.run(backend=ScriptedBackend())
+    assert "260 branches below" in state._repr_html_()
+    assert "260 branches below" in printed(state, width=600)
+    ElementTree.fromstring(sgl.fork_tree_svg(state))
+
+
 def test_the_lanes_are_well_formed_with_a_block_and_a_title_per_operation() -> None:
     state = two_endings.run(backend=ScriptedBackend())
     svg = ElementTree.fromstring(sgl.fork_tree_svg(state))
