@@ -175,6 +175,47 @@ def test_equal_branches_get_back_what_each_of_them_got(path: Path) -> None:
         assert replayed["b"] == recorded["b"]
 
 
+def test_branches_get_their_own_answers_whichever_asks_first(path: Path) -> None:
+    """The tools write nothing, so that the branches' requests are equal."""
+
+    @sgl.function
+    def equal(s, delays_s):
+        async def wait(delay_s: float) -> str:
+            await asyncio.sleep(delay_s)
+            return ""
+
+        s += "x"
+        forks = s.fork(2)
+        forks += [sgl.tool(None, wait, delay_s) for delay_s in delays_s]
+        forks += sgl.gen("a")
+        forks.join()
+
+    with sgl.Recorder(Luck(), path) as recorder:
+        recorded = equal.run([0.1, 0.0], backend=recorder)["a"]
+    assert recorded[0] != recorded[1]
+    assert equal.run([0.0, 0.1], backend=sgl.Replay(path))["a"] == recorded
+
+
+def test_equal_requests_are_answered_in_the_order_of_asking_not_of_answering(path: Path) -> None:
+    answers = iter(["first", "second", "third"])
+    delays_s = iter([0.1, 0.05, 0.0])
+
+    class Overtaking(ScriptedBackend):
+        async def generate(self, request: GenRequest) -> GenAnswer:
+            text = next(answers)
+            await asyncio.sleep(next(delays_s))
+            return GenAnswer((Generated(text, "stop"),), Usage())
+
+    async def ask(backend: Backend) -> list[str]:
+        asked = [backend.generate(request_of("x")) for _ in range(3)]
+        return [answer.texts[0].text for answer in await asyncio.gather(*asked)]
+
+    with sgl.Recorder(Overtaking(), path) as recorder:
+        assert asyncio.run(ask(recorder)) == ["first", "second", "third"]
+    assert [line["answer"]["texts"][0]["text"] for line in lines_of(path)[1:]][0] == "third"
+    assert asyncio.run(ask(sgl.Replay(path))) == ["first", "second", "third"]
+
+
 def test_a_batch_is_played_back_whatever_the_order_of_its_items(path: Path) -> None:
     @sgl.function
     def one(s, topic):

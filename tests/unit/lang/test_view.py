@@ -640,6 +640,41 @@ def test_following_draws_all_branches_and_ends_with_the_end() -> None:
     assert busy_branch
 
 
+def test_following_shows_what_comes_in_a_branch_while_all_others_wait() -> None:
+    gate = Gate()
+
+    class Halting(ScriptedBackend):
+        async def generate(self, request):
+            for piece in ("ha", "lf"):
+                await asyncio.sleep(0.3)  # longer than any redraw waits
+                request.watch(piece, None)
+            await gate(request)
+            return await super().generate(request)
+
+    @sgl.function
+    def forked(s):
+        s += "x"
+        forks = s.fork(1)
+        forks += sgl.gen("a")
+        forks.join()
+
+    state = forked.run(backend=Halting(), stream=True)
+    shown: list[str] = []
+
+    def draw(picture: Picture) -> None:
+        shown.extend(piece.text for branch in picture.all_branches for piece in branch.pieces)
+
+    thread = threading.Thread(target=view_live.follow, args=(state, draw))
+    thread.start()
+    assert gate.reached.wait(20)
+    time.sleep(0.3)
+    before_the_end = list(shown)
+    gate.open()
+    thread.join(20)
+    assert "ha" in before_the_end
+    assert "half" in before_the_end
+
+
 def test_following_draws_at_most_eight_times_a_second_and_not_while_nothing_happens() -> None:
     gate = Gate()
 
