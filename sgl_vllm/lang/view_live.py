@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sgl_vllm.lang.interpreter import Stream
@@ -19,7 +20,7 @@ from sgl_vllm.lang.view_html import fragment_of
 from sgl_vllm.lang.view_terminal import TerminalView
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderResult
 
     from sgl_vllm.lang.state import State
 
@@ -95,7 +96,8 @@ class _Changes:
 
 
 def follow_in_terminal(state: State, console: Console | None) -> None:
-    """In place, in as many of the last lines as the terminal has; all of it at the end."""
+    """In place: the last lines, as many as the terminal has, and all of it at the end. Where there
+    is no terminal, the end alone."""
     from rich.console import Console
     from rich.live import Live
 
@@ -105,14 +107,33 @@ def follow_in_terminal(state: State, console: Console | None) -> None:
         follow(state, lambda picture: last.__setitem__(slice(None), [picture]))
         console.print(TerminalView(last[0]))
         return
-    with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
+    drawn = TerminalView(picture_of(state))
+    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
 
         def draw(picture: Picture) -> None:
-            if picture.root.status != "running":
-                live.vertical_overflow = "visible"
-            live.update(TerminalView(picture), refresh=True)
+            nonlocal drawn
+            drawn = TerminalView(picture)
+            live.update(_LastLines(drawn), refresh=True)
 
-        follow(state, draw)
+        try:
+            follow(state, draw)
+        finally:
+            live.update(drawn, refresh=True)
+
+
+@dataclass(frozen=True)
+class _LastLines:
+    """As much of the end of a view as fits into the terminal: that is where text comes."""
+
+    view: TerminalView
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        lines = console.render_lines(self.view, options, pad=False)
+        for line in lines[-max(1, console.height - 1) :]:
+            yield from line
+            yield Segment.line()
 
 
 def follow_in_notebook(state: State) -> None:

@@ -611,6 +611,42 @@ def test_what_has_come_of_a_generation_is_shown() -> None:
     assert "half" not in slices(state._repr_html_(), "sgl-gen-kind")
 
 
+def test_every_moment_of_a_run_can_be_drawn() -> None:
+    async def shortly(request) -> None:
+        await asyncio.sleep(0.001)
+
+    @sgl.function
+    def busy(s):
+        for number in range(12):
+            s += f" {number}" + sgl.gen(f"x{number}")
+            forks = s.fork(3)
+            forks += sgl.gen("a") + sgl.tool(f"t{number}", weather) + sgl.select("b", ["c", "d"])
+            forks[0].fork(2).__iadd__(sgl.gen("e"))
+            if number % 3 == 0:
+                forks.first(lambda branch: True)
+            forks.join("gather_variable" if number % 2 else "concate_and_append")
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        state = busy.run(backend=ScriptedBackend(before=shortly), stream=True)
+        lengths = []
+        while state._stream.run.body is None or not state._stream.run.body.done():
+            picture = picture_of(state)
+            lengths.append(sum(b.num_chars for b in picture.all_branches if b.label == ""))
+            Parsed(state._repr_html_())
+            ElementTree.fromstring(sgl.fork_tree_svg(state))
+            printed(state)
+        state.sync()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert len(lengths) > 3
+    assert lengths == sorted(lengths)
+    root = picture_of(state).root
+    assert sum(isinstance(block, Fork) for block in root.blocks) == 12
+    assert "".join(piece.text for piece in root.pieces) == state.text()
+
+
 # --- live ----------------------------------------------------------------------------------------
 
 
@@ -731,6 +767,29 @@ def test_live_in_a_terminal_redraws_in_place_and_leaves_the_end() -> None:
     assert "running" in written
     assert "\x1b[2K" in written  # lines are drawn over
     assert "The end" in written.split("running")[-1]
+
+
+def test_live_shows_the_last_lines_of_what_is_longer_than_the_terminal() -> None:
+    gate = Gate()
+
+    @sgl.function
+    def long(s):
+        s += "".join(f"line {number}\n" for number in range(100))
+        s += sgl.gen("x")
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=10)
+    state = long.run(backend=ScriptedBackend(before=gate, cached_share=0), stream=True)
+    thread = threading.Thread(target=sgl.live, args=(state, console))
+    thread.start()
+    assert gate.reached.wait(10)
+    time.sleep(0.5)
+    while_running = console.file.getvalue()
+    gate.open()
+    thread.join(20)
+    assert "line 99" in while_running
+    assert "line 5\n" not in while_running
+    at_the_end = console.file.getvalue()[len(while_running) :]
+    assert "line 5\n" in at_the_end and "line 99" in at_the_end
 
 
 @pytest.fixture
