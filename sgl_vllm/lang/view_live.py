@@ -108,17 +108,19 @@ def follow_in_terminal(state: State, console: Console | None) -> None:
         console.print(TerminalView(last[0]))
         return
     drawn = TerminalView(picture_of(state))
-    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+    try:
+        with Live(
+            console=console, auto_refresh=False, transient=True, vertical_overflow="visible"
+        ) as live:
 
-        def draw(picture: Picture) -> None:
-            nonlocal drawn
-            drawn = TerminalView(picture)
-            live.update(_LastLines(drawn), refresh=True)
+            def draw(picture: Picture) -> None:
+                nonlocal drawn
+                drawn = TerminalView(picture)
+                live.update(_LastLines(drawn), refresh=True)
 
-        try:
             follow(state, draw)
-        finally:
-            live.update(drawn, refresh=True)
+    finally:
+        console.print(drawn)
 
 
 @dataclass(frozen=True)
