@@ -531,6 +531,7 @@ def test_what_the_function_itself_raises_is_shown() -> None:
     @sgl.function
     def broken(s):
         s += "before"
+        s.sync()
         raise RuntimeError("no <luck>")
 
     state = broken.run(backend=ScriptedBackend(), stream=True)
