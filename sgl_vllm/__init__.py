@@ -8,6 +8,7 @@ from sgl_vllm.lang.backends.base import Backend, ServerInfo, Usage
 from sgl_vllm.lang.backends.engine import Engine
 from sgl_vllm.lang.backends.litellm_service import LiteLLM
 from sgl_vllm.lang.backends.openai_service import OpenAI
+from sgl_vllm.lang.backends.replay import Recorder, Replay
 from sgl_vllm.lang.backends.vllm import VLLM, RuntimeEndpoint
 from sgl_vllm.lang.choices import (
     greedy_token_selection,
@@ -44,6 +45,7 @@ from sgl_vllm.lang.program import (
 )
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.state import AsyncProgramState, ProgramGroup, ProgramState
+from sgl_vllm.lang.view import fork_tree_svg, live, show, to_html, to_page
 
 __version__ = "0.1.0"
 
@@ -61,6 +63,8 @@ __all__ = [
     "ProgramError",
     "ProgramGroup",
     "ProgramState",
+    "Recorder",
+    "Replay",
     "RuntimeEndpoint",
     "ServerInfo",
     "UnsupportedError",
@@ -69,6 +73,7 @@ __all__ = [
     "assistant_begin",
     "assistant_end",
     "flush_cache",
+    "fork_tree_svg",
     "function",
     "gen",
     "gen_int",
@@ -77,12 +82,16 @@ __all__ = [
     "global_config",
     "greedy_token_selection",
     "image",
+    "live",
     "select",
     "separate_reasoning",
     "set_default_backend",
+    "show",
     "system",
     "system_begin",
     "system_end",
+    "to_html",
+    "to_page",
     "token_length_normalized",
     "tool",
     "unconditional_likelihood_normalized",

@@ -18,6 +18,7 @@ from rich.text import Text
 
 import sgl_vllm
 from sgl_vllm import compat, doctor, tree_view
+from sgl_vllm.lang import run_program
 
 DESCRIPTION = """\
 SGLang's ideas in an unforked vLLM, and SGLang's language as the client.
@@ -63,6 +64,10 @@ def run_demo(options: argparse.Namespace) -> int:
     from sgl_vllm.demo import run
 
     return run.main(model=options.model, keep=options.keep, as_json=options.json)
+
+
+def run_program_file(options: argparse.Namespace) -> int:
+    return run_program.main(options)
 
 
 def show_tree(options: argparse.Namespace) -> int:
@@ -150,6 +155,15 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--keep", action="store_true", help="leave the plugin's server running")
     command.add_argument("--json", action="store_true", help="counts and answers for programs")
     command.set_defaults(command=run_demo)
+
+    command = commands.add_parser(
+        "run",
+        help="a program of a file, with arguments from the command line",
+        description=run_program.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run_program.declare(command)
+    command.set_defaults(command=run_program_file)
 
     server = argparse.ArgumentParser(add_help=False)
     server.add_argument("url", metavar="URL", help="of the server, e.g. http://127.0.0.1:8000")

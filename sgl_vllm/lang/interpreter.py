@@ -37,6 +37,7 @@ from sgl_vllm.lang.backends.base import (
     Prompt,
     ScoreAnswer,
     Usage,
+    branch_name,
     logger,
     program_id,
 )
@@ -88,6 +89,7 @@ class Gather:
 
     name: str
     futures: tuple[Future[Variable], ...]
+    branches: tuple[Stream, ...] = ()
 
     def __str__(self) -> str:
         return f"join of {self.name!r}"
@@ -101,6 +103,16 @@ class AppendTexts:
 
     def __str__(self) -> str:
         return "join"
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What looking on shows of a join: `branches` came back after the first `num_spans` spans, by
+    the variable `name` or, if that is None, by their texts."""
+
+    num_spans: int
+    branches: tuple[Stream, ...]
+    name: str | None
 
 
 Operation: TypeAlias = Expr | Read | _Fork | Gather | AppendTexts
@@ -272,6 +284,9 @@ class Stream:
         self.children: list[Stream] = []
         self.forked_at = 0  # where in the text this branch's own part begins
         self.discarded: bool = parent is not None and parent.discarded
+        # As many spans are the parent's; None until the branch has begun.
+        self.num_inherited_spans: int | None = 0 if parent is None else None
+        self.joins: list[Joined] = []
         self._transcript = Transcript(seen_chars=seen_chars)
         self._partial: tuple[str | None, str] = (None, "")  # a variable's name, its text so far
         self._ahead: Ahead | None = None
@@ -282,6 +297,8 @@ class Stream:
         self._task: asyncio.Task[None] | None = None
         self._error: ProgramError | None = None
         self._listeners: list[Callable[[], object]] = []
+        self._context = run.context.copy()
+        self._context.run(branch_name.set, where)
         if not self.discarded:
             run.streams.append(self)
 
@@ -396,7 +413,7 @@ class Stream:
 
     def _start_task(self) -> None:
         run = self.run
-        self._task = run.background.loop.create_task(self._drain(), context=run.context)
+        self._task = run.background.loop.create_task(self._drain(), context=self._context)
 
     async def _drain(self) -> None:
         while True:
@@ -468,6 +485,7 @@ class Stream:
         self._transcript = parent._transcript
         self._ahead = parent._ahead
         self.forked_at = len(self._transcript.text)
+        self.num_inherited_spans = len(self._transcript.spans)
         self._start_task()
 
     async def _execute(self, operation: Operation, needed: Needed) -> Any:
@@ -501,9 +519,15 @@ class Stream:
                 return transcript
             case _Fork(children):
                 await self._branch(children)
-            case Gather(_, futures):
-                return Variable.of([(await result_of(future)).value for future in futures])
+            case Gather(name, futures, joined):
+                values = [(await result_of(future)).value for future in futures]
+                self.joins.append(Joined(len(transcript.spans), joined, name))
+                return Variable.of(values)
             case AppendTexts(branches):
+                joined = tuple(branch for branch, _ in branches)
+                for _, future in branches:
+                    await result_of(future)
+                self.joins.append(Joined(len(transcript.spans), joined, None))
                 for branch, future in branches:
                     self._write((await result_of(future)).text[branch.forked_at :])
             case _:

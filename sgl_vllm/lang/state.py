@@ -178,6 +178,18 @@ class State:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} with variables {list(self._stream.variables)}>"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from sgl_vllm.lang.view import to_html
+
+        return to_html(self)
+
+    def __rich__(self) -> Any:
+        """What rich prints."""
+        from sgl_vllm.lang.view import to_rich
+
+        return to_rich(self)
+
 
 class ProgramState(State):
     """The prompt of a program that is a plain function: reading blocks its thread."""
@@ -424,6 +436,18 @@ class ProgramGroup(Generic[StateT]):
         self._parent = parent
         self._states = states
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from sgl_vllm.lang.view import to_html
+
+        return to_html(self)
+
+    def __rich__(self) -> Any:
+        """What rich prints."""
+        from sgl_vllm.lang.view import to_rich
+
+        return to_rich(self)
+
     def __len__(self) -> int:
         return len(self._states)
 
@@ -466,8 +490,9 @@ class ProgramGroup(Generic[StateT]):
         if mode == "gather_variable":
             names = dict.fromkeys(name for stream in streams for name in stream.written)
             for name in names:
-                futures = tuple(s.variables[name] for s in streams if name in s.written)
-                parent.bind(name, parent.submit(Gather(name, futures)))
+                writers = tuple(s for s in streams if name in s.written)
+                futures = tuple(s.variables[name] for s in writers)
+                parent.bind(name, parent.submit(Gather(name, futures, writers)))
         elif mode == "concate_and_append":
             parent.submit(AppendTexts(tuple((s, s.submit(Read())) for s in streams)))
         else:

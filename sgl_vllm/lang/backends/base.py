@@ -23,6 +23,9 @@ logger = logging.getLogger("sgl_vllm")
 program_id: ContextVar[str] = ContextVar("sgl_vllm_program_id", default="")
 """Which program's run a call belongs to; set while its operations run, for backends to send."""
 
+branch_name: ContextVar[str] = ContextVar("sgl_vllm_branch_name", default="")
+"""Which branch of that run a call belongs to, such as ``fork[1]``; empty outside of forks."""
+
 Watch: TypeAlias = Callable[[str, "int | None"], bool]
 """Gets each piece of text as it comes, and how many tokens have come so far if that is known.
 Returns True when enough has come: the backend then ends the generation, as by its length. A backend

@@ -378,6 +378,7 @@ class RunningServer:
         self._socket.close()
 
     def stop(self) -> None:
+        self.is_dead = True
         self._uvicorn.should_exit = self._uvicorn.force_exit = True
         self._thread.join(timeout=10)
         self._socket.close()

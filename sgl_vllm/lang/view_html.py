@@ -1,0 +1,377 @@
+"""A program's state as HTML: a fragment for a notebook, and a page.
+
+Owns the drawing of a `Picture`. The fragment carries its own style, in a class of its own, and no
+script. Text of prompts and of models is untrusted: all of it goes through `_escaped`, and media
+are shown only from http(s) and ``data:image``, ``data:video`` URLs.
+
+What a text is can be told without colour: every kind has a line of its own under it and its
+variable's name before it; forced text is hatched and slanted, cached text on a shade with a line
+above it.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.picture import (
+    Block,
+    Branch,
+    Fork,
+    Join,
+    Picture,
+    Piece,
+    Slice,
+    Turn,
+    usage_facts,
+    visible,
+)
+from sgl_vllm.lang.view_svg import MOST_LANES, fork_tree_svg_of
+
+ELIDE_FROM_CHARS = 2000
+"""Constant text that is longer has its middle folded away."""
+KEPT_CHARS = 600
+"""What is shown of it at either end."""
+MOST_FOLDED_CHARS = 50_000
+"""As much of a middle can be unfolded; the rest is only counted."""
+MOST_OPEN_LANES = 12
+"""So many prompts the picture of fork and join may have and be unfolded."""
+MOST_OPEN_BRANCHES = 6
+"""Of one fork; a fork of more branches has those folded that are done."""
+STYLE = """
+.sgl-view {
+  --surface: #ffffff; --ink: #16191f; --soft: #5a6272; --line: #d9dde4; --page: #f4f5f7;
+  --gen: #0f766e; --select: #7e22ce; --tool: #b45309; --variable: #1d4ed8; --bad: #b91c1c;
+  --cached: #e3e7ee; --cached-line: #98a2b3; --tint: 13%;
+  color-scheme: light dark; background: var(--surface); color: var(--ink); padding: 14px 16px;
+  border: 1px solid var(--line); border-radius: 11px; max-width: 1100px; text-align: left;
+  font: 14px/1.65 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
+}
+@media (prefers-color-scheme: dark) {
+  .sgl-view {
+    --surface: #191d24; --ink: #e8eaee; --soft: #9aa3b2; --line: #303744; --page: #101318;
+    --gen: #2cc5b5; --select: #c99bff; --tool: #f0a03c; --variable: #82aaff; --bad: #ff7a70;
+    --cached: #2d3440; --cached-line: #6b778c; --tint: 20%;
+  }
+}
+.sgl-view * { box-sizing: border-box; }
+.sgl-view .sgl-facts, .sgl-view .sgl-legend {
+  display: flex; flex-wrap: wrap; gap: 3px 18px; margin: 0; padding: 0; list-style: none;
+}
+.sgl-view .sgl-facts { font-variant-numeric: tabular-nums; }
+.sgl-view .sgl-facts li, .sgl-view .sgl-legend li {
+  margin: 0; list-style: none; color: var(--soft);
+}
+.sgl-view .sgl-facts strong { color: var(--ink); font-weight: 600; }
+.sgl-view .sgl-legend {
+  margin-top: 12px; padding-top: 8px; border-top: 1px solid var(--line); font-size: 12px;
+}
+.sgl-view .sgl-text {
+  white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; padding: 5px 0;
+  font: 13px/1.75 ui-monospace, "SF Mono", Menlo, Consolas, monospace;
+}
+.sgl-view .sgl-turn { border-left: 3px solid var(--line); padding-left: 11px; margin: 9px 0; }
+.sgl-view .sgl-turn[data-role="user"] { border-left: 3px double var(--soft); }
+.sgl-view .sgl-turn[data-role="assistant"] { border-left-color: var(--gen); }
+.sgl-view .sgl-turn[data-role="system"] { border-left: 3px dotted var(--soft); }
+.sgl-view .sgl-role {
+  font-size: 11px; font-weight: 600; color: var(--soft); text-transform: uppercase;
+  letter-spacing: .05em;
+}
+.sgl-view .sgl-piece { unicode-bidi: isolate; }
+.sgl-view .sgl-slice {
+  --hue: transparent; -webkit-box-decoration-break: clone; box-decoration-break: clone;
+  border-radius: 2px; padding: 1px 0;
+  background-color: color-mix(in srgb, var(--hue) var(--tint), transparent);
+  text-decoration: underline 1.5px var(--hue); text-underline-offset: 4px;
+  text-decoration-skip-ink: none;
+}
+.sgl-view .sgl-cached {
+  background-color: color-mix(in srgb, var(--hue) var(--tint), var(--cached));
+  box-shadow: inset 0 1.5px 0 var(--cached-line);
+}
+.sgl-view .sgl-text-kind.sgl-slice, .sgl-view .sgl-media-kind.sgl-slice { text-decoration: none; }
+.sgl-view .sgl-text-kind.sgl-slice { background-color: transparent; }
+.sgl-view .sgl-text-kind.sgl-cached { background-color: var(--cached); }
+.sgl-view .sgl-gen-kind { --hue: var(--gen); }
+.sgl-view .sgl-select-kind { --hue: var(--select); text-decoration-style: double; }
+.sgl-view .sgl-tool-kind { --hue: var(--tool); text-decoration-style: dashed; }
+.sgl-view .sgl-variable-kind { --hue: var(--variable); text-decoration-style: dotted; }
+.sgl-view .sgl-forced {
+  font-style: italic; background-image: repeating-linear-gradient(135deg,
+    color-mix(in srgb, var(--hue) 42%, transparent) 0 1.5px, transparent 1.5px 6px);
+}
+.sgl-view .sgl-name {
+  --hue: var(--soft); user-select: none; -webkit-user-select: none; cursor: help;
+  font: 600 10.5px/1.3 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; color: var(--hue);
+  border: 1px solid color-mix(in srgb, var(--hue) 55%, transparent); border-radius: 4px;
+  padding: 0 4px; margin: 0 3px 0 1px; white-space: nowrap; display: inline-block;
+  max-width: 20em; overflow: hidden; text-overflow: ellipsis; vertical-align: -2px;
+}
+.sgl-view .sgl-gen-kind.sgl-name { --hue: var(--gen); }
+.sgl-view .sgl-select-kind.sgl-name { --hue: var(--select); }
+.sgl-view .sgl-tool-kind.sgl-name { --hue: var(--tool); }
+.sgl-view .sgl-variable-kind.sgl-name { --hue: var(--variable); }
+.sgl-view .sgl-note, .sgl-view .sgl-fold > summary { color: var(--soft); font-size: 12px; }
+.sgl-view .sgl-note { user-select: none; -webkit-user-select: none; }
+.sgl-view details > summary { cursor: pointer; }
+.sgl-view :focus-visible { outline: 2px solid var(--variable); outline-offset: 2px; }
+.sgl-view .sgl-fold { display: inline; }
+.sgl-view .sgl-fold > summary {
+  display: inline-block; border: 1px dashed var(--soft); border-radius: 6px; padding: 0 7px;
+  margin: 2px 5px; font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
+}
+.sgl-view .sgl-fork {
+  display: grid; grid-template-columns: repeat(auto-fit, minmax(min(270px, 100%), 1fr));
+  gap: 8px; align-items: start; margin: 7px 0; padding-left: 11px;
+  border-left: 2px solid var(--soft);
+}
+.sgl-view .sgl-branch {
+  background: var(--surface); border: 1px solid var(--line); border-radius: 8px;
+  padding: 4px 11px; margin: 0; min-width: 0;
+}
+.sgl-view .sgl-branch > summary { font-size: 12px; overflow-wrap: anywhere; }
+.sgl-view .sgl-branch > summary b { font-weight: 600; }
+.sgl-view .sgl-branch[data-status="discarded"] { background: var(--page); border-style: dashed; }
+.sgl-view .sgl-branch[data-status="discarded"] > :not(summary) {
+  opacity: .55; filter: grayscale(1);
+}
+.sgl-view .sgl-branch[data-status="discarded"] > summary b { text-decoration: line-through; }
+.sgl-view .sgl-branch[data-status="failed"] { border-color: var(--bad); }
+.sgl-view .sgl-join { color: var(--soft); font-size: 12px; margin: 5px 0; }
+.sgl-view .sgl-error {
+  color: var(--bad); border: 1px solid var(--bad); border-left-width: 4px; border-radius: 6px;
+  padding: 5px 10px; margin: 7px 0; white-space: pre-wrap; overflow-wrap: anywhere;
+}
+.sgl-view .sgl-media {
+  max-width: 180px; max-height: 140px; border: 1px solid var(--line); border-radius: 6px;
+  vertical-align: middle; margin: 3px; display: inline-block; background: var(--page);
+}
+.sgl-view .sgl-lanes { margin: 6px 0; }
+.sgl-view .sgl-lanes > summary { font-size: 12px; color: var(--soft); }
+.sgl-view .sgl-lanes > div { overflow-x: auto; }
+.sgl-view .sgl-running { color: var(--gen); font-weight: 600; }
+@media print { .sgl-view { border: 0; } }
+"""
+
+_LABELS = {
+    "gen": "generated",
+    "select": "selected",
+    "tool": "tool",
+    "variable": "variable",
+    "media": "media",
+    "text": "constant",
+}
+
+
+def fragment_of(picture: Picture) -> str:
+    """A fragment that stands by itself."""
+    lanes = ""
+    if picture.root.forks:
+        opened = " open" * (len(picture.all_branches) <= MOST_OPEN_LANES)
+        lanes = (
+            f'<details class="sgl-lanes"{opened}><summary>fork and join as a picture</summary>'
+            f"<div>{fork_tree_svg_of(picture)}</div></details>"
+        )
+    failure = "" if picture.failure is None else _error(picture.failure)
+    return (
+        f'<div class="sgl-view"><style>{STYLE}</style>'
+        f"{_usage_line(picture)}{lanes}{_branch_content(picture.root)}{failure}"
+        f"{_legend(picture)}</div>"
+    )
+
+
+def page_of(picture: Picture, title: str) -> str:
+    """A whole page of the fragment."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{_escaped(title)}</title>\n"
+        '<link rel="icon" href="data:,">\n'
+        "<style>body { margin: 0; padding: 20px clamp(12px, 3vw, 36px); background: #f4f5f7; }\n"
+        "@media (prefers-color-scheme: dark) { body { background: #101318; } }\n"
+        "body > .sgl-view { margin: 0 auto; }</style>\n"
+        f"</head>\n<body>\n{fragment_of(picture)}\n</body>\n</html>\n"
+    )
+
+
+def _escaped(text: str) -> str:
+    """Text as it can stand in HTML, in an attribute too."""
+    return html.escape(visible(text), quote=True)
+
+
+def _usage_line(picture: Picture) -> str:
+    items = [
+        f"<li><strong>{number:,}</strong> {name}</li>"
+        for name, number in usage_facts(picture.usage)
+    ]
+    if picture.root.status == "running":
+        items.insert(0, '<li class="sgl-running">running</li>')
+    return f'<ul class="sgl-facts" aria-label="usage">{"".join(items)}</ul>'
+
+
+def _branch_content(branch: Branch) -> str:
+    parts = [_block(block) for block in branch.blocks]
+    if branch.num_deeper:
+        parts.append(f'<div class="sgl-note">{branch.num_deeper:,} branches below</div>')
+    if branch.busy is not None:
+        parts.append(f'<div class="sgl-note">running: {_escaped(branch.busy)} …</div>')
+    if branch.error is not None:
+        if branch.status == "discarded":
+            parts.append(f'<div class="sgl-note">{_escaped(branch.error)}</div>')
+        else:
+            parts.append(_error(branch.error))
+    if not parts:
+        nothing = "not begun" if branch.status == "waiting" else "nothing written"
+        parts.append(f'<div class="sgl-note">{nothing} yet</div>')
+    return "".join(parts)
+
+
+def _error(message: str) -> str:
+    return f'<div class="sgl-error" role="alert">✗ {_escaped(message)}</div>'
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Turn(role, pieces, is_continued):
+            content = "".join(map(_piece, pieces))
+            if role is None:
+                return f'<div class="sgl-text">{content}</div>'
+            label = f"{role} (continued)" if is_continued else role
+            return (
+                f'<div class="sgl-turn" data-role="{_escaped(role)}">'
+                f'<div class="sgl-role">{_escaped(label)}</div>'
+                f'<div class="sgl-text">{content}</div></div>'
+            )
+        case Fork(branches):
+            shown = "".join(
+                _branch(branch, is_open=_is_open(branch, len(branches)))
+                for branch in branches[:MOST_LANES]
+            )
+            rest = len(branches) - MOST_LANES
+            if rest > 0:
+                shown += f'<div class="sgl-note">and {rest:,} more branches</div>'
+            return f'<div class="sgl-fork" role="group" aria-label="branches">{shown}</div>'
+        case Join():
+            return f'<div class="sgl-join">{_escaped(join_line(block))}</div>'
+
+
+def join_line(join: Join) -> str:
+    """What a join did, in words."""
+    branches = f"{len(join.labels)} branches" if len(join.labels) != 1 else "one branch"
+    what = "their texts" if join.as_text else ", ".join(join.names)
+    return f"⤶ join of {branches}: {what}"
+
+
+def _is_open(branch: Branch, num_branches: int) -> bool:
+    if branch.status == "discarded":
+        return False
+    return num_branches <= MOST_OPEN_BRANCHES or branch.status in ("failed", "running")
+
+
+def _branch(branch: Branch, *, is_open: bool) -> str:
+    opened = " open" if is_open else ""
+    return (
+        f'<details class="sgl-branch" data-status="{branch.status}"{opened}>'
+        f"<summary><b>{_escaped(branch.label)}</b> "
+        f'<span class="sgl-note">{branch.status}, {branch.num_chars:,} characters</span></summary>'
+        f"{_branch_content(branch)}</details>"
+    )
+
+
+def _piece(piece: Piece) -> str:
+    kind = _LABELS[piece.kind]
+    called = f" {piece.name}" if piece.name else ""
+    told = _escaped("\n".join((kind + called, *piece.facts)))
+    label = ""
+    if piece.kind not in ("text", "media"):
+        shown = (piece.name or kind) + (" …" if piece.unfinished else "")
+        label = (
+            f'<span class="sgl-name sgl-{piece.kind}-kind" title="{told}">{_escaped(shown)}</span>'
+        )
+    if piece.media is not None:
+        return f'<span class="sgl-piece">{_media(piece.media, told)}</span>'
+    if piece.kind == "text" and len(piece.text) > ELIDE_FROM_CHARS:
+        return f'<span class="sgl-piece">{_folded(piece)}</span>'
+    title = "" if piece.kind == "text" else f' title="{told}"'
+    slices = "".join(_slice(piece.kind, part) for part in piece.slices)
+    return f'<span class="sgl-piece"{title}>{label}{slices}</span>'
+
+
+def _slice(kind: str, part: Slice) -> str:
+    marks = f"sgl-slice sgl-{kind}-kind"
+    marks += " sgl-forced" * part.forced + " sgl-cached" * part.cached
+    return f'<span class="{marks}">{_escaped(part.text)}</span>'
+
+
+def _folded(piece: Piece) -> str:
+    num_chars = len(piece.text)
+    middle_end = num_chars - KEPT_CHARS
+    reach = min(middle_end, KEPT_CHARS + MOST_FOLDED_CHARS)
+    hidden = "".join(_slice(piece.kind, part) for part in _between(piece, KEPT_CHARS, reach))
+    if reach < middle_end:
+        hidden += f'<span class="sgl-note">… {middle_end - reach:,} characters more …</span>'
+    count = f"… {middle_end - KEPT_CHARS:,} characters …"
+    head, tail = _between(piece, 0, KEPT_CHARS), _between(piece, middle_end, num_chars)
+    return (
+        "".join(_slice(piece.kind, part) for part in head)
+        + f'<details class="sgl-fold"><summary>{count}</summary>{hidden}</details>'
+        + "".join(_slice(piece.kind, part) for part in tail)
+    )
+
+
+def _between(piece: Piece, begin: int, end: int) -> Iterable[Slice]:
+    """The slices of a piece's text[begin:end]."""
+    position = 0
+    for part in piece.slices:
+        first, last = max(begin - position, 0), min(end - position, len(part.text))
+        if first < last:
+            yield Slice(part.text[first:last], part.forced, part.cached)
+        position += len(part.text)
+
+
+def _media(media: Media, told: str) -> str:
+    url = media.url
+    is_remote = url.startswith(("http://", "https://"))
+    if media.kind == "image" and (is_remote or url.startswith("data:image/")):
+        return (
+            f'<img class="sgl-media" src="{_escaped(url)}" alt="image" title="{told}" '
+            'loading="lazy" referrerpolicy="no-referrer">'
+        )
+    if media.kind == "video" and (is_remote or url.startswith("data:video/")):
+        return (
+            f'<video class="sgl-media" src="{_escaped(url)}" title="{told}" controls muted '
+            'preload="metadata"></video>'
+        )
+    return f'<span class="sgl-note">[{_escaped(repr(media))}]</span>'
+
+
+def _legend(picture: Picture) -> str:
+    branches = picture.all_branches
+    pieces = [piece for branch in branches for piece in branch.pieces]
+    kinds = {piece.kind for piece in pieces}
+    items = [
+        _legend_item(f"sgl-{kind}-kind", label)
+        for kind, label in _LABELS.items()
+        if kind in kinds and kind != "media"
+    ]
+    slices = [part for piece in pieces for part in piece.slices]
+    if any(part.forced for part in slices):
+        items.append(_legend_item("sgl-gen-kind sgl-forced", "forced by the constraint"))
+    if any(part.cached for part in slices):
+        items.append(
+            _legend_item(
+                "sgl-text-kind sgl-cached",
+                "found in the server's cache when first sent (estimated: the cached share of the "
+                "tokens, in characters)",
+            )
+        )
+    if any(branch.status == "discarded" for branch in branches):
+        items.append("<li><s>struck out</s> discarded: another branch was chosen</li>")
+    return f'<ul class="sgl-legend" aria-label="legend">{"".join(items)}</ul>' if items else ""
+
+
+def _legend_item(marks: str, label: str) -> str:
+    return f'<li><span class="sgl-slice {marks}">text</span> {_escaped(label)}</li>'

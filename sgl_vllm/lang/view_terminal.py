@@ -1,0 +1,167 @@
+"""A program's state in a terminal, for rich.
+
+Owns the drawing of a `Picture` as lines. What a text is, is written in brackets around it, so that
+it can be told without colour and from a log:
+
+    [gen story]a hare [forced]who[/forced] ran[/gen]
+
+With colour the brackets are dim, and forced and cached text have colours instead of brackets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sgl_vllm.lang.picture import (
+    Branch,
+    Fork,
+    Join,
+    Picture,
+    Piece,
+    Turn,
+    usage_facts,
+    visible,
+)
+from sgl_vllm.lang.view_html import ELIDE_FROM_CHARS, KEPT_CHARS, join_line
+from sgl_vllm.lang.view_svg import MOST_LANES
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.text import Text
+
+STYLES = {
+    "text": "",
+    "gen": "green",
+    "select": "magenta",
+    "tool": "yellow",
+    "variable": "blue",
+    "media": "cyan",
+}
+_STATUS_STYLES = {"failed": "red", "running": "green", "discarded": "dim", "waiting": "dim"}
+
+
+@dataclass(frozen=True)
+class TerminalView:
+    """What rich prints of a picture."""
+
+    picture: Picture
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        drawing = _Drawing(has_colour=console.color_system is not None and not console.no_color)
+        yield from drawing.content_of(self.picture.root)
+        if self.picture.failure is not None:
+            yield drawing.error(self.picture.failure)
+        yield drawing.usage_line(self.picture)
+        if drawing.shows_cached:
+            yield drawing.legend()
+
+
+class _Drawing:
+    def __init__(self, *, has_colour: bool) -> None:
+        self._has_colour = has_colour
+        self.shows_cached = False
+
+    def content_of(self, branch: Branch) -> Iterable[Any]:
+        """A branch's blocks and how it stands, one below the other."""
+        from rich.padding import Padding
+        from rich.text import Text
+
+        for block in branch.blocks:
+            match block:
+                case Turn(role, pieces, is_continued):
+                    if role is None:
+                        yield self._text(pieces)
+                        continue
+                    yield Text(f"{role}{' (continued)' * is_continued}:", "bold")
+                    yield Padding(self._text(pieces), (0, 0, 0, 2), expand=False)
+                case Fork():
+                    yield self._fork(block)
+                case Join():
+                    yield Text(visible(join_line(block)), "dim")
+        if branch.num_deeper:
+            yield Text(f"{branch.num_deeper:,} branches below", "dim")
+        if branch.busy is not None:
+            yield Text(f"running: {visible(branch.busy)} …", "dim")
+        if branch.error is not None and branch.status != "discarded":
+            yield self.error(branch.error)
+
+    def error(self, message: str) -> Text:
+        from rich.text import Text
+
+        return Text(f"✗ {visible(message)}", "bold red")
+
+    def _fork(self, fork: Fork) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+        from rich.tree import Tree
+
+        tree = Tree(Text(f"fork of {len(fork.branches)}", "dim"), guide_style="dim")
+        for branch in fork.branches[:MOST_LANES]:
+            status = f"{branch.status}, {branch.num_chars:,} characters"
+            if branch.status == "discarded" and branch.error:
+                status = f"discarded: {visible(branch.error)}"
+            head = Text.assemble(
+                (visible(branch.label), "bold"),
+                (f"  {status}", _STATUS_STYLES.get(branch.status, "dim")),
+            )
+            tree.add(Group(head, *self.content_of(branch)))
+        rest = len(fork.branches) - MOST_LANES
+        if rest > 0:
+            tree.add(Text(f"and {rest:,} more branches", "dim"))
+        return tree
+
+    def _text(self, pieces: Iterable[Piece]) -> Text:
+        from rich.text import Text
+
+        line = Text()
+        for piece in pieces:
+            if piece.media is not None:
+                line.append(visible(f"[{piece.media!r}]"), STYLES["media"])
+            elif piece.kind == "text" and len(piece.text) > ELIDE_FROM_CHARS:
+                middle = len(piece.text) - 2 * KEPT_CHARS
+                line.append(visible(piece.text[:KEPT_CHARS]))
+                line.append(f" … {middle:,} characters … ", "dim")
+                line.append(visible(piece.text[-KEPT_CHARS:]))
+            else:
+                self._append(line, piece)
+        line.rstrip()
+        return line
+
+    def _append(self, line: Text, piece: Piece) -> None:
+        is_named = piece.kind != "text"
+        if is_named:
+            name = f" {visible(piece.name)}" if piece.name else ""
+            line.append(f"[{piece.kind}{name}{' …' * piece.unfinished}]", "dim")
+        for part in piece.slices:
+            style, marks = STYLES[piece.kind], []
+            if part.forced:
+                marks.append("forced")
+                style += " italic underline"
+            if part.cached:
+                marks.append("cached")
+                style += " on grey23" if self._has_colour else ""
+                self.shows_cached = True
+            if self._has_colour:
+                marks = []
+            line.append("".join(f"[{mark}]" for mark in marks), "dim")
+            line.append(visible(part.text), style.strip())
+            line.append("".join(f"[/{mark}]" for mark in reversed(marks)), "dim")
+        if is_named:
+            line.append(f"[/{piece.kind}]", "dim")
+
+    def usage_line(self, picture: Picture) -> Text:
+        from rich.text import Text
+
+        facts = [f"{number:,} {name}" for name, number in usage_facts(picture.usage)]
+        if picture.root.status == "running":
+            facts.insert(0, "running")
+        return Text(" · ".join(facts), "dim")
+
+    def legend(self) -> Text:
+        from rich.text import Text
+
+        mark = ("grey", "on grey23") if self._has_colour else "[cached]"
+        told = ": in the server's cache when first sent (estimated from tokens, in characters)"
+        return Text.assemble(mark, told, style="dim")

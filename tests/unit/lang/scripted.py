@@ -1,0 +1,81 @@
+"""A backend without a server: answers by a script, with the usage that a script says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sgl_vllm.lang.backends.base import (
+    Backend,
+    ChatPrompt,
+    ChoiceAnswer,
+    GenAnswer,
+    Generated,
+    GenRequest,
+    Prompt,
+    ScoreAnswer,
+    Usage,
+)
+from sgl_vllm.lang.choices import ChoiceTokens
+
+
+def text_of(prompt: Prompt) -> str:
+    """A prompt as one text."""
+    if isinstance(prompt, ChatPrompt):
+        return "".join(f"<{message.role}>{message.text}" for message in prompt.messages)
+    return prompt.text
+
+
+@dataclass
+class ScriptedBackend(Backend):
+    """`reply` makes a generation of a prompt's text; every character is a token, and of a prompt
+    `cached_share` is found in the cache. `before` is awaited before any answer."""
+
+    reply: Callable[[str], str] = lambda text: f"({len(text)})"
+    cached_share: float = 0.5
+    forced: tuple[tuple[int, int], ...] = ()
+    before: Callable[[GenRequest], Awaitable[None]] | None = None
+    pieces: bool = True
+    asked: list[Any] = field(default_factory=list)
+
+    tells_tokens = True
+
+    @property
+    def name(self) -> str:
+        return "the scripted backend"
+
+    def _usage(self, prompt: Prompt, completion_tokens: int) -> Usage:
+        num_tokens = len(text_of(prompt))
+        return Usage(num_tokens, round(num_tokens * self.cached_share), completion_tokens, 1)
+
+    async def generate(self, request: GenRequest) -> GenAnswer:
+        self.asked.append(request)
+        if self.before is not None:
+            await self.before(request)
+        num_texts = request.sampling.n or 1
+        texts = [self.reply(text_of(request.prompt)) for _ in range(num_texts)]
+        if request.watch is not None:
+            for index, character in enumerate(texts[0]):
+                await asyncio.sleep(0)
+                if request.watch(character, index + 1):
+                    texts[0] = texts[0][: index + 1]
+                    break
+        generated = tuple(Generated(text, "stop", (), self.forced) for text in texts)
+        return GenAnswer(generated, self._usage(request.prompt, sum(map(len, texts))))
+
+    async def score(
+        self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
+    ) -> ScoreAnswer | ChoiceAnswer:
+        self.asked.append((prompt, choices))
+        best = len(text_of(prompt)) % len(choices)
+        scored = tuple(
+            ChoiceTokens((index,), (-0.5 if index == best else -2.0,), (-1.0,))
+            for index in range(len(choices))
+        )
+        return ScoreAnswer(scored, self._usage(prompt, 1))
+
+    async def warm(self, prompt: Prompt) -> Usage:
+        self.asked.append(prompt)
+        return self._usage(prompt, 0)

@@ -1,0 +1,645 @@
+"""Runs recorded and played back: the same variables without a server, and clear refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.backends.base import (
+    Backend,
+    ChatPrompt,
+    ChoiceAnswer,
+    GenAnswer,
+    Generated,
+    GenRequest,
+    Message,
+    ScoreAnswer,
+    TextPrompt,
+    TokenLogprob,
+    Usage,
+)
+from sgl_vllm.lang.choices import ChoiceTokens
+from sgl_vllm.lang.ir import DEFAULT_SAMPLING, Sampling
+from sgl_vllm.lang.media import Media
+from tests.unit.lang.scripted import ScriptedBackend
+
+KEY = "sk-a-secret-of-some-length"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.jsonl"
+
+
+def request_of(text: str = "Hello", **sampling: Any) -> GenRequest:
+    return GenRequest(TextPrompt(text), Sampling(**sampling).over(DEFAULT_SAMPLING))
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class Luck(ScriptedBackend):
+    """Never the same answer twice, in an order that differs from that of asking."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers = itertools.count()
+
+    async def generate(self, request: GenRequest) -> GenAnswer:
+        await asyncio.sleep(random.random() * 0.003)
+        self.reply = lambda _: f"<{next(self._numbers)}>"
+        return await super().generate(request)
+
+
+def values_of(state: sgl.ProgramState) -> dict[str, Any]:
+    """All variables of a run, those of its branches too."""
+    found = {}
+    waiting = [state._stream]
+    while waiting:
+        stream = waiting.pop()
+        waiting += stream.children
+        for name, future in stream.variables.items():
+            found[stream.where, name] = future.result().value
+    return found
+
+
+# --- random programs -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    kind: str
+    number: int
+    branches: tuple[tuple[Step, ...], ...] = ()
+
+
+plain_steps = st.builds(
+    Step, st.sampled_from(["text", "gen", "select", "many", "cold", "regex"]), st.integers(0, 3)
+)
+steps = st.recursive(
+    st.lists(plain_steps, min_size=1, max_size=4).map(tuple),
+    lambda inner: st.tuples(
+        plain_steps,
+        st.builds(
+            Step,
+            st.sampled_from(["fork", "texts"]),
+            st.integers(0, 3),
+            st.lists(inner, min_size=1, max_size=3).map(tuple),
+        ),
+        plain_steps,
+    ),
+    max_leaves=6,
+)
+
+
+def write(s: Any, program: tuple[Step, ...], path: str = "") -> None:
+    for index, step in enumerate(program):
+        name = f"v{step.number}"
+        match step.kind:
+            case "text":
+                s += f" word{step.number}" * 8
+            case "gen":
+                s += sgl.gen(name)
+            case "select":
+                s += sgl.select(name, ["yes", "no", "maybe"])
+            case "many":
+                s += sgl.gen(name, n=step.number + 1)
+            case "cold":
+                s += sgl.gen(name, temperature=0, max_tokens=step.number + 1)
+            case "regex":
+                s += sgl.gen(name, regex="<[0-9]+>", stop=["a", "b"])
+            case _:
+                forks = s.fork(len(step.branches))
+                for fork, branch in zip(forks, step.branches, strict=True):
+                    write(fork, branch, f"{path}.{index}")
+                forks.join("gather_variable" if step.kind == "fork" else "concate_and_append")
+
+
+@settings(deadline=None, max_examples=60)
+@given(program=steps, stream=st.booleans())
+def test_a_recorded_program_has_the_same_variables_without_a_server(
+    tmp_path_factory: pytest.TempPathFactory, program: tuple[Step, ...], stream: bool
+) -> None:
+    file = tmp_path_factory.mktemp("record") / "run.jsonl"
+
+    @sgl.function
+    def written(s):
+        s += "Begin"
+        write(s, program)
+
+    def run(backend: Backend) -> sgl.ProgramState:
+        state = written.run(backend=backend, stream=stream)
+        state.sync()
+        state._stream.run.background.wait_for(state._stream.run.check())
+        return state
+
+    with sgl.Recorder(Luck(), file) as recorder:
+        recorded = run(recorder)
+    for _ in range(2):
+        replay = sgl.Replay(file)
+        replayed = run(replay)
+        assert values_of(replayed) == values_of(recorded)
+        assert replayed.text() == recorded.text()
+        assert replayed.usage == recorded.usage
+        assert replay.unused == []
+
+
+def test_equal_branches_get_back_what_each_of_them_got(path: Path) -> None:
+    @sgl.function
+    def equal(s):
+        s += "x"
+        forks = s.fork(8)
+        forks += sgl.gen("a") + sgl.gen("b")
+        forks.join()
+
+    with sgl.Recorder(Luck(), path) as recorder:
+        recorded = equal.run(backend=recorder)
+    for _ in range(5):
+        replayed = equal.run(backend=sgl.Replay(path))
+        assert replayed["a"] == recorded["a"]
+        assert replayed["b"] == recorded["b"]
+
+
+def test_branches_get_their_own_answers_whichever_asks_first(path: Path) -> None:
+    """The tools write nothing, so that the branches' requests are equal."""
+
+    @sgl.function
+    def equal(s, delays_s):
+        async def wait(delay_s: float) -> str:
+            await asyncio.sleep(delay_s)
+            return ""
+
+        s += "x"
+        forks = s.fork(2)
+        forks += [sgl.tool(None, wait, delay_s) for delay_s in delays_s]
+        forks += sgl.gen("a")
+        forks.join()
+
+    with sgl.Recorder(Luck(), path) as recorder:
+        recorded = equal.run([0.1, 0.0], backend=recorder)["a"]
+    assert recorded[0] != recorded[1]
+    assert equal.run([0.0, 0.1], backend=sgl.Replay(path))["a"] == recorded
+
+
+def test_equal_requests_are_answered_in_the_order_of_asking_not_of_answering(path: Path) -> None:
+    answers = iter(["first", "second", "third"])
+    delays_s = iter([0.1, 0.05, 0.0])
+
+    class Overtaking(ScriptedBackend):
+        async def generate(self, request: GenRequest) -> GenAnswer:
+            text = next(answers)
+            await asyncio.sleep(next(delays_s))
+            return GenAnswer((Generated(text, "stop"),), Usage())
+
+    async def ask(backend: Backend) -> list[str]:
+        asked = [backend.generate(request_of("x")) for _ in range(3)]
+        return [answer.texts[0].text for answer in await asyncio.gather(*asked)]
+
+    with sgl.Recorder(Overtaking(), path) as recorder:
+        assert asyncio.run(ask(recorder)) == ["first", "second", "third"]
+    assert lines_of(path)[1]["answer"]["texts"][0]["text"] == "third"
+    assert asyncio.run(ask(sgl.Replay(path))) == ["first", "second", "third"]
+
+
+def test_a_batch_is_played_back_whatever_the_order_of_its_items(path: Path) -> None:
+    @sgl.function
+    def one(s, topic):
+        s += topic + sgl.gen("a") + sgl.gen("b")
+
+    items = [{"topic": f"topic {number}"} for number in range(50)]
+    with sgl.Recorder(Luck(), path) as recorder:
+        recorded = [state["b"] for state in one.run_batch(items, backend=recorder)]
+    replay = sgl.Replay(path)
+    replayed = [state["b"] for state in one.run_batch(items[::-1], backend=replay)]
+    assert replayed[::-1] == recorded
+
+
+def test_two_runs_of_one_program_get_their_own_answers_in_turn(path: Path) -> None:
+    @sgl.function
+    def once(s):
+        s += "x" + sgl.gen("a")
+
+    with sgl.Recorder(Luck(), path) as recorder:
+        recorded = [once.run(backend=recorder)["a"] for _ in range(3)]
+    replay = sgl.Replay(path)
+    assert [once.run(backend=replay)["a"] for _ in range(3)] == recorded
+    assert len(set(recorded)) == 3
+
+
+def test_losers_that_were_cancelled_lose_again(path: Path) -> None:
+    async def slow_but_one(request: GenRequest) -> None:
+        await asyncio.sleep(0 if request.prompt == TextPrompt("x2") else 0.3)
+
+    @sgl.function
+    def race(s):
+        s += "x"
+        forks = s.fork(4)
+        forks += lambda index: str(index)
+        forks += sgl.gen("a")
+        s.ret_value = forks.first(lambda fork: True).text()
+        return s.ret_value
+
+    with sgl.Recorder(ScriptedBackend(before=slow_but_one), path) as recorder:
+        assert race.run(backend=recorder).ret_value.startswith("x2")
+    assert sum("cancelled" in line for line in lines_of(path)) == 3
+    for _ in range(5):
+        assert race.run(backend=sgl.Replay(path)).ret_value.startswith("x2")
+
+
+# --- streaming -----------------------------------------------------------------------------------
+
+
+@sgl.function
+def asking(s):
+    s += "Question?" + sgl.gen("answer")
+
+
+def test_a_streamed_generation_comes_in_the_recorded_pieces(path: Path) -> None:
+    with sgl.Recorder(ScriptedBackend(lambda _: "a hare"), path) as recorder:
+        asking.run(backend=recorder, stream=True).sync()
+    assert [text for text, _ in lines_of(path)[1]["pieces"]] == list("a hare")
+    state = asking.run(backend=sgl.Replay(path), stream=True)
+    assert "".join(state.text_iter("answer")) == "a hare"
+
+
+def test_one_that_was_not_streamed_can_be_read_as_a_stream(path: Path) -> None:
+    with sgl.Recorder(ScriptedBackend(lambda _: "a hare"), path) as recorder:
+        asking.run(backend=recorder)
+    state = asking.run(backend=sgl.Replay(path), stream=True)
+    assert "".join(state.text_iter()) == "Question?a hare"
+
+
+def test_a_generation_that_its_reader_ended_ends_in_the_same_place(path: Path) -> None:
+    @sgl.function
+    def until_digit(s):
+        s += "?" + sgl.gen("answer", stop_regex="[0-9]")
+
+    with sgl.Recorder(ScriptedBackend(lambda _: "abc1def"), path) as recorder:
+        recorded = until_digit.run(backend=recorder)["answer"]
+    assert len(lines_of(path)[1]["pieces"]) == 4
+    assert until_digit.run(backend=sgl.Replay(path))["answer"] == recorded == "abc"
+
+
+def test_a_speculating_program_is_played_back(path: Path) -> None:
+    @sgl.function(num_api_spec_tokens=20)
+    def card(s):
+        s += "Name:" + sgl.gen("name", stop="\n") + "\nJob:" + sgl.gen("job", stop="\n")
+
+    backend = ScriptedBackend(lambda _: " Ann\nJob: nurse\n")
+    with sgl.Recorder(backend, path) as recorder:
+        recorded = card.run(backend=recorder)
+    replayed = card.run(backend=sgl.Replay(path))
+    assert (replayed["name"], replayed["job"]) == (recorded["name"], recorded["job"])
+    assert replayed.usage == recorded.usage
+    assert replayed.usage.saved_calls == 1
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+class Refusing(Backend):
+    """A backend that answers everything by one error."""
+
+    def __init__(self, error: Exception, key: str | None = None) -> None:
+        self.error = error
+        self._api_key = key
+
+    @property
+    def name(self) -> str:
+        return "the refusing one at http://me:password@127.0.0.1"
+
+    async def generate(self, request: GenRequest) -> GenAnswer:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        sgl.BackendError("it answered 429: too many", status=429),
+        sgl.BackendError("nobody there"),
+        sgl.UnsupportedError("the small one", "a regex", "use another"),
+    ],
+)
+def test_errors_are_played_back_as_they_were(path: Path, error: sgl.BackendError) -> None:
+    with sgl.Recorder(Refusing(error), path) as recorder, pytest.raises(sgl.ProgramError):
+        asking.run(backend=recorder)
+    with pytest.raises(sgl.ProgramError) as caught:
+        asking.run(backend=sgl.Replay(path))
+    again = caught.value.__cause__
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+def test_no_key_gets_into_a_record(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", KEY + "-2")
+    error = sgl.BackendError(f"refused {KEY} and {KEY}-2 at http://user:pw@host/v1")
+    with sgl.Recorder(Refusing(error, key=KEY), path) as recorder:
+        with pytest.raises(sgl.ProgramError):
+            asking.run(backend=recorder)
+        url = f"http://user:pw@images.example/a.png?signature={KEY}"
+        chat = ChatPrompt((Message("user", (Media("image", url), "What?")),), "closed")
+        with pytest.raises(sgl.BackendError):
+            asyncio.run(recorder.generate(GenRequest(chat, DEFAULT_SAMPLING)))
+    written = path.read_text()
+    for secret in (KEY, "password", "user:pw", "signature"):
+        assert secret not in written
+    assert "images.example/a.png" in written
+
+
+def test_a_closed_recorder_refuses_instead_of_losing_exchanges(path: Path) -> None:
+    with sgl.Recorder(ScriptedBackend(), path) as recorder:
+        pass
+    with pytest.raises(sgl.ProgramError, match="is closed"):
+        asking.run(backend=recorder)
+
+
+# --- what was not recorded -----------------------------------------------------------------------
+
+
+def recorded(path: Path, *requests: GenRequest) -> sgl.Replay:
+    async def ask(recorder: sgl.Recorder) -> None:
+        for request in requests:
+            await recorder.generate(request)
+
+    with sgl.Recorder(ScriptedBackend(), path) as recorder:
+        asyncio.run(ask(recorder))
+    return sgl.Replay(path)
+
+
+def refusal(replay: sgl.Replay, request: GenRequest) -> str:
+    with pytest.raises(sgl.BackendError) as caught:
+        asyncio.run(replay.generate(request))
+    return str(caught.value)
+
+
+def test_a_request_that_was_not_recorded_says_what_differs_from_the_nearest(path: Path) -> None:
+    long = "a common beginning that is long " * 20
+    replay = recorded(path, request_of("Bye"), request_of(long + "red"), request_of("Hello"))
+    said = refusal(replay, request_of(long + "blue"))
+    assert "line 3" in said
+    assert f"at character {len(long)}" in said
+    assert "blue'" in said and "red'" in said
+    assert len(said) < 400
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (request_of(temperature=0.5), "temperature is 0.5, was 1.0"),
+        (request_of(stop=("a", "b")), "stop is ['a', 'b'], was None"),
+        (request_of(max_new_tokens=7), "max_new_tokens is 7, was 128"),
+        (
+            GenRequest(TextPrompt("Hello"), DEFAULT_SAMPLING, regex="[0-9]+"),
+            'regex is "[0-9]+", was null',
+        ),
+        (GenRequest(TextPrompt("Hello"), DEFAULT_SAMPLING, json_schema="{}"), "json_schema is {}"),
+    ],
+)
+def test_every_part_of_a_request_counts(path: Path, changed: GenRequest, said: str) -> None:
+    assert said in refusal(recorded(path, request_of()), changed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        Media("image", "data:image/png;base64,BBBB"),
+        Media("video", "data:image/png;base64,AAAA"),
+        Media("image", "data:image/png;base64,AAAA", num_frames=3),
+    ],
+)
+def test_media_count_too(path: Path, changed: Media) -> None:
+    def shown(media: Media) -> GenRequest:
+        message = Message("user", ("Look: ", media))
+        return GenRequest(ChatPrompt((message,), "generate"), DEFAULT_SAMPLING)
+
+    replay = recorded(path, shown(Media("image", "data:image/png;base64,AAAA")))
+    assert "the prompt at character" in refusal(replay, shown(changed))
+    asyncio.run(replay.generate(shown(Media("image", "data:image/png;base64,AAAA"))))
+
+
+def test_the_order_of_a_schemas_keys_counts() -> None:
+    """It is the order in which a model writes them."""
+    one = GenRequest(TextPrompt("x"), DEFAULT_SAMPLING, json_schema='{"a": 1, "b": 2}')
+    other = GenRequest(TextPrompt("x"), DEFAULT_SAMPLING, json_schema='{"b": 2, "a": 1}')
+    from sgl_vllm.lang.backends import replay
+
+    keys = [replay._key("generate", replay._gen_request(request)) for request in (one, other)]
+    assert keys[0] != keys[1]
+
+
+def test_how_a_chat_ends_counts(path: Path) -> None:
+    messages = (Message("user", "Hello"),)
+    replay = recorded(path, GenRequest(ChatPrompt(messages, "generate"), DEFAULT_SAMPLING))
+    said = refusal(replay, GenRequest(ChatPrompt(messages, "closed"), DEFAULT_SAMPLING))
+    assert "end in another way" in said
+
+
+def test_a_sampled_request_asked_once_more_is_refused(path: Path) -> None:
+    replay = recorded(path, request_of(temperature=0.7))
+    asyncio.run(replay.generate(request_of(temperature=0.7)))
+    assert "asked once more" in refusal(replay, request_of(temperature=0.7))
+
+
+def test_one_without_chance_gets_its_answer_again(path: Path) -> None:
+    replay = recorded(path, request_of(temperature=0.0))
+    answers = [asyncio.run(replay.generate(request_of(temperature=0.0))) for _ in range(3)]
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_hint_that_was_not_recorded_costs_nothing(path: Path) -> None:
+    replay = recorded(path, request_of())
+    assert asyncio.run(replay.warm(TextPrompt("a new prefix"))) == Usage()
+
+
+def test_unused_names_what_nobody_asked_for(path: Path) -> None:
+    replay = recorded(path, request_of("one"), request_of("two"))
+    asyncio.run(replay.generate(request_of("one")))
+    assert replay.unused == ["line 3: generate 'two'"]
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+def test_what_happened_before_a_crash_is_in_the_record(path: Path) -> None:
+    script = f"""
+        import os
+        import sgl_vllm as sgl
+        from tests.unit.lang.scripted import ScriptedBackend
+
+        @sgl.function
+        def crashing(s):
+            s += "x" + sgl.gen("a")
+            s.sync()
+            os._exit(3)
+
+        crashing.run(backend=sgl.Recorder(ScriptedBackend(), {str(path)!r}))
+    """
+    root = Path(sgl.__file__).parent.parent
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        timeout=60,
+    )
+    assert ended.returncode == 3
+    assert [line["call"] for line in lines_of(path)[1:]] == ["generate"]
+
+
+def test_a_line_that_was_cut_off_is_left_out(path: Path) -> None:
+    recorded(path, request_of("one"), request_of("two"))
+    path.write_text(path.read_text()[:-20])
+    replay = sgl.Replay(path)
+    asyncio.run(replay.generate(request_of("one")))
+    assert "has no such generate" in refusal(replay, request_of("two"))
+
+
+@pytest.mark.parametrize("content", ["", "hello\n", "{}\n", '{"sgl_vllm_record": 99}\n'])
+def test_a_file_that_is_no_record_is_refused(path: Path, content: str) -> None:
+    path.write_text(content)
+    with pytest.raises(ValueError, match="no record"):
+        sgl.Replay(path)
+
+
+def test_a_broken_line_in_the_middle_is_named(path: Path) -> None:
+    recorded(path, request_of("one"), request_of("two"))
+    head, _, last = path.read_text().splitlines()
+    path.write_text(f"{head}\nbroken\n{last}\n")
+    with pytest.raises(ValueError, match="line 2"):
+        sgl.Replay(path)
+
+
+def test_a_record_is_for_people_to_read(path: Path) -> None:
+    recorded(path, request_of("Grüße an 木", temperature=0.0))
+    assert lines_of(path) == [
+        {
+            "sgl_vllm_record": 1,
+            "backend": "the scripted backend",
+            "continues_turns": True,
+            "tells_tokens": True,
+        },
+        {
+            "call": "generate",
+            "request": {"prompt": "Grüße an 木", "sampling": {"temperature": 0.0}},
+            "answer": {
+                "texts": [{"text": "(10)", "finish_reason": "stop"}],
+                "usage": {
+                    "prompt_tokens": 10,
+                    "cached_prompt_tokens": 5,
+                    "completion_tokens": 4,
+                    "calls": 1,
+                },
+            },
+        },
+    ]
+    assert "Grüße an 木" in path.read_text()
+
+
+finite = st.floats(allow_nan=False)
+usages = st.builds(Usage, *[st.integers(0, 99)] * 7)
+logprobs = st.builds(
+    TokenLogprob, st.text(), finite, st.lists(st.tuples(st.text(), finite), max_size=2).map(tuple)
+)
+texts = st.builds(
+    Generated,
+    st.text(st.characters(codec=None)),
+    st.sampled_from(["stop", "length"]),
+    st.lists(logprobs, max_size=2).map(tuple),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=2).map(tuple),
+)
+answers = st.builds(
+    GenAnswer,
+    st.lists(texts, min_size=1, max_size=3).map(tuple),
+    usages,
+    st.lists(logprobs, max_size=2).map(tuple),
+)
+choice_tokens = st.builds(
+    ChoiceTokens,
+    st.lists(st.integers(0, 9)).map(tuple),
+    st.lists(finite).map(tuple),
+    st.none() | st.lists(st.none() | finite).map(tuple),
+)
+scores = st.builds(ScoreAnswer, st.lists(choice_tokens, max_size=3).map(tuple), usages)
+chosen = st.builds(ChoiceAnswer, st.integers(0, 1), usages)
+
+
+@settings(deadline=None, max_examples=100)
+@given(answer=answers, score=scores | chosen, prompt=st.text(st.characters(codec=None)))
+def test_any_answer_comes_back_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory, answer: Any, score: Any, prompt: str
+) -> None:
+    file = tmp_path_factory.mktemp("record") / "run.jsonl"
+
+    class Answering(ScriptedBackend):
+        async def generate(self, request):
+            return answer
+
+        async def score(self, prompt, choices, *, unconditional, warm):
+            return score
+
+    async def ask(backend: Backend) -> tuple[Any, Any]:
+        return (
+            await backend.generate(request_of(prompt)),
+            await backend.score(TextPrompt(prompt), ("a", "b"), unconditional=False, warm=True),
+        )
+
+    with sgl.Recorder(Answering(), file) as recorder:
+        asyncio.run(ask(recorder))
+    assert asyncio.run(ask(sgl.Replay(file))) == (answer, score)
+
+
+def test_a_recorder_is_what_its_backend_is(path: Path) -> None:
+    class Modest(ScriptedBackend):
+        continues_turns = False
+        tells_tokens = False
+
+    with sgl.Recorder(Modest(), path) as recorder:
+        assert (recorder.continues_turns, recorder.tells_tokens) == (False, False)
+        assert recorder.name == "the scripted backend"
+    replay = sgl.Replay(path)
+    assert (replay.continues_turns, replay.tells_tokens) == (False, False)
+
+
+def test_server_info_and_flushing_work_without_a_server(path: Path, backend: sgl.VLLM) -> None:
+    with sgl.Recorder(backend, path) as recorder:
+        recorded = sgl.get_server_info(recorder)
+    replay = sgl.Replay(path)
+    assert sgl.get_server_info(replay) == recorded
+    sgl.flush_cache(replay)
+
+
+def test_a_run_over_http_is_played_back_after_its_server_has_gone(
+    path: Path, backend: sgl.VLLM, running: Any
+) -> None:
+    @sgl.function
+    def chat(s):
+        s += sgl.system("Be brief. " * 20)
+        s += sgl.user("Hello")
+        s += sgl.assistant(sgl.gen("a") + " and " + sgl.gen("b", temperature=0))
+        s += sgl.user("Which?")
+        s.assistant_begin()
+        s += "It is " + sgl.select("c", ["one", "two"])
+        s.assistant_end()
+
+    with sgl.Recorder(backend, path) as recorder:
+        recorded = chat.run(backend=recorder)
+    running.stop()
+    replayed = chat.run(backend=sgl.Replay(path))
+    assert values_of(replayed) == values_of(recorded)
+    assert replayed.messages() == recorded.messages()
+    assert replayed.get_meta_info("c") == recorded.get_meta_info("c")

@@ -1,0 +1,459 @@
+"""`sgl-vllm run`, as typed: which program, with which arguments, and what comes out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sgl_vllm as sgl
+from sgl_vllm import cli
+from sgl_vllm.lang.run_program import MODULE_NAME, URL_VARIABLE
+from tests.unit.lang.conftest import FakeServer, RunningServer
+
+ROOT = Path(sgl.__file__).parent.parent
+
+STORY = """
+    from dataclasses import dataclass
+
+    import sgl_vllm as sgl
+    from neighbour import ENDING
+
+    @dataclass
+    class Animal:
+        name: "str"
+
+    @sgl.function
+    def story(s, animal, mood="sad", n: int = 1):
+        s += f"A {mood} story of {n} about a {animal}." + sgl.gen("text")
+        s += ENDING + sgl.select("end", ["good", "bad"])
+        s["animal"] = Animal(str(animal))
+        return [n, {"animal": Animal("fox")}]
+
+    if __name__ == "__main__":
+        raise SystemExit("the main part ran")
+"""
+Outcome = tuple[int, str, str]
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    running = RunningServer()
+    yield running.fake
+    running.stop()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "neighbour.py").write_text("ENDING = ' The end is '")
+    write(tmp_path / "story.py", STORY)
+    return tmp_path
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+@pytest.fixture
+def run(
+    folder: Path,
+    server: FakeServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
+    """Runs the command in `folder` against the fake server; (exit status, output, errors)."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv(URL_VARIABLE, server.url)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sgl.global_config, "default_backend", None)
+    monkeypatch.delitem(sys.modules, "neighbour", raising=False)
+
+    def run(*arguments: str) -> Outcome:
+        try:
+            status = cli.main(["run", *arguments])
+        except SystemExit as ended:  # argparse's
+            status = int(ended.code or 0)
+        shown = capsys.readouterr()
+        return status, shown.out, shown.err
+
+    yield run
+    sys.modules.pop(MODULE_NAME, None)
+
+
+def the_line(errors: str) -> str:
+    """The only line of what went to the standard error."""
+    assert errors.count("\n") == 1, errors
+    return errors.removeprefix("sgl-vllm run: ").rstrip()
+
+
+# --- what it does --------------------------------------------------------------------------------
+
+
+def test_a_program_runs_with_its_arguments_and_is_shown(run: Run) -> None:
+    status, out, errors = run("story.py", "--var", "animal=hare", "--var", "n=3")
+    assert (status, errors) == (0, "")
+    assert "A sad story of 3 about a hare.[gen text]" in out.replace("[cached]", "").replace(
+        "[/cached]", ""
+    )
+    assert "[select end]" in out
+
+
+def test_json_is_for_machines(run: Run, server: FakeServer) -> None:
+    status, out, _ = run("story.py", "--var", "animal=hare", "--json")
+    assert status == 0
+    shown = json.loads(out)
+    assert shown["program"] == "story"
+    assert shown["variables"]["end"] in ("good", "bad")
+    assert shown["variables"]["animal"] == {"name": "hare"}
+    assert shown["text"].startswith("A sad story of 1 about a hare.[")
+    assert shown["messages"] == []
+    assert shown["ret_value"] == [1, {"animal": {"name": "fox"}}]
+    assert shown["usage"]["calls"] == 2
+    assert "error" not in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("animal=hare", "'hare'"),
+        ("animal=3", "3"),
+        ('animal="3"', "'3'"),
+        ('animal=["a", 1]', "['a', 1]"),
+        ("animal=a=b", "'a=b'"),
+        ("animal=", "''"),
+        ("animal=NaN", "'NaN'"),
+    ],
+)
+def test_a_value_is_json_if_it_reads_as_json(
+    run: Run, folder: Path, given: str, shown: str
+) -> None:
+    write(
+        folder / "one.py",
+        """
+        import sgl_vllm as sgl
+
+        @sgl.function
+        def one(s, animal):
+            s += repr(animal)
+        """,
+    )
+    _, out, _ = run("one.py", "--var", given, "--json")
+    assert json.loads(out)["text"] == shown
+
+
+def test_var_goes_over_vars(run: Run, folder: Path) -> None:
+    (folder / "vars.json").write_text('{"animal": "fox", "mood": "glad"}')
+    _, out, _ = run("story.py", "--vars", "vars.json", "--var", "animal=hare", "--json")
+    assert json.loads(out)["text"].startswith("A glad story of 1 about a hare.")
+
+
+def test_sampling_is_the_default_of_every_gen(run: Run, server: FakeServer) -> None:
+    run("story.py", "--var", "animal=a", "--temperature", "0.25", "--max-new-tokens", "7")
+    (body,) = [b for b in server.bodies("/v1/completions") if "prompt_logprobs" not in b]
+    assert (body["temperature"], body["max_tokens"]) == (0.25, 7)
+
+
+def test_arguments_may_be_called_like_options_of_a_run(run: Run, folder: Path) -> None:
+    write(
+        folder / "clash.py",
+        """
+        import sgl_vllm as sgl
+
+        @sgl.function
+        def clash(s, temperature, stream, backend):
+            s += f"{temperature} {stream} {backend}"
+        """,
+    )
+    given = ("--var", "temperature=hot", "--var", "stream=wide", "--var", "backend=end")
+    status, out, _ = run("clash.py", *given, "--json")
+    assert status == 0
+    assert json.loads(out)["text"] == "hot wide end"
+
+
+def test_a_batch_runs_once_per_line(run: Run, folder: Path) -> None:
+    (folder / "items.jsonl").write_text('{"animal": "fox"}\n\n{"animal": "hare", "n": 2}\n')
+    status, out, errors = run("story.py", "--batch", "items.jsonl", "--var", "mood=odd", "--json")
+    assert status == 0
+    texts = [json.loads(line)["text"] for line in out.splitlines()]
+    assert texts[0].startswith("A odd story of 1 about a fox.")
+    assert texts[1].startswith("A odd story of 2 about a hare.")
+    assert "2/2" in errors  # the progress bar
+
+
+def test_a_failed_item_of_a_batch_is_told_in_its_place(run: Run, folder: Path) -> None:
+    write(
+        folder / "fussy.py",
+        """
+        import sgl_vllm as sgl
+
+        @sgl.function
+        def fussy(s, word):
+            if word == "bad":
+                raise ValueError("not this word")
+            s["word"] = word
+        """,
+    )
+    (folder / "items.jsonl").write_text('{"word": "good"}\n{"word": "bad"}\n{"word": "fine"}\n')
+    status, out, errors = run("fussy.py", "--batch", "items.jsonl")
+    assert status == 1
+    assert out.splitlines() == [
+        '1: {"word": "good"}',
+        "2: ✗ the program raised ValueError: not this word (line 7)",
+        '3: {"word": "fine"}',
+    ]
+    assert "1 of 3 runs failed" in errors
+
+
+def test_the_page_is_written(run: Run, folder: Path) -> None:
+    status, _, _ = run("story.py", "--var", "animal=<b>hare", "--html", "page.html")
+    assert status == 0
+    page = (folder / "page.html").read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert "<title>story of story.py</title>" in page
+    assert "&lt;b&gt;hare" in page and "<b>hare" not in page
+
+
+def test_stream_shows_the_end_where_there_is_no_terminal(run: Run) -> None:
+    run("story.py", "--var", "animal=hare", "--record", "run.jsonl")
+    status, out, _ = run("story.py", "--var", "animal=hare", "--replay", "run.jsonl", "--stream")
+    assert status == 0
+    assert "about a hare" in out
+    assert out.count("[gen text]") == 1
+
+
+def test_a_recorded_run_is_played_back_without_a_server(run: Run, server: FakeServer) -> None:
+    given = ("story.py", "--var", "animal=hare", "--json")
+    _, first, _ = run(*given, "--record", "run.jsonl")
+    num_requests = len(server.requests)
+    status, again, _ = run(*given, "--replay", "run.jsonl")
+    assert status == 0
+    assert again == first
+    assert len(server.requests) == num_requests
+    status, _, errors = run("story.py", "--var", "animal=fox", "--replay", "run.jsonl")
+    assert status == 1
+    assert "the prompt at character" in the_line(errors)
+
+
+def test_the_backend_that_the_file_sets_is_used_unless_an_url_is_given(
+    run: Run, folder: Path, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(URL_VARIABLE)
+    write(
+        folder / "own.py",
+        f"""
+        import sgl_vllm as sgl
+
+        sgl.set_default_backend(sgl.VLLM({server.url!r}))
+
+        @sgl.function
+        def own(s):
+            s += "x" + sgl.gen("y")
+        """,
+    )
+    assert run("own.py")[0] == 0
+    status, _, errors = run("own.py", "--url", "http://127.0.0.1:9")
+    assert status == 1
+    assert "127.0.0.1:9" in errors
+
+
+# --- which program -------------------------------------------------------------------------------
+
+TWO = """
+    import sgl_vllm as sgl
+
+    @sgl.function
+    def one(s):
+        s += "one"
+
+    @sgl.function
+    def two(s):
+        s += "two"
+"""
+
+
+def test_of_several_programs_one_is_named(run: Run, folder: Path) -> None:
+    write(folder / "two.py", TWO)
+    _, out, _ = run("two.py", "--program", "two", "--json")
+    assert json.loads(out)["text"] == "two"
+    status, _, errors = run("two.py")
+    assert status == 2
+    assert the_line(errors) == "two.py has several programs, choose by --program: one, two"
+    status, _, errors = run("two.py", "--program", "three")
+    assert status == 2
+    assert the_line(errors) == "two.py has no program three; it has: one, two"
+
+
+def test_imported_programs_do_not_stand_in_the_way(run: Run, folder: Path) -> None:
+    write(folder / "two.py", TWO)
+    write(
+        folder / "importing.py",
+        """
+        import sgl_vllm as sgl
+        from two import one, two
+
+        @sgl.function
+        def main(s):
+            s += "main"
+        """,
+    )
+    _, out, _ = run("importing.py", "--json")
+    assert json.loads(out)["text"] == "main"
+    _, out, _ = run("importing.py", "--program", "two", "--json")
+    assert json.loads(out)["text"] == "two"
+
+
+# --- one line for each fault ---------------------------------------------------------------------
+
+
+def test_a_missing_argument_is_named_with_how_to_give_it(run: Run) -> None:
+    status, _, errors = run("story.py")
+    assert status == 2
+    assert the_line(errors) == "story lacks the argument animal: give --var animal=VALUE"
+
+
+def test_an_unknown_argument_is_refused_with_the_known_ones(run: Run) -> None:
+    status, _, errors = run("story.py", "--var", "animal=a", "--var", "colour=red")
+    assert status == 2
+    assert the_line(errors) == "story takes no argument 'colour'; it takes: animal, mood, n"
+
+
+def test_a_bad_line_of_a_batch_is_named_before_anything_runs(
+    run: Run, folder: Path, server: FakeServer
+) -> None:
+    (folder / "items.jsonl").write_text('{"animal": "fox"}\n{"mood": "sad"}\n')
+    status, _, errors = run("story.py", "--batch", "items.jsonl")
+    assert status == 2
+    assert the_line(errors).startswith("story lacks the argument animal (line 2 of items.jsonl)")
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["none.py"], "there is no file none.py"),
+        (["text.txt"], "text.txt is no Python file: its name must end in .py"),
+        (["empty.py"], "empty.py has no program: put @sgl.function before a function of it"),
+        (["story.py", "--var", "animal"], "--var takes NAME=VALUE, not 'animal'"),
+        (["story.py", "--vars", "no.json"], "no.json cannot be read: No such file or directory"),
+        (["story.py", "--vars", "empty.py"], "empty.py is no JSON: Expecting value"),
+        (["story.py", "--vars", "list.json"], "list.json is no JSON object of arguments"),
+        (["story.py", "--batch", "empty.py"], "empty.py has no line"),
+        (["story.py", "--batch", "list.json", "--stream"], "--batch goes with neither"),
+        (["story.py", "--var", "animal=a", "--url", "here"], "base_url must start with http://"),
+        (["story.py", "--var", "animal=a", "--replay", "no.jsonl"], "no.jsonl cannot be read"),
+        (["story.py", "--var", "animal=a", "--replay", "list.json"], "list.json is no record"),
+        (["story.py", "--var", "animal=a", "--record", "no/where"], "no/where cannot be written"),
+        (["story.py", "--var", "animal=a", "--html", "no/where"], "no/where cannot be written"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line_and_status_2(
+    run: Run, folder: Path, arguments: list[str], said: str
+) -> None:
+    (folder / "text.txt").write_text("hello")
+    (folder / "empty.py").write_text("")
+    (folder / "list.json").write_text("[]")
+    status, _, errors = run(*arguments)
+    assert status == 2
+    assert the_line(errors).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\nundefined\n", "NameError: name 'undefined' is not defined (line 2)"),
+        ("def f(:\n", "SyntaxError: invalid syntax (line 1)"),
+        (
+            "import no_such_module\n",
+            "ModuleNotFoundError: No module named 'no_such_module' (line 1)",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_says_where(
+    run: Run, folder: Path, text: str, said: str
+) -> None:
+    (folder / "broken.py").write_text(text)
+    status, _, errors = run("broken.py")
+    assert status == 1
+    assert the_line(errors) == f"broken.py cannot be loaded: {said}"
+
+
+def test_a_server_that_is_down_is_one_line_that_says_what_to_do(run: Run) -> None:
+    status, out, errors = run("story.py", "--var", "animal=a", "--url", "http://127.0.0.1:9")
+    assert status == 1
+    line = the_line(errors)
+    assert line.startswith(
+        "gen 'text' failed: no answer from the vLLM server at http://127.0.0.1:9"
+    )
+    assert "vllm serve MODEL" in line
+    assert "A sad story" in out  # what there was is shown
+
+
+def test_a_failed_run_still_gives_its_json_and_page(run: Run, folder: Path) -> None:
+    write(
+        folder / "failing.py",
+        """
+        import sgl_vllm as sgl
+
+        @sgl.function
+        def failing(s):
+            s += "before" + sgl.gen("x")
+            s.sync()
+            raise RuntimeError("enough")
+        """,
+    )
+    status, out, errors = run("failing.py", "--json", "--html", "page.html")
+    assert status == 1
+    assert the_line(errors) == "the program raised RuntimeError: enough (line 8)"
+    shown = json.loads(out)
+    assert shown["error"] == "the program raised RuntimeError: enough (line 8)"
+    assert list(shown["variables"]) == ["x"]
+    assert "RuntimeError: enough" in (folder / "page.html").read_text()
+
+
+def test_an_error_in_a_branch_that_nobody_reads_fails_the_run(run: Run, folder: Path) -> None:
+    write(
+        folder / "branch.py",
+        """
+        import sgl_vllm as sgl
+
+        @sgl.function
+        def branch(s):
+            s += "before"
+            s.fork(2)[1].__iadd__(sgl.gen("x", dtype=int))
+        """,
+    )
+    status, _, errors = run("branch.py")
+    assert status == 1
+    assert the_line(errors).startswith("gen 'x' in fork[1] failed")
+
+
+def test_help_teaches_by_examples(run: Run) -> None:
+    status, out, _ = run("--help")
+    assert status == 0
+    for option in ("--var", "--vars", "--batch", "--record", "--replay", "--html", "--stream"):
+        assert option in out
+    assert "sgl-vllm run story.py --var animal=hare" in out
+
+
+def test_it_works_as_a_process_of_its_own(folder: Path, server: FakeServer) -> None:
+    command = [sys.executable, "-m", "sgl_vllm.cli", "run", str(folder / "story.py"), "--json"]
+    environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [*command, "--var", "animal=hare", "--url", server.url],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert json.loads(ended.stdout)["text"].startswith("A sad story")
