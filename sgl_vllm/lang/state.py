@@ -507,6 +507,8 @@ class ProgramGroup(Generic[StateT]):
     async def _first_async(self, predicate: Callable[[StateT], Any]) -> StateT | None:
         reads = self._reads()
         waiting = {asyncio.wrap_future(read): read for read in reads}
+        for wrapped in waiting:  # asyncio would log the losers' errors, which nobody will read
+            wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for wrapped in sorted(done, key=list(waiting).index):
