@@ -46,7 +46,7 @@ if __name__ == "__main__":
     try:
         state = ask.run(arguments.image or red_circle(), temperature=0.0)
     except sgl.ProgramError as error:
-        raise SystemExit(f"This example needs a vision-language model.\n{error}") from None
+        raise SystemExit(f"{error}\nThis example needs a vision-language model.") from None
     for question, answer in zip(QUESTIONS, state["answer"], strict=True):
         print(f"{question} {answer}")
     print(state.usage)
