@@ -63,9 +63,6 @@ def test_raw_calls_take_at_least_twice_the_lines(program: str) -> None:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_page_states_the_lengths(program: str) -> None:
     raw, ours = lengths(program)
-    (row,) = [
-        line
-        for line in (DOCS / "moving.md").read_text().splitlines()
-        if f"{program}_sgl.py" in line
-    ]
+    page = (DOCS / "moving.md").read_text().splitlines()
+    (row,) = [line for line in page if f"{program}_sgl.py" in line]
     assert row.endswith(f"| {raw} | {ours} | {raw / ours:.1f} |")
