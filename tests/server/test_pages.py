@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import sgl_vllm as sgl
-from tests.pages import blocks_of, printed_by
+from sgl_vllm.demo import MODEL_PATH
+from tests.pages import blocks_of, cells_of, printed_by, shown_by
 from tests.server.conftest import API_KEY
 
 ROOT = Path(sgl.__file__).parent.parent
@@ -19,6 +21,7 @@ DOCS = ROOT / "docs"
 SIDE_BY_SIDE = sorted(
     path.name.removesuffix("_sgl.py") for path in (DOCS / "side_by_side").glob("*_sgl.py")
 )
+TUTORIAL = ROOT / "examples" / "tutorial.ipynb"
 URL = "http://127.0.0.1:8000"
 
 
@@ -55,3 +58,30 @@ def test_programs_side_by_side_print_the_same(server, program: str) -> None:
     assert [process.returncode for process in finished] == [0, 0], finished
     assert finished[0].stdout == finished[1].stdout
     assert finished[0].stdout.count("\n") >= 2
+
+
+def test_the_tutorial_runs_from_its_first_cell_to_its_last(monkeypatch) -> None:
+    """As in Jupyter; its model is the demo's, which it serves itself."""
+    monkeypatch.setenv("TUTORIAL_MODEL", str(MODEL_PATH))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    namespace: dict[str, object] = {"__name__": "__main__"}
+
+    async def run_all() -> list[str]:
+        return [await shown_by(cell, namespace) for cell in cells_of(TUTORIAL)]
+
+    try:
+        shown = asyncio.run(run_all())
+    finally:
+        namespace["server"].stop()
+    everything = "\n".join(shown)
+    for answer in (
+        "The capital of France is Paris.",
+        "Asia and 3 is one leg more",
+        "- Sleep eight hours. A good night makes the whole day easier.",
+        "4 calls, ",
+        "Peru     The capital of Peru is Lima.",
+        "'Cairo'",
+        "gen 'number' failed: ",
+    ):
+        assert answer in everything
+    assert not namespace["server"].running
