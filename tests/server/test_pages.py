@@ -30,17 +30,18 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", API_KEY)
 
 
-@pytest.mark.parametrize("page", ["guide", "moving"])
+@pytest.mark.parametrize("page", ["README", "docs/guide", "docs/moving"])
 def test_a_page_prints_what_it_says(server, key, page: str, tmp_path: Path) -> None:
-    blocks = list(blocks_of(DOCS / f"{page}.md"))
-    assert len(blocks) >= 3
-    namespace = {"__name__": page}
+    blocks = list(blocks_of(ROOT / f"{page}.md"))
+    assert any(block.printed for block in blocks)
+    namespace = {"__name__": "page"}
     for block in blocks:
         if not block.can_run:
             continue
         here = replace(block, code=block.code.replace(URL, server.url))
-        printed = printed_by(here, namespace, tmp_path / f"{page}_{block.line}.py")
-        assert printed == (block.printed or ""), f"{page}.md, line {block.line}"
+        printed = printed_by(here, namespace, tmp_path / f"line_{block.line}.py")
+        if block.printed is not None:
+            assert printed == block.printed, f"{page}.md, line {block.line}"
 
 
 @pytest.mark.parametrize("program", SIDE_BY_SIDE)
