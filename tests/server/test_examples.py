@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks.models import resolve_model
+from sgl_vllm.serving import VllmServer
 from tests.server.conftest import API_KEY
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -39,6 +42,15 @@ def run_example(name: str, url: str, *arguments: str) -> subprocess.CompletedPro
     )
 
 
+@pytest.fixture(scope="module")
+def vision_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """A model with random weights that reads images, and writes nonsense about them."""
+    model = resolve_model("shape:vlm-tiny", tmp_path_factory.mktemp("models"))
+    options = {"max_model_len": 512, "served_model_name": "vlm", "env": {"OMP_NUM_THREADS": "1"}}
+    with VllmServer(model, plugin=True, extra_args=["--api-key", API_KEY], **options) as running:
+        yield running
+
+
 def test_every_example_is_tried_here() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PRINTS, *NEEDS_VISION}
 
@@ -66,3 +78,17 @@ def test_an_example_that_finds_no_server_says_how_to_start_one(name: str) -> Non
     finished = run_example(name, "http://127.0.0.1:9")
     assert finished.returncode == 1
     assert "vllm serve MODEL --plugin sgl_vllm" in finished.stderr
+
+
+def test_the_image_question_is_answered_by_a_model_that_reads_images(vision_server) -> None:
+    finished = run_example("image_question", vision_server.url)
+    assert finished.returncode == 0, finished.stderr
+    assert "Which shape is in the image? " in finished.stdout
+    assert "Which color has it? " in finished.stdout
+    assert "Usage(prompt_tokens=" in finished.stdout
+
+
+def test_a_video_is_refused_by_a_model_that_reads_images_only(vision_server) -> None:
+    finished = run_example("video_caption", vision_server.url)
+    assert finished.returncode == 1
+    assert "This example needs a vision-language model that takes videos" in finished.stderr
