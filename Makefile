@@ -6,7 +6,7 @@ BIN := $(ROOT)/.venv/bin
 IN_ROOT := cd "$(ROOT)" &&
 TEST_FOLDERS = $(wildcard $(foreach part,unit browser engine server,$(ROOT)/tests/$(part)))
 
-.PHONY: help install demo test unit soak check format clean distclean
+.PHONY: help install demo test unit soak check reference format clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -27,10 +27,13 @@ unit: install  ## the tests of the pure parts (seconds)
 soak: install  ## 20,000 requests of random programs, compared with stock (minutes)
 	@$(IN_ROOT) "$(BIN)/python" -m tests.engine.soak
 
-check: install  ## ruff (lint and format) and mypy
+check: install  ## ruff (lint and format) and mypy, the examples included
 	@$(IN_ROOT) "$(BIN)/ruff" check .
 	@$(IN_ROOT) "$(BIN)/ruff" format --check .
 	@$(IN_ROOT) "$(BIN)/mypy"
+
+reference: install  ## write docs/reference.md from the code's docstrings
+	@$(IN_ROOT) "$(BIN)/python" tools/reference.py
 
 format: install  ## let ruff put the code in order
 	@$(IN_ROOT) "$(BIN)/ruff" check --fix .

@@ -2,7 +2,8 @@
 
 Owns the names `demo` and `shape:NAME` and the cache of made-up models. A made-up model has random
 weights, so its text is noise, but it costs what a real model of its shape costs. It carries the
-demo tokenizer and chat template. Does not download anything.
+demo tokenizer and chat template. `vlm-tiny` also reads images, so that the way of an image can be
+tried without a download; it says nothing about them. Does not download anything.
 
     python -m benchmarks.models shape:33m        # prints the folder, makes it first if needed
 """
@@ -18,6 +19,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "sgl_vllm" / "demo" / "model"
 SHAPE_PREFIX = "shape:"
@@ -28,6 +30,7 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
+_IMAGE_TOKENS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 # Raise it when the weights that the same shape gets would change.
 _RECIPE = 1
 
@@ -48,7 +51,29 @@ class Shape:
     rms_norm_eps: float = 1e-6
 
 
-SHAPES = {
+@dataclass(frozen=True)
+class VisionShape:
+    """An Idefics 3 of these sizes: a vision tower in front of a decoder-only model.
+
+    Chosen as its image processor needs no torchvision, which CPU installs do not have. Sizes in
+    pixels; `scale_factor` squared patches make one token.
+    """
+
+    text: Shape
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    image_size: int
+    patch_size: int
+    scale_factor: int
+
+    @property
+    def num_image_tokens(self) -> int:
+        return (self.image_size // self.patch_size // self.scale_factor) ** 2
+
+
+SHAPES: dict[str, Shape | VisionShape] = {
     "33m": Shape(
         model_type="llama",
         hidden_size=512,
@@ -69,6 +94,25 @@ SHAPES = {
         vocab_size=151_936,
         max_position_embeddings=32_768,
         rope_theta=1_000_000.0,
+    ),
+    "vlm-tiny": VisionShape(
+        text=Shape(
+            model_type="llama",
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            vocab_size=4352,
+            max_position_embeddings=2048,
+        ),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=56,
+        patch_size=14,
+        scale_factor=2,
     ),
 }
 
@@ -95,7 +139,7 @@ def default_cache_dir() -> Path:
     return Path(root) / "sgl-vllm" / "models"
 
 
-def cached_shape_model(name: str, shape: Shape, cache_dir: Path) -> Path:
+def cached_shape_model(name: str, shape: Shape | VisionShape, cache_dir: Path) -> Path:
     """The folder of a made-up model in the cache; made first when it is not there.
 
     The folder's name holds a digest of all that decides its content, and it appears there complete
@@ -121,32 +165,61 @@ def cached_shape_model(name: str, shape: Shape, cache_dir: Path) -> Path:
     return folder
 
 
-def write_shape_model(shape: Shape, folder: Path, *, seed: int = 0) -> None:
+def write_shape_model(shape: Shape | VisionShape, folder: Path, *, seed: int = 0) -> None:
     """Writes a complete bfloat16 model folder with random weights; the seed decides them."""
+    for file in _TOKENIZER_FILES:
+        shutil.copy(DEMO_MODEL / file, folder / file)
+    if isinstance(shape, VisionShape):
+        _write_image_processor(shape, folder)
+    _write_weights(shape, folder, seed)
+
+
+def _write_weights(shape: Shape | VisionShape, folder: Path, seed: int) -> None:
     # Half a second each to import, and not needed to name a model.
     import torch
     from safetensors.torch import save_file
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    fields = asdict(shape)
-    config = AutoConfig.for_model(
-        **fields, tie_word_embeddings=True, bos_token_id=None, eos_token_id=_demo_eos_token_id()
-    )
+    def text_config(text: Shape) -> Any:
+        return AutoConfig.for_model(
+            **asdict(text),
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=_demo_eos_token_id(),
+        )
+
+    if isinstance(shape, VisionShape):
+        tower = asdict(shape)
+        del tower["text"]
+        scale_factor = tower.pop("scale_factor")
+        config = AutoConfig.for_model(
+            "idefics3",
+            text_config=text_config(shape.text),
+            vision_config=AutoConfig.for_model("idefics3_vision", **tower),
+            scale_factor=scale_factor,
+            image_token_id=_num_demo_tokens(),
+            pad_token_id=None,
+            tie_word_embeddings=True,
+        )
+        auto_model = AutoModelForImageTextToText
+    else:
+        config = text_config(shape)
+        auto_model = AutoModelForCausalLM
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = auto_model.from_config(config, dtype=torch.bfloat16)
     generator = torch.Generator().manual_seed(seed)
-    num_tokens = len(json.loads((DEMO_MODEL / "tokenizer.json").read_text())["model"]["vocab"])
+    num_tokens = _num_demo_tokens()
     weights = {}
     for name, parameter in model.named_parameters():
         weight = torch.empty(parameter.shape)
-        if name == "model.norm.weight":
+        if name in ("model.norm.weight", "model.text_model.norm.weight"):
             # Logits then have a deviation of about 5: a next token is as clear as in a real model.
             weight.fill_(5.0)
         elif parameter.dim() == 1:
             weight.fill_(0.0 if name.endswith("bias") else 1.0)
         else:
             weight.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
-        if name == "model.embed_tokens.weight":
+        if name.endswith("embed_tokens.weight"):
             weight[num_tokens:] = 0.0  # tokens without text are next to never generated
         weights[name] = weight.to(torch.bfloat16)
     weights_file = folder / "model.safetensors"
@@ -155,8 +228,29 @@ def write_shape_model(shape: Shape, folder: Path, *, seed: int = 0) -> None:
     config.architectures = [type(model).__name__]
     config.dtype = torch.bfloat16
     config.save_pretrained(folder)
-    for file in _TOKENIZER_FILES:
-        shutil.copy(DEMO_MODEL / file, folder / file)
+
+
+def _write_image_processor(shape: VisionShape, folder: Path) -> None:
+    """The tokens that stand for an image, and what makes pixels of one."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    like = tokenizer["added_tokens"][0]
+    for number, token in enumerate(_IMAGE_TOKENS, _num_demo_tokens()):
+        tokenizer["added_tokens"].append(like | {"id": number, "content": token})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    edge = {"longest_edge": shape.image_size}
+    pixels = {
+        "image_processor_type": "Idefics3ImageProcessor",
+        "size": edge,
+        "max_image_size": edge,
+        "do_image_splitting": False,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
+    processor = {"processor_class": "Idefics3Processor", "image_seq_len": shape.num_image_tokens}
+    (folder / "processor_config.json").write_text(json.dumps(processor))
+
+
+def _num_demo_tokens() -> int:
+    return len(json.loads((DEMO_MODEL / "tokenizer.json").read_text())["model"]["vocab"])
 
 
 def _demo_eos_token_id() -> int:

@@ -2,27 +2,33 @@
 
     python examples/classify.py [--url http://127.0.0.1:8000]
 
-select scores every label as the continuation of the prompt and takes the likeliest one.
+select scores every label as the continuation of the prompt and takes the likeliest one. The
+examples are the same for all reviews: the batch sends them ahead, once.
 """
 
 import argparse
+from enum import Enum
 
 import sgl_vllm as sgl
 
 EXAMPLES = [
-    ("I love this film.", "positive"),
-    ("What a waste of time.", "negative"),
-    ("The best meal in years.", "positive"),
-    ("It broke on the first day.", "negative"),
+    ("The film was wonderful.", "positive"),
+    ("The soup was terrible.", "negative"),
+    ("I found the book lovely.", "positive"),
+    ("This hotel is dull.", "negative"),
 ]
 
 
+class Label(Enum):
+    POSITIVE = " positive"
+    NEGATIVE = " negative"
+
+
 @sgl.function
-def classify(s, review):
+def classify(s: sgl.ProgramState, review: str) -> None:
     for text, label in EXAMPLES:
-        s += f"Review: {text}\nLabel: {label}\n\n"
-    s += f"Review: {review}\nLabel:"
-    s += sgl.select("label", [" positive", " negative"])
+        s += f"Review: {text}\nSentiment: {label}\n"
+    s += f"Review: {review}\nSentiment:" + sgl.select("label", Label)
 
 
 if __name__ == "__main__":
@@ -30,8 +36,9 @@ if __name__ == "__main__":
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     sgl.set_default_backend(sgl.VLLM(parser.parse_args().url))
 
-    reviews = ["I love this book.", "What a terrible day.", "The best day in years."]
-    for review, state in zip(
-        reviews, classify.run_batch([{"review": review} for review in reviews]), strict=True
-    ):
-        print(f"{review} ->{state['label']}  {state.get_meta_info('label')['scores']}")
+    reviews = ["I love this book.", "The game was boring.", "What an excellent trip!"]
+    states = classify.run_batch([{"review": review} for review in reviews])
+    for review, state in zip(reviews, states, strict=True):
+        scores = [f"{score:.2f}" for score in state.get_meta_info("label")["scores"]]
+        print(f"{review:24} {state['label'].name:9} of {scores}")
+    print(sum((state.usage for state in states), sgl.Usage()))

@@ -51,13 +51,18 @@ def chosen_backend(backend: Backend | None) -> Backend:
 
 
 def flush_cache(backend: Backend | None = None) -> None:
-    """Empty the server's prefix cache. UnsupportedError on a server without the plugin."""
+    """Empty the server's prefix cache, and wait for that. `backend` is by default that of
+    `set_default_backend`. UnsupportedError on a server without the plugin, BackendError if it does
+    not answer."""
     background = background_loop()
     background.wait_for(background.start(chosen_backend(backend).flush_cache()))
 
 
 def get_server_info(backend: Backend | None = None) -> ServerInfo:
-    """What the server runs: model, versions, and the plugin's statistics if it has the plugin."""
+    """What the server runs: model, versions, and the plugin's statistics if it has the plugin.
+
+    BackendError if it does not answer, UnsupportedError for a backend that is no server of one's
+    own."""
     background = background_loop()
     return background.wait_for(background.start(chosen_backend(backend).server_info()))
 
@@ -112,7 +117,8 @@ class Program:
         self.bound = dict(bound or {})
 
     def bind(self, **kwargs: Any) -> Program:
-        """This program with some of its arguments given. TypeError for unknown ones."""
+        """This program with some of its arguments given; calls may still replace them. TypeError
+        for unknown ones."""
         self._check_names(kwargs)
         return Program(self.func, {**self.bound, **kwargs}, self.num_api_spec_tokens)
 

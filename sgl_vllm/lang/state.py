@@ -41,6 +41,8 @@ class State:
     # --- writing -------------------------------------------------------------------------------
 
     def __iadd__(self: StateT, value: Expr | str) -> StateT:
+        """Append text or an expression. Submits and returns at once; TypeError for other values,
+        which are to be given as ``str(value)``."""
         self._stream.append(value)
         return self
 
@@ -51,6 +53,7 @@ class State:
         self._stream.bind(name, future)
 
     def __setitem__(self, name: str, value: object) -> None:
+        """The same as `set_var`."""
         self.set_var(name, value)
 
     def __contains__(self, name: str) -> bool:
@@ -118,7 +121,8 @@ class State:
         With more than one, what they share is sent to the server first, so that every branch
         finds it cached: one request without output, left out when the server has (nearly) all
         of it anyway because this stream just generated there or hinted before.
-        `position_ids_offset` is there for SGLang's programs and means nothing.
+        ValueError for a `size` below 1. `position_ids_offset` is there for SGLang's programs and
+        means nothing.
         """
         if size < 1:
             raise ValueError(f"fork needs at least one branch, not {size}")
@@ -279,7 +283,10 @@ class ProgramState(State):
 
 
 class AsyncProgramState(State):
-    """The prompt of a program that is an ``async def``: what reads is awaited."""
+    """The prompt of a program that is an ``async def``: what reads is awaited.
+
+    What writes, forks and follows is as in `ProgramState`.
+    """
 
     async def _variable(self, name: str) -> Variable:
         variable: Variable = await result_of(self._stream.variable(name))
@@ -483,7 +490,8 @@ class ProgramGroup(Generic[StateT]):
 
         "gather_variable": each variable that branches wrote since the fork becomes the parent's,
         as the list of its values in branch order. "concate_and_append": the text that each branch
-        wrote since the fork is appended to the parent's, in branch order, as plain text.
+        wrote since the fork is appended to the parent's, in branch order, as plain text. ValueError
+        for other modes. A branch that has failed raises when what was joined is read.
         """
         parent = self._parent._stream
         streams = [state._stream for state in self._states]
@@ -532,6 +540,8 @@ class ProgramGroup(Generic[StateT]):
     async def _first_async(self, predicate: Callable[[StateT], Any]) -> StateT | None:
         reads = self._reads()
         waiting = {asyncio.wrap_future(read): read for read in reads}
+        for wrapped in waiting:  # asyncio would log the losers' errors, which nobody will read
+            wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for wrapped in sorted(done, key=list(waiting).index):

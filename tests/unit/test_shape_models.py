@@ -12,7 +12,13 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+)
 
 from benchmarks import models
 from benchmarks.models import DEMO_MODEL, Shape, resolve_model
@@ -137,3 +143,19 @@ def test_the_command_line_names_the_known_shapes_on_a_bad_one() -> None:
     assert result.returncode == 2
     assert "shape:33m" in result.stderr
     assert result.stdout == ""
+
+
+def test_the_vision_shape_reads_an_image_as_as_many_tokens_as_it_says(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image").new("RGB", (90, 40), "red")
+    shape = models.SHAPES["vlm-tiny"]
+    folder = resolve_model("shape:vlm-tiny", tmp_path)
+    processor = AutoProcessor.from_pretrained(folder)
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    inputs = processor(text="<image> A red field", images=image, return_tensors="pt")
+    num_image_tokens = int((inputs["input_ids"] == processor.image_token_id).sum())
+    assert num_image_tokens == shape.num_image_tokens == 4
+    with torch.inference_mode():
+        logits = model(**inputs).logits[0, -1]
+        other = model(**{**inputs, "pixel_values": -inputs["pixel_values"]}).logits[0, -1]
+    assert 1.0 < logits.std() < 20.0
+    assert not torch.equal(logits, other)

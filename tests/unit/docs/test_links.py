@@ -1,0 +1,40 @@
+"""Links between the project's pages lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import sgl_vllm
+
+ROOT = Path(sgl_vllm.__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names that a page's headings get, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    broken = []
+    for link in _LINK.findall(page.read_text()):
+        file, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = page.parent / file if file else page
+        is_page = target.suffix == ".md" and target.is_file()
+        if not target.exists() or (anchor and is_page and anchor not in anchors_of(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_example_is_in_the_list_of_examples() -> None:
+    page = (ROOT / "docs" / "language.md").read_text()
+    examples = {path.name for path in (ROOT / "examples").iterdir() if path.is_file()}
+    assert {name for name in examples if f"(../examples/{name})" not in page} == set()

@@ -1,0 +1,220 @@
+"""Writes docs/reference.md from the signatures and docstrings of the language.
+
+Owns the page's order and form; what it says stands in the code. A public name finds its group by
+the module that it comes from, so that a new one needs nothing here. ``make reference`` runs it.
+
+    python tools/reference.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reference.md"
+MAX_LINE = 96
+
+HEAD = """\
+# Reference
+
+Every public name of `import sgl_vllm as sgl`, from its signature and docstring: written by
+`make reference`, which a test compares. For an introduction read the [guide](guide.md).
+
+"""
+
+EXPRESSIONS, STATE, PROGRAMS = "Expressions", "The prompt and its state", "Programs"
+GROUPS_OF_FORKS, BACKENDS, VIEWS = "Groups of branches", "Backends", "Views and graphs"
+TYPES, ERRORS, MORE = "Types", "Errors", "More"
+ORDER = (EXPRESSIONS, STATE, GROUPS_OF_FORKS, PROGRAMS, BACKENDS, VIEWS, TYPES, ERRORS, MORE)
+
+# The first that fits, by the beginning of "module.name" below sgl_vllm.lang.
+PLACES = (
+    ("state.ProgramGroup", GROUPS_OF_FORKS),
+    ("state.", STATE),
+    ("ir.", EXPRESSIONS),
+    ("choices.", EXPRESSIONS),
+    ("program.", PROGRAMS),
+    ("settings.", PROGRAMS),
+    ("compiler.", PROGRAMS),
+    ("errors.", ERRORS),
+    ("backends.base.Backend", BACKENDS),
+    ("backends.base.", TYPES),
+    ("backends.", BACKENDS),
+    ("view", VIEWS),
+    ("graph", VIEWS),
+    ("trace", VIEWS),
+)
+
+# Shown although their names are private to Python: they are how the objects are used.
+OPERATORS = {
+    "__iadd__": "{self} += value",
+    "__getitem__": "{self}[{0}]",
+    "__setitem__": "{self}[{0}] = {1}",
+    "__contains__": "{0} in {self}",
+    "__call__": "{self}(...)",
+}
+
+
+def group_of(name: str, value: Any) -> str:
+    kind = value if isinstance(value, type) or inspect.isfunction(value) else type(value)
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return ERRORS
+    place = f"{kind.__module__.removeprefix('sgl_vllm.lang.')}.{kind.__name__}"
+    return next((group for start, group in PLACES if place.startswith(start)), MORE)
+
+
+def annotation_text(annotation: Any) -> str:
+    if isinstance(annotation, str):
+        return annotation
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+
+
+def parameter_text(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+    text = stars.get(parameter.kind, "") + parameter.name
+    is_typed = parameter.annotation is not parameter.empty
+    if is_typed:
+        text += f": {annotation_text(parameter.annotation)}"
+    if parameter.default is not parameter.empty:
+        default = getattr(parameter.default, "__name__", None) or repr(parameter.default)
+        text += f" = {default}" if is_typed else f"={default}"
+    return text
+
+
+def signature_text(name: str, function: Any, *, is_method: bool = False) -> str:
+    """On a line if it fits, otherwise with a line per parameter."""
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())[is_method:]
+    pieces: list[str] = []
+    last_kind: Any = None
+    for parameter in parameters:
+        if last_kind == parameter.POSITIONAL_ONLY != parameter.kind:
+            pieces.append("/")
+        if parameter.kind == parameter.KEYWORD_ONLY and last_kind not in (
+            parameter.KEYWORD_ONLY,
+            parameter.VAR_POSITIONAL,
+        ):
+            pieces.append("*")
+        pieces.append(parameter_text(parameter))
+        last_kind = parameter.kind
+    returned = signature.return_annotation
+    end = ")"
+    if returned is not signature.empty and not isinstance(function, type):
+        end += f" -> {annotation_text(returned)}"
+    line = f"{name}({', '.join(pieces)}{end}"
+    if len(line) <= MAX_LINE:
+        return line
+    return "\n".join([f"{name}(", *(f"    {piece}," for piece in pieces), end])
+
+
+def doc_text(value: Any) -> str:
+    return re.sub(r"``([^`]+)``", r"`\1`", inspect.getdoc(value) or "")
+
+
+def code(text: str) -> str:
+    return f"```py\n{text}\n```\n"
+
+
+def members_of(owner: type) -> Iterator[tuple[str, Any]]:
+    """Public methods and properties, in the order of the source, the base classes' first.
+
+    What several classes have in common is shown once: a prompt's at `ProgramState`, a backend's at
+    `Backend`.
+    """
+    import sgl_vllm
+
+    if issubclass(owner, sgl_vllm.Backend) and owner is not sgl_vllm.Backend:
+        return
+    bases = [owner] if owner is sgl_vllm.AsyncProgramState else reversed(owner.__mro__)
+    seen: dict[str, Any] = {}
+    for base in bases:
+        if not base.__module__.startswith("sgl_vllm"):
+            continue
+        for name, value in vars(base).items():
+            if isinstance(value, property | classmethod) or inspect.isfunction(value):
+                seen[name] = value
+    for name, value in seen.items():
+        if (not name.startswith("_") or name in OPERATORS) and doc_text(value):
+            yield name, value
+
+
+def member_lines(owner: type, name: str, value: Any) -> Iterator[str]:
+    me = {"Program": "program", "ProgramGroup": "forks"}.get(owner.__name__, "s")
+    me = me if owner.__module__.endswith(("state", "program")) else owner.__name__.lower()
+    if isinstance(value, property):
+        yield code(
+            f"{me}.{name}: {annotation_text(inspect.signature(value.fget).return_annotation)}"
+        )
+    elif name in OPERATORS:
+        arguments = list(inspect.signature(value).parameters)[1:]
+        yield code(OPERATORS[name].format(*arguments, self=me))
+    else:
+        function = inspect.unwrap(value.__func__ if isinstance(value, classmethod) else value)
+        prefix = "await " if inspect.iscoroutinefunction(function) else ""
+        yield code(prefix + signature_text(f"{me}.{name}", function, is_method=True))
+    yield doc_text(value) + "\n"
+
+
+def entry_lines(name: str, value: Any) -> Iterator[str]:
+    yield f"### `{name}`\n"
+    if isinstance(value, type):
+        if value.__name__ != name:
+            yield f"Another name of `{value.__name__}`.\n"
+            return
+        if "Program" not in name and not issubclass(value, BaseException):
+            yield code(signature_text(name, value))
+        yield doc_text(value) + "\n"
+        for member, its_value in members_of(value):
+            yield from member_lines(value, member, its_value)
+    elif inspect.isfunction(value):
+        yield code(signature_text(name, value))
+        yield doc_text(value) + "\n"
+    else:
+        yield doc_text(type(value)) + "\n"
+
+
+def page_text() -> str:
+    sys.path.insert(0, str(ROOT))
+    import sgl_vllm
+
+    grouped: dict[str, list[str]] = defaultdict(list)
+    for name in sgl_vllm.__all__:
+        value = getattr(sgl_vllm, name)
+        if not inspect.ismodule(value):
+            grouped[group_of(name, value)].append(name)
+    lines = [HEAD]
+    for group in ORDER:
+        names = sorted(grouped[group], key=lambda name: (name.islower(), name.lower()))
+        if names:
+            links = ", ".join(f"[`{name}`](#{name.lower()})" for name in names)
+            lines.append(f"- [{group}](#{group.lower().replace(' ', '-')}): {links}\n")
+    lines.append("\n")
+    for group in ORDER:
+        if grouped[group]:
+            lines.append(f"## {group}\n\n")
+        for name in sorted(grouped[group], key=lambda name: (name.islower(), name.lower())):
+            lines += [f"{line}\n" for line in entry_lines(name, getattr(sgl_vllm, name))]
+    return "".join(lines).rstrip("\n") + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write docs/reference.md.")
+    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    if not parser.parse_args().check:
+        PAGE.write_text(page_text())
+        return 0
+    if PAGE.read_text() != page_text():
+        print("docs/reference.md is out of date: run `make reference`", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
