@@ -1230,7 +1230,7 @@ class Evaluator:
         test = self.truth(self.evaluate(node.test, frame), At(self, node.test, frame))
         self.run(node.body if test else node.orelse, frame)
 
-    def _run_For(self, node: ast.For | ast.AsyncFor, frame: Frame, at: At) -> None:
+    def _run_For(self, node: ast.For, frame: Frame, at: At) -> None:
         iterated = self.evaluate(node.iter, frame)
         for item in self.iterate(iterated, At(self, node.iter, frame)):
             self.assign(node.target, item, frame)
@@ -1252,7 +1252,7 @@ class Evaluator:
                 continue
         self.run(node.orelse, frame)
 
-    def _run_With(self, node: ast.With | ast.AsyncWith, frame: Frame, at: At) -> None:
+    def _run_With(self, node: ast.With, frame: Frame, at: At) -> None:
         entered: list[tuple[Host, At]] = []
         for item in node.items:
             place = At(self, item.context_expr, frame)
@@ -1272,9 +1272,6 @@ class Evaluator:
             value.exit(place)
         if leaving is not None:
             raise leaving
-
-    _run_AsyncFor = _run_For
-    _run_AsyncWith = _run_With
 
     def _run_FunctionDef(self, node: ast.FunctionDef, frame: Frame, at: At) -> None:
         if node.decorator_list:
@@ -1598,12 +1595,8 @@ def _is_source_of(
 
 
 def _without_decorators(node: Any) -> Any:
-    return type(node)(
-        **{name: getattr(node, name) for name in node._fields if name != "decorator_list"},
-        decorator_list=[],
-        lineno=node.lineno,
-        col_offset=node.col_offset,
-    )
+    fields = {name: getattr(node, name) for name in node._fields if name != "decorator_list"}
+    return ast.copy_location(type(node)(**fields, decorator_list=[]), node)
 
 
 def _texts(code: types.CodeType) -> Iterator[str]:

@@ -6,9 +6,11 @@ the program's function is not called, and none of its side effects happens.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import inspect
 import itertools
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -48,11 +50,16 @@ from sgl_vllm.lang.graph import (
     Write,
 )
 from sgl_vllm.lang.ir import (
+    Computed,
     Expr,
+    Gen,
     Role,
     RoleBegin,
     RoleEnd,
+    Select,
     Text,
+    Tool,
+    Var,
     VarScopeBegin,
     VarScopeEnd,
     parts_of,
@@ -225,23 +232,27 @@ def _merged(pieces: Sequence[str | Deferred]) -> tuple[str | Deferred, ...]:
 
 def _names_made(expr: Expr) -> list[str]:
     """The variables that an expression makes."""
-    if isinstance(expr, (VarScopeBegin, *_readers())):
-        return []
-    names = [getattr(expr, "name", None), getattr(expr, "reasoning_name", None)]
-    return [name for name in names if name is not None]
+    match expr:
+        case Gen(name) if name is not None:
+            return [name] if expr.reasoning_name is None else [name, expr.reasoning_name]
+        case Select(name) | VarScopeEnd(name) | Tool(name) if name is not None:
+            return [name]
+        case Computed() if expr.name is not None:
+            return [expr.name]
+    return []
 
 
 def _names_read(expr: Expr) -> list[str]:
     """The variables of the program that an expression reads by their names."""
-    if isinstance(expr, _readers()):
-        return [expr.name]  # type: ignore[attr-defined]
-    given = (*getattr(expr, "args", ()), *(value for _, value in getattr(expr, "kwargs", ())))
-    variables = [value.name for value in given if isinstance(value, _readers())]
-    return [*variables, *getattr(expr, "needs", ())]
-
-
-def _readers() -> tuple[type, ...]:
-    return tuple(kind for kind in [getattr(ir, "Var", None)] if kind is not None)
+    match expr:
+        case Var(name):
+            return [name]
+        case Computed(_, needs):
+            return list(needs)
+        case Tool(_, _, args, kwargs):
+            given = (*args, *(value for _, value in kwargs))
+            return [value.name for value in given if isinstance(value, Var)]
+    return []
 
 
 class _Turn(Host):
@@ -392,7 +403,7 @@ class TracedState(Host):
     def _sync(self, *, at: At) -> None:
         """What follows waits for what it needs."""
 
-    def _fork(self, size: Any = 1, *, at: At) -> TracedGroup:
+    def _fork(self, size: Any = 1, position_ids_offset: Any = None, *, at: At) -> TracedGroup:
         if isinstance(size, Deferred):
             at.decides_on(size)
         if not isinstance(size, int):
@@ -406,7 +417,7 @@ class TracedState(Host):
         self.recorder.add(self.stream, Fork(tuple(c.index for c in children)), at)
         return TracedGroup(self, [TracedState(self.recorder, child) for child in children])
 
-    def _copy(self, *, at: At) -> TracedState:
+    def _copy(self, position_ids_offset: Any = None, *, at: At) -> TracedState:
         group = self._fork(1, at=at)
         (state,) = group.states
         state._copied_from = group
@@ -533,53 +544,73 @@ _TURN_MAKERS: dict[Any, Role] = {
     ir.user: "user",
     ir.assistant: "assistant",
 }
+_MAKERS = {
+    *_TURN_MAKERS,
+    *(ir.system_begin, ir.system_end, ir.user_begin, ir.user_end),
+    *(ir.assistant_begin, ir.assistant_end),
+    *(ir.gen, ir.gen_int, ir.gen_string, ir.select, ir.var, ir.tool),
+    *(ir.image, ir.video, ir.separate_reasoning),
+}
 
 
 def _call_of_the_language(callee: Any, args: list[Any], kwargs: dict[str, Any], at: At) -> Any:
     """What a call of a program or of an expression's maker gives."""
     if _is_program(callee):
         if args and isinstance(args[0], Host):
-            return at.evaluator.call(callee.func, args, {**callee._bound, **kwargs}, at)
+            return at.evaluator.call(callee.func, args, {**callee.bound, **kwargs}, at)
         at.stop(
             "it starts a run of its own",
             "give the other program this prompt, other(s, ...), or pass its result as an argument",
         )
-    is_maker = getattr(callee, "__module__", None) == ir.__name__ and callable(callee)
-    if not is_maker or callee.__name__ != getattr(callee, "__qualname__", None):
-        return NOT_HANDLED
     evaluator = at.evaluator
+    if callee is asyncio.gather:
+        return evaluator.share(args)
+    if not isinstance(callee, types.FunctionType) or callee not in _MAKERS:
+        return NOT_HANDLED
     if callee in _TURN_MAKERS and len(args) + len(kwargs) == 1:
         content = args[0] if args else kwargs.get("expr")
         if isinstance(content, Deferred):
             role = _TURN_MAKERS[callee]
             inside = content.pieces or (content,)
             return evaluator.concatenate([RoleBegin(role), *inside, RoleEnd(role)], at)
+    if callee is ir.separate_reasoning and args and isinstance(args[0], Deferred):
+        return evaluator.concatenate(_reasoned(args[0], args[1:], kwargs, at), at)
     given = [*args, *kwargs.values()]
-    if callee.__name__ == "tool":
-        args, kwargs = _as_tool(args, at), kwargs
-    if any(isinstance(value, (Host, LocalFunction)) for value in given):
-        for value in given:
-            if isinstance(value, Host):
-                at.stop(f"{value.description} is no value: read a variable with s['name']")
-    if not any(map(evaluator.holds_deferred, (*args, *kwargs.values()))):
+    for value in given:
+        if isinstance(value, Host):
+            at.stop(f"{value.description} is no value: read a variable with s['name']")
+        if isinstance(value, LocalFunction):
+            at.stop(
+                f"{value.name} is made inside of the program, and does not exist before it runs",
+                "define it outside",
+            )
+    if not any(map(evaluator.holds_deferred, given)):
         try:
             return callee(*args, **kwargs)
         except Exception as error:
             at.fail(error)
-    name = args[0] if args else kwargs.get("name")
-    if "name" not in inspect.signature(callee).parameters:
-        name = None
+    if any(isinstance(value, Var) for value in given):
+        at.stop(f"{callee.__name__} of what is not known yet", "give it values that are known")
+    takes_name = "name" in inspect.signature(callee).parameters
+    name = (args[0] if args else kwargs.get("name")) if takes_name else None
     if isinstance(name, Deferred):
         at.stop(f"the name of a variable depends on {name.why()}")
     return evaluator.defer(callee, args, kwargs, at, kind=callee.__name__, name=name)
 
 
-def _as_tool(args: list[Any], at: At) -> list[Any]:
-    if any(isinstance(arg, LocalFunction) for arg in args):
-        at.stop(
-            "a tool's function is made inside of the program", "define it outside of the program"
-        )
-    return args
+def _reasoned(
+    content: Deferred, args: list[Any], kwargs: dict[str, Any], at: At
+) -> list[Piece]:
+    """The pieces of ``separate_reasoning(content, ...)``."""
+    pieces: list[Piece] = []
+    for piece in content.pieces or (content,):
+        if isinstance(piece, Expr):
+            pieces += ir.separate_reasoning(piece, *args, **kwargs).items
+        elif isinstance(piece, Deferred) and piece.kind is not None:
+            at.stop("separate_reasoning of what is not known yet", "give it values that are known")
+        else:
+            pieces.append(piece)
+    return pieces
 
 
 def _is_program(value: object) -> bool:
@@ -593,7 +624,7 @@ def _arguments(
 ) -> dict[str, Any]:
     """A value for each parameter; deferred for those that are not given."""
     signature = inspect.signature(program.func)
-    bound = signature.bind_partial(None, *args, **{**program._bound, **kwargs}).arguments
+    bound = signature.bind_partial(None, *args, **{**program.bound, **kwargs}).arguments
     first, *names = signature.parameters
     return {
         name: bound[name] if name in bound else Deferred(None, leaf=Argument(name))
@@ -644,7 +675,6 @@ def _traced(
 def _raised(raised: Raised) -> TraceError:
     kind = type(raised.error).__name__
     try:
-        raised.frame  # noqa: B018
         evaluator = Evaluator(_call_of_the_language, "")
         evaluator.stop(raised.node, raised.frame, f"the program raises {kind}: {raised.error}", "")
     except TraceError as error:
@@ -683,7 +713,7 @@ def _common_arguments(program: Program, items: Sequence[Mapping[str, Any]]) -> d
     missing = object()
     arguments: dict[str, Any] = {}
     for name in itertools.islice(parameters, 1, None):
-        default = program._bound.get(name, parameters[name].default)
+        default = program.bound.get(name, parameters[name].default)
         values: Iterator[Any] = (item.get(name, missing) for item in items)
         first = next(values, missing)
         is_common = all(_is_same(first, value) for value in values)
