@@ -359,12 +359,12 @@ class CompiledProgram(Program):
         async def waiting_body(s: State, /, *args: Any, **kwargs: Any) -> Any:
             return await self._finish(self._start(s, args, kwargs))
 
-        function = waiting_body if waits else body
+        function: Any = waiting_body if waits else body
         function.__name__ = graph.name
         function.__qualname__ = program.func.__qualname__
         function.__module__ = program.func.__module__
         function.__doc__ = program.func.__doc__
-        function.__signature__ = self._signature  # type: ignore[attr-defined]
+        function.__signature__ = self._signature
         super().__init__(function, None, program.num_api_spec_tokens)
 
     def _start(self, s: State, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Frame:
@@ -401,7 +401,7 @@ class CompiledProgram(Program):
         print(self.graph)
 
     def shared_prefix(self, arguments: Mapping[str, Any]) -> tuple[Expr, ...]:
-        """What the prompt begins with, as far as these arguments tell; see `trace.shared_prefix`."""
+        """What the prompt begins with, as far as these arguments tell."""
         known: list[Expr] = []
         frame = _Arguments(arguments)
         for node in self.graph.streams[0].nodes:
@@ -449,7 +449,9 @@ class _Arguments(Environment):
         """The piece as text, None if that is not known or is no text."""
         if isinstance(piece, str):
             return piece
-        if not all(isinstance(part, Argument) and part.name in self._arguments for part in piece.leaves):
+        if not all(
+            isinstance(part, Argument) and part.name in self._arguments for part in piece.leaves
+        ):
             return None
         value = self.value(piece)
         return value if isinstance(value, str) else None

@@ -271,8 +271,9 @@ def concatenation(pieces: Sequence[Piece], node: ast.expr | None = None) -> Defe
 
     def compute(*values: Any) -> Any:
         parts = [p if i is None else values[i] for p, i in zip(merged, places, strict=True)]
-        if all(type(part) is str for part in parts):
-            return "".join(parts)
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) == len(parts):
+            return "".join(texts)
         return functools.reduce(operator.add, parts)
 
     first = merged[0]

@@ -6,8 +6,8 @@ never called. What is called is in `purity.py`; anything else ends the evaluatio
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import builtins
 import enum
@@ -46,6 +46,9 @@ MAX_DEPTH = 24
 """Functions within functions that are followed at most."""
 
 _RUN_IT = "or run the program as it is, without compiling"
+
+
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
 class TraceError(Exception):
@@ -352,7 +355,7 @@ class Evaluator:
         """Whether `value` counts as true; stops where that is not known."""
         if isinstance(value, Deferred):
             at.decides_on(value)
-        if isinstance(value, Host) or isinstance(value, (LocalFunction, _Bound)):
+        if isinstance(value, (Host, LocalFunction, _Bound)):
             return True
         kind = type(value)
         if purity.is_plain_scalar(value) or purity.is_plain_container(value):
@@ -371,7 +374,7 @@ class Evaluator:
             return list(value.__members__.values())
         if isinstance(value, (str, bytes, range)) or purity.is_plain_container(value):
             return list(itertools.islice(value, self._max_steps))
-        if type(value) in (type({}.keys()), type({}.values()), type({}.items())):
+        if type(value) in _VIEWS:
             return list(value)
         if isinstance(value, (int, float, type(None))):
             at.fail(TypeError(f"{type(value).__name__!r} object is not iterable"))
@@ -460,12 +463,15 @@ class Evaluator:
         if plain is str and name == "join" and args:
             args = [self.own(self.iterate(args[0], at))] if not _is_known_text(args[0]) else args
         if (plain, name) in purity.STRUCTURAL_METHODS:
-            keys = args[:1] if name != "append" and name != "extend" else []
-            if any(self.holds_deferred(key) for key in keys):
+            iterated = args if name in ("extend", "update") else []
+            keys = args[:1] if name in ("get", "pop", "setdefault", "insert") else []
+            if any(map(self.holds_deferred, keys)):
                 if purity.is_mutator(plain, name):
                     at.stop("it is not known which item is meant")
                 return self.defer(purity.call_pure_method(name), [owner, *args], kwargs, at)
-            return self._structural(method, args, kwargs, at, owner)
+            self.require_plain(keys, at)
+            is_new = name in ("copy", "items", "keys", "values")
+            return self._structural(method, args, kwargs, at, iterated=iterated, is_new=is_new)
         if self.holds_deferred(owner) or self._any_deferred(args, kwargs):
             if purity.is_mutator(plain, name):
                 at.stop("it compares values that are not known")
@@ -473,15 +479,11 @@ class Evaluator:
             if plain is str and name == "join" and isinstance(args[0], list) and args[0]:
                 head = args[0][0] if isinstance(args[0][0], str) else ""
                 head = head or getattr(args[0][0], "head", "")
-            return self.defer(
-                purity.call_pure_method(name), [owner, *args], kwargs, at, head=head
-            )
+            return self.defer(purity.call_pure_method(name), [owner, *args], kwargs, at, head=head)
         return self._native(method, args, kwargs, at, is_new=plain in (str, bytes))
 
     def _any_deferred(self, args: list[Any], kwargs: dict[str, Any]) -> bool:
-        return any(map(self.holds_deferred, args)) or any(
-            map(self.holds_deferred, kwargs.values())
-        )
+        return any(map(self.holds_deferred, args)) or any(map(self.holds_deferred, kwargs.values()))
 
     def _call_pure(self, function: Any, args: list[Any], kwargs: dict[str, Any], at: At) -> Any:
         if function is map and len(args) > 1 and not kwargs:
@@ -500,49 +502,54 @@ class Evaluator:
         is_structural = any(function is known for known in purity.STRUCTURAL_FUNCTIONS)
         if is_structural and not any(isinstance(arg, Deferred) for arg in args):
             args = [arg.iterate(at) if isinstance(arg, Host) else arg for arg in args]
-            return self._structural(function, args, kwargs, at)
+            is_iterating = function is not range
+            return self._structural(
+                function,
+                args,
+                kwargs,
+                at,
+                iterated=args if is_iterating else (),
+                is_new=is_iterating,
+            )
         if self._any_deferred(args, kwargs):
             return self.defer(_eager(function), args, kwargs, at)
-        return self._native(
-            function, args, kwargs, at, is_new=purity.returns_new_object(function)
-        )
+        return self._native(function, args, kwargs, at, is_new=purity.returns_new_object(function))
 
     def _structural(
-        self, function: Any, args: list[Any], kwargs: dict[str, Any], at: At, owner: Any = None
+        self,
+        function: Any,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        at: At,
+        *,
+        iterated: Sequence[Any] = (),
+        is_new: bool = False,
     ) -> Any:
         """Call what looks at no element: elements may be deferred, prompts, anything."""
-        for arg in args:
-            if not isinstance(arg, (int, str, type(None))) and not (
-                purity.is_plain_container(arg) or purity.is_plain_scalar(arg)
-            ):
-                if owner is not None and not getattr(function, "__name__", "") in (
-                    "extend",
-                    "update",
-                ):
-                    continue  # an element
-                self.iterate(arg, at)  # stops if that is not plain data
+        for value in iterated:
+            if not purity.is_plain_container(value) and not purity.is_plain_scalar(value):
+                self.iterate(value, at)  # stops if that is not plain data
         try:
             result = function(*args, **kwargs)
         except Exception as error:
             at.fail(error)
-        if hasattr(result, "__next__") or isinstance(result, (type({}.items()),)):
+        if hasattr(result, "__next__") or type(result) in _VIEWS:
             result = list(result)
-        elif type(result) in (type({}.keys()), type({}.values())):
-            result = list(result)
-        if function in (len, range) or getattr(function, "__name__", "") in ("get", "pop"):
-            return result
-        if type(result) in purity.CONTAINERS and not (
-            getattr(function, "__name__", "") == "setdefault"
-        ):
+        if is_new and type(result) in purity.CONTAINERS:
             self.own(result)
-            if isinstance(result, list):
-                for item in result:
-                    if type(item) is tuple:
-                        self.own(item)
+            for item in result if isinstance(result, list) else ():
+                if type(item) is tuple:
+                    self.own(item)
         return result
 
     def _native(
-        self, function: Any, args: list[Any], kwargs: dict[str, Any], at: At, *, is_new: bool = False
+        self,
+        function: Any,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        at: At,
+        *,
+        is_new: bool = False,
     ) -> Any:
         """Call a pure function on known values."""
         for value in (*args, *kwargs.values()):
@@ -578,9 +585,7 @@ class Evaluator:
 
     # --- following functions ---------------------------------------------------------------------
 
-    def follow_program(
-        self, function: types.FunctionType, arguments: Mapping[str, Any]
-    ) -> Any:
+    def follow_program(self, function: Any, arguments: Mapping[str, Any]) -> Any:
         """What the program's function returns, given all its arguments by name."""
         node, frame = self._frame_of(function)
         frame.locals.update(arguments)
@@ -626,9 +631,7 @@ class Evaluator:
         outer = function.frame
         frame = Frame(function.name, outer.filename, outer.globals, outer=outer)
         node = function.node
-        self._bind(
-            node.args, function.defaults, function.keyword_defaults, args, kwargs, frame, at
-        )
+        self._bind(node.args, function.defaults, function.keyword_defaults, args, kwargs, frame, at)
         return self._nested(node, frame, at)
 
     def _nested(self, node: Any, frame: Frame, at: At) -> Any:
@@ -638,7 +641,10 @@ class Evaluator:
         try:
             return self._body(node, frame)
         except TraceError as error:
-            if error.filename and (frame.filename, frame.name) != (at.frame.filename, at.frame.name):
+            if error.filename and (frame.filename, frame.name) != (
+                at.frame.filename,
+                at.frame.name,
+            ):
                 error.add_note(f"reached from {at.frame.filename}:{at.line}")
             raise
         finally:
@@ -648,9 +654,7 @@ class Evaluator:
         if isinstance(node, ast.Lambda):
             return self.evaluate(node.body, frame)
         for statement in node.body:
-            if any(
-                isinstance(part, (ast.Yield, ast.YieldFrom)) for part in _own_parts(statement)
-            ):
+            if any(isinstance(part, (ast.Yield, ast.YieldFrom)) for part in _own_parts(statement)):
                 self.stop(statement, frame, "generators are not followed", "return a list instead")
         try:
             self.run(node.body, frame)
@@ -806,13 +810,31 @@ class Evaluator:
         return items
 
     def _eval_List(self, node: ast.List, frame: Frame, at: At) -> Any:
-        return self.own(self._items(node.elts, frame))
+        return self._display(node.elts, list, frame, at)
 
     def _eval_Tuple(self, node: ast.Tuple, frame: Frame, at: At) -> Any:
-        return self.own(tuple(self._items(node.elts, frame)))
+        return self._display(node.elts, tuple, frame, at)
 
     def _eval_Set(self, node: ast.Set, frame: Frame, at: At) -> Any:
-        return self._make_set(self._items(node.elts, frame), at)
+        items = self._display(node.elts, list, frame, at)
+        if isinstance(items, Deferred):
+            return self.defer(set, [items], {}, at)
+        return self._make_set(items, at)
+
+    def _display(self, nodes: Sequence[ast.expr], kind: type, frame: Frame, at: At) -> Any:
+        """A list or a tuple as it is written out."""
+        parts: list[Any] = []
+        for node in nodes:
+            if isinstance(node, ast.Starred):
+                value = self.evaluate(node.value, frame)
+                is_known = not isinstance(value, Deferred)
+                parts.append(self.iterate(value, At(self, node, frame)) if is_known else value)
+            else:
+                parts.append([self.evaluate(node, frame)])
+        if any(isinstance(part, Deferred) for part in parts):
+            lists = [part if isinstance(part, Deferred) else self.own(part) for part in parts]
+            return self.defer(functools.partial(_chained, kind), lists, {}, at)
+        return self.own(kind(itertools.chain.from_iterable(parts)))
 
     def _make_set(self, items: list[Any], at: At) -> Any:
         if self.holds_deferred(self.own(items)):
@@ -861,9 +883,7 @@ class Evaluator:
         pairs = [(self.evaluate(node.key, s), self.evaluate(node.value, s)) for s in scopes]
         return self._make_dict(pairs, at)
 
-    def _scopes(
-        self, generators: list[ast.comprehension], frame: Frame, at: At
-    ) -> Iterator[Frame]:
+    def _scopes(self, generators: list[ast.comprehension], frame: Frame, at: At) -> Iterator[Frame]:
         """One after the other, the scopes in which a comprehension's element is evaluated."""
         first, *rest = generators
         for item in self.iterate(self.evaluate(first.iter, frame), at):
@@ -971,9 +991,10 @@ class Evaluator:
         if is_deferred:
             return self.defer(function, [left, right], {}, at)
         if kind in (ast.Add, ast.Mult) and type(left) in (list, tuple):
-            return self._structural(function, [left, right], {}, at)
+            sides = [left, right]
+            return self._structural(function, sides, {}, at, iterated=sides, is_new=True)
         if kind is ast.Add and isinstance(left, (Expr, str)) and isinstance(right, (Expr, str)):
-            return left + right  # type: ignore[operator]
+            return left + right
         if self.holds_deferred(left) or self.holds_deferred(right):
             return self.defer(function, [left, right], {}, at)
         return self._native(function, [left, right], {}, at, is_new=True)
@@ -1113,7 +1134,7 @@ class Evaluator:
     def _run_AugAssign(self, node: ast.AugAssign, frame: Frame, at: At) -> None:
         owner = key = None
         if isinstance(node.target, ast.Name):
-            old = self._eval_Name(node.target, frame, at)  # type: ignore[arg-type]
+            old = self._eval_Name(node.target, frame, at)
         elif isinstance(node.target, ast.Subscript):
             owner = self.evaluate(node.target.value, frame)
             key = self.evaluate(node.target.slice, frame)
@@ -1141,7 +1162,7 @@ class Evaluator:
             self.assign(node.target, new, frame)
 
     def _change_in_place(self, node: ast.AugAssign, old: Any, value: Any, at: At) -> None:
-        names = {
+        names: dict[tuple[type, type], str] = {
             (list, ast.Add): "extend",
             (dict, ast.BitOr): "update",
             (set, ast.BitOr): "update",
@@ -1174,9 +1195,7 @@ class Evaluator:
         else:
             at.stop("assigning an attribute is a side effect", f"use a variable, {_RUN_IT}")
 
-    def _assign_items(
-        self, targets: list[ast.expr], value: Any, frame: Frame, at: At
-    ) -> None:
+    def _assign_items(self, targets: list[ast.expr], value: Any, frame: Frame, at: At) -> None:
         star = next((i for i, t in enumerate(targets) if isinstance(t, ast.Starred)), None)
         if star is None:
             items = self.unpacked(value, len(targets), at)
@@ -1419,6 +1438,10 @@ def _item_of(value: Any, index: int, count: int) -> Any:
     return items[index]
 
 
+def _chained(kind: type, *parts: Any) -> Any:
+    return kind(itertools.chain.from_iterable(parts))
+
+
 def _dict_of(keys: list[Any], values: list[Any]) -> dict[Any, Any]:
     return dict(zip(keys, values, strict=True))
 
@@ -1489,7 +1512,9 @@ def _type_name(value: object) -> str:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, (str, Expr)) or (isinstance(value, Deferred) and bool(value.pieces))
+    if isinstance(value, Deferred):
+        return bool(value.pieces) or value.kind is not None
+    return isinstance(value, (str, Expr))
 
 
 def _is_known_text(value: Any) -> bool:
@@ -1508,7 +1533,8 @@ def _has_variable(value: Any) -> bool:
 
 def _has_identity_only(value: Any) -> bool:
     """Whether == on it runs nobody's code, because nobody defined it."""
-    return isinstance(value, type) or type(value).__eq__ is object.__eq__ or value is None
+    equals: Any = type(value).__eq__
+    return isinstance(value, type) or equals is object.__eq__ or value is None
 
 
 def _first_deferred(value: Any) -> Deferred:
@@ -1567,7 +1593,7 @@ def definition_of(
     for node in candidates:
         name = "<lambda>" if isinstance(node, ast.Lambda) else node.name
         if name == code.co_name and _is_source_of(node, code):
-            return node  # type: ignore[no-any-return]
+            return node
     raise TraceError(f"the source of {code.co_qualname} is not what runs: it changed", advice)
 
 
@@ -1588,7 +1614,8 @@ def _is_source_of(
     module = ast.fix_missing_locations(ast.Module([statement], []))
     future = code.co_flags & __future__.annotations.compiler_flag
     compiled = compile(module, "<source>", "exec", flags=future, dont_inherit=True)
-    inner = next(c for c in compiled.co_consts if isinstance(c, types.CodeType))
+    # Functions in its defaults come before it.
+    *_, inner = (c for c in compiled.co_consts if isinstance(c, types.CodeType))
     if code.co_flags & inspect.CO_OPTIMIZED and sys.flags.optimize:
         return True  # texts that are documentation are stripped
     return set(_texts(code)) <= set(_texts(inner))

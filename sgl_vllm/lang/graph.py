@@ -101,7 +101,7 @@ class Node:
 
 @dataclass(frozen=True)
 class StreamTrace:
-    """One prompt: the root (index 0, no parent), or branch number `branch` of a fork of `parent`."""
+    """One prompt: the root (index 0, no parent), or branch `branch` of a fork of `parent`."""
 
     index: int
     parent: int | None

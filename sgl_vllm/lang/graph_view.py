@@ -8,6 +8,7 @@ order, lines for fork and join, curves for variables.
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -96,10 +97,10 @@ def as_text(graph: Graph) -> str:
     for stream in graph.streams:
         lines.append(_title(stream))
         for node in stream.nodes:
-            sources = ", ".join(
-                f"{read.name or 'text'} of {read.node}" for read in node.reads
+            sources = ", ".join(f"{read.name or 'text'} of {read.node}" for read in node.reads)
+            lines.append(
+                f"  {node.index:>4}  {_shortened(label(node), 100)}" + _after(node, sources)
             )
-            lines.append(f"  {node.index:>4}  {_shortened(label(node), 100)}" + _after(node, sources))
     if graph.returned.inputs:
         lines.append("returns " + ", ".join(part.source for part in graph.returned.inputs))
     if graph.stopped is not None:
@@ -272,8 +273,7 @@ def _path(commands: str, kind: str) -> str:
 def _lane(stream: StreamTrace, boxes: dict[int, _Box]) -> list[str]:
     own = [boxes[node.index] for node in stream.nodes if node.index in boxes]
     return [
-        _path(f"M{a.center} {a.top + _HEIGHT}V{b.top}", "lane")
-        for a, b in zip(own, own[1:], strict=False)
+        _path(f"M{a.center} {a.top + _HEIGHT}V{b.top}", "lane") for a, b in itertools.pairwise(own)
     ]
 
 

@@ -47,9 +47,7 @@ _FUNCTIONS: dict[str, str] = {
 
 # Pure methods by type, and those that change the object itself.
 _STR = [name for name in dir(str) if not name.startswith("_")]
-_SET = (
-    "copy difference intersection isdisjoint issubset issuperset symmetric_difference union"
-).split()
+_SET = [name for name in dir(frozenset) if not name.startswith("_")]
 _METHODS: dict[type, list[str]] = {
     str: _STR,
     bytes: [name for name in dir(bytes) if not name.startswith("_")],
@@ -74,8 +72,7 @@ _METHODS: dict[type, list[str]] = {
 _MUTATORS: dict[type, list[str]] = {
     list: ["append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"],
     dict: ["clear", "pop", "popitem", "setdefault", "update"],
-    set: ["add", "clear", "difference_update", "discard", "intersection_update", "pop", "remove"]
-    + ["symmetric_difference_update", "update"],
+    set: [name for name in dir(set) if not name.startswith("_") and name not in _SET],
 }
 
 _SCALARS = (
@@ -187,6 +184,8 @@ def is_plain_scalar(value: object) -> bool:
     kind = type(value)
     if kind in _SCALAR_TYPES:
         return True
+    if isinstance(value, BaseException):
+        return kind.__module__ == "builtins"
     if isinstance(value, enum.Enum):
         return type(value).__str__ in (enum.Enum.__str__, str.__str__, *_ENUM_STRS)
     return False
@@ -197,12 +196,14 @@ _ENUM_STRS = tuple(
 )
 
 
+_TUPLE_ITEM = tuple.__getitem__
+
+
 def is_plain_container(value: object) -> bool:
     """Whether it is a list, tuple, dict or set, or a named tuple that adds no code of its own."""
     kind = type(value)
     if kind in CONTAINERS:
         return True
     if isinstance(value, tuple):
-        own = vars(kind)
-        return "__str__" not in own and kind.__getitem__ is tuple.__getitem__
+        return "__str__" not in vars(kind) and getattr(kind, "__getitem__", None) is _TUPLE_ITEM
     return False

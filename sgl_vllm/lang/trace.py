@@ -157,9 +157,7 @@ class _Recorder:
     @staticmethod
     def _bind_read(stream: _Stream, definition: Definition) -> None:
         assert definition.name is not None
-        stream.bind(
-            definition.name, Deferred(None, leaf=Reading(definition, "value")), definition
-        )
+        stream.bind(definition.name, Deferred(None, leaf=Reading(definition, "value")), definition)
 
     def append(self, stream: _Stream, value: Any, at: At) -> None:
         """``s += value``."""
@@ -225,8 +223,11 @@ def _ends_prefix(operation: Operation) -> bool:
 
 def _merged(pieces: Sequence[str | Deferred]) -> tuple[str | Deferred, ...]:
     merged: list[str | Deferred] = []
-    for is_text, group in itertools.groupby(pieces, key=lambda piece: isinstance(piece, str)):
-        merged += ["".join(group)] if is_text else list(group)  # type: ignore[arg-type]
+    for piece in pieces:
+        if isinstance(piece, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += piece
+        else:
+            merged.append(piece)
     return tuple(piece for piece in merged if piece != "")
 
 
@@ -487,7 +488,9 @@ class TracedGroup(Host):
         count = len(self.states)
         evaluator = at.evaluator
         if isinstance(value, Deferred) and not value.pieces and value.kind is None:
-            values = [evaluator.defer(_for_branch, (value, i, count), {}, at) for i in range(count)]
+            values: list[Any] = [
+                evaluator.defer(_for_branch, (value, i, count), {}, at) for i in range(count)
+            ]
         elif isinstance(value, (Expr, str, Deferred)):
             values = [value] * count
         elif isinstance(value, (list, tuple)):
@@ -598,9 +601,7 @@ def _call_of_the_language(callee: Any, args: list[Any], kwargs: dict[str, Any], 
     return evaluator.defer(callee, args, kwargs, at, kind=callee.__name__, name=name)
 
 
-def _reasoned(
-    content: Deferred, args: list[Any], kwargs: dict[str, Any], at: At
-) -> list[Piece]:
+def _reasoned(content: Deferred, args: list[Any], kwargs: dict[str, Any], at: At) -> list[Piece]:
     """The pieces of ``separate_reasoning(content, ...)``."""
     pieces: list[Piece] = []
     for piece in content.pieces or (content,):
@@ -619,13 +620,11 @@ def _is_program(value: object) -> bool:
     return isinstance(value, Program)
 
 
-def _arguments(
-    program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
+def _arguments(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """A value for each parameter; deferred for those that are not given."""
     signature = inspect.signature(program.func)
     bound = signature.bind_partial(None, *args, **{**program.bound, **kwargs}).arguments
-    first, *names = signature.parameters
+    names = list(signature.parameters)[1:]
     return {
         name: bound[name] if name in bound else Deferred(None, leaf=Argument(name))
         for name in names

@@ -100,7 +100,7 @@ def test_texts_of_branches_are_joined_too():
         s += sgl.gen("b")
         return s.text()
 
-    assert assert_same(program).ret_value == "start one [10]two [10][26]"
+    assert assert_same(program).ret_value == "start one [10]two [10][22]"
 
 
 def test_a_branch_can_read_a_sibling_and_the_parent_its_branches_without_a_join():
@@ -185,7 +185,7 @@ def test_an_async_program_compiles_as_a_plain_one_does():
     state = assert_same(program, word="hi")
     compiled = compile_program(program)
     again = asyncio.run(compiled.run_async(word="hi"))
-    assert again.ret_value == state.ret_value == "hi[2]<[2]>[7]"
+    assert again.ret_value == state.ret_value == "hi[2]<[2]>[10]"
 
 
 def test_programs_within_programs_are_followed():
@@ -201,7 +201,7 @@ def test_programs_within_programs_are_followed():
     def program(s, topic):
         return both(s, topic, f"more on {topic}")
 
-    assert assert_same(program, topic="tea").ret_value == ["[10]", "[36]"]
+    assert assert_same(program, topic="tea").ret_value == ["[9]", "[30]"]
 
 
 def test_an_expression_may_be_an_argument():
@@ -360,14 +360,19 @@ def test_constants_come_first_and_the_order_of_all_else_stays():
     )
     assert reordering.program.run(essay="E", criterion="style").text() == (
         "You are a fair judge of essays.\nAnswer with a number.\nEssay: E\nJudge its style.\n"
-        "[84]\nBecause[96]"
+        "[80]\nBecause[92]"
     )
 
 
 def test_the_diff_shows_what_moved():
     diff = compile_program(judge).reordered().diff().splitlines()
-    assert "-Essay: {essay}" in diff
-    assert "+Essay: {essay}" in diff
+    assert diff[3:8] == [
+        "+You are a fair judge of essays.",
+        "+Answer with a number.",
+        " Essay: {essay}",
+        "-You are a fair judge of essays.",
+        " Judge its {criterion}.",
+    ]
     assert " [gen 'score']" in diff
     unmoved = compile_program(judge).reordered(lambda pieces: range(len(pieces)))
     assert unmoved.diff() == ""
@@ -416,7 +421,7 @@ def test_a_model_can_be_the_planner(server, backend):
     server.reply = reply
     compiled = compile_program(judge)
     reordering = compiled.reordered(model_planner(backend))
-    assert "2 (varies): \"Judge its {criterion}.\\n\"" in asked[0]
+    assert '2 (varies): "Judge its {criterion}.\\n"' in asked[0]
     assert "1 (constant)" in asked[0]
     assert reordering.order[:4] == (1, 3, 2, 0)
     server.reply = lambda prompt: json.dumps({"order": [0] * 7})
