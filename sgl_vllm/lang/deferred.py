@@ -64,7 +64,17 @@ class Prompt:
         return f"the prompt of stream {self.stream}"
 
 
-Leaf: TypeAlias = Argument | Reading | Prompt
+@dataclass(frozen=True, eq=False)
+class Element:
+    """An item of a sequence that is not known yet, or what a function of it is called with."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"the item {self.name!r}"
+
+
+Leaf: TypeAlias = Argument | Reading | Prompt | Element
 Piece: TypeAlias = "str | Expr | Deferred"
 
 
@@ -76,7 +86,8 @@ class Deferred:
     concatenation has `pieces`, in order. One that is surely an expression, such as a `gen` whose
     options are not known, has its `kind` ("gen") and the `name` of the variable that it makes.
     `head` is known text that the value begins with. A lazy one's function gets, instead of its
-    inputs, what gives the value of a template, and asks for those that it needs.
+    inputs, the environment, and asks it for those that it needs; it gives the elements in `binds`
+    their values itself.
     """
 
     function: Callable[..., Any] | None
@@ -88,11 +99,13 @@ class Deferred:
     name: str | None = None
     head: str = ""
     is_lazy: bool = False
+    binds: frozenset[Leaf] = frozenset()
     leaves: frozenset[Leaf] = field(init=False)
 
     def __post_init__(self) -> None:
         own = frozenset((self.leaf,)) if self.leaf is not None else frozenset()
-        object.__setattr__(self, "leaves", own.union(*(i.leaves for i in self.inputs)))
+        leaves = own.union(*(part.leaves for part in self.inputs)) - self.binds
+        object.__setattr__(self, "leaves", leaves)
 
     @property
     def readings(self) -> tuple[Definition, ...]:
@@ -105,7 +118,7 @@ class Deferred:
         """The expression as it stands in the program, or what it is read from."""
         if self.node is not None:
             return ast.unparse(self.node)
-        return self.leaf.name if isinstance(self.leaf, Argument) else str(self.leaf)
+        return self.leaf.name if isinstance(self.leaf, (Argument, Element)) else str(self.leaf)
 
     def why(self) -> str:
         """What it depends on, for messages."""
@@ -140,9 +153,12 @@ class Environment(ABC):
             if deferred in values:
                 stack.pop()
                 continue
+            if not self._is_own(deferred):
+                values[deferred] = self._outside(deferred)
+                continue
             if deferred.is_lazy:
                 assert deferred.function is not None
-                values[deferred] = deferred.function(self.filled)
+                values[deferred] = deferred.function(self)
                 continue
             missing = [part for part in deferred.inputs if part not in values]
             if missing:
@@ -156,9 +172,39 @@ class Environment(ABC):
             stack.pop()
         return values[wanted]
 
+    def within(self, elements: Mapping[Leaf, Any]) -> Environment:
+        """An environment in which `elements` have these values, and all else is as in this one."""
+        return _Inner(self, elements)
+
+    def _is_own(self, deferred: Deferred) -> bool:
+        return True
+
+    def _outside(self, deferred: Deferred) -> Any:
+        raise NotImplementedError
+
     def filled(self, template: Template) -> Any:
         """The value of a template, in new lists, dicts and sets."""
         return template.fill([self.value(part) for part in template.inputs])
+
+
+class _Inner(Environment):
+    """What does not depend on the elements is computed outside, once for all of them."""
+
+    def __init__(self, outer: Environment, elements: Mapping[Leaf, Any]) -> None:
+        super().__init__()
+        self._outer = outer
+        self._elements = elements
+
+    def leaf(self, leaf: Leaf) -> Any:
+        return self._elements[leaf]
+
+    def _is_own(self, deferred: Deferred) -> bool:
+        return deferred.leaf in self._elements or (
+            deferred.leaf is None and any(leaf in self._elements for leaf in deferred.leaves)
+        )
+
+    def _outside(self, deferred: Deferred) -> Any:
+        return self._outer.value(deferred)
 
 
 # --- templates: structures of known and deferred values ------------------------------------------
@@ -240,15 +286,18 @@ def lifted(
 
 
 def lazily(
-    function: Callable[..., Any], templates: Sequence[Template], node: ast.expr | None = None
+    function: Callable[..., Any],
+    templates: Sequence[Template],
+    node: ast.expr | None = None,
+    binds: frozenset[Leaf] = frozenset(),
 ) -> Deferred:
-    """``function(fill, *templates)``, where ``fill(template)`` gives a template's value."""
+    """``function(environment, *templates)``, which fills those templates that it needs."""
 
-    def compute(fill: Callable[[Template], Any]) -> Any:
-        return function(fill, *templates)
+    def compute(environment: Environment) -> Any:
+        return function(environment, *templates)
 
     inputs = dict.fromkeys(part for template in templates for part in template.inputs)
-    return Deferred(compute, tuple(inputs), node=node, is_lazy=True)
+    return Deferred(compute, tuple(inputs), node=node, is_lazy=True, binds=binds)
 
 
 def pieces_of(value: str | Expr | Deferred) -> tuple[Piece, ...]:

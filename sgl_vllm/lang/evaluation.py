@@ -26,6 +26,9 @@ from sgl_vllm.lang import purity
 from sgl_vllm.lang.deferred import (
     Argument,
     Deferred,
+    Element,
+    Environment,
+    Leaf,
     Piece,
     Reading,
     Template,
@@ -79,6 +82,10 @@ class Raised(Exception):
         self.error = error
         self.node = node
         self.frame = frame
+
+
+class _Unknown(Exception):
+    """What a function that was handed to a pure one gives is not known."""
 
 
 class _Return(Exception):
@@ -296,7 +303,9 @@ class Evaluator:
         def as_deferred(part: object) -> object:
             if isinstance(part, Host):
                 at.stop(f"{part.description} cannot be used as a value here")
-            if isinstance(part, (LocalFunction, _Bound)):
+            if isinstance(part, LocalFunction):
+                return self._deferred_function(part, at)
+            if isinstance(part, _Bound):
                 at.stop("a function cannot be applied to what is not known yet")
             return part
 
@@ -317,10 +326,30 @@ class Evaluator:
         return lifted(function, self.template(pair, at), node, **about)
 
     def defer_lazily(self, function: Callable[..., Any], operands: Sequence[Any], at: At) -> Any:
-        """``function(fill, *operands)``, which asks `fill` for the operands that it needs."""
+        """``function(environment, *operands)``, which computes the operands that it needs."""
+        return self._bind_lazily(function, operands, frozenset(), at)
+
+    def _bind_lazily(
+        self,
+        function: Callable[..., Any],
+        operands: Sequence[Any],
+        binds: frozenset[Leaf],
+        at: At,
+    ) -> Deferred:
         self._num_deferred += 1
         templates = [self.template(operand, at) for operand in operands]
-        return lazily(function, templates, at.node if isinstance(at.node, ast.expr) else None)
+        node = at.node if isinstance(at.node, ast.expr) else None
+        return lazily(function, templates, node, binds)
+
+    def _deferred_function(self, function: LocalFunction, at: At) -> Deferred:
+        """A function of the program, to be called in a run: with it, what is not known yet is
+        sorted, filtered, ..."""
+        names = [argument.arg for argument in function.node.args.args]
+        elements = [Element(name) for name in names]
+        with self._undecided():
+            body = self._follow_local(function, [Deferred(None, leaf=e) for e in elements], {}, at)
+        call = functools.partial(_function_of, elements)
+        return self._bind_lazily(call, [body], frozenset(elements), at)
 
     def concatenate(self, pieces: Sequence[Piece], at: At) -> Any:
         """`pieces` as one string if all are known, else deferred."""
@@ -480,6 +509,8 @@ class Evaluator:
                 head = args[0][0] if isinstance(args[0][0], str) else ""
                 head = head or getattr(args[0][0], "head", "")
             return self.defer(purity.call_pure_method(name), [owner, *args], kwargs, at, head=head)
+        if purity.is_mutator(plain, name):
+            return self._native(method, args, kwargs, at, may_wait=False)
         return self._native(method, args, kwargs, at, is_new=plain in (str, bytes))
 
     def _any_deferred(self, args: list[Any], kwargs: dict[str, Any]) -> bool:
@@ -550,19 +581,25 @@ class Evaluator:
         at: At,
         *,
         is_new: bool = False,
+        may_wait: bool = True,
     ) -> Any:
-        """Call a pure function on known values."""
+        """Call a pure function on known values; or defer it, if a function that it is given makes
+        something of them that is not known."""
         for value in (*args, *kwargs.values()):
             if not isinstance(value, (LocalFunction, _Bound)):
                 self.require_plain(value, at)
-        args = [self._as_callable(arg, at) for arg in args]
-        kwargs = {name: self._as_callable(arg, at) for name, arg in kwargs.items()}
+        known_args = [self._as_callable(arg, at) for arg in args]
+        known_kwargs = {name: self._as_callable(arg, at) for name, arg in kwargs.items()}
         try:
-            result = function(*args, **kwargs)
+            result = function(*known_args, **known_kwargs)
             if hasattr(result, "__next__"):
                 result, is_new = list(itertools.islice(result, self._max_steps)), True
         except (TraceError, Raised):
             raise
+        except _Unknown:
+            if not may_wait:
+                at.stop("it compares values that are not known")
+            return self.defer(_eager(function), args, kwargs, at)
         except Exception as error:
             at.fail(error)
         if is_new and type(result) in purity.CONTAINERS:
@@ -578,7 +615,7 @@ class Evaluator:
         def call(*args: Any) -> Any:
             result = self.call(value, list(args), {}, at)
             if self.holds_deferred(result):
-                at.decides_on(_first_deferred(result))
+                raise _Unknown
             return result
 
         return call
@@ -865,32 +902,69 @@ class Evaluator:
         return self.own(dict(pairs))
 
     def _eval_ListComp(self, node: ast.ListComp, frame: Frame, at: At) -> Any:
-        return self.own(self._comprehension(node, frame, at))
+        return self._comprehension(node, [node.elt], frame, at)
 
-    _eval_GeneratorExp = _eval_ListComp
+    def _eval_GeneratorExp(self, node: ast.GeneratorExp, frame: Frame, at: At) -> Any:
+        return self._comprehension(node, [node.elt], frame, at)
 
     def _eval_SetComp(self, node: ast.SetComp, frame: Frame, at: At) -> Any:
-        return self._make_set(self._comprehension(node, frame, at), at)
-
-    def _comprehension(
-        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp, frame: Frame, at: At
-    ) -> list[Any]:
-        scopes = self._scopes(node.generators, frame, at)
-        return [self.evaluate(node.elt, scope) for scope in scopes]
+        items = self._comprehension(node, [node.elt], frame, at)
+        if isinstance(items, Deferred):
+            return self.defer(set, [items], {}, at)
+        return self._make_set(items, at)
 
     def _eval_DictComp(self, node: ast.DictComp, frame: Frame, at: At) -> Any:
-        scopes = self._scopes(node.generators, frame, at)
-        pairs = [(self.evaluate(node.key, s), self.evaluate(node.value, s)) for s in scopes]
+        pairs = self._comprehension(node, [node.key, node.value], frame, at)
+        if isinstance(pairs, Deferred):
+            return self.defer(dict, [pairs], {}, at)
         return self._make_dict(pairs, at)
 
-    def _scopes(self, generators: list[ast.comprehension], frame: Frame, at: At) -> Iterator[Frame]:
+    def _comprehension(
+        self,
+        node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp,
+        elements: Sequence[ast.expr],
+        frame: Frame,
+        at: At,
+    ) -> Any:
+        """The list of elements, or of tuples of several; deferred if it is over a deferred."""
+
+        def element(scope: Frame) -> Any:
+            values = [self.evaluate(part, scope) for part in elements]
+            return values[0] if len(values) == 1 else self.own(tuple(values))
+
+        first = node.generators[0]
+        iterated = self.evaluate(first.iter, frame)
+        if not isinstance(iterated, Deferred):
+            return self.own(
+                [element(s) for s in self._scopes(node.generators, iterated, frame, at)]
+            )
+        if len(node.generators) > 1:
+            at.decides_on(iterated)
+        item = Element(ast.unparse(first.target))
+        scope = Frame(frame.name, frame.filename, frame.globals, outer=frame)
+        with self._undecided():
+            self.assign(first.target, Deferred(None, leaf=item), scope)
+            tests = [self.evaluate(test, scope) for test in first.ifs]
+            body = element(scope)
+        if _has_variable(body):
+            at.decides_on(iterated)
+        comprehended = functools.partial(_comprehended, item)
+        return self._bind_lazily(comprehended, [iterated, body, *tests], frozenset((item,)), at)
+
+    def _scopes(
+        self, generators: list[ast.comprehension], iterated: Any, frame: Frame, at: At
+    ) -> Iterator[Frame]:
         """One after the other, the scopes in which a comprehension's element is evaluated."""
         first, *rest = generators
-        for item in self.iterate(self.evaluate(first.iter, frame), at):
+        for item in self.iterate(iterated, at):
             scope = Frame(frame.name, frame.filename, frame.globals, outer=frame)
             self.assign(first.target, item, scope)
             if all(self.truth(self.evaluate(c, scope), At(self, c, scope)) for c in first.ifs):
-                yield from self._scopes(rest, scope, at) if rest else (scope,)
+                if rest:
+                    inner = self.evaluate(rest[0].iter, scope)
+                    yield from self._scopes(rest, inner, scope, at)
+                else:
+                    yield scope
 
     def _eval_JoinedStr(self, node: ast.JoinedStr, frame: Frame, at: At) -> Any:
         pieces: list[Piece] = []
@@ -1446,43 +1520,55 @@ def _dict_of(keys: list[Any], values: list[Any]) -> dict[Any, Any]:
     return dict(zip(keys, values, strict=True))
 
 
-def _all_of(fill: Callable[[Template], Any], *operands: Template) -> Any:
+def _all_of(environment: Environment, *operands: Template) -> Any:
     value: Any = True
     for operand in operands:
-        value = fill(operand)
+        value = environment.filled(operand)
         if not value:
             break
     return value
 
 
-def _any_of(fill: Callable[[Template], Any], *operands: Template) -> Any:
+def _any_of(environment: Environment, *operands: Template) -> Any:
     value: Any = False
     for operand in operands:
-        value = fill(operand)
+        value = environment.filled(operand)
         if value:
             break
     return value
 
 
-def _chosen(
-    fill: Callable[[Template], Any], test: Template, then: Template, otherwise: Template
-) -> Any:
-    return fill(then) if fill(test) else fill(otherwise)
+def _chosen(environment: Environment, test: Template, then: Template, otherwise: Template) -> Any:
+    return environment.filled(then if environment.filled(test) else otherwise)
 
 
 def _compared(
-    functions: Sequence[Callable[[Any, Any], Any]],
-    fill: Callable[[Template], Any],
-    *operands: Template,
+    functions: Sequence[Callable[[Any, Any], Any]], environment: Environment, *operands: Template
 ) -> Any:
-    left, result = fill(operands[0]), True
+    left, result = environment.filled(operands[0]), True
     for function, operand in zip(functions, operands[1:], strict=True):
-        right = fill(operand)
+        right = environment.filled(operand)
         result = function(left, right)
         if not result:
             break
         left = right
     return result
+
+
+def _comprehended(
+    element: Leaf, environment: Environment, items: Template, body: Template, *tests: Template
+) -> list[Any]:
+    scopes = (environment.within({element: item}) for item in environment.filled(items))
+    return [s.filled(body) for s in scopes if all(s.filled(test) for test in tests)]
+
+
+def _function_of(
+    elements: Sequence[Leaf], environment: Environment, body: Template
+) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        return environment.within(dict(zip(elements, args, strict=True))).filled(body)
+
+    return call
 
 
 def _eager(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -1535,19 +1621,6 @@ def _has_identity_only(value: Any) -> bool:
     """Whether == on it runs nobody's code, because nobody defined it."""
     equals: Any = type(value).__eq__
     return isinstance(value, type) or equals is object.__eq__ or value is None
-
-
-def _first_deferred(value: Any) -> Deferred:
-    stack = [value]
-    while stack:
-        part = stack.pop()
-        if isinstance(part, Deferred):
-            return part
-        if isinstance(part, dict):
-            stack.extend((*part.keys(), *part.values()))
-        elif isinstance(part, (list, tuple, set)):
-            stack.extend(part)
-    raise AssertionError("no deferred value in it")
 
 
 def _own_parts(statement: ast.stmt) -> Iterator[ast.AST]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 
 import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.compiler import (
@@ -14,6 +17,7 @@ from sgl_vllm.lang.compiler import (
     model_planner,
 )
 from sgl_vllm.lang.evaluation import TraceError
+from tests.unit.lang.random_programs import program_of, sources
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -252,11 +256,38 @@ def test_a_returned_prompt_is_the_state():
 def test_a_compiled_program_streams():
     @sgl.function
     def program(s):
-        s += "x" + sgl.gen("a")
+        s += "x" + sgl.tool("a", str.upper, "y")
         s += f" {s['a']}"
 
     state = compile_program(program).run(stream=True)
-    assert "".join(state.text_iter()) == "x[1] [1]"
+    assert "".join(state.text_iter()) == "xY Y"
+
+
+@given(sources(), st.text("abct", max_size=5), st.integers(1, 9))
+@settings(
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_random_programs_compiled_give_what_they_give_interpreted(server, source, a, k):
+    server.reply = lambda prompt: f"<{zlib.crc32(prompt.encode()) % 1000}>"
+    server.logprob = lambda token, position: -((token * 7 + position) % 5) - 0.125
+    note(source)
+    program = program_of(source)
+    try:
+        expected = facts(program.run(a=a, k=k))
+    except KeyError as error:  # TABLE[...] of a letter that is not in it
+        expected = str(error)
+    try:
+        compiled = facts(compile_program(program).run(a=a, k=k))
+        known = facts(compile_program(program, k=k, a=a).run())
+    except KeyError as error:
+        compiled = known = str(error)
+    except TraceError as error:
+        assert isinstance(error.__cause__, KeyError)
+        known = str(error.__cause__)
+    assert compiled == expected
+    assert known == expected
 
 
 # --- arguments and errors ------------------------------------------------------------------------
@@ -430,3 +461,15 @@ def test_a_model_can_be_the_planner(server, backend):
     server.reply = lambda prompt: "no JSON"
     with pytest.raises(ReorderError, match="is no order"):
         compiled.reordered(model_planner(backend))
+
+
+def test_comprehensions_and_sorting_of_what_is_not_known_yet_are_left_to_the_run():
+    @sgl.function
+    def program(s, documents, top=2):
+        s += "\n".join(f"[{i}] {text.strip()}" for i, text in enumerate(documents) if text)
+        best = sorted(documents, key=lambda text: (len(text), text), reverse=True)[:top]
+        s += f" {best} {sum(len(d) for d in documents)} {max(range(3), key=lambda i: i % top)}"
+        s += str({d: len(d) + top for d in documents}) + str(sorted({d[0] for d in documents if d}))
+
+    state = assert_same(program, documents=["ab ", "", "cde", "fg "])
+    assert state.text().startswith("[0] ab\n[2] cde\n[3] fg ['fg ', 'cde'] 9 1{'ab ': 5")
