@@ -7,12 +7,14 @@ with its own task, and nothing waits for a variable but the operations that need
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -45,7 +47,7 @@ from sgl_vllm.lang.graph_view import text_of
 from sgl_vllm.lang.interpreter import Read, Stream, new_future, result_of
 from sgl_vllm.lang.ir import Computed, Expr, ExprList, Gen, Select, Text, Tool, Var
 from sgl_vllm.lang.program import Program
-from sgl_vllm.lang.state import ProgramGroup, State, _meta_info
+from sgl_vllm.lang.state import ProgramGroup, ProgramState, State, _meta_info
 from sgl_vllm.lang.trace import trace
 from sgl_vllm.lang.transcript import Transcript, Variable
 
@@ -82,7 +84,9 @@ class _Frame(Environment):
                 return self._read(definition, aspect)
 
     def _read(self, definition: Definition, aspect: str) -> Any:
-        variable: Variable = self.futures[definition].result()
+        future = self.futures[definition]
+        assert future.done(), f"{definition} was used before it was waited for"
+        variable: Variable = future.result()
         if aspect == "value":
             return variable.value
         if aspect == "meta":
@@ -91,6 +95,17 @@ class _Frame(Environment):
         if aspect == "text":
             return transcript.text
         return [message.as_dict() for message in transcript.all_messages()]
+
+    @contextmanager
+    def raising_own_errors(self) -> Iterator[None]:
+        """What an expression of the program raised comes out as it is, as it would if the function
+        had run."""
+        try:
+            yield
+        except ProgramError:
+            if self.error is not None:
+                raise self.error from None
+            raise
 
     def later(self, wanted: Deferred) -> Any:
         """The value of `wanted`, inside of the run; what it raises is the program's own error."""
@@ -353,19 +368,40 @@ class CompiledProgram(Program):
         self._signature = _open_signature(program, graph)
         self._readings = tuple(readings)
 
-        def body(s: State, /, *args: Any, **kwargs: Any) -> Any:
-            return self._start(s, args, kwargs).filled(graph.returned)
+        def body(s: ProgramState, /, *args: Any, **kwargs: Any) -> Any:
+            frame = self._start(s, args, kwargs)
+            if waits:
+                with frame.raising_own_errors():
+                    s._stream.run.background.wait_for(self._computed(frame))
+            return frame.filled(graph.returned)
 
-        async def waiting_body(s: State, /, *args: Any, **kwargs: Any) -> Any:
-            return await self._finish(self._start(s, args, kwargs))
+        async def async_body(s: State, /, *args: Any, **kwargs: Any) -> Any:
+            frame = self._start(s, args, kwargs)
+            if waits:
+                with frame.raising_own_errors():
+                    await result_of(self._computed(frame))
+            return frame.filled(graph.returned)
 
-        function: Any = waiting_body if waits else body
-        function.__name__ = graph.name
-        function.__qualname__ = program.func.__qualname__
-        function.__module__ = program.func.__module__
-        function.__doc__ = program.func.__doc__
+        for function in (body, async_body):
+            self._dress(function)
+        super().__init__(body, None, program.num_api_spec_tokens)
+        # The same, without a thread that waits: for many runs, and on an event loop.
+        self._threadless = copy.copy(self)
+        self._threadless.func = async_body
+        self._threadless.is_async = True
+
+    def _dress(self, function: Any) -> None:
+        original = self.program.func
+        function.__name__, function.__qualname__ = self.graph.name, original.__qualname__
+        function.__module__, function.__doc__ = original.__module__, original.__doc__
         function.__signature__ = self._signature
-        super().__init__(function, None, program.num_api_spec_tokens)
+
+    async def run_async(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """As `Program.run_async`."""
+        return await Program.run_async(self._threadless, *args, **kwargs)
+
+    def _batch(self, *args: Any) -> Any:
+        return Program._batch(self._threadless, *args)
 
     def _start(self, s: State, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Frame:
         """Submit everything; nothing is waited for."""
@@ -378,16 +414,10 @@ class CompiledProgram(Program):
             step(frame)
         return frame
 
-    async def _finish(self, frame: _Frame) -> Any:
-        """Wait for what the program itself computes, and give what it returns."""
-        try:
-            for future in (*frame.awaited, *(frame.futures[d] for d in self._readings)):
-                await result_of(future)
-        except ProgramError:
-            if frame.error is not None:  # raised by the program's own expression
-                raise frame.error from None
-            raise
-        return frame.filled(self.graph.returned)
+    def _computed(self, frame: _Frame) -> Future[None]:
+        """Done when all that the program itself computes is, and what it returns is known."""
+        awaited = [*frame.awaited, *(frame.futures[read] for read in self._readings)]
+        return _after(awaited, lambda: None)
 
     def bind(self, **kwargs: Any) -> Program:
         """The program compiled with more of its arguments given."""
