@@ -373,7 +373,7 @@ class Evaluator:
                 continue
             if isinstance(part, Host):
                 at.stop(f"{part.description} is no value: read a variable with s['name']")
-            if isinstance(part, (type, types.FunctionType, types.BuiltinFunctionType)):
+            if isinstance(part, types.FunctionType) or purity.is_pure_function(part):
                 continue
             at.stop(
                 f"it runs the code of {_type_name(part)}, which may have side effects",
@@ -401,7 +401,7 @@ class Evaluator:
             return value.iterate(at)
         if isinstance(value, enum.EnumMeta):
             return list(value.__members__.values())
-        if isinstance(value, (str, bytes, range)) or purity.is_plain_container(value):
+        if type(value) in (str, bytes, range) or purity.is_plain_container(value):
             return list(itertools.islice(value, self._max_steps))
         if type(value) in _VIEWS:
             return list(value)
@@ -444,8 +444,12 @@ class Evaluator:
             at.stop(f"the function called is {callee.why()}, which is not known")
         if purity.is_pure_function(callee):
             return self._call_pure(callee, args, kwargs, at)
+        if type(callee) is operator.itemgetter and len(args) == 1 and not kwargs:
+            if self.holds_deferred(args[0]):
+                return self.defer(callee, args, kwargs, at)
+            return self._native(callee, args, kwargs, at)
         if isinstance(callee, type):
-            if issubclass(callee, BaseException) or isinstance(callee, enum.EnumMeta):
+            if _is_made_plainly(callee):
                 return self._native(callee, args, kwargs, at)
             at.stop(
                 f"making {callee.__qualname__} objects may have side effects",
@@ -453,9 +457,8 @@ class Evaluator:
             )
         if isinstance(callee, types.FunctionType) and self._may_follow(callee, args, kwargs):
             return self._follow(callee, args, kwargs, at)
-        name = getattr(callee, "__qualname__", type(callee).__qualname__)
         at.stop(
-            f"calling {name} may have side effects, and tracing executes none",
+            f"calling {_callable_name(callee)} may have side effects, and tracing executes none",
             "call it inside of the prompt with s += sgl.tool(...), or before, and pass the result "
             "as an argument",
         )
@@ -528,8 +531,19 @@ class Evaluator:
             return self.own([i for i in items if self.truth(self.call(keep, [i], {}, at), at)])
         if function is len and len(args) == 1 and isinstance(args[0], Host):
             return args[0].length(at)
-        if function in (isinstance, type, issubclass) and not self._any_deferred(args, kwargs):
-            return function(*args)
+        if function is type and len(args) != 1:
+            at.stop("making a class may run code of its bases")
+        if (function is isinstance or function is issubclass) and not self._any_deferred(
+            args, kwargs
+        ):
+            if len(args) != 2 or kwargs or not purity.is_plain_class(args[1]):
+                at.stop("the class may have code of its own for this")
+            try:
+                return function(*args)
+            except TypeError as error:
+                at.fail(error)
+        if function is type and not self._any_deferred(args, kwargs):
+            return type(args[0])
         is_structural = any(function is known for known in purity.STRUCTURAL_FUNCTIONS)
         if is_structural and not any(isinstance(arg, Deferred) for arg in args):
             args = [arg.iterate(at) if isinstance(arg, Host) else arg for arg in args]
@@ -763,6 +777,8 @@ class Evaluator:
             return owner.__members__[name]
         if isinstance(owner, enum.Enum) and name in ("name", "value", "_name_", "_value_"):
             return owner._name_ if "name" in name else owner._value_
+        if type(owner).__getattribute__ not in _PLAIN_LOOKUPS:
+            at.stop(f"{_type_name(owner)} has code of its own for reading attributes")
         missing = object()
         found = inspect.getattr_static(owner, name, missing)
         if found is missing:
@@ -1410,7 +1426,7 @@ class Evaluator:
     def _run_Raise(self, node: ast.Raise, frame: Frame, at: At) -> None:
         error = None if node.exc is None else self.evaluate(node.exc, frame)
         if isinstance(error, type) and issubclass(error, Exception):
-            error = error()
+            error = self.call(error, [], {}, at)
         if not isinstance(error, Exception):
             at.stop("what is raised here is not known")
         at.fail(error)
@@ -1595,6 +1611,29 @@ def _type_name(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__qualname__}"
     return f"a {type(value).__qualname__}"
+
+
+_PLAIN_LOOKUPS: tuple[Any, ...] = (
+    object.__getattribute__,
+    type.__getattribute__,
+    *(kind.__getattribute__ for kind in (types.FunctionType, BaseException, tuple, str, int)),
+)
+
+
+def _is_made_plainly(kind: type) -> bool:
+    """Whether calling the class runs nobody's code."""
+    if isinstance(kind, enum.EnumMeta):
+        return purity.makes_members(kind)
+    initializers = (getattr(kind, "__init__", None), getattr(kind, "__new__", None))
+    return issubclass(kind, BaseException) and not any(
+        isinstance(part, types.FunctionType) for part in initializers
+    )
+
+
+def _callable_name(value: Any) -> str:
+    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+        return value.__qualname__
+    return _type_name(value)
 
 
 def _is_text(value: Any) -> bool:

@@ -53,7 +53,9 @@ def label(node: Node) -> str:
             return f"{value.kind}{name} {value.source}"
         case SetVariable(name, template):
             given = ", ".join(part.source for part in template.inputs)
-            return f"set {name!r}" + (f" = {given}" if given else f" = {template.shape!r}")
+            shape = template.shape
+            known = repr(shape) if type(shape) in (str, int, float, bool) else type(shape).__name__
+            return f"set {name!r} = {given or known}"
         case ReadPrompt():
             return "read the prompt"
         case Fork(children):

@@ -5,10 +5,12 @@ Owns the lists. A callable that is not in them is not called, however harmless i
 
 from __future__ import annotations
 
+import collections
 import datetime
 import decimal
 import enum
 import fractions
+import operator
 import pathlib
 import re
 import sys
@@ -57,7 +59,7 @@ _METHODS: dict[type, list[str]] = {
     list: ["copy", "count", "index"],
     tuple: ["count", "index"],
     range: ["count", "index"],
-    dict: ["copy", "fromkeys", "get", "items", "keys", "values"],
+    dict: ["copy", "get", "items", "keys", "values"],
     set: _SET,
     frozenset: _SET,
     re.Pattern: ["findall", "finditer", "fullmatch", "match", "search", "split", "sub", "subn"],
@@ -95,6 +97,7 @@ _SCALARS = (
     decimal.Decimal,
     fractions.Fraction,
     uuid.UUID,
+    operator.itemgetter,
     pathlib.PurePosixPath,
     pathlib.PosixPath,
 )
@@ -118,6 +121,8 @@ def is_pure_function(function: object) -> bool:
     ``str.lower``)."""
     if isinstance(function, types.MethodDescriptorType):
         return function.__name__ in _METHODS.get(function.__objclass__, ())
+    if not isinstance(function, (types.FunctionType, types.BuiltinFunctionType, type)):
+        return False
     name = getattr(function, "__qualname__", None)
     module = getattr(function, "__module__", None)
     if not isinstance(name, str):
@@ -151,8 +156,7 @@ def method_owner(value: object, name: str) -> type | None:
     kind = type(value)
     for plain in kind.__mro__:
         if plain in _METHODS and name in (*_METHODS[plain], *_MUTATORS.get(plain, ())):
-            is_own = getattr(kind, name, None) == getattr(plain, name, None)
-            return plain if is_own or name == "fromkeys" else None
+            return plain if getattr(kind, name) is getattr(plain, name) else None
     return None
 
 
@@ -186,17 +190,50 @@ def is_plain_scalar(value: object) -> bool:
         return True
     if isinstance(value, BaseException):
         return kind.__module__ == "builtins"
-    if isinstance(value, enum.Enum):
-        return type(value).__str__ in (enum.Enum.__str__, str.__str__, *_ENUM_STRS)
-    return False
+    return isinstance(value, enum.Enum) and _adds_no_code(kind)
 
 
-_ENUM_STRS = tuple(
-    kind.__str__ for kind in (enum.IntEnum, getattr(enum, "StrEnum", enum.IntEnum), enum.IntFlag)
-)
+_SPECIAL_NAMES = frozenset(
+    f"__{name}__"
+    for name in (
+        *("add", "bool", "contains", "eq", "format", "ge", "getattribute", "getitem", "gt", "hash"),
+        *("iter", "le", "len", "lt", "mod", "mul", "ne", "radd", "repr", "rmul", "str"),
+    )
+) | {"_missing_"}
 
 
-_TUPLE_ITEM = tuple.__getitem__
+def _adds_no_code(kind: type) -> bool:
+    """Whether all that operators and formatting call of it is Python's own."""
+    for ancestor in kind.__mro__:
+        if ancestor.__module__ in ("builtins", "enum"):
+            continue
+        for name, value in vars(ancestor).items():
+            is_code = isinstance(value, (types.FunctionType, classmethod))
+            if is_code and name in _SPECIAL_NAMES and not _is_pythons_own(value):
+                return False
+    return True
+
+
+def _is_pythons_own(method: Any) -> bool:
+    code = getattr(method, "__code__", None)
+    return method.__module__ == "enum" or code is _EMPTY_NAMED_TUPLE.__repr__.__code__
+
+
+_EMPTY_NAMED_TUPLE = collections.namedtuple("_EMPTY_NAMED_TUPLE", ())
+
+
+def makes_members(kind: enum.EnumMeta) -> bool:
+    """Whether looking up a member of the Enum by its value runs nobody's code."""
+    return _adds_no_code(kind)
+
+
+def is_plain_class(kind: object) -> bool:
+    """Whether asking if something is an instance of it runs nobody's code."""
+    if isinstance(kind, tuple):
+        return all(map(is_plain_class, kind))
+    if type(kind) in (type, enum.EnumMeta):
+        return True
+    return isinstance(kind, type) and kind.__module__ in ("collections.abc", "numbers", "typing")
 
 
 def is_plain_container(value: object) -> bool:
@@ -204,6 +241,4 @@ def is_plain_container(value: object) -> bool:
     kind = type(value)
     if kind in CONTAINERS:
         return True
-    if isinstance(value, tuple):
-        return "__str__" not in vars(kind) and getattr(kind, "__getitem__", None) is _TUPLE_ITEM
-    return False
+    return isinstance(value, tuple) and _adds_no_code(kind)

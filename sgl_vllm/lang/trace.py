@@ -7,7 +7,6 @@ the program's function is not called, and none of its side effects happens.
 from __future__ import annotations
 
 import asyncio
-import enum
 import inspect
 import itertools
 import types
@@ -547,12 +546,13 @@ _TURN_MAKERS: dict[Any, Role] = {
     ir.user: "user",
     ir.assistant: "assistant",
 }
+_PLAIN_MAKERS = (ir.gen, ir.gen_int, ir.gen_string, ir.select, ir.var)
 _MAKERS = {
     *_TURN_MAKERS,
     *(ir.system_begin, ir.system_end, ir.user_begin, ir.user_end),
     *(ir.assistant_begin, ir.assistant_end),
-    *(ir.gen, ir.gen_int, ir.gen_string, ir.select, ir.var, ir.tool),
-    *(ir.image, ir.video, ir.separate_reasoning),
+    *_PLAIN_MAKERS,
+    *(ir.tool, ir.image, ir.video, ir.separate_reasoning),
 }
 
 
@@ -587,6 +587,12 @@ def _call_of_the_language(callee: Any, args: list[Any], kwargs: dict[str, Any], 
                 f"{value.name} is made inside of the program, and does not exist before it runs",
                 "define it outside",
             )
+    if callee in _PLAIN_MAKERS:
+        for key, value in (*enumerate(args), *kwargs.items()):
+            if key not in ("json_schema", "regex", "dtype", "choices_method") and not isinstance(
+                value, type
+            ):
+                evaluator.require_plain(value, at)
     if not any(map(evaluator.holds_deferred, given)):
         try:
             return callee(*args, **kwargs)
@@ -699,8 +705,13 @@ def shared_prefix(program: Program, items: Sequence[Mapping[str, Any]]) -> tuple
     when nothing can be told. Cost: one comparison per item and argument, and one trace, which ends
     where the prefix does and after a fifth of a second at most.
     """
+    from sgl_vllm.lang.compiler import CompiledProgram
+
     try:
         arguments = _common_arguments(program, items)
+        if isinstance(program, CompiledProgram):
+            known = {n: v for n, v in arguments.items() if not isinstance(v, Deferred)}
+            return program.shared_prefix(known)
         graph, _ = _traced(program, arguments, PREFIX_MAX_STEPS, prefix_only=True)
         return graph.prefix()
     except Exception:
@@ -727,7 +738,5 @@ def _is_same(left: object, right: object) -> bool:
     """Whether two arguments are equal, without asking anybody's code."""
     if left is right:
         return True
-    kind = type(left)
-    if kind is not type(right) or not isinstance(left, (str, int, float, bool, bytes, enum.Enum)):
-        return False
-    return left == right
+    kinds = (str, int, float, bool, bytes)
+    return type(left) is type(right) and type(left) in kinds and left == right

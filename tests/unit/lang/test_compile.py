@@ -17,6 +17,8 @@ from sgl_vllm.lang.compiler import (
     model_planner,
 )
 from sgl_vllm.lang.evaluation import TraceError
+from sgl_vllm.lang.ir import Text
+from sgl_vllm.lang.trace import shared_prefix
 from tests.unit.lang.random_programs import program_of, sources
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -473,3 +475,18 @@ def test_comprehensions_and_sorting_of_what_is_not_known_yet_are_left_to_the_run
 
     state = assert_same(program, documents=["ab ", "", "cde", "fg "])
     assert state.text().startswith("[0] ab\n[2] cde\n[3] fg ['fg ', 'cde'] 9 1{'ab ': 5")
+
+
+def test_a_compiled_program_s_batch_shares_what_its_own_order_has_first():
+    compiled = compile_program(judge)
+    items = [{"essay": "E", "criterion": c} for c in ("style", "spelling")]
+    before = shared_prefix(compiled, items)
+    assert "".join(part.value for part in before) == (
+        "Essay: E\nYou are a fair judge of essays.\nJudge its "
+    )
+    after = shared_prefix(compiled.reordered().program, items)
+    assert after[:2] == (
+        Text("You are a fair judge of essays.\n"),
+        Text("Answer with a number.\n"),
+    )
+    assert shared_prefix(judge, items)[0] == Text("Essay: E\n")

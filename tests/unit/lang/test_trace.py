@@ -8,6 +8,7 @@ import json
 import textwrap
 import threading
 import time
+import typing
 import urllib.request
 import xml.etree.ElementTree as ElementTree
 
@@ -225,9 +226,149 @@ def runs_another_program(s):
     s += prints.run().text()
 
 
+@sgl.function
+def sorts_by_printing(s):
+    s += "before"
+    sorted(["a", "b"], key=print)
+
+
+@sgl.function
+def sorts_by_making_objects(s):
+    s += "before"
+    sorted(["a", "b"], key=_Making)
+
+
+@sgl.function
+def makes_an_object(s):
+    s += "before"
+    _Making("a")
+
+
+@sgl.function
+def raises_an_error_with_code(s):
+    s += "before"
+    raise _LoudError("a")
+
+
+@sgl.function
+def looks_up_an_enum_with_code(s):
+    s += "before"
+    _LoudEnum("c")
+
+
+@sgl.function
+def asks_a_class_with_code(s):
+    s += "before"
+    isinstance(1, _LoudClass)
+
+
+@sgl.function
+def reads_a_property(s):
+    s += "before"
+    s += LOUD.shout
+
+
+@sgl.function
+def calls_a_foreign_object(s):
+    s += "before"
+    LOUD.missing()
+
+
+@sgl.function
+def iterates_over_a_loud_text(s):
+    s += "before"
+    for letter in LOUD_TEXT:
+        s += letter
+
+
+@sgl.function
+def formats_a_loud_tuple(s):
+    s += "before"
+    s += f"{LOUD_TUPLE}"
+
+
+@sgl.function
+def reads_an_attribute_with_code(s):
+    s += "before"
+    s += LOUD_LOOKUP.name
+
+
+@sgl.function
+def chooses_from_a_foreign_object(s):
+    s += "before"
+    s += sgl.select("x", choices=LOUD)
+
+
+class _Making:
+    def __init__(self, value):
+        happened.append(value)
+
+
+class _LoudError(Exception):
+    def __init__(self, value):
+        happened.append(value)
+
+
+class _LoudEnum(enum.Enum):
+    A = "a"
+
+    @classmethod
+    def _missing_(cls, value):
+        happened.append(value)
+        return cls.A
+
+
+class _LoudMeta(type):
+    def __instancecheck__(cls, instance):
+        happened.append(instance)
+        return True
+
+
+class _LoudClass(metaclass=_LoudMeta):
+    pass
+
+
+class _LoudText(str):
+    def __iter__(self):
+        happened.append("iter")
+        return iter("x")
+
+
+class _LoudTuple(typing.NamedTuple):
+    a: int = 1
+
+    def __str__(self):
+        happened.append("str")
+        return "loud"
+
+
+class _LoudLookup:
+    name = "x"
+
+    def __getattribute__(self, name):
+        if name != "__class__":  # which every isinstance asks for
+            happened.append(name)
+        return object.__getattribute__(self, name)
+
+
+LOUD_TEXT, LOUD_TUPLE, LOUD_LOOKUP = _LoudText("abc"), _LoudTuple(), _LoudLookup()
+
+
 @pytest.mark.parametrize(
     "program",
     [
+        sorts_by_printing,
+        sorts_by_making_objects,
+        makes_an_object,
+        raises_an_error_with_code,
+        looks_up_an_enum_with_code,
+        asks_a_class_with_code,
+        reads_a_property,
+        calls_a_foreign_object,
+        iterates_over_a_loud_text,
+        formats_a_loud_tuple,
+        reads_an_attribute_with_code,
+        chooses_from_a_foreign_object,
         prints,
         writes_a_file,
         appends_to_a_global,
