@@ -29,7 +29,7 @@ from sgl_vllm.lang.ir import Gen, RoleBegin, RoleEnd, Select, Tool
 
 MOST_STREAMS = 40
 """Streams that a picture shows; it says how many more there are."""
-LABEL_CHARS = 34
+LABEL_CHARS = 31
 
 # --- words ---------------------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ def _branch_lines(node: Node, graph: Graph, boxes: dict[int, _Box]) -> list[str]
             last = [boxes[end[0].index] for end in ends if end and end[0].index in boxes]
             return [
                 _path(
-                    f"M{begin.center} {begin.top + _HEIGHT}"
+                    f"M{begin.center} {begin.top + _HEIGHT}V{here.middle - 20}"
                     f"Q{begin.center} {here.middle} {begin.center - 20} {here.middle}"
                     f"H{here.right}",
                     "lane",
