@@ -24,16 +24,8 @@ from sgl_vllm.lang.deferred import (
     Template,
     template_of,
 )
-from sgl_vllm.lang.evaluation import (
-    MAX_STEPS,
-    NOT_HANDLED,
-    At,
-    Evaluator,
-    Host,
-    LocalFunction,
-    Raised,
-    TraceError,
-)
+from sgl_vllm.lang.evaluation import MAX_STEPS, Evaluator
+from sgl_vllm.lang.frames import NOT_HANDLED, At, Host, LocalFunction, Raised, TraceError
 from sgl_vllm.lang.graph import (
     PREFIX_EXPRESSIONS,
     Evaluate,
