@@ -366,6 +366,7 @@ class CompiledProgram(Program):
             for node in graph.nodes
         )
         self._signature = _open_signature(program, graph)
+        self._names = frozenset(list(self._signature.parameters)[1:])
         self._readings = tuple(readings)
 
         def body(s: ProgramState, /, *args: Any, **kwargs: Any) -> Any:
@@ -405,7 +406,7 @@ class CompiledProgram(Program):
 
     def _start(self, s: State, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Frame:
         """Submit everything; nothing is waited for."""
-        if args or kwargs.keys() != set(self.arg_names):
+        if args or kwargs.keys() != self._names:
             bound = self._signature.bind(s, *args, **kwargs)
             bound.apply_defaults()
             kwargs = bound.arguments
@@ -419,12 +420,13 @@ class CompiledProgram(Program):
         awaited = [*frame.awaited, *(frame.futures[read] for read in self._readings)]
         return _after(awaited, lambda: None)
 
-    def bind(self, **kwargs: Any) -> Program:
-        """The program compiled with more of its arguments given."""
+    def bind(self, **kwargs: Any) -> CompiledProgram:
+        """This program with some of its arguments given. TypeError for unknown ones."""
         self._check_names(kwargs)
-        known = {**self.program.bound, **kwargs}
-        bound = Program(self.program.func, known, self.program.num_api_spec_tokens)
-        return CompiledProgram(bound, trace(bound))
+        bound, threadless = copy.copy(self), copy.copy(self._threadless)
+        bound.bound = threadless.bound = {**self.bound, **kwargs}
+        bound._threadless = threadless
+        return bound
 
     def print_graph(self) -> None:
         """Print the graph."""
@@ -461,7 +463,7 @@ class CompiledProgram(Program):
         return _reordered(self, planner or constants_first)
 
     def _repr_html_(self) -> str:
-        return self.graph.to_svg()
+        return self.graph._repr_html_()
 
 
 class _Arguments(Environment):

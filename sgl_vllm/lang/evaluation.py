@@ -37,13 +37,15 @@ from sgl_vllm.lang.operations import (
     eager,
     is_known_text,
     is_made_plainly,
+    item_of,
+    ordered_by,
     own_parts,
     type_name,
 )
 from sgl_vllm.lang.source import definition_of
 
 MAX_STEPS = 500_000
-"""Expressions that are evaluated at most: about two seconds."""
+"""Expressions that are evaluated at most: about three seconds."""
 MAX_DEPTH = 24
 """Functions within functions that are followed at most."""
 
@@ -154,6 +156,8 @@ class Evaluator(Expressions):
         if plain is str and name == "join" and args:
             args = [self.own(self.iterate(args[0], at))] if not is_known_text(args[0]) else args
         if (plain, name) in purity.STRUCTURAL_METHODS:
+            if name in ("extend", "update"):
+                args = [arg.iterate(at) if isinstance(arg, Host) else arg for arg in args]
             iterated = args if name in ("extend", "update") else []
             keys = args[:1] if name in ("get", "pop", "setdefault", "insert") else []
             if any(map(self.holds_deferred, keys)):
@@ -215,11 +219,27 @@ class Evaluator(Expressions):
                 iterated=args if is_iterating else (),
                 is_new=is_iterating,
             )
+        is_ordering = function is sorted or function is max or function is min
+        has_key = is_ordering and len(args) == 1 and isinstance(kwargs.get("key"), LocalFunction)
+        if has_key and not isinstance(args[0], Deferred):
+            return self._ordered(function, args[0], kwargs, at)
         if self._any_deferred(args, kwargs):
             return self.defer(eager(function), args, kwargs, at)
         return self.call_pure(
             function, args, kwargs, at, is_new=purity.returns_new_object(function)
         )
+
+    def _ordered(self, function: Any, items: Any, kwargs: dict[str, Any], at: At) -> Any:
+        """`sorted`, `max` or `min` of known items by a key of the program's: the keys may be
+        deferred."""
+        given = self.own(self.iterate(items, at))
+        keys = self.own([self.call(kwargs["key"], [item], {}, at) for item in given])
+        options = {name: value for name, value in kwargs.items() if name != "key"}
+        ordered = functools.partial(ordered_by, function)
+        if self.holds_deferred(keys) or self.holds_deferred(given):
+            return self.defer(ordered, [given, keys], options, at)
+        self.require_plain(keys, at)
+        return self.call_structural(ordered, [given, keys], options, at, is_new=True)
 
     def call_structural(
         self,
@@ -272,11 +292,15 @@ class Evaluator(Expressions):
         except (TraceError, Raised):
             raise
         except _Unknown:
+            is_known = False
+        except Exception as error:
+            at.fail(error)
+        else:
+            is_known = True
+        if not is_known:
             if not may_wait:
                 at.stop("it compares values that are not known")
             return self.defer(eager(function), args, kwargs, at)
-        except Exception as error:
-            at.fail(error)
         if is_new and type(result) in purity.CONTAINERS:
             self.own(result)
         return result
@@ -518,9 +542,17 @@ class Evaluator(Expressions):
             at.stop("assigning an attribute is a side effect", f"use a variable, {RUN_IT}")
 
     def _assign_items(self, targets: list[ast.expr], value: Any, frame: Frame, at: At) -> None:
+        if isinstance(value, Deferred) and not any(isinstance(t, ast.Starred) for t in targets):
+            count = len(targets)
+            for i, target in enumerate(targets):
+                place = At(self, target, frame)
+                self.assign(target, self.defer(item_of, (value, i, count), {}, place), frame)
+            return
         star = next((i for i, t in enumerate(targets) if isinstance(t, ast.Starred)), None)
         if star is None:
-            items = self.unpacked(value, len(targets), at)
+            items = self.iterate(value, at)
+            if len(items) != len(targets):
+                at.fail(ValueError(f"{len(items)} values to unpack into {len(targets)} names"))
         else:
             given = self.iterate(value, at)
             after = len(targets) - star - 1

@@ -192,6 +192,9 @@ class Graph:
     def _repr_svg_(self) -> str:
         return self.to_svg()
 
+    def _repr_html_(self) -> str:
+        return f'<div style="overflow: auto">{self.to_svg()}</div>'
+
 
 PREFIX_EXPRESSIONS: tuple[type[Expr], ...] = (RoleBegin, RoleEnd, Show)
 

@@ -32,7 +32,7 @@ from sgl_vllm.lang.deferred import (
 )
 from sgl_vllm.lang.frames import RUN_IT, At, Bound, Frame, Host, LocalFunction, Raised, TraceError
 from sgl_vllm.lang.ir import Expr
-from sgl_vllm.lang.operations import VIEWS, function_of, item_of, shown, type_name
+from sgl_vllm.lang.operations import VIEWS, function_of, shown, type_name
 
 
 class Knowledge(ABC):
@@ -232,15 +232,6 @@ class Knowledge(ABC):
         if isinstance(value, (int, float, type(None))):
             at.fail(TypeError(f"{type(value).__name__!r} object is not iterable"))
         at.stop(f"iterating over {type_name(value)} may have side effects", "pass a list")
-
-    def unpacked(self, value: Any, count: int, at: At) -> list[Any]:
-        """`value` as exactly `count` items."""
-        if isinstance(value, Deferred):
-            return [self.defer(item_of, (value, i, count), {}, at) for i in range(count)]
-        items = self.iterate(value, at)
-        if len(items) != count:
-            at.fail(ValueError(f"{len(items)} values to unpack into {count} names"))
-        return items
 
     @contextmanager
     def undecided(self) -> Iterator[None]:

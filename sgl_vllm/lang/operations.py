@@ -136,6 +136,14 @@ def function_of(
     return call
 
 
+def ordered_by(function: Any, items: list[Any], keys: list[Any], **options: Any) -> Any:
+    """`function` (sorted, max, min) of `items` by their `keys`."""
+    if not items and "default" in options:
+        return options["default"]
+    found = function(range(len(items)), key=keys.__getitem__, **options)
+    return [items[i] for i in found] if function is sorted else items[found]
+
+
 def eager(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, giving a list where it gives an iterator: that can be read more than once."""
 

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from sgl_vllm.lang.program import Program
 
 PREFIX_MAX_STEPS = 50_000
-"""Expressions evaluated at most to find a shared prefix: about a fifth of a second."""
+"""Expressions evaluated at most to find a shared prefix: about a quarter of a second."""
 MAX_BRANCHES = 10_000
 
 
@@ -635,7 +635,7 @@ def trace(program: Program, /, *args: Any, **kwargs: Any) -> Graph:
     The function is not called: its source is followed, no side effect happens and no request is
     made. Raises TraceError where the program decides on something unknown, or would do what
     tracing must not; its `graph` is what comes before that place. TypeError for arguments that the
-    program does not take. Cost: about 2 microseconds per expression; at most 500,000 of them.
+    program does not take. Cost: about 5 microseconds per expression; at most 500,000 of them.
     """
     graph, error = _traced(program, _arguments(program, args, kwargs), MAX_STEPS)
     if error is not None:
@@ -695,7 +695,7 @@ def shared_prefix(program: Program, items: Sequence[Mapping[str, Any]]) -> tuple
     Arguments that are equal in all items, or that all leave at their default, count as known. Up
     to the first generation, fork, or piece of text that depends on anything else. Never raises: ()
     when nothing can be told. Cost: one comparison per item and argument, and one trace, which ends
-    where the prefix does and after a fifth of a second at most.
+    where the prefix does, after 50,000 expressions (a quarter of a second) at most.
     """
     from sgl_vllm.lang.compiler import CompiledProgram
 

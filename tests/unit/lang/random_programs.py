@@ -103,7 +103,7 @@ class _Writer:
             elif kind == 7 and nesting:
                 self.fork(p, depth, known, nesting)
             elif kind == 8:
-                name = self.name(known)
+                name = f"v{next(self._fresh)}"
                 self.line(depth, f"with {p}.var_scope({name!r}):")
                 self.block(p, depth + 1, list(known), 0, may_gen=may_gen)
                 known.append(name)

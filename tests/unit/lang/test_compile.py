@@ -471,10 +471,16 @@ def test_comprehensions_and_sorting_of_what_is_not_known_yet_are_left_to_the_run
         s += "\n".join(f"[{i}] {text.strip()}" for i, text in enumerate(documents) if text)
         best = sorted(documents, key=lambda text: (len(text), text), reverse=True)[:top]
         s += f" {best} {sum(len(d) for d in documents)} {max(range(3), key=lambda i: i % top)}"
+        forks = s.fork(3)
+        forks += lambda i: "x" * (i % 2) + sgl.gen("n")
+        longest = max(range(3), key=lambda i: len(forks[i].text()))
+        s += f"{longest}{sorted('cab', key=lambda c: -ord(c))}{min([], key=lambda x: x, default=9)}"
         s += str({d: len(d) + top for d in documents}) + str(sorted({d[0] for d in documents if d}))
 
     state = assert_same(program, documents=["ab ", "", "cde", "fg "])
-    assert state.text().startswith("[0] ab\n[2] cde\n[3] fg ['fg ', 'cde'] 9 1{'ab ': 5")
+    assert state.text().startswith(
+        "[0] ab\n[2] cde\n[3] fg ['fg ', 'cde'] 9 11['c', 'b', 'a']9{'ab "
+    )
 
 
 def test_a_compiled_program_s_batch_shares_what_its_own_order_has_first():
@@ -490,3 +496,10 @@ def test_a_compiled_program_s_batch_shares_what_its_own_order_has_first():
         Text("Answer with a number.\n"),
     )
     assert shared_prefix(judge, items)[0] == Text("Essay: E\n")
+
+
+def test_bind_keeps_the_order_of_a_reordered_program():
+    program = compile_program(judge).reordered().program.bind(essay="E")
+    (state,) = program.run_batch([{"criterion": "style"}])
+    assert state.text() == program.run(criterion="style").text()
+    assert state.text().startswith("You are a fair judge of essays.\nAnswer with a number.\nEssay")
