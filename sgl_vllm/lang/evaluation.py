@@ -44,8 +44,8 @@ from sgl_vllm.lang.operations import (
 )
 from sgl_vllm.lang.source import definition_of
 
-MAX_STEPS = 500_000
-"""Expressions that are evaluated at most: about three seconds."""
+MAX_STEPS = 200_000
+"""Expressions that are evaluated at most: about a second."""
 MAX_DEPTH = 24
 """Functions within functions that are followed at most."""
 

@@ -635,7 +635,7 @@ def trace(program: Program, /, *args: Any, **kwargs: Any) -> Graph:
     The function is not called: its source is followed, no side effect happens and no request is
     made. Raises TraceError where the program decides on something unknown, or would do what
     tracing must not; its `graph` is what comes before that place. TypeError for arguments that the
-    program does not take. Cost: about 5 microseconds per expression; at most 500,000 of them.
+    program does not take. Cost: about 5 microseconds per expression; at most 200,000 of them.
     """
     graph, error = _traced(program, _arguments(program, args, kwargs), MAX_STEPS)
     if error is not None:

@@ -267,7 +267,7 @@ def test_a_compiled_program_streams():
 
 @given(sources(), st.text("abct", max_size=5), st.integers(1, 9))
 @settings(
-    max_examples=80,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sgl_vllm as sgl
+from sgl_vllm.lang.evaluation import MAX_STEPS
 from sgl_vllm.lang.frames import TraceError
 from sgl_vllm.lang.graph import Evaluate, Fork, Join, Write
 from sgl_vllm.lang.ir import Gen, RoleBegin, RoleEnd, Text
@@ -483,10 +484,8 @@ def test_a_program_that_never_ends_is_stopped():
         while True:
             s.sync()
 
-    started = time.monotonic()
-    assert "steps" in str(stops(program))
+    assert f"more than {MAX_STEPS} steps" in str(stops(program))
     assert shared_prefix(program, [{}, {}]) == ()
-    assert time.monotonic() - started < 20
 
 
 def test_recursion_is_bounded():
