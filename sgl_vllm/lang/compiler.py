@@ -32,7 +32,6 @@ from sgl_vllm.lang.deferred import (
 )
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.graph import (
-    PREFIX_EXPRESSIONS,
     Evaluate,
     EvaluateDeferred,
     Fork,
@@ -432,27 +431,6 @@ class CompiledProgram(Program):
         """Print the graph."""
         print(self.graph)
 
-    def shared_prefix(self, arguments: Mapping[str, Any]) -> tuple[Expr, ...]:
-        """What the prompt begins with, as far as these arguments tell."""
-        known: list[Expr] = []
-        frame = _Arguments(arguments)
-        for node in self.graph.streams[0].nodes:
-            match node.operation:
-                case Write(pieces):
-                    for piece in pieces:
-                        value = frame.text_of(piece)
-                        if value is None:
-                            head = piece.head if isinstance(piece, Deferred) else ""
-                            return (*known, Text(head)) if head else tuple(known)
-                        known.append(Text(value))
-                case Evaluate(expr) if isinstance(expr, PREFIX_EXPRESSIONS):
-                    known.append(expr)
-                case Evaluate(ir.VarScopeBegin() | ir.VarScopeEnd()) | SetVariable() | ReadPrompt():
-                    continue
-                case _:
-                    break
-        return tuple(known)
-
     def reordered(self, planner: Planner | None = None) -> Reordering:
         """The same program with its prompt's leading pieces in another order; see `Reordering`.
 
@@ -464,29 +442,6 @@ class CompiledProgram(Program):
 
     def _repr_html_(self) -> str:
         return self.graph._repr_html_()
-
-
-class _Arguments(Environment):
-    """Only some arguments are known."""
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        super().__init__()
-        self._arguments = arguments
-
-    def leaf(self, leaf: Leaf) -> Any:
-        assert isinstance(leaf, Argument)
-        return self._arguments[leaf.name]
-
-    def text_of(self, piece: str | Deferred) -> str | None:
-        """The piece as text, None if that is not known or is no text."""
-        if isinstance(piece, str):
-            return piece
-        if not all(
-            isinstance(part, Argument) and part.name in self._arguments for part in piece.leaves
-        ):
-            return None
-        value = self.value(piece)
-        return value if isinstance(value, str) else None
 
 
 def _open_signature(program: Program, graph: Graph) -> inspect.Signature:

@@ -330,12 +330,9 @@ def concatenation(pieces: Sequence[Piece], node: ast.expr | None = None) -> Defe
     return Deferred(compute, inputs, node=node, pieces=tuple(merged), head=head)
 
 
-def constant_environment(arguments: Mapping[str, Any]) -> Environment:
-    """An environment in which only arguments are known."""
-    return _Arguments(arguments)
+class Arguments(Environment):
+    """An environment in which only some arguments are known."""
 
-
-class _Arguments(Environment):
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         super().__init__()
         self._arguments = arguments
@@ -343,3 +340,17 @@ class _Arguments(Environment):
     def leaf(self, leaf: Leaf) -> Any:
         assert isinstance(leaf, Argument)
         return self._arguments[leaf.name]
+
+    def text_of(self, piece: str | Deferred) -> str | None:
+        """The piece as text, None if that is not known, or is no text."""
+        if isinstance(piece, str):
+            return piece
+        if not all(
+            isinstance(leaf, Argument) and leaf.name in self._arguments for leaf in piece.leaves
+        ):
+            return None
+        try:
+            value = self.value(piece)
+        except Exception:  # which the run will raise
+            return None
+        return value if isinstance(value, str) else None

@@ -6,12 +6,12 @@ Owns the graph as frozen values. Knows neither how it is made (`trace.py`) nor h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from sgl_vllm.lang.deferred import Deferred, Definition, Template
+from sgl_vllm.lang.deferred import Arguments, Deferred, Definition, Template
 from sgl_vllm.lang.ir import Expr, RoleBegin, RoleEnd, Show, Text, VarScopeBegin, VarScopeEnd
 
 
@@ -25,16 +25,6 @@ class Write:
     def known_text(self) -> str | None:
         """The whole text, if all of it is known."""
         return "".join(self.pieces) if _all_known(self.pieces) else None  # type: ignore[arg-type]
-
-    @property
-    def head(self) -> str:
-        """The text it begins with, as far as that is known."""
-        head = ""
-        for piece in self.pieces:
-            if isinstance(piece, Deferred):
-                return head + piece.head
-            head += piece
-        return head
 
 
 @dataclass(frozen=True)
@@ -150,16 +140,22 @@ class Graph:
     def stream(self, index: int) -> StreamTrace:
         return self.streams[index]
 
-    def prefix(self) -> tuple[Expr, ...]:
+    def prefix(self, arguments: Mapping[str, Any] | None = None) -> tuple[Expr, ...]:
         """What the root prompt surely begins with: known text and turns, up to the first
-        operation, or piece of text, that only a run knows."""
+        operation, or piece of text, that only a run knows. `arguments` are known as well."""
+        environment = Arguments(arguments or {})
         known: list[Expr] = []
         for node in self.streams[0].nodes:
             match node.operation:
-                case Write() as write:
-                    if write.head:
-                        known.append(Text(write.head))
-                    if write.known_text is None:
+                case Write(pieces):
+                    texts = [environment.text_of(piece) for piece in pieces]
+                    end = texts.index(None) if None in texts else len(texts)
+                    unknown = pieces[end] if end < len(pieces) else ""
+                    head = unknown.head if isinstance(unknown, Deferred) else ""
+                    text = "".join(filter(None, texts[:end])) + head
+                    if text:
+                        known.append(Text(text))
+                    if end < len(pieces):
                         break
                 case Evaluate(expr) if isinstance(expr, PREFIX_EXPRESSIONS):
                     known.append(expr)

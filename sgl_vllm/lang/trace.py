@@ -703,7 +703,7 @@ def shared_prefix(program: Program, items: Sequence[Mapping[str, Any]]) -> tuple
         arguments = _common_arguments(program, items)
         if isinstance(program, CompiledProgram):
             known = {n: v for n, v in arguments.items() if not isinstance(v, Deferred)}
-            return program.shared_prefix(known)
+            return program.graph.prefix(known)
         graph, _ = _traced(program, arguments, PREFIX_MAX_STEPS, prefix_only=True)
         return graph.prefix()
     except Exception:

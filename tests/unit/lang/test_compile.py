@@ -503,3 +503,12 @@ def test_bind_keeps_the_order_of_a_reordered_program():
     (state,) = program.run_batch([{"criterion": "style"}])
     assert state.text() == program.run(criterion="style").text()
     assert state.text().startswith("You are a fair judge of essays.\nAnswer with a number.\nEssay")
+
+
+def test_a_prefix_ends_where_computing_it_fails():
+    @sgl.function
+    def program(s, n):
+        s += "one "
+        s += f"{1 / n} two"
+
+    assert shared_prefix(compile_program(program), [{"n": 0}, {"n": 0}]) == (Text("one "),)

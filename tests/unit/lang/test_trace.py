@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sgl_vllm as sgl
+from sgl_vllm.lang.deferred import Arguments
 from sgl_vllm.lang.evaluation import MAX_STEPS
 from sgl_vllm.lang.frames import TraceError
 from sgl_vllm.lang.graph import Evaluate, Fork, Join, Write
@@ -691,9 +692,7 @@ def test_mutable_values_are_taken_as_they_are_where_they_are_used():
 
     graph = trace(program)
     first, second = (node.operation.pieces[0] for node in graph.nodes)
-    from sgl_vllm.lang.deferred import constant_environment
-
-    values = constant_environment({"a": "x"})
+    values = Arguments({"a": "x"})
     assert (values.value(first), values.value(second)) == ("x", "x,more")
 
 
