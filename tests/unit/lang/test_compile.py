@@ -1,0 +1,514 @@
+"""Compiled programs run as the interpreted ones do, and code movement is honest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+
+import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.compiler import (
+    ReorderError,
+    compile_program,
+    model_planner,
+)
+from sgl_vllm.lang.frames import TraceError
+from sgl_vllm.lang.ir import Text
+from sgl_vllm.lang.trace import shared_prefix
+from tests.unit.lang.random_programs import program_of, sources
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+LONG = "A shared beginning that is long enough to be worth sending ahead of its branches. "
+
+
+def facts(state):
+    """What a run gave."""
+    names = list(state._stream.variables)
+    return {
+        "variables": {name: state[name] for name in names},
+        "meta": {name: state.get_meta_info(name) for name in names},
+        "text": state.text(),
+        "messages": state.messages(),
+        "returned": state.ret_value,
+        "usage": state.usage,
+    }
+
+
+def assert_same(program, **arguments):
+    """The compiled run equals the interpreted one; its state is returned."""
+    expected = facts(program.run(**arguments))
+    compiled = compile_program(program)
+    state = compiled.run(**arguments)
+    assert facts(state) == expected
+    return state
+
+
+# --- the same as interpreted ---------------------------------------------------------------------
+
+
+def test_texts_arguments_and_generations_give_the_same():
+    @sgl.function
+    def program(s, topic, count=3):
+        s += f"About {topic}:\n"
+        s += "first " + sgl.gen("a") + " second " + sgl.gen("b", max_tokens=count)
+        s += f"\n{topic.upper():>8} {count + 1}"
+
+    state = assert_same(program, topic="tea")
+    assert state.text() == "About tea:\nfirst [17] second [29]\n     TEA 4"
+
+
+def test_variables_read_in_the_body_are_used_without_waiting_in_it():
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+        s += f"({s['a']} again, {len(s['a'])} long)"
+        s += sgl.gen("b", max_tokens=len(s["a"]))
+        return s["a"] + s["b"], s.text()
+
+    state = assert_same(program)
+    assert state.text() == "x[1]([1] again, 3 long)[23]"
+    assert state.ret_value == ("[1][23]", state.text())
+
+
+def test_fork_keeps_the_prompt_and_join_gathers(server):
+    @sgl.function
+    def program(s, tips):
+        s += LONG
+        forks = s.fork(3)
+        for i, branch in enumerate(forks):
+            branch += f"{i}: "
+            branch += tips + sgl.gen("tip")
+        forks.join()
+        for tip in s["tip"]:
+            s += "- " + tip + "\n"
+        s += sgl.gen("sum")
+
+    state = assert_same(program, tips="now ")
+    assert state["tip"] == [f"[{len(LONG) + 7}]"] * 3
+    prompts = [body["prompt"] for body in server.bodies("/v1/completions")]
+    assert prompts.count(LONG + "1: now ") == 2  # interpreted, and compiled
+    assert len(server.hints) == 2
+
+
+def test_texts_of_branches_are_joined_too():
+    @sgl.function
+    def program(s):
+        s += "start "
+        forks = s.fork(2)
+        forks += ["one ", "two "]
+        forks += sgl.gen("a")
+        forks.join("concate_and_append")
+        s += sgl.gen("b")
+        return s.text()
+
+    assert assert_same(program).ret_value == "start one [10]two [10][22]"
+
+
+def test_a_branch_can_read_a_sibling_and_the_parent_its_branches_without_a_join():
+    @sgl.function
+    def program(s):
+        s += "p " + sgl.gen("base")
+        one, two = s.fork(2)
+        one += "1 " + sgl.gen("x")
+        two += f"2 {one['x']} {s['base']} " + sgl.gen("y")
+        s += f"{two['y']}!" + sgl.gen("z", max_tokens=len(one["x"]))
+
+    assert_same(program)
+
+
+def test_chats_are_the_same():
+    @sgl.function
+    def program(s, question):
+        s += sgl.system("Be brief.")
+        s.user(question)
+        with s.assistant():
+            s += "Well, " + sgl.gen("answer")
+        s += sgl.user(f"Why {s['answer']}?")
+        s += sgl.assistant(sgl.gen("why"))
+        return s.messages()
+
+    assert len(assert_same(program, question="Tea?").ret_value) == 5
+
+
+def test_selects_scopes_set_variables_and_meta_information_are_the_same():
+    @sgl.function
+    def program(s, options):
+        with s.var_scope("all"):
+            s += "pick " + sgl.select("one", choices=[*options, "none"])
+        s["plain"] = [1, 2]
+        s.set_var("late", s["one"].upper())
+        s += f" {s['late']}{s['plain'][1]} " + sgl.var("one")
+        return s.get_meta_info("one")["scores"][0]
+
+    assert_same(program, options=["red", "blue"])
+
+
+def test_copies_are_joined_at_the_end_of_their_block():
+    @sgl.function
+    def program(s):
+        s += "a " + sgl.gen("x")
+        with s.copy() as c:
+            c += "b " + sgl.gen("y")
+        s += f"{s['y'][0]}"
+
+    assert_same(program)
+
+
+def test_tools_run_once_per_run_and_never_when_compiling():
+    calls = []
+
+    def look_up(what, times=1):
+        calls.append(what)
+        return what * times
+
+    @sgl.function
+    def program(s, word):
+        s += "q " + sgl.gen("a")
+        s += sgl.tool("found", look_up, sgl.var("a"), times=2)
+        s += sgl.tool("argument", look_up, word)
+        s += sgl.tool("read", look_up, s["found"])
+
+    compiled = compile_program(program)
+    assert calls == []
+    state = compiled.run(word="w")
+    assert calls == ["[2]", "w", "[2][2]"]
+    assert state.text() == "q [2][2][2]w[2][2]"
+
+
+def test_an_async_program_compiles_as_a_plain_one_does():
+    @sgl.function
+    async def program(s, word):
+        s += word + sgl.gen("a")
+        answer = await s["a"]
+        s += f"<{answer}>" + sgl.gen("b")
+        return await s.text()
+
+    state = assert_same(program, word="hi")
+    compiled = compile_program(program)
+    again = asyncio.run(compiled.run_async(word="hi"))
+    assert again.ret_value == state.ret_value == "hi[2]<[2]>[10]"
+
+
+def test_programs_within_programs_are_followed():
+    @sgl.function
+    def ask(s, question, name):
+        s += f"Q: {question}\nA:" + sgl.gen(name, stop="\n") + "\n"
+        return s[name]
+
+    def both(s, first, second):
+        return [ask(s, first, "one"), ask(s, second, name="two")]
+
+    @sgl.function
+    def program(s, topic):
+        return both(s, topic, f"more on {topic}")
+
+    assert assert_same(program, topic="tea").ret_value == ["[9]", "[30]"]
+
+
+def test_an_expression_may_be_an_argument():
+    @sgl.function
+    def program(s, ending):
+        s += "x " + ending
+
+    compiled = compile_program(program)
+    state = compiled.run(ending=" y" + sgl.gen("late"))
+    assert (state["late"], state.text()) == ("[4]", "x  y[4]")
+
+
+def test_a_batch_of_a_compiled_program_is_the_batch_of_its_runs():
+    @sgl.function
+    def program(s, n):
+        s += "count " + str(n) + sgl.gen("a")
+        s += f"{s['a']}"
+
+    items = [{"n": 10**i} for i in range(20)]
+    compiled = compile_program(program)
+    texts = [state.text() for state in compiled.run_batch(items)]
+    assert texts == [state.text() for state in program.run_batch(items)]
+
+
+def test_sampling_defaults_and_the_program_s_own_apply(server):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a", temperature=0.5) + sgl.gen("b")
+
+    compile_program(program).run(temperature=0.25, max_new_tokens=9)
+    first, second = server.bodies("/v1/completions")
+    assert (first["temperature"], second["temperature"]) == (0.5, 0.25)
+    assert second["max_tokens"] == 9
+
+
+def test_a_returned_prompt_is_the_state():
+    @sgl.function
+    def program(s):
+        s += "x"
+        forks = s.fork(2)
+        forks += ["1", "2"]
+        return s, forks[1]
+
+    root, branch = compile_program(program).run().ret_value
+    assert (root.text(), branch.text()) == ("x", "x2")
+
+
+def test_a_compiled_program_streams():
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.tool("a", str.upper, "y")
+        s += f" {s['a']}"
+
+    state = compile_program(program).run(stream=True)
+    assert "".join(state.text_iter()) == "xY Y"
+
+
+@given(sources(), st.text("abct", max_size=5), st.integers(1, 9))
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_random_programs_compiled_give_what_they_give_interpreted(server, source, a, k):
+    server.reply = lambda prompt: f"<{zlib.crc32(prompt.encode()) % 1000}>"
+    server.logprob = lambda token, position: -((token * 7 + position) % 5) - 0.125
+    note(source)
+    program = program_of(source)
+    try:
+        expected = facts(program.run(a=a, k=k))
+    except KeyError as error:  # TABLE[...] of a letter that is not in it
+        expected = str(error)
+    try:
+        compiled = facts(compile_program(program).run(a=a, k=k))
+        known = facts(compile_program(program, k=k, a=a).run())
+    except KeyError as error:
+        compiled = known = str(error)
+    except TraceError as error:
+        assert isinstance(error.__cause__, KeyError)
+        known = str(error.__cause__)
+    assert compiled == expected
+    assert known == expected
+
+
+# --- arguments and errors ------------------------------------------------------------------------
+
+
+def test_arguments_given_when_compiling_are_fixed():
+    @sgl.function
+    def program(s, a, n, b="end"):
+        for i in range(n):
+            s += f"{a}{i} "
+        s += b
+
+    compiled = compile_program(program, n=2)
+    assert compiled.run("x").text() == "x0 x1 end"
+    assert compiled.run(a="y", b="!").text() == "y0 y1 !"
+    with pytest.raises(TypeError, match="n"):
+        compiled.run(a="x", n=3)
+    with pytest.raises(TypeError, match="a"):
+        compiled.run()
+    with pytest.raises(TypeError):
+        compile_program(program, unknown=1)
+
+
+def test_bind_gives_more_arguments():
+    @sgl.function
+    def program(s, a, b):
+        s += f"{a}{b}"
+
+    assert compile_program(program).bind(a=1).run(b=2).text() == "12"
+    assert compile_program(program.bind(b=3)).run(a=1).text() == "13"
+
+
+def test_a_program_that_cannot_be_traced_says_so_when_it_is_compiled():
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+        if s["a"] == "yes":
+            s += "!"
+
+    with pytest.raises(TraceError, match=r"s\['a'\] == 'yes'.*decides on s\['a'\]"):
+        compile_program(program)
+
+
+def test_an_error_of_the_program_s_own_comes_out_of_run_as_it_is():
+    @sgl.function
+    def program(s, n):
+        s += "x" + sgl.gen("a")
+        s += f"{int(s['a'])}"
+
+    @sgl.function
+    def divided(s, n):
+        s += f"{1 / n}"
+
+    with pytest.raises(ValueError, match="invalid literal"):
+        compile_program(program).run(n=1)
+    with pytest.raises(ZeroDivisionError):
+        compile_program(divided).run(n=0)
+
+
+def test_a_failed_request_is_the_program_error_of_its_operation(server):
+    server.fault = lambda path, body: __import__("fastapi").Response(status_code=400)
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+        s += f"{s['a']}" + sgl.gen("b")
+
+    with pytest.raises(sgl.ProgramError, match="gen 'a'"):
+        compile_program(program).run()
+
+
+def test_values_that_are_computed_are_computed_lazily():
+    @sgl.function
+    def program(s, items=None, text=""):
+        s += (items[0] if items else "none") + (text and text[0]) + str(items is None or items[0])
+
+    compiled = compile_program(program)
+    assert compiled.run(items=["a"], text="xy").text() == "axa"
+    assert compiled.run(items=None).text() == "noneTrue"
+
+
+# --- code movement -------------------------------------------------------------------------------
+
+
+@sgl.function
+def judge(s, essay, criterion):
+    s += f"Essay: {essay}\n"
+    s += "You are a fair judge of essays.\n"
+    s += f"Judge its {criterion}.\n"
+    s += "Answer with a number.\n"
+    s += sgl.gen("score")
+    s += "\nBecause" + sgl.gen("reason")
+
+
+def test_constants_come_first_and_the_order_of_all_else_stays():
+    reordering = compile_program(judge).reordered()
+    assert reordering.order[:4] == (1, 3, 0, 2)
+    assert reordering.shared_chars_before == len("Essay: ")
+    assert reordering.shared_chars_after == len(
+        "You are a fair judge of essays.\nAnswer with a number.\nEssay: "
+    )
+    assert reordering.program.run(essay="E", criterion="style").text() == (
+        "You are a fair judge of essays.\nAnswer with a number.\nEssay: E\nJudge its style.\n"
+        "[80]\nBecause[92]"
+    )
+
+
+def test_the_diff_shows_what_moved():
+    diff = compile_program(judge).reordered().diff().splitlines()
+    assert diff[3:8] == [
+        "+You are a fair judge of essays.",
+        "+Answer with a number.",
+        " Essay: {essay}",
+        "-You are a fair judge of essays.",
+        " Judge its {criterion}.",
+    ]
+    assert " [gen 'score']" in diff
+    unmoved = compile_program(judge).reordered(lambda pieces: range(len(pieces)))
+    assert unmoved.diff() == ""
+
+
+def test_text_moves_within_its_turn_only():
+    @sgl.function
+    def program(s, question):
+        s += sgl.system("Be brief.")
+        with s.user():
+            s += f"{question}\n"
+            s += "Answer with a number.\n"
+        s += sgl.assistant(sgl.gen("answer"))
+
+    reordering = compile_program(program).reordered()
+    state = reordering.program.run(question="1+1?")
+    assert state.messages()[1]["content"] == "Answer with a number.\n1+1?\n"
+    assert reordering.shared_chars_after - reordering.shared_chars_before == 22
+
+
+def test_a_planner_s_answer_that_is_no_permutation_is_refused():
+    compiled = compile_program(judge)
+    for answer in ([0, 0, 1, 2, 3, 4, 5, 6], [0], [], list("01234567"), [True, 0, 2, 3, 4, 5, 6]):
+        with pytest.raises(ReorderError, match="no permutation"):
+            compiled.reordered(lambda pieces, answer=answer: answer)
+
+
+def test_a_planner_s_answer_that_breaks_a_dependency_is_refused():
+    @sgl.function
+    def program(s, a):
+        s += a + "\n"
+        s += sgl.gen("x")
+        s += f"again {s['x']}"
+
+    with pytest.raises(ReorderError, match="piece 2 before piece 1, whose variable it uses"):
+        compile_program(program).reordered(lambda pieces: [2, 0, 1])
+
+
+def test_a_model_can_be_the_planner(server, backend):
+    asked = []
+
+    def reply(prompt):
+        asked.append(prompt)
+        return json.dumps({"order": [1, 3, 2, 0, 4, 5, 6]})
+
+    server.reply = reply
+    compiled = compile_program(judge)
+    reordering = compiled.reordered(model_planner(backend))
+    assert '2 (varies): "Judge its {criterion}.\\n"' in asked[0]
+    assert "1 (constant)" in asked[0]
+    assert reordering.order[:4] == (1, 3, 2, 0)
+    server.reply = lambda prompt: json.dumps({"order": [0] * 7})
+    with pytest.raises(ReorderError, match="no permutation"):
+        compiled.reordered(model_planner(backend))
+    server.reply = lambda prompt: "no JSON"
+    with pytest.raises(ReorderError, match="is no order"):
+        compiled.reordered(model_planner(backend))
+
+
+def test_comprehensions_and_sorting_of_what_is_not_known_yet_are_left_to_the_run():
+    @sgl.function
+    def program(s, documents, top=2):
+        s += "\n".join(f"[{i}] {text.strip()}" for i, text in enumerate(documents) if text)
+        best = sorted(documents, key=lambda text: (len(text), text), reverse=True)[:top]
+        s += f" {best} {sum(len(d) for d in documents)} {max(range(3), key=lambda i: i % top)}"
+        forks = s.fork(3)
+        forks += lambda i: "x" * (i % 2) + sgl.gen("n")
+        longest = max(range(3), key=lambda i: len(forks[i].text()))
+        s += f"{longest}{sorted('cab', key=lambda c: -ord(c))}{min([], key=lambda x: x, default=9)}"
+        s += str({d: len(d) + top for d in documents}) + str(sorted({d[0] for d in documents if d}))
+
+    state = assert_same(program, documents=["ab ", "", "cde", "fg "])
+    assert state.text().startswith(
+        "[0] ab\n[2] cde\n[3] fg ['fg ', 'cde'] 9 11['c', 'b', 'a']9{'ab "
+    )
+
+
+def test_a_compiled_program_s_batch_shares_what_its_own_order_has_first():
+    compiled = compile_program(judge)
+    items = [{"essay": "E", "criterion": c} for c in ("style", "spelling")]
+    before = shared_prefix(compiled, items)
+    assert "".join(part.value for part in before) == (
+        "Essay: E\nYou are a fair judge of essays.\nJudge its "
+    )
+    after = shared_prefix(compiled.reordered().program, items)
+    assert after[:2] == (
+        Text("You are a fair judge of essays.\n"),
+        Text("Answer with a number.\n"),
+    )
+    assert shared_prefix(judge, items)[0] == Text("Essay: E\n")
+
+
+def test_bind_keeps_the_order_of_a_reordered_program():
+    program = compile_program(judge).reordered().program.bind(essay="E")
+    (state,) = program.run_batch([{"criterion": "style"}])
+    assert state.text() == program.run(criterion="style").text()
+    assert state.text().startswith("You are a fair judge of essays.\nAnswer with a number.\nEssay")
+
+
+def test_a_prefix_ends_where_computing_it_fails():
+    @sgl.function
+    def program(s, n):
+        s += "one "
+        s += f"{1 / n} two"
+
+    assert shared_prefix(compile_program(program), [{"n": 0}, {"n": 0}]) == (Text("one "),)
