@@ -16,6 +16,7 @@ from sgl_vllm.lang.choices import (
     unconditional_likelihood_normalized,
 )
 from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError, UnsupportedError
+from sgl_vllm.lang.frames import TraceError
 from sgl_vllm.lang.ir import (
     assistant,
     assistant_begin,
@@ -67,6 +68,7 @@ __all__ = [
     "Replay",
     "RuntimeEndpoint",
     "ServerInfo",
+    "TraceError",
     "UnsupportedError",
     "Usage",
     "assistant",

@@ -7,6 +7,7 @@ a run is the interpreter's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import threading
@@ -14,15 +15,20 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
-from sgl_vllm.lang.backends.base import Backend, ServerInfo
+from sgl_vllm.lang.backends.base import Backend, ServerInfo, Usage
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.interpreter import Run, Stream, new_future, result_of
 from sgl_vllm.lang.ir import DEFAULT_SAMPLING, Sampling, as_ids, as_stop
 from sgl_vllm.lang.loop import background_loop, error_of
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.state import AsyncProgramState, ProgramState, State
+from sgl_vllm.lang.transcript import Transcript
+
+if TYPE_CHECKING:
+    from sgl_vllm.lang.compiler import CompiledProgram
+    from sgl_vllm.lang.graph import Graph
 
 # How many programs of a batch are under way at the same time with num_threads="auto": what a
 # vLLM server batches by default.
@@ -124,6 +130,37 @@ class Program:
 
     def _check_names(self, names: Mapping[str, Any]) -> None:
         inspect.signature(self.func).bind_partial(None, **names)
+
+    def trace(self, *args: Any, **known: Any) -> Graph:
+        """The program as a graph: what it appends, forks and joins, and which operation uses which
+        variable. The function is not called; the arguments that are given are known, the others
+        stand for whatever they will be.
+
+        TraceError where the program does something that has an effect outside of its prompt, or
+        decides on what only a run knows; `TraceError.graph` is then what comes before.
+        """
+        from sgl_vllm.lang.trace import trace
+
+        return trace(self, *args, **known)
+
+    def compile(self, *args: Any, **known: Any) -> CompiledProgram:
+        """A program that runs without calling the function, from its graph; the arguments that
+        are given are fixed. It gives the same, and is never slower. TraceError as in `trace`."""
+        from sgl_vllm.lang.compiler import compile_program
+
+        return compile_program(self, *args, **known)
+
+    def cache(self, backend: Backend | None = None, **known: Any) -> Usage:
+        """Send what the prompts of all runs begin with to the server, so that it is cached: known
+        text and turns, up to the first generation or argument that is not `known`. Does nothing
+        if that is short. BackendError if the server cannot be reached."""
+        from sgl_vllm.lang.trace import shared_prefix
+
+        prefix = Transcript.of(shared_prefix(self, [known]))
+        if not prefix.is_worth_a_hint:
+            return Usage()
+        background = background_loop()
+        return background.wait_for(background.start(chosen_backend(backend).warm(prefix.prompt())))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The same as `run`; inside another program, ``other(s, ...)`` writes on its prompt."""
@@ -502,6 +539,7 @@ class _Batch:
     def _feed(self) -> None:
         start_one = self._run_one_async if self._program.is_async else self._run_one
         try:
+            self._warm()
             for index in range(len(self._items)):
                 self._slots.acquire()
                 if self._stopped:
@@ -509,6 +547,22 @@ class _Batch:
                 start_one(index)
         finally:
             self._workers.close()
+
+    def _warm(self) -> None:
+        """Send what all items' prompts begin with.
+
+        It is for speed only: if anything is wrong, the programs themselves will say so.
+        """
+        if len(self._items) < 2 or not global_config.enable_precache_with_tracing:
+            return
+        from sgl_vllm.lang.trace import shared_prefix
+
+        with contextlib.suppress(Exception):
+            prefix = Transcript.of(shared_prefix(self._program, self._items))
+            if prefix.is_worth_a_hint:
+                background = background_loop()
+                background.wait_for(background.start(self._backend.warm(prefix.prompt())))
+                self._seen_chars = len(prefix.text)
 
     def _new_state(self, index: int) -> ProgramState:
         run = self._runs[index] = self._program._new_run(self._backend, self._defaults)

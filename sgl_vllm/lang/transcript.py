@@ -6,6 +6,7 @@ Owns what appending does to a prompt. Runs nothing and knows no server; the inte
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -18,7 +19,7 @@ from sgl_vllm.lang.backends.base import (
     TokenLogprob,
     Usage,
 )
-from sgl_vllm.lang.ir import Role
+from sgl_vllm.lang.ir import Expr, Role, RoleBegin, RoleEnd, Show, Text
 from sgl_vllm.lang.media import Media
 
 HINT_MIN_CHARS = 64
@@ -101,6 +102,24 @@ class Transcript:
     turn_media: tuple[tuple[int, Media], ...] = ()
     seen_chars: int = 0
     spans: tuple[Span, ...] = ()
+
+    @classmethod
+    def of(cls, expressions: Iterable[Expr]) -> Transcript:
+        """What a program has written that appended constants, turns and media."""
+        transcript = cls()
+        for expr in expressions:
+            match expr:
+                case Text(value):
+                    transcript = transcript.appended(value)
+                case RoleBegin(role):
+                    transcript = transcript.turn_begun(role)
+                case RoleEnd(role):
+                    transcript = transcript.turn_ended(role)
+                case Show(shown):
+                    transcript = transcript.shown(shown)
+                case _:
+                    raise TypeError(f"{expr} is no constant")
+        return transcript
 
     @property
     def turn_text(self) -> str:

@@ -1,0 +1,118 @@
+"""What a batch sends ahead, and what `cache` does: the prompts' common prefix, found by tracing."""
+
+from __future__ import annotations
+
+import pytest
+
+import sgl_vllm as sgl
+
+SHOTS = "Question: what?\nAnswer: that.\n" * 8
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+@sgl.function
+def ask(s, shots, question):
+    s += shots + f"Question: {question}\nAnswer:" + sgl.gen("answer", stop="\n")
+
+
+def items(number):
+    return [{"shots": SHOTS, "question": f"why {i}?"} for i in range(number)]
+
+
+def test_a_batch_sends_what_its_prompts_begin_with_first_and_once(server):
+    ask.run_batch(items(5))
+    (hint,) = server.hints
+    assert hint["prompt"] == SHOTS + "Question: "
+    assert server.bodies("/v1/completions")[0] == hint
+
+
+def test_a_fork_right_after_the_common_prefix_sends_no_second_hint(server):
+    @sgl.function
+    def fork(s, word):
+        s += SHOTS
+        forks = s.fork(2)
+        forks += word + sgl.gen("a")
+        forks.join()
+
+    fork.run_batch([("x",), ("y",)])
+    assert len(server.hints) == 1
+
+
+def test_arguments_that_differ_from_the_start_share_nothing(server):
+    ask.run_batch([{"shots": SHOTS + str(i), "question": "why?"} for i in range(3)])
+    assert not server.hints
+
+
+def test_one_item_has_nobody_to_share_with(server):
+    ask.run_batch(items(1))
+    assert not server.hints
+
+
+def test_it_can_be_switched_off(server, monkeypatch):
+    monkeypatch.setattr(sgl.global_config, "enable_precache_with_tracing", False)
+    ask.run_batch(items(3))
+    assert not server.hints
+
+
+def test_a_program_that_cannot_be_traced_runs_all_the_same_and_its_effects_happen_once(server):
+    seen = []
+
+    @sgl.function
+    def noisy(s, question):
+        s += SHOTS
+        seen.append(question)
+        s += question + sgl.gen("answer")
+
+    states = noisy.run_batch([(f"why {i}?",) for i in range(3)])
+    assert sorted(seen) == ["why 0?", "why 1?", "why 2?"]
+    assert all("answer" in state for state in states)
+    assert [hint["prompt"] for hint in server.hints] == [SHOTS]
+
+
+def test_a_key_that_is_missing_in_a_table_is_the_items_own_error(server):
+    table = {"a": "one"}
+
+    @sgl.function
+    def look_up(s, key):
+        s += SHOTS + table[key] + sgl.gen("answer")
+
+    good, bad = look_up.run_batch([("a",), ("b",)], return_errors=True)
+    assert good["answer"] and isinstance(bad, KeyError)
+
+
+def test_a_chat_is_sent_ahead_up_to_its_last_common_turn(server):
+    @sgl.function
+    def chat(s, question):
+        s += sgl.system(SHOTS)
+        s += sgl.user(question)
+        s += sgl.assistant(sgl.gen("answer"))
+
+    chat.run_batch([("why?",), ("how?",)])
+    (hint,) = server.hints
+    assert hint["messages"][0] == {"role": "system", "content": SHOTS}
+
+
+def test_a_hint_that_fails_leaves_the_complaint_to_the_programs(server):
+    from fastapi.responses import JSONResponse
+
+    server.fault = lambda path, body: (
+        JSONResponse({"error": {"message": "no"}}, 400) if body.get("max_tokens") == 1 else None
+    )
+    assert all("answer" in state for state in ask.run_batch(items(3)))
+
+
+def test_cache_sends_the_constant_beginning_of_all_runs(server):
+    bound = ask.bind(shots=SHOTS)
+    usage = bound.cache()
+    assert usage.calls == 1
+    (hint,) = server.hints
+    assert hint["prompt"] == SHOTS + "Question: "
+    assert ask.cache() == sgl.Usage()  # nothing is known of its prompts
+
+
+def test_trace_and_compile_are_methods_of_a_program():
+    graph = ask.trace(shots="S")
+    assert "gen 'answer'" in str(graph)
+    compiled = ask.compile(shots=SHOTS)
+    assert compiled.run(question="q")["answer"] == ask.run(SHOTS, "q")["answer"]
