@@ -577,12 +577,15 @@ class Stream:
                 if not retries_left:
                     raise
                 self._ahead = None
+                self._partial = (None, "")
             else:
                 break
         first, several = texts[0], (sampling.n or 1) > 1
-        self._transcript = self._transcript.appended(
+        written = self._transcript.appended(
             first.text, "gen", expr.name, forced=first.forced, usage=answer.usage
         ).seen()
+        with self._lock:  # who looks on sees the text once
+            self._transcript, self._partial = written, (None, "")
         meta = GenMeta(
             finish_reason=tuple(text.finish_reason for text in texts),
             output_token_logprobs=tuple(text.logprobs for text in texts),

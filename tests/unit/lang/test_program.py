@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.transcript import HINT_MIN_CHARS
+from tests.unit.lang.scripted import ScriptedBackend
 
 LONG = "A shared beginning that is long enough to be worth sending ahead of its branches. "
 assert len(LONG) >= HINT_MIN_CHARS
@@ -560,3 +561,13 @@ def test_a_random_program_gives_what_running_it_by_hand_gives(server, steps):
     state = program.run()
     assert state.text() == expected
     assert {name: state[name] for name in values} == values
+
+
+def test_a_stop_pattern_does_not_see_what_an_attempt_before_has_written() -> None:
+    replies = iter(["oops;more", "42;more"])
+
+    @sgl.function
+    def number(s):
+        s += "?" + sgl.gen("x", dtype=int, stop_regex=";", retries=1)
+
+    assert number.run(backend=ScriptedBackend(lambda _: next(replies)))["x"] == 42
