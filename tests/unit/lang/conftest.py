@@ -18,6 +18,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -382,6 +383,20 @@ class RunningServer:
         self._uvicorn.should_exit = self._uvicorn.force_exit = True
         self._thread.join(timeout=10)
         self._socket.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every HTTP client reads all the world's certificates, which takes it 0.1 s; here one."""
+    import certifi
+
+    end = "-----END CERTIFICATE-----"
+    first, *_ = Path(certifi.where()).read_text().split(end)
+    path = tmp_path_factory.mktemp("certificates") / "one.pem"
+    path.write_text(first + end + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(path))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,420 @@
+"""Servers that die, stall, answer nonsense or are busy: every program ends, and leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.responses import JSONResponse, StreamingResponse
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.loop import background_loop
+
+pytestmark = pytest.mark.timeout(30)
+
+LONG = "A shared beginning that is long enough to be worth sending ahead of its branches. "
+
+
+# --- programs of every kind ---------------------------------------------------------------------
+
+
+@sgl.function
+def plain(s):
+    s += "x" + sgl.gen("a") + "bad" + sgl.gen("b", max_tokens=9)
+
+
+@sgl.function
+def fork(s):
+    s += LONG
+    forks = s.fork(3)
+    forks += lambda i: f"{i}bad" + sgl.gen("b", max_tokens=9)
+    forks.join()
+    s += str(s["b"])
+
+
+@sgl.function
+def chat(s):
+    s += sgl.user("bad") + sgl.assistant(sgl.gen("b"))
+
+
+@sgl.function
+def select(s):
+    s += "x" + sgl.gen("a") + "bad" + sgl.select("b", ["yes", "no"])
+
+
+@sgl.function
+async def native(s):
+    s += "x" + sgl.gen("a") + "bad" + sgl.gen("b")
+    return await s["b"]
+
+
+ahead = sgl.function(plain.func, num_api_spec_tokens=4)
+
+
+def streamed(backend):
+    state = plain.run(backend=backend, stream=True)
+    list(state.text_iter())
+    return state
+
+
+def batch(backend):
+    errors = native.run_batch([{}] * 5, backend=backend, return_errors=True)
+    failed = [error for error in errors if isinstance(error, BaseException)]
+    if failed:
+        assert len(failed) == 5
+        raise failed[0]
+    return errors[0]
+
+
+PROGRAMS: dict[str, Callable] = {
+    "plain": lambda backend: plain.run(backend=backend),
+    "fork": lambda backend: fork.run(backend=backend),
+    "chat": lambda backend: chat.run(backend=backend),
+    "select": lambda backend: select.run(backend=backend),
+    "async": lambda backend: asyncio.run(native.run_async(backend=backend)),
+    "batch": batch,
+    "streamed": streamed,
+    "speculated": lambda backend: ahead.run(backend=backend),
+}
+
+every_program = pytest.mark.parametrize("run", PROGRAMS.values(), ids=PROGRAMS)
+
+
+# --- nothing may be left ------------------------------------------------------------------------
+
+
+def sockets() -> int:
+    links = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.append(str(path.readlink()))
+    return sum(link.startswith("socket:") for link in links)
+
+
+def tasks() -> int:
+    async def count():
+        return len(asyncio.all_tasks()) - 1
+
+    return background_loop().start(count()).result(timeout=5)
+
+
+def body_threads() -> int:
+    return sum(t.name in ("sgl-vllm-body", "sgl-vllm-batch") for t in threading.enumerate())
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """Tasks on the loop, sockets and threads are as many afterwards as before; and no program has
+    taken long."""
+    before = tasks(), sockets(), body_threads()
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < 8
+    ends = time.monotonic() + 4
+    while (now := (tasks(), sockets(), body_threads())) != before and time.monotonic() < ends:
+        gc.collect()
+        time.sleep(0.02)
+    assert all(a <= b for a, b in zip(now, before, strict=True)), (before, now)
+
+
+@contextlib.contextmanager
+def a_backend(url: str, **options) -> Iterator[sgl.VLLM]:
+    backend = sgl.VLLM(url, **{"timeout_s": 1.5, "max_retries": 1, **options})
+    try:
+        yield backend
+    finally:
+        background_loop().start(backend.aclose()).result(timeout=5)
+
+
+def is_bad(body) -> bool:
+    """A request of the part of the program that is to fail."""
+    return "bad" in json.dumps(body) or (
+        isinstance(body.get("prompt"), list) and isinstance(body["prompt"][0], list)
+    )
+
+
+def fails(run, url, message, **options) -> sgl.ProgramError:
+    with (
+        a_backend(url, **options) as backend,
+        pytest.raises(sgl.ProgramError, match=message) as caught,
+    ):
+        run(backend)
+    assert isinstance(caught.value.__cause__, sgl.BackendError)
+    return caught.value
+
+
+# --- the server of the other tests, misbehaving -------------------------------------------------
+
+
+def garbage(kind: str):
+    def body(data: bytes, media_type="application/json"):
+        async def chunks():
+            yield data
+
+        return StreamingResponse(chunks(), media_type=media_type)
+
+    return {
+        "html": lambda: body(b"<html>502 Bad Gateway</html>", "text/html"),
+        "truncated": lambda: body(b'{"choices": [{"text": "ab'),
+        "a number": lambda: body(b"7"),
+        "no choices": lambda: JSONResponse({"choices": [], "usage": {}}),
+        "wrong types": lambda: JSONResponse(
+            {"choices": [{"text": 7, "message": {"content": []}, "finish_reason": {}}], "usage": 3}
+        ),
+        "null": lambda: body(b"null"),
+        "not utf-8": lambda: body(b"\xff\xfe{}"),
+    }[kind]
+
+
+KINDS = ["html", "truncated", "a number", "no choices", "wrong types", "null", "not utf-8"]
+
+
+@pytest.mark.parametrize(
+    ("run", "kind"),
+    [
+        *((PROGRAMS[name], kind) for name in ("plain", "select", "chat") for kind in KINDS),
+        *((run, "wrong types") for run in PROGRAMS.values()),
+    ],
+    ids=[
+        *(f"{name}-{kind}" for name in ("plain", "select", "chat") for kind in KINDS),
+        *(f"{name}-again" for name in PROGRAMS),
+    ],
+)
+def test_nonsense_is_said_to_be_nonsense(server, run, kind):
+    answer = garbage(kind)
+    server.fault = lambda path, body: answer() if is_bad(body) else None
+    with nothing_left():
+        fails(run, server.url, "cannot be read|broke off|no answer")
+
+
+@every_program
+def test_a_server_that_stalls_is_left_in_time(server, run):
+    async def stall(path, body):
+        if is_bad(body):
+            await asyncio.sleep(60)
+
+    server.fault = stall
+    with nothing_left():
+        fails(run, server.url, r"did not answer within 0\.4 s: raise timeout_s", timeout_s=0.4)
+    assert server.gone
+
+
+@every_program
+def test_an_answer_without_end_is_left_in_time(server, run):
+    async def endless():
+        while True:
+            yield b'data: {"choices": [{"text": "a", "delta": {"content": "a"}}]}\n\n' * 20
+            await asyncio.sleep(0.01)
+
+    server.fault = lambda path, body: (
+        StreamingResponse(
+            endless(),
+            media_type="text/event-stream" if body.get("stream") else "application/json",
+        )
+        if is_bad(body)
+        else None
+    )
+    with nothing_left():
+        fails(run, server.url, r"did not answer within 0\.4 s", timeout_s=0.4)
+
+
+@every_program
+def test_a_server_error_in_mid_run_is_passed_on_after_its_retries(server, run):
+    server.fault = lambda path, body: (
+        JSONResponse({"error": {"message": "EngineCore died"}}, 500, {"retry-after-ms": "1"})
+        if is_bad(body)
+        else None
+    )
+    with nothing_left():
+        error = fails(run, server.url, "answered 500: EngineCore died")
+    assert error.__cause__.status == 500
+
+
+@every_program
+def test_a_server_that_stays_busy_is_given_up_after_the_retries(server, run):
+    server.fault = lambda path, body: (
+        JSONResponse({"error": {"message": "too many"}}, 429, {"retry-after-ms": "5"})
+        if is_bad(body)
+        else None
+    )
+    with nothing_left():
+        error = fails(run, server.url, "answered 429: too many", max_retries=2)
+    assert error.__cause__.status == 429
+
+
+@every_program
+def test_a_server_that_is_busy_for_a_moment_does_not_matter(server, run):
+    refused = set()
+
+    def busy(path, body):
+        key = json.dumps(body, sort_keys=True)
+        if path.endswith("completions") and key not in refused:
+            refused.add(key)
+            return JSONResponse({"error": {"message": "busy"}}, 429, {"Retry-After": "0.05"})
+        return None
+
+    server.fault = busy
+    with nothing_left(), a_backend(server.url, timeout_s=10) as backend:
+        assert run(backend)["b"]
+    assert refused
+
+
+@every_program
+def test_a_wait_that_the_server_asks_for_is_not_longer_than_the_time_limit(server, run):
+    server.fault = lambda path, body: (
+        JSONResponse({"error": {"message": "busy"}}, 429, {"Retry-After": "50"})
+        if is_bad(body)
+        else None
+    )
+    with nothing_left():
+        fails(run, server.url, "did not answer within|answered 429", timeout_s=0.5)
+
+
+@every_program
+def test_a_server_that_dies_in_mid_run_is_missed(running, server, run):
+    def die(path, body):
+        if is_bad(body):
+            running.die()
+
+    server.fault = die
+    with (
+        nothing_left_but_the_server(),
+        a_backend(server.url, timeout_s=6) as backend,
+        pytest.raises(sgl.ProgramError, match=r"no answer from .*is the server running"),
+    ):
+        run(backend)
+
+
+@contextlib.contextmanager
+def nothing_left_but_the_server() -> Iterator[None]:
+    before = tasks(), body_threads()
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < 8
+    ends = time.monotonic() + 3
+    while (tasks(), body_threads()) != before and time.monotonic() < ends:
+        time.sleep(0.02)
+    assert (tasks(), body_threads()) == before
+
+
+# --- servers that do not even speak HTTP --------------------------------------------------------
+
+
+class RawServer:
+    """Takes connections and does `behave(connection)` to each, in a thread of its own."""
+
+    def __init__(self, behave: Callable[[socket.socket], object]) -> None:
+        self._behave = behave
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._serve, daemon=True)]
+        self._threads[0].start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                thread = threading.Thread(target=self._one, args=(connection,), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _one(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            connection.settimeout(5)
+            connection.recv(65536)
+            self._behave(connection)
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for thread in self._threads:
+            thread.join(5)
+
+
+def reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def never(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while connection.recv(65536):  # until the client goes
+            pass
+
+
+def says(*lines: str, then: Callable[[socket.socket], object] = lambda connection: None):
+    def behave(connection: socket.socket) -> None:
+        connection.sendall("\r\n".join(lines).encode())
+        then(connection)
+
+    return behave
+
+
+@pytest.mark.parametrize(
+    ("behave", "message"),
+    [
+        (reset, "no answer from"),
+        (lambda connection: None, "no answer from"),
+        (says("SSH-2.0-OpenSSH_9.6", ""), "no answer from"),
+        (says("HTTP/1.1 200 OK", "Content-Length: 100", "", '{"data": '), "no answer|broke off"),
+        (says("HTTP/1.1 200 OK", "Content-Length: 0", "", ""), "cannot be read"),
+        (says("HTTP/1.1 200 OK", "Content-Type: application/json", "", "{" * 5000), "cannot be"),
+        (says("HTTP/1.1 302 Found", "Location: /", "Content-Length: 0", "", ""), "gave|answer"),
+        (never, "did not answer within 1 s"),
+        (says("HTTP/1.1 200 OK", "Content-Length: 9", "", "", then=never), "did not answer within"),
+    ],
+    ids=[
+        "reset",
+        "closes",
+        "ssh",
+        "half a body",
+        "empty",
+        "deep",
+        "redirects for ever",
+        "never answers",
+        "never sends the body",
+    ],
+)
+def test_what_is_no_server_of_ours_is_named(behave, message):
+    raw = RawServer(behave)
+    try:
+        with nothing_left():
+            error = fails(PROGRAMS["plain"], raw.url, message, timeout_s=1, max_retries=0)
+        assert raw.url in str(error)
+    finally:
+        raw.stop()
+
+
+def test_a_stream_that_is_reset_in_the_middle_is_an_error_that_says_so(server):
+    """After its headers the official client lets the transport's own errors through."""
+    head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+    data = 'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n'
+
+    def half(connection):
+        connection.sendall(f"{head}Content-Length: 9999\r\n\r\n{data}".encode())
+        time.sleep(0.1)
+        reset(connection)
+
+    raw = RawServer(half)
+    try:
+        with nothing_left(), a_backend(raw.url, model="m") as backend:
+            state = sgl.function(lambda s: s.__iadd__("x" + sgl.gen("a")) and None).run(
+                stream=True, backend=backend
+            )
+            got = []
+            with pytest.raises(
+                sgl.ProgramError, match=r"gen 'a' failed: .*(broke off|Error\))"
+            ) as caught:
+                got.extend(state.text_iter())
+            assert isinstance(caught.value.__cause__, sgl.BackendError)
+    finally:
+        raw.stop()
