@@ -40,7 +40,9 @@ class ProgramError(Exception):
 
     def __init__(self, operation: str, where: str, cause: BaseException) -> None:
         place = f" in {where}" if where else ""
-        super().__init__(f"{operation}{place} failed: {str(cause) or type(cause).__name__}")
+        said, kind = str(cause), type(cause).__name__
+        reason = said if said and isinstance(cause, Exception) else f"{kind} {said}".strip()
+        super().__init__(f"{operation}{place} failed: {reason}")
         self.operation = operation
         self.where = where
         self.__cause__ = cause

@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Literal, TypeAlias, is_typeddict
+from typing import Any, Literal, TypeAlias
 
 DType: TypeAlias = type | Literal["int", "float", "str", "bool"]
 JsonSchema: TypeAlias = Mapping[str, Any] | str | type
@@ -73,7 +73,8 @@ def regex_of(regex: Regex) -> str:
 def schema_and_reader_of(schema: JsonSchema) -> tuple[str, Reader | None]:
     """A JSON schema as text and, for a Python type, what makes an instance of it.
 
-    Takes a dict, JSON text, a pydantic model class, a dataclass or a TypedDict.
+    Takes a dict, JSON text, a pydantic model class, a dataclass or a TypedDict; that must be the
+    one of typing_extensions before Python 3.12 (pydantic says so).
     """
     if isinstance(schema, str):
         return schema, None
@@ -82,6 +83,8 @@ def schema_and_reader_of(schema: JsonSchema) -> tuple[str, Reader | None]:
     model: Any = schema
     if hasattr(model, "model_json_schema"):
         return json.dumps(model.model_json_schema()), model.model_validate_json
+    from typing_extensions import is_typeddict  # knows its own, and those of typing
+
     if dataclasses.is_dataclass(schema) or is_typeddict(schema):
         from pydantic import TypeAdapter
 

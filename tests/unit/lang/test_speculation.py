@@ -46,7 +46,7 @@ def ahead_of(tokens, finish_reason="length", *, max_tokens=None, marks=True, per
     return Ahead(text, finish_reason, sampling(), 7, asked, tuple(known) if marks else None)
 
 
-# --- the pure part -------------------------------------------------------------------------------
+# --- the pure part ------------------------------------------------------------------------------
 
 
 def test_the_first_stop_is_the_one_that_is_complete_first_and_of_those_the_first_listed():
@@ -156,7 +156,7 @@ def test_an_answer_is_always_what_generating_token_by_token_gives(
         assert expected is None
 
 
-# --- programs ------------------------------------------------------------------------------------
+# --- programs -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tokens_of", [list, words], ids=["characters", "words"])

@@ -1,0 +1,321 @@
+"""Known faults of SGLang's frontend that must not be here, one by one.
+
+Those of tracing and of compiled programs are in the tests of tracing and of the compiler; some have
+whole modules of their own (`test_errors.py`, `test_speculation.py`, `test_hostile_server.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+import time
+
+import pytest
+from fastapi.responses import JSONResponse
+
+import sgl_vllm as sgl
+
+pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(30)]
+
+LONG = "A shared beginning that is long enough to be worth sending ahead of its branches. "
+
+
+def fails_after(server, text, status=500):
+    server.fault = lambda path, body: (
+        JSONResponse({"error": {"message": "the engine is dead"}}, status)
+        if path.endswith("completions") and str(body.get("prompt")).endswith(text)
+        else None
+    )
+
+
+# --- 1: errors are silent -----------------------------------------------------------------------
+
+
+def test_run_does_not_return_normally_after_a_failed_call(server):
+    fails_after(server, "x")
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+
+    with pytest.raises(sgl.ProgramError, match=r"gen 'a' failed: .*the engine is dead") as caught:
+        program.run()
+    assert caught.value.operation == "gen 'a'"
+    assert isinstance(caught.value.__cause__, sgl.BackendError)
+
+
+def test_text_after_a_failed_operation_does_not_hang(server):
+    fails_after(server, "x")
+    got = []
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+        for read in (s.text, s.messages, s.sync, lambda: s["a"], lambda: s.get_meta_info("a")):
+            with pytest.raises(sgl.ProgramError, match="gen 'a'"):
+                read()
+            got.append(read)
+
+    started = time.monotonic()
+    with pytest.raises(sgl.ProgramError):
+        program.run()
+    assert len(got) == 5
+    assert time.monotonic() - started < 5
+
+
+def test_an_error_can_cross_to_another_process(server):
+    fails_after(server, "x")
+
+    @sgl.function
+    def program(s):
+        forks = s.fork(2)
+        forks += "x" + sgl.gen("a")
+
+    with pytest.raises(sgl.ProgramError) as caught:
+        program.run()
+    sent = pickle.loads(pickle.dumps(caught.value))
+    assert (str(sent), sent.operation) == (str(caught.value), "gen 'a'")
+    assert sent.__cause__.status == 500
+    unsupported = sgl.UnsupportedError("a backend", "a feature", "do without")
+    assert str(pickle.loads(pickle.dumps(unsupported))) == str(unsupported)
+
+
+# --- 2: bind() drops num_api_spec_tokens; forked children lose it, and use_thread=False ---------
+
+
+def test_bind_keeps_num_api_spec_tokens(server):
+    server.document = lambda prompt: "one\ntwo\n"[len(prompt) - 2 :]
+
+    @sgl.function(num_api_spec_tokens=32)
+    def program(s, q):
+        s += q + sgl.gen("a", stop="\n") + "\n" + sgl.gen("b", stop="\n")
+
+    bound = program.bind(q="x:")
+    assert bound.num_api_spec_tokens == 32
+    state = bound.run()
+    assert (state["a"], state["b"]) == ("one", "two")
+    assert state.usage.calls == 1
+    assert bound.run_batch([{}])[0].usage.calls == 1
+
+
+def test_forked_children_keep_num_api_spec_tokens(server):
+    server.document = lambda prompt: "one\ntwo\n"[len(prompt) - 3 :]
+
+    @sgl.function(num_api_spec_tokens=32)
+    def program(s):
+        s += "x"
+        forks = s.fork(2)
+        forks += lambda i: f"{i}:" + sgl.gen("a", stop="\n") + "\n" + sgl.gen("b", stop="\n")
+        forks.join()
+
+    state = program.run()
+    assert state["b"] == ["two", "two"]
+    assert (state.usage.calls, state.usage.saved_calls) == (2, 2)
+
+
+def test_use_thread_is_taken_and_branches_need_none():
+    @sgl.function
+    def program(s):
+        s += "x"
+        before = threading.active_count()
+        forks = s.fork(20)
+        forks += sgl.gen("a")
+        after = threading.active_count()
+        forks.join()
+        return after - before
+
+    assert program.run(use_thread=False).ret_value <= 1
+    state = asyncio.run(program.run_async(use_thread=False))
+    assert len(state["a"]) == 20
+
+
+# --- 5: concate_and_append calls a route that no server has -------------------------------------
+
+
+def test_concate_and_append_is_a_join_of_texts_that_asks_no_server(server):
+    @sgl.function
+    def program(s):
+        s += "x"
+        forks = s.fork(3)
+        forks += lambda i: f" {i}:" + sgl.gen("b")
+        forks.join(mode="concate_and_append")
+        s += " so " + sgl.gen("c")
+
+    state = program.run()
+    assert state.text() == "x 0:[4] 1:[4] 2:[4] so [23]"
+    assert {path for path, _ in server.requests} == {"/v1/models", "/v1/completions"}
+    # What comes next begins with what the server has cached: the parent's text.
+    assert server.calls[-1]["prompt"].startswith("x 0:")
+    with pytest.raises(ValueError, match="gather_variable or concate_and_append"):
+        sgl.function(lambda s: s.fork(2).join("concat")).run()
+
+
+# --- 6: API speculation (see test_speculation.py) -----------------------------------------------
+
+
+def test_a_partial_match_leaves_the_program_as_it_was(server):
+    """In SGLang it changes the template of the function, for all later runs."""
+    server.document = lambda prompt: "one\nTwo: 2\n"[len(prompt) - 2 :] if prompt[0] == "x" else "y"
+
+    @sgl.function(num_api_spec_tokens=32)
+    def program(s, q):
+        s += q + ":" + sgl.gen("a", stop="\n") + "\nTwist:" + sgl.gen("b", max_tokens=3)
+
+    first = program.run("x")
+    assert first.text() == "x:one\nTwist:\n"
+    assert program.run("y").text() == "y:y\nTwist:y"
+    assert program.run("x").text() == first.text()
+
+
+# --- 7: select ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plugin", [False, True])
+@pytest.mark.parametrize(
+    "method",
+    [
+        sgl.token_length_normalized,
+        sgl.greedy_token_selection,
+        sgl.unconditional_likelihood_normalized,
+    ],
+)
+def test_a_logprob_of_exactly_zero_is_a_value_like_any_other(server, plugin, method):
+    server.plugin = plugin
+    # After the prompt "b" is certain; alone (at the beginning) everything is as likely.
+    server.logprob = lambda token, position: (
+        -2.0 if position <= 1 else 0.0 if chr(token) == "b" else -0.5
+    )
+
+    @sgl.function
+    def program(s):
+        s += "Q:" + sgl.select("pick", ["a", "b", "c"], choices_method=method)
+
+    state = program.run()
+    assert state["pick"] == "b"
+    assert state.get_meta_info("pick")["token_logprobs"][1] == [0.0]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_select_prefers_neither_the_longest_nor_the_shortest_choice(server, order):
+    """Issue 523."""
+    choices = ["ok", "okay then", "okay then, if you really must"][::order]
+
+    @sgl.function
+    def program(s):
+        s += "Q:" + sgl.select("pick", choices)
+
+    likely = "ok"
+    server.logprob = lambda token, position: -0.1 if chr(token) in likely else -1.0
+    assert program.run()["pick"] == "ok"
+    likely = "okay then, if"
+    assert program.run()["pick"] in ("ok", "okay then")
+    server.logprob = lambda token, position: -0.5 if position > 20 else -1.0
+    assert program.run()["pick"] == "okay then, if you really must"
+    server.logprob = lambda token, position: -1.0
+    assert program.run()["pick"] == choices[0]  # a tie
+
+
+def test_select_works_in_a_chat(server):
+    server.logprob = lambda token, position: -0.1 if chr(token) in "yes" else -3.0
+
+    @sgl.function
+    def program(s):
+        s += sgl.user("Well?") + sgl.assistant("So: " + sgl.select("pick", ["no", "yes"]))
+
+    assert program.run()["pick"] == "yes"
+
+
+# --- 8: forks of nothing, n > 1 with reasoning (test_reasoning.py), several images (test_media.py)
+
+
+def test_an_empty_prompt_can_be_forked(server):
+    @sgl.function
+    def program(s):
+        forks = s.fork(2)
+        forks += lambda i: "y" * i + sgl.gen("a")
+        forks.join()
+
+    assert program.run()["a"] == ["[0]", "[1]"]
+    assert server.hints == []
+
+
+def test_in_sglang_separate_reasoning_breaks_with_several_texts(server):
+    server.reply = lambda prompt: "<think>hm</think>yes"
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.separate_reasoning(sgl.gen("a", n=2))
+
+    state = program.run()
+    assert (state["a"], state["a_reasoning_content"]) == (["yes", "yes"], ["hm", "hm"])
+
+
+# --- 9: posting a list is faster than run_batch -------------------------------------------------
+
+
+def test_run_batch_is_not_slower_than_posting_a_list(server):
+    """One request with a list of prompts, against a program each, where the model takes its time.
+
+    What is compared is the time that the client adds.
+    """
+    import openai
+
+    server.latency_s = 0.3
+    prompts = ["x" * (i + 1) for i in range(60)]
+
+    @sgl.function
+    def program(s, q):
+        s += q + sgl.gen("a", max_tokens=5)
+
+    async def post_a_list():
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+            await client.models.list()
+            answer = await client.completions.create(model="fake", prompt=prompts, max_tokens=5)
+            return [choice.text for choice in answer.choices]
+
+    def timed(run):
+        started = time.monotonic()
+        texts = run()
+        assert texts == [f"[{len(prompt)}]" for prompt in prompts]
+        return time.monotonic() - started
+
+    def run_batch():
+        return [state["a"] for state in program.run_batch([{"q": q} for q in prompts])]
+
+    run_batch()
+    batch_s = min(timed(run_batch) for _ in range(2))
+    list_s = min(timed(lambda: asyncio.run(post_a_list())) for _ in range(2))
+    assert batch_s < 1.5 * list_s + 0.5
+
+
+# --- what this review found ---------------------------------------------------------------------
+
+
+def test_what_is_spent_during_a_hint_is_counted(server):
+    """The sum was read before the hint was awaited, and written after it."""
+
+    async def slow_hint(path, body):
+        if body.get("max_tokens") == 1:
+            await asyncio.sleep(0.3)
+
+    server.fault = slow_hint
+
+    @sgl.function
+    def program(s):
+        left, right = s.fork(2)
+        left += LONG
+        left.fork(2)
+        right += "x" + sgl.gen("a", max_tokens=5)
+
+    usage = program.run().usage
+    assert usage.calls == len(server.calls) == 2
+
+
+def test_requests_of_forked_processes_can_be_told_apart():
+    import os
+
+    from sgl_vllm.lang.interpreter import Run
+
+    run = Run(sgl.global_config.default_backend, None, None)
+    assert f"-{os.getpid()}-" in run.id

@@ -1,0 +1,166 @@
+"""Images and videos: how they are read, where they stand, and how they are sent."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.media import Media
+
+pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+MP4 = b"\x00\x00\x00\x18ftypmp42" + bytes(8)
+
+
+def source_of(expr) -> Media:
+    return expr.media
+
+
+def test_a_remote_address_is_sent_as_it_is():
+    for url in ("https://example.org/a.png", "http://a/b", "data:image/png;base64,AAAA"):
+        assert source_of(sgl.image(url)).url == url
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_a_file_is_sent_with_its_type_whatever_its_name(tmp_path, as_bytes):
+    for name, data, kind in (("a.png", PNG, "image/png"), ("b.dat", PNG, "image/png")):
+        path = tmp_path / name
+        path.write_bytes(data)
+        shown = source_of(sgl.image(path.read_bytes() if as_bytes else path))
+        assert shown.url == f"data:{kind};base64,{base64.b64encode(data).decode()}"
+        assert source_of(sgl.image(str(path))) == shown
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"\xff\xd8\xff\xe0", "image/jpeg"),
+        (b"GIF89a", "image/gif"),
+        (b"BM1234", "image/bmp"),
+        (b"RIFF0000WEBPVP8 ", "image/webp"),
+        (b"\x00\x00\x00\x1cftypavif", "image/avif"),
+    ],
+)
+def test_the_usual_formats_are_known_by_their_beginning(data, kind):
+    assert source_of(sgl.image(data)).url.startswith(f"data:{kind};base64,")
+
+
+def test_a_pil_image_is_sent_as_png():
+    PIL = pytest.importorskip("PIL.Image")
+    shown = source_of(sgl.image(PIL.new("RGB", (2, 2), "red")))
+    assert base64.b64decode(shown.url.removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
+
+
+def test_a_video_is_no_image_and_an_image_no_video():
+    assert source_of(sgl.video(MP4)).url.startswith("data:video/mp4;base64,")
+    for make, data in ((sgl.image, MP4), (sgl.video, PNG), (sgl.image, b"\x1a\x45\xdf\xa3")):
+        with pytest.raises(ValueError, match="of a known format"):
+            make(data)
+
+
+def test_what_cannot_be_read_is_an_error_where_the_program_says_it(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        sgl.image(str(tmp_path / "nothing.png"))
+    for wrong in (None, 3, ["a"]):
+        with pytest.raises(ValueError, match="takes a path, a URL or bytes"):
+            sgl.image(wrong)
+    with pytest.raises(ValueError, match="at least 1"):
+        sgl.video(MP4, num_frames=0)
+
+
+def test_a_long_address_is_not_shown_in_full():
+    assert len(repr(source_of(sgl.image(PNG * 100)))) < 80
+
+
+def urls(body):
+    return [
+        part[part["type"]]["url"]
+        for message in body["messages"]
+        if isinstance(message["content"], list)
+        for part in message["content"]
+        if part["type"] != "text"
+    ]
+
+
+def test_several_in_one_turn_and_in_several_turns_stand_where_they_were_put(server):
+    """SGLang takes one image to a program (issue 1708)."""
+
+    @sgl.function
+    def program(s):
+        s += sgl.user("one " + sgl.image("http://h/1") + " two " + sgl.image("http://h/2"))
+        s += sgl.assistant(sgl.gen("a"))
+        with s.user():
+            s += sgl.image("http://h/3")
+            s += " three"
+        s += sgl.assistant("I see " + sgl.gen("b"))
+
+    state = program.run()
+    first, second = server.calls
+    assert first["messages"][0]["content"] == [
+        {"type": "text", "text": "one "},
+        {"type": "image_url", "image_url": {"url": "http://h/1"}},
+        {"type": "text", "text": " two "},
+        {"type": "image_url", "image_url": {"url": "http://h/2"}},
+    ]
+    assert urls(second) == ["http://h/1", "http://h/2", "http://h/3"]
+    assert state.messages()[2]["content"][1] == {"type": "text", "text": " three"}
+    assert state.text().startswith("one  two [")
+    assert second["messages"][3] == {"role": "assistant", "content": "I see "}
+
+
+def test_branches_have_their_parents_images_and_their_own(server):
+    @sgl.function
+    def program(s):
+        s.user_begin()
+        s += sgl.image("http://h/0") + "what?"
+        forks = s.fork(2)
+        for number, branch in enumerate(forks, 1):
+            branch += sgl.image(f"http://h/{number}")
+            branch.user_end()
+            branch += sgl.assistant(sgl.gen("a"))
+        forks.join()
+        s.user_end()
+
+    program.run()
+    assert sorted(urls(body) for body in server.calls) == [
+        ["http://h/0", "http://h/1"],
+        ["http://h/0", "http://h/2"],
+    ]
+
+
+def test_a_select_after_an_image_extends_the_assistants_turn(server):
+    server.logprob = lambda token, position: -0.1 if chr(token) in "cat" else -3.0
+
+    @sgl.function
+    def program(s):
+        s += sgl.user(sgl.image("http://h/1") + "what?")
+        s += sgl.assistant(sgl.select("a", ["dog", "cat"]))
+
+    assert program.run()["a"] == "cat"
+
+
+def test_frames_of_a_video_are_asked_for_and_must_be_the_same_for_all(server):
+    @sgl.function
+    def program(s, other):
+        s += sgl.user(sgl.video("http://h/1", 8) + sgl.video("http://h/2", other) + "what?")
+        s += sgl.assistant(sgl.gen("a"))
+
+    program.run(None)
+    assert server.calls[0]["media_io_kwargs"] == {"video": {"num_frames": 8}}
+    assert server.calls[0]["messages"][0]["content"][0]["type"] == "video_url"
+    with pytest.raises(sgl.ProgramError, match="different num_frames"):
+        program.run(4)
+
+
+def test_an_image_outside_of_a_turn_is_an_error_that_says_where_it_belongs():
+    @sgl.function
+    def program(s):
+        s += "see " + sgl.image("http://h/1") + sgl.gen("a")
+
+    with pytest.raises(sgl.ProgramError, match=r"outside of a turn: put it in user\(\.\.\.\)"):
+        program.run()

@@ -1,0 +1,187 @@
+"""Tools: functions of the program's own, called where the text has come to."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import time
+
+import pytest
+
+import sgl_vllm as sgl
+
+pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
+
+
+def add(a, b=0):
+    return a + b
+
+
+async def add_slowly(a, b=0):
+    await asyncio.sleep(0.01)
+    return a + b
+
+
+class Adder:
+    async def __call__(self, a, b=0):
+        return await add_slowly(a, b)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [add, add_slowly, Adder(), functools.partial(add_slowly), lambda a, b: a + b],
+    ids=["plain", "async", "object", "partial", "lambda"],
+)
+def test_the_result_is_appended_and_is_a_variable_with_its_type(function):
+    @sgl.function
+    def program(s):
+        s += "1+2=" + sgl.tool("sum", function, 1, b=2) + " and " + sgl.gen("a")
+
+    state = program.run()
+    assert state.text() == "1+2=3 and [10]"
+    assert state["sum"] == 3
+
+
+def test_a_variable_as_an_argument_is_its_value(server):
+    server.reply = lambda prompt: "20"
+
+    @sgl.function
+    def program(s):
+        s.set_var("list", [1, 2])
+        s += "x" + sgl.gen_int("n") + "+22=" + sgl.tool("sum", add, sgl.var("n"), b=22)
+        s += "," + sgl.tool("more", add, sgl.var("list"), [3])
+
+    state = program.run()
+    assert state.text() == "x20+22=42,[1, 2, 3]"
+    assert (state["sum"], state["more"]) == (42, [1, 2, 3])
+
+
+def test_it_is_called_once_when_everything_before_it_is_there(server):
+    server.latency_s = 0.05
+    called = []
+
+    def look(text):
+        called.append((text, len(server.calls)))
+        return "seen"
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+        s += sgl.tool("t", look, sgl.var("a"))
+        assert not called
+        s += sgl.gen("b")
+
+    assert program.run().text() == "x[1]seen[8]"
+    assert called == [("[1]", 1)]
+
+
+def test_what_it_raises_is_the_cause_of_the_error(server):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.tool("t", lambda: 1 / 0) + sgl.gen("a")
+
+    with pytest.raises(sgl.ProgramError, match="tool <lambda> for 't' failed: division") as caught:
+        program.run()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert server.calls == []
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [SystemExit(2), KeyboardInterrupt(), StopIteration(), asyncio.CancelledError(), TimeoutError()],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_whatever_it_raises_ends_the_program_and_nothing_else(raised, is_async):
+    def plain():
+        raise raised
+
+    async def native():
+        raise raised
+
+    @sgl.function
+    def program(s, function):
+        s += "x" + sgl.tool("t", function) if function else sgl.gen("a")
+
+    with pytest.raises(sgl.ProgramError, match=f"tool .* failed.*{type(raised).__name__}"):
+        program.run(native if is_async else plain)
+    assert program.run(add_slowly and None).text() == "[0]"  # the language still runs
+
+
+def test_an_unknown_variable_is_refused_at_once():
+    @sgl.function
+    def program(s):
+        s += sgl.tool("t", add, sgl.var("nothing"))
+
+    with pytest.raises(KeyError, match="no variable 'nothing'"):
+        program.run()
+
+
+def test_tools_of_branches_run_at_the_same_time():
+    together = threading.Barrier(4, timeout=5)
+
+    @sgl.function
+    def program(s):
+        s += "x"
+        forks = s.fork(4)
+        forks += lambda i: sgl.tool("t", together.wait)
+        forks.join()
+
+    assert sorted(program.run()["t"]) == [0, 1, 2, 3]
+
+
+def test_a_tool_may_run_a_program_that_uses_tools():
+    @sgl.function
+    def inner(s, n):
+        s += "in" + sgl.tool("t", lambda: n + 1)
+
+    @sgl.function
+    def outer(s):
+        s += "out" + sgl.tool("t", lambda: inner.run(1)["t"])
+        s += sgl.tool("u", inner_async)
+
+    async def inner_async():
+        return (await inner.run_async(2))["t"]
+
+    state = outer.run()
+    assert (state["t"], state["u"]) == (2, 3)
+
+
+def test_an_async_tool_is_cancelled_with_the_program():
+    ended = []
+
+    async def wait():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    @sgl.function
+    def program(s):
+        s += sgl.tool("t", wait)
+
+    started = time.monotonic()
+    with pytest.raises(sgl.ProgramError, match=r"tool wait for 't' failed: .*timeout_s=0\.1"):
+        program.run(timeout_s=0.1)
+    assert time.monotonic() - started < 3
+    assert ended == [True]
+
+
+def test_a_tool_without_a_name_only_appends():
+    @sgl.function
+    def program(s):
+        with s.var_scope("all"):
+            s += "a" + sgl.tool(None, lambda: None) + "b"
+
+    state = program.run()
+    assert state["all"] == "aNoneb"
+
+
+def test_computed_text_and_tools_are_told_apart_in_the_state():
+    @sgl.function
+    def program(s):
+        s += sgl.user("what?" + sgl.tool("t", add, "x", b="y"))
+
+    kinds = [span.kind for span in program.run()._read().spans]
+    assert kinds == ["text", "tool"]

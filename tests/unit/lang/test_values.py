@@ -1,0 +1,222 @@
+"""Types where people have them: constraints made of them, and texts read as their values."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import types
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+import pytest
+import typing_extensions
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.values import regex_and_reader_of, regex_of, schema_and_reader_of
+
+pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
+
+
+class Colour(Enum):
+    RED = "red"
+    GREEN = "green"
+
+
+class Mood(StrEnum):
+    GOOD = "good"
+    BAD = "bad"
+
+
+@dataclass
+class Point:
+    x: int
+    y: float = 0.0
+
+
+class Film(typing_extensions.TypedDict):
+    title: str
+    year: int
+
+
+class Person(BaseModel):
+    name: str
+    friends: list[Person] = []
+
+
+def run(expr, **options):
+    @sgl.function
+    def program(s):
+        s += "x" + expr
+
+    return program.run(**options)
+
+
+# --- literals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [int, float, bool, str])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_every_text_that_the_constraint_allows_can_be_read(dtype, data):
+    pattern, read = regex_and_reader_of(dtype)
+    text = data.draw(st.from_regex(re.compile(pattern), fullmatch=True))
+    assert type(read(text)) is dtype
+
+
+@given(st.integers(-(10**17), 10**17), st.booleans(), st.text("abc \\\"'/é", max_size=9))
+def test_usual_values_can_be_written(number, truth, text):
+    for value, written in ((number, str(number)), (truth, str(truth)), (text, json.dumps(text))):
+        pattern, read = regex_and_reader_of(type(value))
+        if not re.search(r"\\u", written):
+            assert re.fullmatch(pattern, written)
+            assert read(written) == value
+
+
+@pytest.mark.parametrize("dtype", [int, float, bool, str])
+def test_a_type_and_its_name_are_the_same(dtype):
+    assert regex_and_reader_of(dtype.__name__) == regex_and_reader_of(dtype)
+
+
+def test_other_types_are_refused_when_the_program_is_written():
+    with pytest.raises(ValueError, match="int, float, str or bool, not list"):
+        sgl.gen("a", dtype=list)
+
+
+# --- schemas ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        (Point, '{"x": 1, "y": 2.5}', Point(1, 2.5)),
+        (Point, '{"x": 1}', Point(1)),
+        (Film, '{"title": "M", "year": 1931}', {"title": "M", "year": 1931}),
+        (
+            Person,
+            '{"name": "A", "friends": [{"name": "B"}]}',
+            Person(name="A", friends=[Person(name="B")]),
+        ),
+        ({"type": "object"}, '{"k": 1}', '{"k": 1}'),
+        ('{"type": "object"}', '{"k": 1}', '{"k": 1}'),
+    ],
+    ids=["dataclass", "dataclass with default", "TypedDict", "pydantic", "dict", "JSON text"],
+)
+def test_a_schema_is_sent_and_a_class_makes_an_instance(server, schema, text, value):
+    server.reply = lambda prompt: text
+    state = run(sgl.gen("v", json_schema=schema))
+    assert state["v"] == value
+    assert type(state["v"]) is type(value)
+    assert state.text() == "x" + text
+    sent = server.calls[0]["structured_outputs"]["json"]
+    assert sent.get("type") == "object" or sent["$ref"] == "#/$defs/Person"
+
+
+def test_what_is_no_schema_is_refused_when_the_program_is_written():
+    for wrong in (int, 3, object()):
+        with pytest.raises(ValueError, match="json_schema must be"):
+            sgl.gen("v", json_schema=wrong)
+
+
+def test_a_recursive_model_keeps_its_definitions():
+    schema, _ = schema_and_reader_of(Person)
+    assert "$defs" in json.loads(schema)
+
+
+def test_a_text_of_the_wrong_form_is_generated_anew_and_each_time_counts(server):
+    replies = iter(['{"x": ', '{"x": "no"}', '{"x": 3}'])
+    server.reply = lambda prompt: next(replies)
+    state = run(sgl.gen("v", json_schema=Point, retries=2))
+    assert state["v"] == Point(3)
+    assert state.usage.calls == 3
+    assert state.text() == 'x{"x": 3}'
+    assert [body["prompt"] for body in server.calls] == ["x"] * 3
+
+
+def test_after_the_last_retry_the_error_shows_the_text_and_says_what_to_do(server):
+    server.reply = lambda prompt: '{"x": '
+    with pytest.raises(sgl.ProgramError, match=r"gen 'v' failed: .*'\{\"x\": ' has not the wanted"):
+        run(sgl.gen("v", json_schema=Point, retries=1))
+    assert len(server.calls) == 2
+    server.document = lambda prompt: '{"x": 1}'
+    with pytest.raises(sgl.ProgramError, match="it was cut off, raise max_tokens"):
+        run(sgl.gen("v", json_schema=Point, max_tokens=3))
+
+
+def test_several_texts_are_several_values(server):
+    replies = iter(["1", "22", "333"])
+    server.reply = lambda prompt: next(replies)
+    state = run(sgl.gen_int("v", n=3))
+    assert state["v"] == [1, 22, 333]
+    assert state.text() == "x1"
+
+
+# --- choices ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("enum", [Colour, Mood])
+def test_an_enum_gives_a_member(server, enum):
+    second = list(enum)[1]
+    server.logprob = lambda token, position: -0.1 if chr(token) in second.value else -3.0
+    for expr in (sgl.select("v", enum), sgl.gen("v", choices=enum)):
+        state = run(expr)
+        assert state["v"] is second
+        assert state.text() == "x" + second.value
+        assert state.get_meta_info("v")["choices"] == [member.value for member in enum]
+
+
+def test_choices_that_are_none_are_refused_when_the_program_is_written():
+    numbers = Enum("numbers", {"ONE": 1})
+    empty = Enum("empty", {})
+    for wrong in ([], None, "yes", ["yes", ""], ["yes", 1], numbers, empty):
+        with pytest.raises(ValueError, match=r"choice"):
+            sgl.select("v", wrong)
+
+
+# --- patterns -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outlines(monkeypatch):
+    """outlines, or a stand-in with its way of making a pattern of a term."""
+    try:
+        import outlines.types
+    except ImportError:
+        package, module = types.ModuleType("outlines"), types.ModuleType("outlines.types")
+        dsl = types.ModuleType("outlines.types.dsl")
+
+        class Regex:
+            __module__ = "outlines.types.dsl"
+
+            def __init__(self, pattern):
+                self.pattern = pattern
+
+        dsl.to_regex = lambda term: f"({term.pattern})"
+        module.dsl, module.Regex, package.types = dsl, Regex, module
+        for name, made in (("outlines", package), ("outlines.types", module)):
+            monkeypatch.setitem(sys.modules, name, made)
+        monkeypatch.setitem(sys.modules, "outlines.types.dsl", dsl)
+        return package
+    return outlines
+
+
+def test_a_term_of_outlines_is_a_pattern(server, outlines):
+    run(sgl.gen("v", regex=outlines.types.Regex("[0-9]{2}")))
+    assert server.calls[0]["structured_outputs"] == {"regex": "([0-9]{2})"}
+
+
+def test_what_is_no_pattern_is_refused_when_the_program_is_written():
+    assert regex_of("a+") == "a+"
+    for wrong in (re.compile("a+"), 3, None.__class__):
+        with pytest.raises(ValueError, match=r"string or a term of outlines\.types"):
+            sgl.gen("v", regex=wrong)
+
+
+def test_only_one_constraint_at_a_time():
+    with pytest.raises(ValueError, match="only one of dtype and regex"):
+        sgl.gen("v", dtype=int, regex="a")
+    with pytest.raises(ValueError, match="choices_method needs choices"):
+        sgl.gen("v", choices_method=sgl.greedy_token_selection)
