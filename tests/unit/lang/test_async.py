@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fastapi.responses import JSONResponse
@@ -223,11 +224,8 @@ def test_five_hundred_at_a_time_take_no_threads():
 
 def test_more_plain_programs_at_a_time_than_there_are_threads_can_use_tools(monkeypatch):
     """Their functions, which wait for their tools, must not take the tools' threads."""
-    background = background_loop()
-    most = background._threads._max_workers
-    monkeypatch.setattr(background._threads, "_max_workers", 2)
-    monkeypatch.setattr(background._body_threads, "_max_workers", 4)
-    assert most > 2
+    for name, most in (("_threads", 2), ("_body_threads", 4)):
+        monkeypatch.setattr(background_loop(), name, ThreadPoolExecutor(most))
 
     @sgl.function
     def program(s):

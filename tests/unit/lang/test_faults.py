@@ -144,7 +144,8 @@ def test_concate_and_append_is_a_join_of_texts_that_asks_no_server(server):
 
     state = program.run()
     assert state.text() == "x 0:[4] 1:[4] 2:[4] so [23]"
-    assert {path for path, _ in server.requests} == {"/v1/models", "/v1/completions"}
+    assert len(server.calls) == 4
+    assert not [path for path, _ in server.requests if "concat" in path]
     # What comes next begins with what the server has cached: the parent's text.
     assert server.calls[-1]["prompt"].startswith("x 0:")
     with pytest.raises(ValueError, match="gather_variable or concate_and_append"):

@@ -52,7 +52,7 @@ def test_a_random_program_has_one_outcome_however_it_is_run(program, seed, words
         is_expected_in_pieces(ahead.run(**with_arguments, stream=True))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=80)
 @given(
     program=programs(),
     seed=st.integers(0, 9),
