@@ -34,7 +34,7 @@ class BackgroundLoop:
         self._threads = ThreadPoolExecutor(MAX_TOOL_THREADS, "sgl-vllm-tool")
         self._handed_over: deque[Callable[[], object]] = deque()
         self._is_woken = False
-        self._body_threads = ThreadPoolExecutor(MAX_BODY_THREADS, "sgl-vllm-body")
+        self._body_threads = ThreadPoolExecutor(MAX_BODY_THREADS, "sgl-vllm-function")
         self._thread = threading.Thread(target=self._serve, name="sgl-vllm-loop", daemon=True)
         self._thread.start()
 

@@ -65,6 +65,25 @@ def test_a_run_that_is_over_gives_it_all_and_so_does_a_run_that_is_not_streamed(
     assert "stream" not in slow.calls[0]
 
 
+def test_no_moment_shows_a_text_twice(server):
+    """Between the end of a generation and the next operation, as of any other."""
+    server.reply, server.tokens_per_chunk = lambda prompt: "0123456789", 10
+
+    @sgl.function
+    def program(s):
+        for _ in range(20):
+            s += sgl.gen("a")
+            s += "x"
+
+    run = program.run(stream=True)
+    seen = []
+    while not run._stream.run.body.done() or not run._stream.is_idle:
+        seen.append(run._stream.snapshot().text)
+    whole = run.text()
+    assert whole == "0123456789x" * 20
+    assert all(whole.startswith(text) for text in seen)
+
+
 def test_many_readers_get_the_same(slow):
     state = two_gens.run(stream=True)
     got = []
