@@ -142,7 +142,8 @@ class Engine(OnVLLM):
             params.structured_outputs = StructuredOutputsParams(
                 regex=request.regex, json=request.json_schema
             )
-            params.extra_args = {REPORT: 1}
+            if params.n == 1:  # vLLM would tell of one text only
+                params.extra_args = {REPORT: 1}
         prompt_from = (sampling.logprob_start_len or 0) if sampling.return_logprob else -1
         if prompt_from >= 0:
             params.prompt_logprobs = sampling.top_logprobs_num

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 MAX_CALLS_PER_CLIENT = 64
 
-_TRY_AGAIN = "try again, or see whether it still runs"
+_TRANSPORTS = ("httpx", "httpx2")
 
 _NAMES_IN_GEN = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
@@ -105,15 +105,13 @@ class ServiceBackend(Backend):
 
     def raise_as_backend_error(self, error: Exception) -> NoReturn:
         """Any failure of a call, as a BackendError that says what to do."""
-        import httpx
-
         errors = self.library()
-        if isinstance(error, (TimeoutError, errors.APITimeoutError, httpx.TimeoutException)):
+        if self._is_timeout(error):
             raise BackendError(
                 f"{self.name} did not answer within {self.timeout_s:g} s: raise timeout_s, or "
                 f"see whether it still runs"
             ) from error
-        if isinstance(error, (errors.APIConnectionError, ConnectionError)):
+        if self._is_lost_connection(error):
             cause = error.__cause__ or error
             reason = str(cause) or type(cause).__name__
             raise BackendError(
@@ -129,17 +127,28 @@ class ServiceBackend(Backend):
                 f"{self.name} answered {error.status_code}: {_said(error.body) or error.message}",
                 status=error.status_code,
             ) from error
-        if isinstance(error, httpx.TransportError):  # in mid-stream the client leaves it as it is
-            raise BackendError(
-                f"{self.name} broke off in the middle of an answer ({error}): {_TRY_AGAIN}"
-            ) from error
-        if isinstance(error, errors.APIError) and _said(error.body):
-            raise BackendError(
-                f"{self.name} ended its answer with an error: {_said(error.body)}"
-            ) from error
+        if isinstance(error, errors.APIError) and isinstance(error.body, dict):
+            reason = _said(error.body) or error.message
+            raise BackendError(f"{self.name} ended its answer with an error: {reason}") from error
         if isinstance(error, (errors.APIError, ValueError)):
             raise self.not_understood() from error
         raise error
+
+    def _is_timeout(self, error: Exception) -> bool:
+        is_one = isinstance(error, (TimeoutError, self.library().APITimeoutError))
+        return is_one or "TimeoutException" in _names_in_transport(error)
+
+    def _is_lost_connection(self, error: Exception) -> bool:
+        """Some versions of the clients pass their transport's errors on as they are, in mid-stream."""
+        is_one = isinstance(error, (ConnectionError, self.library().APIConnectionError))
+        is_one |= "TransportError" in _names_in_transport(error)
+        return is_one and not self._is_timeout(error)
+
+    def _broke_off(self, why: str) -> BackendError:
+        return BackendError(
+            f"{self.name} broke off in the middle of an answer{why}: try again, or see whether it "
+            f"still runs"
+        )
 
     def reading(self) -> Reading:
         """A context in which a failure to read an answer becomes a BackendError."""
@@ -205,9 +214,11 @@ class ServiceBackend(Backend):
         Ends it as soon as `watch` says so, with `finish_reason` "length": the chunks are closed,
         and with them the service's work on it.
         """
+        has_begun = False
         try:
             async with asyncio.timeout(self.timeout_s), contextlib.aclosing(chunks):
                 async for chunk in chunks:
+                    has_begun = True
                     with self.reading():
                         piece = assembled.add(chunk)
                     if piece and watch(piece, assembled.num_tokens):
@@ -216,9 +227,18 @@ class ServiceBackend(Backend):
         except BackendError:
             raise
         except Exception as error:
+            if has_begun and self._is_lost_connection(error):
+                raise self._broke_off(f" ({error.__cause__ or error})") from error
             self.raise_as_backend_error(error)
         if assembled.finish_reason is None:
-            raise BackendError(f"{self.name} broke off in the middle of an answer: {_TRY_AGAIN}")
+            raise self._broke_off("")
+
+
+def _names_in_transport(error: Exception) -> set[str]:
+    """What an error of httpx is, by the names of its classes; the official clients use httpx or
+    httpx2, by their version."""
+    of_httpx = (c for c in type(error).__mro__ if c.__module__.split(".")[0] in _TRANSPORTS)
+    return {c.__name__ for c in of_httpx}
 
 
 def _said(body: object) -> str | None:

@@ -1,7 +1,8 @@
 """Scripted services on loopback, for the backends of other APIs: each records what is asked of it.
 
 `fault` may answer in a service's place. OpenAI's answers with `reply(body)`, Anthropic's likewise,
-whole or streamed in pieces of `piece` characters.
+whole or streamed in pieces of `piece` characters. A stream may break off after some pieces: as if
+it had come to its end, or rudely, with the connection.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Service:
     finish: str = "stop"
     piece: int = 3
     break_off_after: int | None = None
+    break_off_rudely: bool = False
     fault: Callable[[dict[str, Any]], Awaitable[Response] | Response | None] = lambda body: None
     requests: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
 
@@ -40,6 +42,10 @@ class Service:
         """Of the only request."""
         (body,) = self.bodies
         return body
+
+    def break_off(self) -> None:
+        if self.break_off_rudely:
+            raise ConnectionAbortedError("as the test wants it")
 
     def pieces(self, text: str) -> Iterator[str]:
         cut = [text[i : i + self.piece] for i in range(0, len(text), self.piece)]
@@ -75,7 +81,9 @@ def serving(service: Service, routes: dict[str, Answer]) -> Iterator[Service]:
     """`service` in a thread, on a free port of loopback."""
     listening = socket.create_server(("127.0.0.1", 0))
     service.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server = _Uvicorn(uvicorn.Config(make_app(service, routes), log_level="error", lifespan="off"))
+    server = _Uvicorn(
+        uvicorn.Config(make_app(service, routes), log_level="critical", lifespan="off")
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
@@ -142,6 +150,7 @@ def _openai_events(service: Service, body: dict[str, Any], text: str) -> Iterato
         said = {"delta": {"content": piece}} if "messages" in body else {"text": piece}
         yield event([{"index": 0, "finish_reason": None, **said}])
     if service.break_off_after is not None:
+        service.break_off()
         return
     end = {"delta": {}} if "messages" in body else {"text": ""}
     yield event([{"index": 0, "finish_reason": service.finish, **end}])
@@ -196,6 +205,7 @@ def _anthropic_events(service: Service, body: dict[str, Any], text: str) -> Iter
     for piece in service.pieces(text):
         yield event("content_block_delta", index=0, delta={"type": kind, key: piece})
     if service.break_off_after is not None:
+        service.break_off()
         return
     yield event("content_block_stop", index=0)
     yield event("message_delta", delta={"stop_reason": service.finish}, usage={"output_tokens": 7})

@@ -235,7 +235,9 @@ def test_a_stop_pattern_ends_the_stream(service, backend):
     assert ask.run("Go.", stop_regex=r"\d")["answer"] == "abc"
 
 
-def test_a_stream_that_breaks_off_is_an_error(service, backend):
+@pytest.mark.parametrize("rudely", [False, True])
+def test_a_stream_that_breaks_off_is_an_error(service, backend, rudely):
+    service.break_off_rudely = rudely
     service.reply, service.break_off_after = lambda body: "one two three", 2
     with pytest.raises(sgl.ProgramError, match="broke off in the middle"):
         ask.run("Count.", stream=True).sync()

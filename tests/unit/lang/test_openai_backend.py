@@ -290,7 +290,9 @@ def test_a_stop_pattern_ends_the_stream(service, chat):
     assert state["answer"] == "abc"
 
 
-def test_a_stream_that_breaks_off_is_an_error(service, chat):
+@pytest.mark.parametrize("rudely", [False, True])
+def test_a_stream_that_breaks_off_is_an_error(service, chat, rudely):
+    service.break_off_rudely = rudely
     service.reply, service.break_off_after = lambda body: "one two three", 2
     with pytest.raises(sgl.ProgramError, match="broke off in the middle"):
         ask.run("Count.", stop_regex="never", backend=chat)
@@ -300,7 +302,9 @@ def test_an_error_within_a_stream_is_told(service, chat):
     service.fault = lambda body: PlainTextResponse(
         'data: {"error": {"message": "the model fell over"}}\n\n', media_type="text/event-stream"
     )
-    with pytest.raises(sgl.ProgramError, match=r"ended its answer .*the model fell over"):
+    with pytest.raises(
+        sgl.ProgramError, match=r"ended its answer with an error: the model fell over"
+    ):
         ask.run("Count.", stop_regex="never", backend=chat)
 
 
