@@ -8,6 +8,7 @@ else. Each way of asking runs in a process of its own, all programs at once, by 
     by_hand   asyncio tasks that await `AsyncOpenAI().completions.create`, a call after the other
     sync      `run_batch` of a program that is a plain function
     async     `run_batch` of an `async def` program that awaits its variables
+    compiled  `run_batch` of the plain program, compiled
     list      one request with the list of all prompts, as often as there are calls
     batch     `run_batch` of a program of one call, as often as there are calls
 
@@ -281,6 +282,13 @@ def asynchronous(arguments: argparse.Namespace) -> Callable[[], object]:
     return lambda: card.run_batch(items, num_threads=len(items), temperature=0.0)
 
 
+def compiled(arguments: argparse.Namespace) -> Callable[[], object]:
+    card, _, items = _programs(arguments)
+    program = card.compile(calls=arguments.calls)
+    indices = [{"index": item["index"]} for item in items]
+    return lambda: program.run_batch(indices, num_threads=len(items), temperature=0.0)
+
+
 def posted_list(arguments: argparse.Namespace) -> Callable[[], object]:
     from openai import OpenAI
 
@@ -311,6 +319,7 @@ WAYS: dict[str, Callable[[argparse.Namespace], Callable[[], object]]] = {
     "by_hand": by_hand,
     "sync": sync,
     "async": asynchronous,
+    "compiled": compiled,
     "list": posted_list,
     "batch": batch,
 }

@@ -3,6 +3,8 @@
 Imports neither vLLM nor torch: it is the client, and runs where no server is installed.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from sgl_vllm.lang.backends.anthropic_service import Anthropic
 from sgl_vllm.lang.backends.base import Backend, ServerInfo, Usage
 from sgl_vllm.lang.backends.engine import Engine
@@ -48,6 +50,9 @@ from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.state import AsyncProgramState, ProgramGroup, ProgramState
 from sgl_vllm.lang.view import fork_tree_svg, live, show, to_html, to_page
 
+if TYPE_CHECKING:
+    from sgl_vllm.lang.compiler import CompiledProgram, ReorderError, model_planner
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -56,6 +61,7 @@ __all__ = [
     "AsyncProgramState",
     "Backend",
     "BackendError",
+    "CompiledProgram",
     "Engine",
     "LiteLLM",
     "OpenAI",
@@ -65,6 +71,7 @@ __all__ = [
     "ProgramGroup",
     "ProgramState",
     "Recorder",
+    "ReorderError",
     "Replay",
     "RuntimeEndpoint",
     "ServerInfo",
@@ -85,6 +92,7 @@ __all__ = [
     "greedy_token_selection",
     "image",
     "live",
+    "model_planner",
     "select",
     "separate_reasoning",
     "set_default_backend",
@@ -103,3 +111,12 @@ __all__ = [
     "var",
     "video",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What few programs use is loaded when it is used."""
+    if name in ("CompiledProgram", "ReorderError", "model_planner"):
+        from sgl_vllm.lang import compiler
+
+        return getattr(compiler, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

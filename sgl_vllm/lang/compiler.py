@@ -46,7 +46,7 @@ from sgl_vllm.lang.graph_view import text_of
 from sgl_vllm.lang.interpreter import Read, Stream, new_future, result_of
 from sgl_vllm.lang.ir import Computed, Expr, ExprList, Gen, Select, Text, Tool, Var
 from sgl_vllm.lang.program import Program
-from sgl_vllm.lang.state import ProgramGroup, ProgramState, State, _meta_info
+from sgl_vllm.lang.state import ProgramGroup, ProgramState, State, meta_info
 from sgl_vllm.lang.trace import trace
 from sgl_vllm.lang.transcript import Transcript, Variable
 
@@ -89,7 +89,7 @@ class _Frame(Environment):
         if aspect == "value":
             return variable.value
         if aspect == "meta":
-            return _meta_info(variable, self.stream(definition.stream))
+            return meta_info(variable, self.stream(definition.stream))
         transcript: Transcript = variable.value
         if aspect == "text":
             return transcript.text

@@ -290,7 +290,7 @@ class Stream:
         self._transcript = Transcript(seen_chars=seen_chars)
         self._partial: tuple[str | None, str] = (None, "")  # a variable's name, its text so far
         self._ahead: Ahead | None = None
-        self._scopes: dict[str, int] = {}
+        self._scopes: list[int] = []  # where the open var_scopes begin
         self._lock = threading.Lock()
         self._queue: deque[tuple[Operation, Future[Any], Needed]] = deque()
         self._busy = parent is not None  # a branch waits for its fork
@@ -512,9 +512,9 @@ class Stream:
             case Show(media):
                 self._transcript = transcript.shown(media)
             case VarScopeBegin(name):
-                self._scopes[name] = len(transcript.text)
+                self._scopes.append(len(transcript.text))
             case VarScopeEnd(name):
-                return Variable.of(transcript.text[self._scopes.pop(name) :])
+                return Variable.of(transcript.text[self._scopes.pop() :])
             case Read():
                 return transcript
             case _Fork(children):

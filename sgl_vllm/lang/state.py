@@ -234,7 +234,7 @@ class ProgramState(State):
         `token_logprobs`. Both have `prompt_tokens`, `cached_prompt_tokens`, `completion_tokens`
         and `forced_tokens`.
         """
-        return _meta_info(self._variable(name), self._stream)
+        return meta_info(self._variable(name), self._stream)
 
     def _read(self) -> Transcript:
         self._wait_for_body()
@@ -309,7 +309,7 @@ class AsyncProgramState(State):
 
     async def get_meta_info(self, name: str) -> dict[str, Any]:
         """As `ProgramState.get_meta_info`."""
-        return _meta_info(await self._variable(name), self._stream)
+        return meta_info(await self._variable(name), self._stream)
 
     async def _read(self) -> Transcript:
         transcript: Transcript = await result_of(self._stream.submit(Read()))
@@ -390,7 +390,8 @@ class _Follower:
         return variable.text, True
 
 
-def _meta_info(variable: Variable, stream: Stream) -> dict[str, Any]:
+def meta_info(variable: Variable, stream: Stream) -> dict[str, Any]:
+    """What `get_meta_info` tells of a variable."""
     with_text = stream.run.defaults.return_text_in_logprobs is not False
 
     def entries(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:

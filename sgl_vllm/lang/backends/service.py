@@ -139,7 +139,7 @@ class ServiceBackend(Backend):
         return is_one or "TimeoutException" in _names_in_transport(error)
 
     def _is_lost_connection(self, error: Exception) -> bool:
-        """Some versions of the clients pass their transport's errors on as they are, in mid-stream."""
+        """Some versions of the clients pass their transport's errors on in mid-stream."""
         is_one = isinstance(error, (ConnectionError, self.library().APIConnectionError))
         is_one |= "TransportError" in _names_in_transport(error)
         return is_one and not self._is_timeout(error)

@@ -571,3 +571,17 @@ def test_a_stop_pattern_does_not_see_what_an_attempt_before_has_written() -> Non
         s += "?" + sgl.gen("x", dtype=int, stop_regex=";", retries=1)
 
     assert number.run(backend=ScriptedBackend(lambda _: next(replies)))["x"] == 42
+
+
+def test_var_scopes_may_be_nested_even_under_one_name():
+    @sgl.function
+    def program(s):
+        with s.var_scope("a"):
+            s += "1"
+            with s.var_scope("a"):
+                s += "2"
+            s["inner"] = s["a"]
+            s += "3"
+
+    state = program.run()
+    assert (state["inner"], state["a"]) == ("2", "123")
