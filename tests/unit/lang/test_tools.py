@@ -164,7 +164,8 @@ def test_an_async_tool_is_cancelled_with_the_program():
     started = time.monotonic()
     with pytest.raises(sgl.ProgramError, match=r"tool wait for 't' failed: .*timeout_s=0\.1"):
         program.run(timeout_s=0.1)
-    assert time.monotonic() - started < 3
+    while not ended and time.monotonic() - started < 5:
+        time.sleep(0.01)  # the program does not wait for what it has cancelled
     assert ended == [True]
 
 
