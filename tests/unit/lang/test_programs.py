@@ -15,7 +15,7 @@ from tests.unit.lang.programs import RUN, ScriptedBackend, markov, programs
 pytestmark = pytest.mark.timeout(60)
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=60)
 @given(program=programs(), seed=st.integers(0, 9), words=st.booleans())
 def test_a_random_program_has_one_outcome_however_it_is_run(program, seed, words):
     backend = ScriptedBackend(markov(seed), by_words if words else list)
