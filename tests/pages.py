@@ -1,8 +1,7 @@
 """Pages whose code is run: blocks of Markdown with what they say that they print, and notebooks.
 
 Owns the reading and the running of blocks and cells. A block is a fence of ``python``; a fence of
-``text`` right after it is what it prints. A comment ``<!-- needs a.dotted.name -->`` before it
-leaves it out where that name does not exist.
+``text`` right after it is what it prints.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import sgl_vllm as sgl
-
 _BLOCK = re.compile(
-    r"(?:^<!-- needs (?P<needs>\S+) -->\n)?^```python\n(?P<code>.*?)^```$"
+    r"^```python\n(?P<code>.*?)^```$"
     r"(?:\n\n^```text\n(?P<printed>.*?)^```$)?",
     re.DOTALL | re.MULTILINE,
 )
@@ -34,23 +31,13 @@ class Block:
     line: int
     code: str
     printed: str | None
-    needs: str | None
-
-    @property
-    def can_run(self) -> bool:
-        found: Any = {"sgl": sgl}
-        for i, name in enumerate(self.needs.split(".") if self.needs else ()):
-            found = found.get(name) if i == 0 else getattr(found, name, None)
-            if found is None:
-                return False
-        return True
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
     text = page.read_text()
     for match in _BLOCK.finditer(text):
         line = text.count("\n", 0, match.start("code"))
-        yield Block(line, match["code"], match["printed"], match["needs"])
+        yield Block(line, match["code"], match["printed"])
 
 
 def printed_by(block: Block, namespace: dict[str, Any], file: Path) -> str:
