@@ -44,6 +44,7 @@ from sgl_vllm.lang.backends.base import (
     Watch,
     branch_name,
 )
+from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.ir import DEFAULT_SAMPLING, Sampling
 from sgl_vllm.lang.media import Media
@@ -90,8 +91,16 @@ class Recorder(Backend):
         return self._backend.continues_turns
 
     @property
-    def tells_tokens(self) -> bool:  # type: ignore[override]
+    def tells_tokens(self) -> bool:
         return self._backend.tells_tokens
+
+    @tells_tokens.setter
+    def tells_tokens(self, told: bool) -> None:
+        self._backend.tells_tokens = told
+
+    @property
+    def scoreless_methods(self) -> tuple[ChoicesMethod, ...] | None:  # type: ignore[override]
+        return self._backend.scoreless_methods
 
     async def generate(self, request: GenRequest) -> GenAnswer:
         pieces: list[tuple[str, int | None]] = []
@@ -240,8 +249,12 @@ class Replay(Backend):
         return self._continues_turns
 
     @property
-    def tells_tokens(self) -> bool:  # type: ignore[override]
+    def tells_tokens(self) -> bool:
         return self._tells_tokens
+
+    @tells_tokens.setter
+    def tells_tokens(self, told: bool) -> None:
+        self._tells_tokens = told
 
     @property
     def unused(self) -> list[str]:

@@ -411,6 +411,15 @@ def test_methods_that_need_scores_are_refused_on_a_chat(service, chat, method):
     assert service.requests == []
 
 
+def test_a_recorded_chat_refuses_the_same_methods(service, chat, tmp_path):
+    with sgl.Recorder(chat, tmp_path / "run.jsonl") as recorder:
+        with pytest.raises(sgl.ProgramError, match=r"select by \w+ is not supported"):
+            pick.run(["a", "b"], sgl.unconditional_likelihood_normalized, backend=recorder)
+        recorder.tells_tokens = True  # as the interpreter does, the other way
+        assert chat.tells_tokens
+    assert service.requests == []
+
+
 @sgl.function
 def pick_text(s, choices, method=None):
     s += "Well" + sgl.select("pick", choices, choices_method=method)
