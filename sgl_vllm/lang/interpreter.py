@@ -817,9 +817,17 @@ class Stream:
         return variable
 
     async def _branch(self, children: Sequence[Stream]) -> None:
-        """Start the branches, after sending what they share ahead (the frontend hint)."""
+        """Start the branches, after sending what they share ahead (the frontend hint).
+
+        It is for speed only: a chat template may refuse a prompt that is not complete yet, and if
+        anything else is wrong, the branches' own requests will say so.
+        """
         if len(children) > 1 and self._ahead is None and self._transcript.is_worth_a_hint:
-            usage = await self.run.backend.warm(self._transcript.prompt())
+            try:
+                usage = await self.run.backend.warm(self._transcript.prompt())
+            except BackendError as error:
+                logger.debug("a fork's hint failed: %s", error)
+                usage = Usage(calls=1)
             self.run.usage += usage  # read only now: other streams have added to it meanwhile
             self._transcript = self._transcript.seen()
         for child in children:

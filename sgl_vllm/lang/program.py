@@ -200,7 +200,8 @@ class Program:
         function. With `stream` the state is returned at once, and `text_iter` gives the text as it
         comes. Raises the ProgramError of the first operation that failed, and whatever the
         function itself raises; requests still under way are then cancelled. So they are when the
-        program has not ended within `timeout_s` seconds. `use_thread` is there for SGLang's
+        program has not ended within `timeout_s` seconds; a plain function that does something
+        else than reading its prompt is not interrupted. `use_thread` is there for SGLang's
         programs and means nothing.
         """
         defaults = _defaults(

@@ -143,14 +143,7 @@ class VLLM(OnVLLM, OpenAIBackend):
             return GenAnswer(tuple(texts), usage, prompt_logprobs)
 
     async def warm(self, prompt: Prompt) -> Usage:
-        try:
-            answer = await self._run_model(prompt, {"max_tokens": 1, "temperature": 0.0})
-        except BackendError as error:
-            # A chat template may refuse a prompt that is not complete yet. The hint is only for
-            # speed: if the prompt itself is at fault, the generation that follows will say so.
-            if error.status is not None and 400 <= error.status < 500:
-                return Usage(calls=1)
-            raise
+        answer = await self._run_model(prompt, {"max_tokens": 1, "temperature": 0.0})
         with self.reading():
             return read_usage(answer)
 
