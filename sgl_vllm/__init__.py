@@ -18,7 +18,6 @@ from sgl_vllm.lang.choices import (
     unconditional_likelihood_normalized,
 )
 from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError, UnsupportedError
-from sgl_vllm.lang.frames import TraceError
 from sgl_vllm.lang.ir import (
     assistant,
     assistant_begin,
@@ -48,6 +47,7 @@ from sgl_vllm.lang.program import (
 )
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.state import AsyncProgramState, ProgramGroup, ProgramState
+from sgl_vllm.lang.tracing.frames import TraceError
 from sgl_vllm.lang.view import fork_tree_svg, live, show, to_html, to_page
 
 if TYPE_CHECKING:

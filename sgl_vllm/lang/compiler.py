@@ -19,17 +19,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sgl_vllm.lang import ir
-from sgl_vllm.lang.deferred import (
-    Argument,
-    Deferred,
-    Definition,
-    Environment,
-    Leaf,
-    Prompt,
-    Reading,
-    Template,
-    concatenation,
-)
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.graph import (
     Evaluate,
@@ -48,6 +37,17 @@ from sgl_vllm.lang.ir import Computed, Expr, ExprList, Gen, Select, Text, Tool, 
 from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.state import ProgramGroup, ProgramState, State, meta_info
 from sgl_vllm.lang.trace import trace
+from sgl_vllm.lang.tracing.deferred import (
+    Argument,
+    Deferred,
+    Definition,
+    Environment,
+    Leaf,
+    Prompt,
+    Reading,
+    Template,
+    concatenation,
+)
 from sgl_vllm.lang.transcript import Transcript, Variable
 
 if TYPE_CHECKING:

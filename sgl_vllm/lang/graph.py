@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from sgl_vllm.lang.deferred import Arguments, Deferred, Definition, Template
 from sgl_vllm.lang.ir import Expr, RoleBegin, RoleEnd, Show, Text, VarScopeBegin, VarScopeEnd
+from sgl_vllm.lang.tracing.deferred import Arguments, Deferred, Definition, Template
 
 
 @dataclass(frozen=True)

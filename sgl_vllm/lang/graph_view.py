@@ -12,7 +12,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sgl_vllm.lang.deferred import Deferred
 from sgl_vllm.lang.graph import (
     Evaluate,
     EvaluateDeferred,
@@ -26,6 +25,7 @@ from sgl_vllm.lang.graph import (
     Write,
 )
 from sgl_vllm.lang.ir import Gen, RoleBegin, RoleEnd, Select, Tool
+from sgl_vllm.lang.tracing.deferred import Deferred
 
 MOST_STREAMS = 40
 """Streams that a picture shows; it says how many more there are."""

@@ -26,11 +26,11 @@ from sgl_vllm.lang.backends.replay import Recorder, Replay
 from sgl_vllm.lang.backends.vllm import VLLM
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.interpreter import Stream
-from sgl_vllm.lang.picture import visible
 from sgl_vllm.lang.program import Program, _defaults
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.state import ProgramState
 from sgl_vllm.lang.view import live, show, to_page
+from sgl_vllm.lang.views.picture import visible
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 URL_VARIABLE = "SGL_VLLM_URL"

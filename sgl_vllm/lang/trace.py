@@ -1,6 +1,6 @@
 """Traces a program to a graph: the operations of every prompt, without running any of them.
 
-Owns what stands for prompts while `evaluation.py` follows a program's source. No request is made,
+Owns what stands for prompts while `tracing/evaluation.py` follows a program's source. No request is made,
 the program's function is not called, and none of its side effects happens.
 """
 
@@ -14,18 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sgl_vllm.lang import ir
-from sgl_vllm.lang.deferred import (
-    Argument,
-    Deferred,
-    Definition,
-    Piece,
-    Prompt,
-    Reading,
-    Template,
-    template_of,
-)
-from sgl_vllm.lang.evaluation import MAX_STEPS, Evaluator
-from sgl_vllm.lang.frames import NOT_HANDLED, At, Host, LocalFunction, Raised, TraceError
 from sgl_vllm.lang.graph import (
     PREFIX_EXPRESSIONS,
     Evaluate,
@@ -55,6 +43,18 @@ from sgl_vllm.lang.ir import (
     VarScopeEnd,
     parts_of,
 )
+from sgl_vllm.lang.tracing.deferred import (
+    Argument,
+    Deferred,
+    Definition,
+    Piece,
+    Prompt,
+    Reading,
+    Template,
+    template_of,
+)
+from sgl_vllm.lang.tracing.evaluation import MAX_STEPS, Evaluator
+from sgl_vllm.lang.tracing.frames import NOT_HANDLED, At, Host, LocalFunction, Raised, TraceError
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.program import Program

@@ -1,7 +1,7 @@
 """Looking at a program's state: in a notebook, in a terminal, on a page, while it runs.
 
-Owns the functions that people call; what there is to see is told by `picture.py` and drawn by
-`view_html.py`, `view_svg.py`, `view_terminal.py` and `view_live.py`. Nothing here waits for
+Owns the functions that people call; what there is to see is told by `views/picture.py` and drawn by
+what is beside it. Nothing here waits for
 a run but `live`: a view in the middle of a run, or of one that has failed, shows what there is.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sgl_vllm.lang.picture import picture_of
 from sgl_vllm.lang.state import ProgramGroup, State
-from sgl_vllm.lang.view_html import fragment_of, page_of
-from sgl_vllm.lang.view_live import follow_in_notebook, follow_in_terminal, runs_in_notebook
-from sgl_vllm.lang.view_svg import fork_tree_svg_of
-from sgl_vllm.lang.view_terminal import TerminalView
+from sgl_vllm.lang.views.html import fragment_of, page_of
+from sgl_vllm.lang.views.live import follow_in_notebook, follow_in_terminal, runs_in_notebook
+from sgl_vllm.lang.views.picture import picture_of
+from sgl_vllm.lang.views.svg import fork_tree_svg_of
+from sgl_vllm.lang.views.terminal import TerminalView
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,9 +16,9 @@ from sgl_vllm.lang.compiler import (
     compile_program,
     model_planner,
 )
-from sgl_vllm.lang.frames import TraceError
 from sgl_vllm.lang.ir import Text
 from sgl_vllm.lang.trace import shared_prefix
+from sgl_vllm.lang.tracing.frames import TraceError
 from tests.unit.lang.random_programs import program_of, sources
 
 pytestmark = pytest.mark.usefixtures("backend")

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import sgl_vllm as sgl
-from sgl_vllm.lang import view_live
-from sgl_vllm.lang.picture import Fork, Join, Picture, Slice, Turn, picture_of, visible
-from sgl_vllm.lang.view_html import ELIDE_FROM_CHARS, KEPT_CHARS
+from sgl_vllm.lang.views import live as view_live
+from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS
+from sgl_vllm.lang.views.picture import Fork, Join, Picture, Slice, Turn, picture_of, visible
 from tests.unit.lang.scripted import ScriptedBackend
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\'"&\x00\x1b[31m\u202e'

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sgl_vllm.lang.interpreter import Stream
-from sgl_vllm.lang.picture import Picture, picture_of, streams_below
-from sgl_vllm.lang.view_html import fragment_of
-from sgl_vllm.lang.view_terminal import TerminalView
+from sgl_vllm.lang.views.html import fragment_of
+from sgl_vllm.lang.views.picture import Picture, picture_of, streams_below
+from sgl_vllm.lang.views.terminal import TerminalView
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

@@ -1,8 +1,8 @@
 """What there is to see of a program's state at one moment, as immutable values.
 
 Owns the looking: it takes snapshots of a stream and of its branches, waits for nothing, and says
-where each piece of text comes from. How that is drawn is in `view_html.py`, `view_terminal.py` and
-`view_svg.py`.
+where each piece of text comes from. How that is drawn is in `html.py`, `terminal.py` and
+`svg.py`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sgl_vllm.lang.picture import (
+from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS, join_line
+from sgl_vllm.lang.views.picture import (
     Branch,
     Fork,
     Join,
@@ -24,8 +25,7 @@ from sgl_vllm.lang.picture import (
     usage_facts,
     visible,
 )
-from sgl_vllm.lang.view_html import ELIDE_FROM_CHARS, KEPT_CHARS, join_line
-from sgl_vllm.lang.view_svg import MOST_LANES
+from sgl_vllm.lang.views.svg import MOST_LANES
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

@@ -17,7 +17,7 @@ import html
 from dataclasses import dataclass, field
 from math import sqrt
 
-from sgl_vllm.lang.picture import Branch, Fork, Join, Picture, Piece, Turn, visible
+from sgl_vllm.lang.views.picture import Branch, Fork, Join, Picture, Piece, Turn, visible
 
 MOST_LANES = 64
 """Of one fork; further branches are only counted."""

@@ -16,10 +16,10 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sgl_vllm.lang import purity
-from sgl_vllm.lang.deferred import Deferred
-from sgl_vllm.lang.expressions import Expressions
-from sgl_vllm.lang.frames import (
+from sgl_vllm.lang.tracing import purity
+from sgl_vllm.lang.tracing.deferred import Deferred
+from sgl_vllm.lang.tracing.expressions import Expressions
+from sgl_vllm.lang.tracing.frames import (
     NOT_HANDLED,
     RUN_IT,
     At,
@@ -31,7 +31,7 @@ from sgl_vllm.lang.frames import (
     Raised,
     TraceError,
 )
-from sgl_vllm.lang.operations import (
+from sgl_vllm.lang.tracing.operations import (
     VIEWS,
     callable_name,
     eager,
@@ -42,7 +42,7 @@ from sgl_vllm.lang.operations import (
     own_parts,
     type_name,
 )
-from sgl_vllm.lang.source import definition_of
+from sgl_vllm.lang.tracing.source import definition_of
 
 MAX_STEPS = 200_000
 """Expressions that are evaluated at most: about a second."""

@@ -13,10 +13,10 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sgl_vllm.lang import purity
-from sgl_vllm.lang.deferred import Deferred, Environment, Leaf, Piece, Template, pieces_of
-from sgl_vllm.lang.frames import Host
 from sgl_vllm.lang.ir import Expr
+from sgl_vllm.lang.tracing import purity
+from sgl_vllm.lang.tracing.deferred import Deferred, Environment, Leaf, Piece, Template, pieces_of
+from sgl_vllm.lang.tracing.frames import Host
 
 VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 

@@ -15,7 +15,7 @@ import html
 from collections.abc import Iterable
 
 from sgl_vllm.lang.media import Media
-from sgl_vllm.lang.picture import (
+from sgl_vllm.lang.views.picture import (
     Block,
     Branch,
     Fork,
@@ -27,7 +27,7 @@ from sgl_vllm.lang.picture import (
     usage_facts,
     visible,
 )
-from sgl_vllm.lang.view_svg import MOST_LANES, fork_tree_svg_of
+from sgl_vllm.lang.views.svg import MOST_LANES, fork_tree_svg_of
 
 ELIDE_FROM_CHARS = 2000
 """Constant text that is longer has its middle folded away."""

@@ -18,12 +18,12 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sgl_vllm.lang import purity
-from sgl_vllm.lang.deferred import Deferred, Element, Piece, pieces_of
-from sgl_vllm.lang.frames import RUN_IT, At, Bound, Frame, Host, LocalFunction
 from sgl_vllm.lang.ir import Expr
-from sgl_vllm.lang.knowledge import Knowledge
-from sgl_vllm.lang.operations import (
+from sgl_vllm.lang.tracing import purity
+from sgl_vllm.lang.tracing.deferred import Deferred, Element, Piece, pieces_of
+from sgl_vllm.lang.tracing.frames import RUN_IT, At, Bound, Frame, Host, LocalFunction
+from sgl_vllm.lang.tracing.knowledge import Knowledge
+from sgl_vllm.lang.tracing.operations import (
     BINARY,
     COMPARE,
     PLAIN_LOOKUPS,

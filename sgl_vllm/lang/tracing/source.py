@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from sgl_vllm.lang.frames import TraceError
+from sgl_vllm.lang.tracing.frames import TraceError
 
 
 @functools.lru_cache(maxsize=64)

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from sgl_vllm.lang import purity
-from sgl_vllm.lang.deferred import (
+from sgl_vllm.lang.ir import Expr
+from sgl_vllm.lang.tracing import purity
+from sgl_vllm.lang.tracing.deferred import (
     Argument,
     Deferred,
     Element,
@@ -30,9 +31,17 @@ from sgl_vllm.lang.deferred import (
     lifted,
     template_of,
 )
-from sgl_vllm.lang.frames import RUN_IT, At, Bound, Frame, Host, LocalFunction, Raised, TraceError
-from sgl_vllm.lang.ir import Expr
-from sgl_vllm.lang.operations import VIEWS, function_of, shown, type_name
+from sgl_vllm.lang.tracing.frames import (
+    RUN_IT,
+    At,
+    Bound,
+    Frame,
+    Host,
+    LocalFunction,
+    Raised,
+    TraceError,
+)
+from sgl_vllm.lang.tracing.operations import VIEWS, function_of, shown, type_name
 
 
 class Knowledge(ABC):
