@@ -1,7 +1,7 @@
 """Traces a program to a graph: the operations of every prompt, without running any of them.
 
-Owns what stands for prompts while `tracing/evaluation.py` follows a program's source. No request is made,
-the program's function is not called, and none of its side effects happens.
+Owns what stands for prompts while `tracing/evaluation.py` follows a program's source. No request is
+made, the function is not called, and none of its side effects happens.
 """
 
 from __future__ import annotations
