@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import inspect
 import itertools
 import os
@@ -125,6 +126,11 @@ def new_future() -> Future[Any]:
     return future
 
 
+_tool_of: contextvars.ContextVar[Stream | None] = contextvars.ContextVar(
+    "sgl_vllm_tool_of", default=None
+)
+"""The stream whose tool runs here."""
+
 _process = uuid.uuid4().hex[:8]
 _run_numbers = itertools.count(1)
 
@@ -174,7 +180,10 @@ class Run:
 
     def cancel(self, reason: Exception | None = None) -> None:
         """Give up: cancel requests under way; fail what still waits and what is yet submitted."""
-        self._given_up = reason or ProgramCancelled("the program was given up before this was done")
+        if self._given_up is None:
+            self._given_up = reason or ProgramCancelled(
+                "the program was given up before this was done"
+            )
         for stream in list(self.streams):
             self.background.soon(stream.cancel)
         for interrupt in tuple(self._interrupts):
@@ -206,6 +215,7 @@ class Run:
         except asyncio.CancelledError as error:
             for _ in range(num_interrupts):
                 task.uncancel()
+            num_interrupts = 0
             if task.cancelling() > num_cancelled:
                 raise  # somebody else's wish, who waits for this task
             if self._given_up is None:
@@ -218,6 +228,8 @@ class Run:
             ) from self._given_up
         finally:
             is_running = False
+            for _ in range(num_interrupts):
+                task.uncancel()
             self._interrupts.remove(interrupt_soon)
 
     def cancel_after(self, timeout_s: float) -> Callable[[], None]:
@@ -288,7 +300,7 @@ class Stream:
         self.num_inherited_spans: int | None = 0 if parent is None else None
         self.joins: list[Joined] = []
         self._transcript = Transcript(seen_chars=seen_chars)
-        self._partial: tuple[str | None, str] = (None, "")  # a variable's name, its text so far
+        self._partial = ""  # what has come so far of the text being generated
         self._ahead: Ahead | None = None
         self._scopes: list[int] = []  # where the open var_scopes begin
         self._lock = threading.Lock()
@@ -375,12 +387,25 @@ class Stream:
         """What there is now; does not wait."""
         with self._lock:
             busy = str(self._queue[0][0]) if self._queue else None
-            return Snapshot(self._transcript, self._partial[1], busy, self._error)
+            return Snapshot(self._transcript, self._partial, busy, self._error)
 
-    def partial_of(self, name: str) -> str:
+    def partial_of(self, future: Future[Variable]) -> str:
         """What has come so far of the variable being generated; nothing for all others."""
-        generating, text = self._partial
-        return text if generating == name else ""
+        with self._lock:
+            return self._partial if self._queue and self._queue[0][1] is future else ""
+
+    def refuse_to_wait_for_itself(self) -> None:
+        """RuntimeError in a tool of this stream, or of one that has yet to fork it: what is
+        submitted here runs after the tool, which would wait for ever."""
+        caller = _tool_of.get()
+        stream: Stream | None = self
+        while caller is not None and stream is not None:
+            if stream is caller:
+                raise RuntimeError(
+                    "a tool cannot wait for the prompt that waits for it: give it what it needs "
+                    "as arguments, such as sgl.var('x')"
+                )
+            stream = stream.parent if stream.num_inherited_spans is None else None
 
     @property
     def is_idle(self) -> bool:
@@ -441,7 +466,7 @@ class Stream:
                 if self._error is not None:
                     return
                 self._queue.popleft()
-                self._partial = (None, "")
+                self._partial = ""
             future.set_result(result)
             if self._listeners:
                 self.changed()
@@ -454,7 +479,7 @@ class Stream:
             if self._error is not None:
                 return
             self._error = error
-            self._partial = (None, "")
+            self._partial = ""
             abandoned = list(self._queue)
             self._queue.clear()
         for operation, future, _ in abandoned:
@@ -510,6 +535,7 @@ class Stream:
             case Tool():
                 return await self._call_tool(operation, needed)
             case Show(media):
+                self._ahead = None
                 self._transcript = transcript.shown(media)
             case VarScopeBegin(name):
                 self._scopes.append(len(transcript.text))
@@ -577,7 +603,7 @@ class Stream:
                 if not retries_left:
                     raise
                 self._ahead = None
-                self._partial = (None, "")
+                self._partial = ""
             else:
                 break
         first, several = texts[0], (sampling.n or 1) > 1
@@ -585,12 +611,13 @@ class Stream:
             first.text, "gen", expr.name, forced=first.forced, usage=answer.usage
         ).seen()
         with self._lock:  # who looks on sees the text once
-            self._transcript, self._partial = written, (None, "")
+            self._transcript, self._partial = written, ""
         meta = GenMeta(
             finish_reason=tuple(text.finish_reason for text in texts),
             output_token_logprobs=tuple(text.logprobs for text in texts),
             usage=answer.usage,
             prompt_logprobs=answer.prompt_logprobs,
+            with_text=sampling.return_text_in_logprobs is not False,
         )
         return Variable(
             values if several else values[0],
@@ -631,7 +658,7 @@ class Stream:
             nonlocal raw
             raw += piece
             if is_shown:
-                self._partial = (expr.name, expr.reasoning.begun(raw) if expr.reasoning else raw)
+                self._partial = expr.reasoning.begun(raw) if expr.reasoning else raw
                 self.changed()
             return stop.position(raw) is not None
 
@@ -725,7 +752,7 @@ class Stream:
                 within = marks[bisect_right(marks, max_tokens, key=lambda m: m.num_tokens) - 1]
                 is_within = within.num_tokens <= max_tokens
                 self._show_partial(
-                    name, text[len(begun) : within.num_chars] if is_within else "", sampling
+                    text[len(begun) : within.num_chars] if is_within else "", sampling
                 )
             if enough is None and first_stop(text[len(begun) :], sampling.stop) is not None:
                 enough = num_tokens + num_tokens_ahead
@@ -752,10 +779,10 @@ class Stream:
         )
         return ahead, answer.usage
 
-    def _show_partial(self, name: str | None, text: str, sampling: Sampling) -> None:
+    def _show_partial(self, text: str, sampling: Sampling) -> None:
         stop = first_stop(text, sampling.stop)
         shown = text[: stop[0]] if stop else without_begun_stop(text, sampling.stop)
-        self._partial = (name, shown)
+        self._partial = shown
         self.changed()
 
     # --- the other operations ------------------------------------------------------------------
@@ -806,12 +833,20 @@ class Stream:
 
         args = [filled(argument) for argument in expr.args]
         kwargs = {key: filled(argument) for key, argument in expr.kwargs}
-        if inspect.iscoroutinefunction(expr.function):
-            value = await expr.function(*args, **kwargs)
-        else:
-            value = await self.run.background.in_thread(expr.function, *args, **kwargs)
-            if inspect.isawaitable(value):  # an object whose __call__ is a coroutine function
-                value = await value
+        caller = _tool_of.set(self)
+        try:
+            if inspect.iscoroutinefunction(expr.function):
+                value = await expr.function(*args, **kwargs)
+            else:
+                call = functools.partial(expr.function, *args, **kwargs)
+                context = contextvars.copy_context()
+                value = await self.run.background.in_thread(context.run, call)
+                if inspect.isawaitable(value):  # an object whose __call__ is a coroutine function
+                    value = await value
+        except ProgramError as error:  # of a program that the tool has run
+            raise ProgramError(str(expr), self.where, error) from error
+        finally:
+            _tool_of.reset(caller)
         variable = Variable.of(value)
         self._write(variable.text, "tool", expr.name)
         return variable
@@ -827,7 +862,7 @@ class Stream:
                 usage = await self.run.backend.warm(self._transcript.prompt())
             except BackendError as error:
                 logger.debug("a fork's hint failed: %s", error)
-                usage = Usage(calls=1)
+                usage = Usage()
             self.run.usage += usage  # read only now: other streams have added to it meanwhile
             self._transcript = self._transcript.seen()
         for child in children:
@@ -900,7 +935,12 @@ def _split_off_reasoning(
 ) -> tuple[list[str | None], tuple[Generated, ...]]:
     if expr.reasoning is None:
         return [None] * len(texts), texts
-    parts = [expr.reasoning.split(text.text) for text in texts]
+    parts = [
+        expr.reasoning.split(text.text)
+        if text.reasoning is None
+        else (text.reasoning.strip(), text.text.strip())
+        for text in texts
+    ]
     answers = (
         replace(t, text=answer, forced=()) for t, (_, answer) in zip(texts, parts, strict=True)
     )

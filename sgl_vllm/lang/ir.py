@@ -397,21 +397,22 @@ def tool(name: str | None, function: Callable[..., Any], /, *args: Any, **kwargs
     """Call `function`, append its result as text and store the result under `name`.
 
     It runs when everything before it has run. An argument ``var("x")`` is the value of the
-    variable x. A plain function runs in a thread of its own, a coroutine function on the
-    language's event loop. What it raises is the ProgramError's cause.
+    variable x. A plain function runs in a thread, a coroutine function on the language's event
+    loop. It must not wait for the prompt that waits for it. What it raises is the cause of the
+    ProgramError.
     """
     return Tool(name, function, args, tuple(kwargs.items()))
 
 
-def image(source: Any) -> Show:
+def image(path: Any) -> Show:
     """An image: a path, an http(s) or data URL, bytes, or a PIL image; belongs in a turn."""
-    return Show(media.read_image(source))
+    return Show(media.read_image(path))
 
 
-def video(source: Any, num_frames: int | None = None) -> Show:
+def video(path: Any, num_frames: int | None = None) -> Show:
     """A video: a path, an http(s) or data URL, or bytes; belongs in a turn. The model sees
     `num_frames` frames of it (None: as many as the server takes by default)."""
-    return Show(media.read_video(source, num_frames))
+    return Show(media.read_video(path, num_frames))
 
 
 def separate_reasoning(expr: Expr | str, model_type: str = "qwen3") -> ExprList:

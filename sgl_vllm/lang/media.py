@@ -24,6 +24,9 @@ _SIGNATURES = (
 )
 
 
+_PNG_MODES = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
+
+
 @dataclass(frozen=True)
 class Media:
     """An image, or a video of which the model sees `num_frames` (None: as many as the server
@@ -45,7 +48,7 @@ def read_image(source: Any) -> Media:
     """
     if hasattr(source, "save") and hasattr(source, "size"):  # PIL, which need not be installed
         buffer = io.BytesIO()
-        source.save(buffer, format="PNG")
+        (source if source.mode in _PNG_MODES else source.convert("RGB")).save(buffer, format="PNG")
         return Media("image", _data_url(buffer.getvalue(), "image/png"))
     return Media("image", _url(source, "image"))
 

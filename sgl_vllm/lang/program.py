@@ -131,21 +131,22 @@ class Program:
     def _check_names(self, names: Mapping[str, Any]) -> None:
         inspect.signature(self.func).bind_partial(None, **names)
 
-    def trace(self, *args: Any, **known: Any) -> Graph:
+    def trace(self, *args: Any, backend: Backend | None = None, **known: Any) -> Graph:
         """The program as a graph: what it appends, forks and joins, and which operation uses which
         variable. The function is not called; the arguments that are given are known, the others
         stand for whatever they will be.
 
         TraceError where the program does something that has an effect outside of its prompt, or
-        decides on what only a run knows; `TraceError.graph` is then what comes before.
+        decides on what only a run knows; `TraceError.graph` is then what comes before. `backend`
+        is there for SGLang's programs and means nothing.
         """
         from sgl_vllm.lang.trace import trace
 
         return trace(self, *args, **known)
 
-    def compile(self, *args: Any, **known: Any) -> CompiledProgram:
+    def compile(self, *args: Any, backend: Backend | None = None, **known: Any) -> CompiledProgram:
         """A program that runs without calling the function, from its graph; the arguments that
-        are given are fixed. It gives the same, and is never slower. TraceError as in `trace`."""
+        are given are fixed. It gives the same. TraceError, and `backend`, as in `trace`."""
         from sgl_vllm.lang.compiler import compile_program
 
         return compile_program(self, *args, **known)
@@ -246,7 +247,8 @@ class Program:
         **kwargs: Any,
     ) -> ProgramState:
         """`run`, to be awaited; takes the same arguments. An ``async def`` function runs on this
-        event loop, a plain one in a thread. Cancelling it cancels the requests under way."""
+        event loop, a plain one in a thread; with `stream` both run beside, on the language's own
+        loop or in a thread. Cancelling it cancels the requests under way."""
         sampling, kwargs = _split(kwargs)
         run = self._new_run(backend, _defaults(**sampling), stream=stream)
         state = ProgramState(Stream(run))
@@ -271,11 +273,11 @@ class Program:
             num_api_spec_tokens=self.num_api_spec_tokens,
         )
 
-    def _call(self, state: ProgramState, *args: Any, **kwargs: Any) -> None:
+    def _call(self, state: ProgramState, /, *args: Any, **kwargs: Any) -> None:
         """Call the function; what it submits may still be under way after."""
         state.ret_value = self.func(state, *args, **{**self.bound, **kwargs})
 
-    async def _call_async(self, state: ProgramState, *args: Any, **kwargs: Any) -> None:
+    async def _call_async(self, state: ProgramState, /, *args: Any, **kwargs: Any) -> None:
         inner = AsyncProgramState(state._stream)
         call = functools.partial(self.func, inner, *args, **{**self.bound, **kwargs})
         state.ret_value = await state._stream.run.call(call)
@@ -394,7 +396,9 @@ class Program:
         bar = _progress_bar(batch.start()) if progress_bar else None
         try:
             for future in batch.start():
-                await asyncio.wait([asyncio.wrap_future(future)])
+                wrapped = asyncio.wrap_future(future)
+                await asyncio.wait([wrapped])
+                wrapped.exception()  # raised below, if at all
         finally:
             batch.stop()
             if bar is not None:
@@ -507,6 +511,7 @@ class _Batch:
         self._results: list[Future[ProgramState]] = [Future() for _ in items]
         self._runs: dict[int, Run] = {}
         self._seen_chars = 0
+        self._warming: Future[Usage] | None = None
         self._started = False
         self._stopped = False
 
@@ -519,10 +524,13 @@ class _Batch:
 
     def results(self, *, progress_bar: bool = False) -> _Results:
         """States and errors in the items' order. Closing the iterator cancels the rest."""
-        self.start()
-        bar = _progress_bar(self._results) if progress_bar else None
+        bar = None
         try:
+            self.start()
+            bar = _progress_bar(self._results) if progress_bar else None
             for result in self._results:
+                if not result.done():
+                    background_loop().refuse_to_wait()
                 error = result.exception()
                 yield error if error is not None else result.result()
         finally:
@@ -533,6 +541,8 @@ class _Batch:
     def stop(self) -> None:
         """Cancel what is under way, and start nothing more."""
         self._stopped = True
+        if self._warming is not None:
+            self._warming.cancel()
         for run in list(self._runs.values()):
             run.cancel()
         self._slots.release()  # lets the feeder see that it is to stop
@@ -545,7 +555,10 @@ class _Batch:
                 self._slots.acquire()
                 if self._stopped:
                     return
-                start_one(index)
+                try:
+                    start_one(index)
+                except BaseException as error:  # no more threads, say
+                    self._done(index, error, lambda: None)
         finally:
             self._workers.close()
 
@@ -561,9 +574,12 @@ class _Batch:
         with contextlib.suppress(Exception):
             prefix = Transcript.of(shared_prefix(self._program, self._items))
             if prefix.is_worth_a_hint:
-                background = background_loop()
-                background.wait_for(background.start(self._backend.warm(prefix.prompt())))
-                self._seen_chars = len(prefix.text)
+                self._warming = background_loop().start(self._backend.warm(prefix.prompt()))
+                try:
+                    self._warming.result(self._timeout_s)
+                    self._seen_chars = len(prefix.text)
+                finally:
+                    self._warming.cancel()
 
     def _new_state(self, index: int) -> ProgramState:
         run = self._runs[index] = self._program._new_run(self._backend, self._defaults)
@@ -611,10 +627,11 @@ class _Batch:
         self, index: int, result: ProgramState | BaseException, in_time: Callable[[], None]
     ) -> None:
         in_time()
-        run = self._runs.pop(index)
+        run = self._runs.pop(index, None)
         self._slots.release()
         if isinstance(result, BaseException):
-            run.cancel()
+            if run is not None:
+                run.cancel()
             self._results[index].set_exception(result)
         else:
             self._results[index].set_result(result)

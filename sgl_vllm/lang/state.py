@@ -199,6 +199,8 @@ class ProgramState(State):
     """The prompt of a program that is a plain function: reading blocks its thread."""
 
     def _wait(self, future: Future[Any]) -> Any:
+        if not future.done():
+            self._stream.refuse_to_wait_for_itself()
         return self._stream.run.background.wait_for(future)
 
     def _awaited_body(self) -> Future[Any] | None:
@@ -255,11 +257,16 @@ class ProgramState(State):
         self._read()
 
     def error(self) -> ProgramError | None:
-        """Wait until everything submitted has run; the error that stopped it, or None."""
+        """Wait until everything submitted has run; the error that stopped it, or None. What the
+        function of a streamed run has raised is its cause."""
         try:
             self.sync()
         except ProgramError as error:
             return error
+        except Exception as error:
+            if self._stream.run.body is None:
+                raise
+            return ProgramError("the program's function", "", error)
         return None
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
@@ -289,8 +296,13 @@ class AsyncProgramState(State):
     """
 
     async def _variable(self, name: str) -> Variable:
-        variable: Variable = await result_of(self._stream.variable(name))
+        variable: Variable = await self._result(self._stream.variable(name))
         return variable
+
+    async def _result(self, future: Future[Any]) -> Any:
+        if not future.done():
+            self._stream.refuse_to_wait_for_itself()
+        return await result_of(future)
 
     def __getitem__(self, name: str) -> Awaitable[Any]:
         """To be awaited: the value of variable `name`. KeyError if the program does not make
@@ -298,7 +310,7 @@ class AsyncProgramState(State):
         future = self._stream.variable(name)
 
         async def value() -> Any:
-            return (await result_of(future)).value
+            return (await self._result(future)).value
 
         return _Awaitable(value)
 
@@ -312,7 +324,7 @@ class AsyncProgramState(State):
         return meta_info(await self._variable(name), self._stream)
 
     async def _read(self) -> Transcript:
-        transcript: Transcript = await result_of(self._stream.submit(Read()))
+        transcript: Transcript = await self._result(self._stream.submit(Read()))
         return transcript
 
     async def text(self) -> str:
@@ -353,6 +365,7 @@ class _Follower:
         self._stream = stream
         self._var_name = var_name
         self._body = body
+        self._future: Future[Variable] | None = None
         self._num_chars = 0
 
     def look(self) -> tuple[str, bool]:
@@ -383,31 +396,34 @@ class _Follower:
                     body.result()
                 self._stream.variable(name)  # which raises
             return "", False
-        future = self._stream.variables[name]
-        if not future.done():
-            return self._stream.partial_of(name), False
-        variable: Variable = future.result()
-        return variable.text, True
+        if self._future is None:  # this one to its end, even if the name gets another one
+            self._future = self._stream.variables[name]
+        if not self._future.done():
+            return self._stream.partial_of(self._future), False
+        return self._future.result().text, True
 
 
 def meta_info(variable: Variable, stream: Stream) -> dict[str, Any]:
     """What `get_meta_info` tells of a variable."""
-    with_text = stream.run.defaults.return_text_in_logprobs is not False
 
-    def entries(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-        all_of = [asdict(token) for token in tokens]
-        return all_of if with_text else [{**entry, "text": None} for entry in all_of]
+    def entries(tokens: Sequence[TokenLogprob], with_text: bool) -> list[dict[str, Any]]:
+        if with_text:
+            return [asdict(token) for token in tokens]
+        return [
+            {"text": None, "logprob": t.logprob, "top": tuple((None, p) for _, p in t.top)}
+            for t in tokens
+        ]
 
     match variable.meta:
         case None:
             return {}
-        case GenMeta(finish_reasons, logprobs, usage, prompt_logprobs):
-            tokens = [entries(text) for text in logprobs]
+        case GenMeta(finish_reasons, logprobs, usage, prompt_logprobs, with_text):
+            tokens = [entries(text, with_text) for text in logprobs]
             several = len(finish_reasons) > 1
             return {
                 "finish_reason": list(finish_reasons) if several else finish_reasons[0],
                 "output_token_logprobs": tokens if several else tokens[0],
-                "prompt_token_logprobs": entries(prompt_logprobs),
+                "prompt_token_logprobs": entries(prompt_logprobs, with_text),
                 **asdict(usage),
             }
         case SelectMeta(choices, scores, token_logprobs, usage):
@@ -527,6 +543,7 @@ class ProgramGroup(Generic[StateT]):
     def _first(self, predicate: Callable[[StateT], Any]) -> StateT | None:
         reads = self._reads()
         waiting = list(reads)
+        self._parent._stream.run.background.refuse_to_wait()
         while waiting:
             ended, _ = concurrent.futures.wait(
                 waiting, return_when=concurrent.futures.FIRST_COMPLETED

@@ -29,12 +29,14 @@ Below that (about 16 tokens) the round trip costs more than the branches save.""
 
 @dataclass(frozen=True)
 class GenMeta:
-    """What is known of a generation beside its text; one entry per text for `n` > 1."""
+    """What is known of a generation beside its text; one entry per text for `n` > 1. `with_text`
+    says whether the tokens of log-probabilities are told as text."""
 
     finish_reason: tuple[str, ...]
     output_token_logprobs: tuple[tuple[TokenLogprob, ...], ...]
     usage: Usage
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    with_text: bool = True
 
 
 @dataclass(frozen=True)

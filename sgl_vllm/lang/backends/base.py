@@ -180,12 +180,14 @@ class Generated:
 
     `logprobs` has an entry per token if they were asked for. `forced` are the half-open intervals
     of the text, in characters, that the constraint left no choice about, if the server says so.
+    `reasoning` is what the model thought, where the service has taken it out of the text.
     """
 
     text: str
     finish_reason: str
     logprobs: tuple[TokenLogprob, ...] = ()
     forced: tuple[tuple[int, int], ...] = ()
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True)

@@ -161,13 +161,7 @@ class Engine(OnVLLM):
 
     async def warm(self, prompt: Prompt) -> Usage:
         engine = await self._engine()
-        try:
-            rendered = await self._render(engine, prompt)
-        except BackendError:
-            # A chat template may refuse a prompt that is not complete yet. The hint is only for
-            # speed: if the prompt itself is at fault, the generation that follows will say so.
-            return Usage()
-        return await self._warm(engine, rendered)
+        return await self._warm(engine, await self._render(engine, prompt))
 
     async def flush_cache(self) -> None:
         if not await (await self._engine()).reset_prefix_cache():
@@ -301,11 +295,11 @@ class Engine(OnVLLM):
         config = engine.model_config
         room = config.max_model_len - len(rendered["prompt_token_ids"])
         of_model = config.get_diff_sampling_param()
-        stop = sampling.stop
+        stop, max_tokens = sampling.stop, sampling.max_new_tokens
         try:
             return SamplingParams(
                 n=sampling.n or 1,
-                max_tokens=min(sampling.max_new_tokens or room, room),
+                max_tokens=room if max_tokens is None else min(max_tokens, room),
                 min_tokens=sampling.min_new_tokens or 0,
                 stop=list(stop) if isinstance(stop, tuple) else stop,
                 stop_token_ids=list(sampling.stop_token_ids or ()),

@@ -97,11 +97,18 @@ def read_generated(choice: dict[str, Any]) -> Generated:
         text = choice["message"]["content"] or ""
         if not isinstance(text, str):
             raise TypeError("the content of a chat message is not a string")
-        return Generated(text, finish_reason, _chat_logprobs(logprobs.get("content") or ()))
+        tokens = _chat_logprobs(logprobs.get("content") or ())
+        return Generated(text, finish_reason, tokens, reasoning=_reasoning(choice["message"]))
     text = choice["text"]
     if not isinstance(text, str):
         raise TypeError("the text of a completion is not a string")
     return Generated(text, finish_reason, _completion_logprobs(logprobs))
+
+
+def _reasoning(message: dict[str, Any]) -> str | None:
+    """What a server with a parser for it has taken out of the text; its name has changed."""
+    reasoning = message.get("reasoning") or message.get("reasoning_content")
+    return reasoning if isinstance(reasoning, str) else None
 
 
 def _chat_logprobs(entries: Any) -> tuple[TokenLogprob, ...]:
@@ -145,6 +152,7 @@ class AssembledAnswer:
     def __init__(self, *, chat: bool) -> None:
         self._chat = chat
         self._pieces: list[str] = []
+        self._reasoning = ""
         self._logprobs: dict[str, list[Any]] = {}
         self._usage: dict[str, Any] | None = None
         self.finish_reason: str | None = None
@@ -163,6 +171,8 @@ class AssembledAnswer:
             self._logprobs.setdefault(key, []).extend(values or ())
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         piece = choice["delta"].get("content") if self._chat else choice["text"]
+        if self._chat:
+            self._reasoning += _reasoning(choice["delta"]) or ""
         if not piece:
             return ""
         if not isinstance(piece, str):
@@ -173,5 +183,6 @@ class AssembledAnswer:
     def answer(self) -> dict[str, Any]:
         text = "".join(self._pieces)
         choice: dict[str, Any] = {"finish_reason": self.finish_reason, "logprobs": self._logprobs}
-        choice |= {"message": {"content": text}} if self._chat else {"text": text}
+        message = {"content": text, "reasoning": self._reasoning}
+        choice |= {"message": message} if self._chat else {"text": text}
         return {"choices": [choice], "usage": self._usage}

@@ -133,14 +133,17 @@ class VLLM(OnVLLM, OpenAIBackend):
         prompt_from = (sampling.logprob_start_len or 0) if sampling.return_logprob else -1
         if prompt_from >= 0:
             body["prompt_logprobs"] = sampling.top_logprobs_num
-        answer = await self._run_model(request.prompt, body, request.watch)
+        streams = request.watch is not None and prompt_from < 0  # vLLM streams none of the prompt's
+        answer = await self._run_model(request.prompt, body, request.watch if streams else None)
         with self.reading():
             texts = [read_generated(choice) for choice in answer["choices"]]
             if len(texts) != (sampling.n or 1):
                 raise ValueError(f"{len(texts)} texts came, and {sampling.n} were asked for")
             usage = with_report(texts, read_usage(answer), answer.get("kv_transfer_params"))
             prompt_logprobs = _prompt_tokens(answer, prompt_from) if prompt_from >= 0 else ()
-            return GenAnswer(tuple(texts), usage, prompt_logprobs)
+        if request.watch is not None and not streams:
+            request.watch(texts[0].text, usage.completion_tokens)
+        return GenAnswer(tuple(texts), usage, prompt_logprobs)
 
     async def warm(self, prompt: Prompt) -> Usage:
         answer = await self._run_model(prompt, {"max_tokens": 1, "temperature": 0.0})
@@ -206,7 +209,7 @@ class VLLM(OnVLLM, OpenAIBackend):
         except BackendError as error:
             if error.status is None:
                 raise
-            goes_alone = True  # a gateway, say, that lets nothing else through
+            goes_alone = True
         if goes_alone:
             return await self._post(path, body)
         try:
@@ -280,9 +283,9 @@ class VLLM(OnVLLM, OpenAIBackend):
         try:
             await self.call("GET", f"{self.url}/v1/sgl/stats")
         except BackendError as error:
-            if error.status != 404:
+            if error.status is None or error.status in (401, 408, 429) or error.status >= 500:
                 raise
-            return False
+            return False  # 404, or what a gateway says that lets nothing else through
         return True
 
 

@@ -301,7 +301,12 @@ def make_app(running: RunningServer) -> Recorder:
                     # What is before the wanted tokens is unspecified when the plugin answers.
                     start = body["vllm_xargs"]["sgl_score_from"] if server.plugin else 1
                     choice["prompt_logprobs"] = [None] * start + [
-                        {str(token): {"logprob": server.logprob(token, position)}}
+                        {
+                            str(token): {
+                                "logprob": server.logprob(token, position),
+                                "decoded_token": detokenize([token]),
+                            }
+                        }
                         for position, token in enumerate(ids)
                         if position >= start
                     ]

@@ -1,0 +1,240 @@
+"""Corners that a review found: each was a hang, a wrong answer or a wrong message."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from fastapi.responses import JSONResponse
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.backends.base import Backend, GenAnswer, Generated, GenRequest
+
+pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(60)]
+
+
+class Scripted(Backend):
+    """Answers with a number that counts up; remembers its requests, shows pieces to `watch`."""
+
+    name = "scripted"
+    tells_tokens = True
+
+    def __init__(self, text: str = "answer{}") -> None:
+        self.text = text
+        self.requests: list[GenRequest] = []
+
+    async def generate(self, request: GenRequest) -> GenAnswer:
+        self.requests.append(request)
+        text = self.text.format(len(self.requests))
+        if request.watch is not None:
+            for index, piece in enumerate(text):
+                request.watch(piece, index + 1)
+        return GenAnswer((Generated(text, "stop"),), sgl.Usage(calls=1))
+
+
+@pytest.mark.parametrize("name", ["state", "run", "index"])
+def test_a_program_may_call_its_arguments_what_it_likes(name):
+    scope: dict = {"sgl": sgl}
+    exec(f"def program(s, {name}):\n    s += str({name}) + sgl.gen('a')", scope)
+    program = sgl.function(scope["program"])
+    assert program.run(**{name: "CA"}).text().startswith("CA")
+    assert [state.text()[:2] for state in program.run_batch([("CA",), ("NY",)])] == ["CA", "NY"]
+
+    async def asynchronous(s, state):
+        s += state + sgl.gen("a")
+
+    states = sgl.function(asynchronous).run_batch([{"state": "CA"}, {"state": "NY"}])
+    assert [state.text()[:2] for state in states] == ["CA", "NY"]
+
+
+def test_a_batch_on_the_languages_own_loop_is_refused_instead_of_hanging():
+    @sgl.function
+    def inner(s):
+        s += "x" + sgl.gen("a")
+
+    @sgl.function
+    async def outer(s):
+        inner.run_batch([(), ()])
+
+    with pytest.raises(RuntimeError, match="own event loop"):
+        outer.run()
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_tool_that_reads_its_own_prompt_is_refused_instead_of_hanging(kind):
+    @sgl.function
+    def program(s):
+        s += "x"
+        s += sgl.tool("t", lambda: s.text())
+
+    @sgl.function
+    async def program_async(s):
+        async def read():
+            return await s.text()
+
+        s += "x"
+        s += sgl.tool("t", read)
+
+    with pytest.raises(sgl.ProgramError, match=r"tool .*cannot wait for the prompt that waits"):
+        (program if kind == "plain" else program_async).run()
+
+
+def test_a_tool_may_read_what_was_there_before_it():
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+        s += sgl.tool("t", lambda: s["a"] + "!")
+
+    state = program.run()
+    assert state["t"] == state["a"] + "!"
+
+
+def test_the_error_of_a_program_inside_a_tool_names_the_tool(server):
+    server.fault = lambda path, body: (
+        JSONResponse({"error": {"message": "no"}}, 400) if path.endswith("completions") else None
+    )
+
+    @sgl.function
+    def inner(s):
+        s += "x" + sgl.gen("v")
+
+    @sgl.function
+    def outer(s):
+        s += sgl.tool("t", lambda: inner.run()["v"])
+
+    with pytest.raises(sgl.ProgramError, match=r"tool <lambda> for 't' failed: gen 'v' failed"):
+        outer.run()
+
+
+def test_an_image_ends_what_was_generated_ahead():
+    backend = Scripted("one\ntwo\nthree\n")
+
+    @sgl.function(num_api_spec_tokens=50)
+    def program(s):
+        with s.assistant():
+            s += sgl.gen("a", stop="\n", max_tokens=10)
+            s += sgl.image(b"\x89PNG....")
+            s += "\n" + sgl.gen("b", stop="\n", max_tokens=10)
+
+    program.run(backend=backend)
+    assert len(backend.requests) == 2
+
+
+def test_a_readers_text_is_that_of_one_variable_even_if_its_name_is_given_again():
+    @sgl.function
+    def program(s):
+        s += sgl.gen("x") + sgl.gen("x")
+
+    state = program.run(backend=Scripted(), stream=True)
+    text = "".join(state.text_iter("x"))
+    assert text in ("answer1", "answer2")
+    assert state["x"] == "answer2"
+
+
+def test_logprobs_without_text_are_asked_for_by_one_gen_alone(server):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a", return_logprob=True, return_text_in_logprobs=False)
+        s += sgl.gen("b", return_logprob=True)
+
+    state = program.run()
+    assert {e["text"] for e in state.get_meta_info("a")["output_token_logprobs"]} == {None}
+    assert None not in {e["text"] for e in state.get_meta_info("b")["output_token_logprobs"]}
+
+
+def test_prompt_logprobs_and_streaming_exclude_each_other_at_vllm_and_the_first_win(server):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a", return_logprob=True, logprob_start_len=0)
+
+    state = program.run(stream=True)
+    state.sync()
+    (body,) = server.bodies("/v1/completions")
+    assert "prompt_logprobs" in body and "stream" not in body
+
+
+def test_a_gateway_that_lets_nothing_else_through_is_asked_once(server):
+    server.fault = lambda path, body: (
+        JSONResponse({"error": {"message": "forbidden"}}, 403) if "/sgl/" in path else None
+    )
+
+    @sgl.function
+    def program(s):
+        s += "x" * 200 + sgl.gen("a") + sgl.select("b", ["yes", "no"])
+
+    program.run()
+    program.run()
+    assert len([path for path, _ in server.requests if "/sgl/" in path]) == 1
+
+
+def test_what_a_server_has_taken_out_of_the_text_is_the_reasoning(server):
+    server.fault = lambda path, body: (
+        JSONResponse(
+            {
+                "choices": [
+                    {
+                        "message": {"content": "Lima", "reasoning": "Peru? Lima."},
+                        "finish_reason": "stop",
+                    }
+                ],
+                "usage": {"prompt_tokens": 1, "completion_tokens": 2},
+            }
+        )
+        if path.endswith("chat/completions")
+        else None
+    )
+
+    @sgl.function
+    def program(s):
+        s += sgl.user("The capital of Peru?")
+        s += sgl.assistant(sgl.separate_reasoning(sgl.gen("a"), "deepseek-r1"))
+
+    state = program.run()
+    assert (state["a"], state["a_reasoning_content"]) == ("Lima", "Peru? Lima.")
+
+
+def test_the_time_limit_of_a_batch_bounds_the_hint_too(server):
+    async def stuck(path, body):
+        if body.get("max_tokens") == 1:
+            await asyncio.sleep(30)
+
+    server.fault = stuck
+
+    @sgl.function
+    def program(s, word):
+        s += "The same long beginning of everything that is asked here. " * 4 + word + sgl.gen("a")
+
+    started = time.monotonic()
+    states = program.run_batch([("x",), ("y",)], timeout_s=2)
+    assert all("a" in state for state in states)
+    assert time.monotonic() - started < 20
+
+
+def test_error_returns_what_the_function_of_a_streamed_run_has_raised():
+    @sgl.function
+    def program(s):
+        raise ValueError("not today")
+
+    error = program.run(stream=True).error()
+    assert isinstance(error, sgl.ProgramError) and isinstance(error.__cause__, ValueError)
+
+
+def test_a_batch_awaited_leaves_no_complaint_about_exceptions_nobody_read(server, caplog):
+    server.fault = lambda path, body: (
+        JSONResponse({"error": {"message": "no"}}, 400) if path.endswith("completions") else None
+    )
+
+    @sgl.function
+    def program(s, word):
+        s += word + sgl.gen("a")
+
+    results = asyncio.run(program.run_batch_async([("x",), ("y",)], return_errors=True))
+    assert all(isinstance(result, sgl.ProgramError) for result in results)
+    assert "never retrieved" not in caplog.text
+
+
+def test_an_image_in_a_mode_that_png_lacks_is_converted():
+    image = pytest.importorskip("PIL.Image")
+    shown = sgl.image(image.new("CMYK", (2, 2)))
+    assert shown.media.url.startswith("data:image/png;base64,")
