@@ -258,10 +258,11 @@ class Run:
 @dataclass(frozen=True)
 class Snapshot:
     """A stream at one moment: its transcript, and what has come so far of the text being
-    generated. `busy` says what runs, `error` what has ended it."""
+    generated as `partial_name`. `busy` says what runs, `error` what has ended it."""
 
     transcript: Transcript
     partial: str
+    partial_name: str | None
     busy: str | None
     error: ProgramError | None
 
@@ -386,8 +387,14 @@ class Stream:
     def snapshot(self) -> Snapshot:
         """What there is now; does not wait."""
         with self._lock:
-            busy = str(self._queue[0][0]) if self._queue else None
-            return Snapshot(self._transcript, self._partial, busy, self._error)
+            running = self._queue[0][0] if self._queue else None
+            return Snapshot(
+                self._transcript,
+                self._partial,
+                getattr(running, "name", None),
+                None if running is None else str(running),
+                self._error,
+            )
 
     def partial_of(self, future: Future[Variable]) -> str:
         """What has come so far of the variable being generated; nothing for all others."""

@@ -264,8 +264,9 @@ def _branch(stream: Stream, depth: int = 0) -> Branch:
         if snapshot.transcript.role != role or len(snapshot.transcript.messages) != turn:
             close_turn(goes_on=False)
             role, is_continued = snapshot.transcript.role, False
-        name = stream._partial[0]
-        pieces.append(Piece("gen", (Slice(partial),), name, ("still coming",), None, True))
+        pieces.append(
+            Piece("gen", (Slice(partial),), snapshot.partial_name, ("still coming",), None, True)
+        )
     close_turn(goes_on=False)
     num_chars = len(text) + len(partial) - begin
     return Branch(stream.where, status, tuple(blocks), num_chars, busy, error, num_deeper)
