@@ -88,6 +88,10 @@ class TimedVLLM(sgl.VLLM):
         self.record.calls += [Asked(prompt.extended(choice), "", False) for choice in choices]
         return answer
 
+    async def post_with_others(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Alone: both arms are asked alike, and of each answer the first token is seen."""
+        return await self.post(path, body)
+
     async def call(
         self, method: Literal["GET", "POST"], url: str, body: dict[str, Any] | None = None
     ) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class VLLM(OnVLLM, OpenAIBackend):
         with self.connect().client() as client:
             route = BatchRoute(client, timeout_s=self.timeout_s)
         return _Learned(
-            batcher=Batcher(self._post, route.open, route.abort, retry=self.max_retries > 0),
+            batcher=Batcher(self.post, route.open, route.abort, retry=self.max_retries > 0),
             model=Once(self._ask_model),
             plugin=Once(self._ask_plugin),
             begin_ids=Once(lambda: self.tokenize(TextPrompt(""))),
@@ -187,7 +187,7 @@ class VLLM(OnVLLM, OpenAIBackend):
             body["media_io_kwargs"] = media
         path = "chat/completions" if isinstance(prompt, ChatPrompt) else "completions"
         if watch is None:
-            return await self._post_with_others(path, body)
+            return await self.post_with_others(path, body)
         body["stream"] = True
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         return await self.call_streamed(f"{self.url}/v1/{path}", body, watch)
@@ -199,10 +199,11 @@ class VLLM(OnVLLM, OpenAIBackend):
         ids = {"request_id": f"{program}-{next(_request_numbers)}"} if program else {}
         return {"model": await self._model_name(), **ids}
 
-    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """One request that runs the model, at "completions" or "chat/completions"."""
         return await self.call("POST", f"{self.url}/v1/{path}", body)
 
-    async def _post_with_others(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def post_with_others(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """On a server with the plugin, what is posted in the same moment is one request."""
         try:
             goes_alone = not await self.has_plugin()
@@ -211,7 +212,7 @@ class VLLM(OnVLLM, OpenAIBackend):
                 raise
             goes_alone = True
         if goes_alone:
-            return await self._post(path, body)
+            return await self.post(path, body)
         try:
             async with asyncio.timeout(self.timeout_s):
                 status, answer = await self._server().batcher.post(path, body)
