@@ -88,6 +88,7 @@ def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
             elif self.path == "/tokenize":
                 self._json({"tokens": fake.ids(body["prompt"])})
             elif self.path == "/v1/completions":
+                body.pop("request_id", None)  # no two requests have the same
                 fake.bodies.append(body)
                 if fake.fails_from is not None and len(fake.bodies) >= fake.fails_from:
                     self._json({"error": {"message": "EngineDeadError"}}, 500)
