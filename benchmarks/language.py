@@ -256,13 +256,13 @@ def _programs(arguments: argparse.Namespace) -> tuple[Any, Any, list[dict[str, i
     sgl.set_default_backend(sgl.VLLM(arguments.url))
 
     @sgl.function
-    def card(s, index, calls):  # type: ignore[no-untyped-def]
+    def card(s, index, calls):
         s += f"A card of person {index}.\n"
         for number in range(calls):
             s += QUESTIONS[number % 3] + sgl.gen(f"answer{number}", max_tokens=MAX_TOKENS)
 
     @sgl.function
-    async def card_async(s, index, calls):  # type: ignore[no-untyped-def]
+    async def card_async(s, index, calls):
         s += f"A card of person {index}.\n"
         for number in range(calls):
             s += QUESTIONS[number % 3] + sgl.gen(f"answer{number}", max_tokens=MAX_TOKENS)

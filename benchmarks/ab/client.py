@@ -103,8 +103,6 @@ class TimedVLLM(sgl.VLLM):
 
     async def _streamed(self, timer: _Timer, url: str, body: dict[str, Any]) -> dict[str, Any]:
         """The answer as it would be without a stream."""
-        from openai import AsyncStream
-
         body = {
             **body,
             "stream": True,
@@ -112,14 +110,10 @@ class TimedVLLM(sgl.VLLM):
             "stream_interval": REST_IN_ONE_PART,
         }
         joined = _Joined()
-        with self.connect().client() as client:
-            parts = await client.post(
-                url, cast_to=object, body=body, stream=True, stream_cls=AsyncStream[object]
-            )
-            async for part in parts:
-                if timer.first_token_s is None:
-                    timer.first_token_s = time.perf_counter()
-                joined.add(part)
+        async for part in self.chunks(url, body):
+            if timer.first_token_s is None:
+                timer.first_token_s = time.perf_counter()
+            joined.add(part)
         return joined.answer(is_chat=url.endswith("/chat/completions"))
 
     async def tokenized(self, calls: Sequence[Asked]) -> list[Call]:

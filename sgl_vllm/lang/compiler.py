@@ -89,7 +89,7 @@ class _Frame(Environment):
         if aspect == "value":
             return variable.value
         if aspect == "meta":
-            return meta_info(variable, self.stream(definition.stream))
+            return meta_info(variable)
         transcript: Transcript = variable.value
         if aspect == "text":
             return transcript.text

@@ -22,7 +22,6 @@ import os
 import re
 import threading
 import uuid
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -60,7 +59,7 @@ from sgl_vllm.lang.ir import (
     parts_of,
 )
 from sgl_vllm.lang.loop import BackgroundLoop
-from sgl_vllm.lang.speculation import Ahead, Mark, can_be_speculated, first_stop, without_begun_stop
+from sgl_vllm.lang.speculation import Ahead, Lookout, can_be_speculated
 from sgl_vllm.lang.transcript import GenMeta, SelectMeta, Transcript, Variable
 
 T = TypeVar("T")
@@ -209,13 +208,17 @@ class Run:
         def interrupt_soon() -> None:
             loop.call_soon_threadsafe(interrupt)
 
+        def take_back() -> None:
+            nonlocal num_interrupts
+            for _ in range(num_interrupts):
+                task.uncancel()
+            num_interrupts = 0
+
         self._interrupts.append(interrupt_soon)
         try:
             return await function()
         except asyncio.CancelledError as error:
-            for _ in range(num_interrupts):
-                task.uncancel()
-            num_interrupts = 0
+            take_back()
             if task.cancelling() > num_cancelled:
                 raise  # somebody else's wish, who waits for this task
             if self._given_up is None:
@@ -228,12 +231,13 @@ class Run:
             ) from self._given_up
         finally:
             is_running = False
-            for _ in range(num_interrupts):
-                task.uncancel()
+            take_back()
             self._interrupts.remove(interrupt_soon)
 
-    def cancel_after(self, timeout_s: float) -> Callable[[], None]:
-        """Give up in `timeout_s`, unless what is returned is called before."""
+    def cancel_after(self, timeout_s: float | None) -> Callable[[], None]:
+        """Give up in `timeout_s`, unless what is returned is called before; None: never."""
+        if timeout_s is None:
+            return lambda: None
         why = TimeoutError(f"the program was not done within timeout_s={timeout_s:g}")
         timers: list[asyncio.TimerHandle] = []
         loop = self.background.loop
@@ -325,10 +329,7 @@ class Stream:
             if self._error is None and given_up is not None:
                 self._error = ProgramError(str(operation), self.where, given_up)
             if self._error is not None:
-                future.set_exception(self._error)
-                if isinstance(operation, _Fork):
-                    for child in operation.children:
-                        child.fail(self._error)
+                _abandon(operation, future, self._error)
                 return future
             self._queue.append((operation, future, needed or {}))
             was_idle, self._busy = not self._busy, True
@@ -424,12 +425,11 @@ class Stream:
         """Call `listener`, on the loop, whenever there is more text, or an end; until what is
         returned is called."""
         self._listeners.append(listener)
+        return functools.partial(self._forget, listener)
 
-        def stop() -> None:
-            with contextlib.suppress(ValueError):
-                self._listeners.remove(listener)
-
-        return stop
+    def _forget(self, listener: Callable[[], object]) -> None:
+        with contextlib.suppress(ValueError):
+            self._listeners.remove(listener)
 
     def changed(self) -> None:
         """Tell who looks on."""
@@ -438,8 +438,7 @@ class Stream:
                 listener()
             except Exception:  # such as a reader whose own event loop has ended
                 logger.debug("%r looks on no more", listener, exc_info=True)
-                with contextlib.suppress(ValueError):
-                    self._listeners.remove(listener)
+                self._forget(listener)
 
     # --- the running side: the background loop -------------------------------------------------
 
@@ -490,10 +489,7 @@ class Stream:
             abandoned = list(self._queue)
             self._queue.clear()
         for operation, future, _ in abandoned:
-            if isinstance(operation, _Fork):
-                for child in operation.children:
-                    child.fail(error)
-            future.set_exception(error)
+            _abandon(operation, future, error)
         self.changed()
 
     def _why_given_up(self) -> Exception | None:
@@ -558,11 +554,10 @@ class Stream:
                 return Variable.of(values)
             case AppendTexts(branches):
                 joined = tuple(branch for branch, _ in branches)
-                for _, future in branches:
-                    await result_of(future)
+                texts = [(await result_of(f)).text[branch.forked_at :] for branch, f in branches]
                 self.joins.append(Joined(len(transcript.spans), joined, None))
-                for branch, future in branches:
-                    self._write((await result_of(future)).text[branch.forked_at :])
+                for text in texts:
+                    self._write(text)
             case _:
                 raise TypeError(f"{type(operation).__name__} cannot be run")
         return None
@@ -665,8 +660,7 @@ class Stream:
             nonlocal raw
             raw += piece
             if is_shown:
-                self._partial = expr.reasoning.begun(raw) if expr.reasoning else raw
-                self.changed()
+                self._show(expr.reasoning.begun(raw) if expr.reasoning else raw)
             return stop.position(raw) is not None
 
         return watch
@@ -699,9 +693,7 @@ class Stream:
         else:
             prompt = self._open_prompt("gen")
         try:
-            ahead, usage = await self._run_ahead(
-                prompt, sampling, num_tokens_ahead, begun, expr.name
-            )
+            ahead, usage = await self._run_ahead(prompt, sampling, num_tokens_ahead, begun)
         except BackendError as error:
             if begun or error.status != 400:
                 raise
@@ -733,63 +725,23 @@ class Stream:
         return GenAnswer((text,), usage)
 
     async def _run_ahead(
-        self,
-        prompt: Prompt,
-        sampling: Sampling,
-        num_tokens_ahead: int,
-        begun: str,
-        name: str | None,
+        self, prompt: Prompt, sampling: Sampling, num_tokens_ahead: int, begun: str
     ) -> tuple[Ahead, Usage]:
-        marks: list[Mark] = []
-        tokens_are_told = True
-        text = ""
-        enough: int | None = None  # so many tokens, once the end of this generation has come
-        was_enough = False
-        max_tokens = sampling.max_new_tokens or 0
-        more = num_tokens_ahead if self.run.backend.tells_tokens or begun else 0
+        backend = self.run.backend
+        lookout = Lookout(sampling, num_tokens_ahead, begun, tells_tokens=backend.tells_tokens)
 
         def watch(piece: str, num_tokens: int | None) -> bool:
-            nonlocal text, enough, was_enough, tokens_are_told
-            text += piece
-            if num_tokens is None or (marks and num_tokens <= marks[-1].num_tokens):
-                tokens_are_told = False
-                return more > 0 and not begun  # all that comes is of no use then
-            marks.append(Mark(num_tokens, len(text)))
-            if self.run.stream and text.startswith(begun):
-                within = marks[bisect_right(marks, max_tokens, key=lambda m: m.num_tokens) - 1]
-                is_within = within.num_tokens <= max_tokens
-                self._show_partial(
-                    text[len(begun) : within.num_chars] if is_within else "", sampling
-                )
-            if enough is None and first_stop(text[len(begun) :], sampling.stop) is not None:
-                enough = num_tokens + num_tokens_ahead
-            was_enough = enough is not None and num_tokens >= enough
-            return was_enough
+            is_enough = lookout(piece, num_tokens)
+            if self.run.stream and (shown := lookout.shown()) is not None:
+                self._show(shown)
+            return is_enough
 
-        request = GenRequest(
-            prompt,
-            replace(sampling, stop=None, max_new_tokens=max_tokens + more),
-            watch=watch,
-        )
-        answer = await self.run.backend.generate(request)
-        generated = answer.texts[0]
-        if generated.finish_reason == "length" and not was_enough:
-            marks.append(Mark(max_tokens + more, len(text)))
-        known = tokens_are_told and text == generated.text
-        ahead = Ahead(
-            generated.text,
-            generated.finish_reason,
-            sampling,
-            answer.usage.prompt_tokens,
-            max_tokens if begun else max_tokens + more,
-            tuple(marks) if known else None,
-        )
-        return ahead, answer.usage
+        answer = await backend.generate(GenRequest(prompt, lookout.sampling, watch=watch))
+        return lookout.ahead(answer.texts[0], answer.usage.prompt_tokens), answer.usage
 
-    def _show_partial(self, text: str, sampling: Sampling) -> None:
-        stop = first_stop(text, sampling.stop)
-        shown = text[: stop[0]] if stop else without_begun_stop(text, sampling.stop)
-        self._partial = shown
+    def _show(self, text: str) -> None:
+        """Let readers see what has come so far of the text being generated."""
+        self._partial = text
         self.changed()
 
     # --- the other operations ------------------------------------------------------------------
@@ -824,7 +776,7 @@ class Stream:
         return Variable(expr.parse(chosen) if expr.parse else chosen, chosen, meta)
 
     async def _compute(self, expr: Computed, needed: Needed) -> Variable:
-        values = {name: (await result_of(future)).value for name, future in needed.items()}
+        values = await _values_of(needed)
         variable = Variable.of("")
         for part in parts_of(expr.function(values)):
             made = await self._execute(part, {})
@@ -833,7 +785,7 @@ class Stream:
         return variable
 
     async def _call_tool(self, expr: Tool, needed: Needed) -> Variable:
-        values = {name: (await result_of(future)).value for name, future in needed.items()}
+        values = await _values_of(needed)
 
         def filled(argument: Any) -> Any:
             return values[argument.name] if isinstance(argument, Var) else argument
@@ -907,6 +859,14 @@ class _StopRegex:
         )
 
 
+def _abandon(operation: Operation, future: Future[Any], error: ProgramError) -> None:
+    """An operation that will not run: whoever waits for it, or for a branch of it, gets `error`."""
+    if isinstance(operation, _Fork):
+        for child in operation.children:
+            child.fail(error)
+    future.set_exception(error)
+
+
 async def _all_of(futures: Sequence[Future[Any]]) -> None:
     for future in futures:
         await result_of(future)
@@ -915,6 +875,10 @@ async def _all_of(futures: Sequence[Future[Any]]) -> None:
 def _is_being_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+async def _values_of(needed: Needed) -> dict[str, Any]:
+    return {name: (await result_of(future)).value for name, future in needed.items()}
 
 
 async def result_of(future: Future[Any]) -> Any:

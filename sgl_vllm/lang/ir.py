@@ -79,6 +79,12 @@ class Sampling:
     top_logprobs_num: int | None = None
     return_text_in_logprobs: bool | None = None
 
+    @property
+    def prompt_logprobs_from(self) -> int | None:
+        """The first prompt token whose log-probability is wanted; None if none is."""
+        start = self.logprob_start_len or 0
+        return start if self.return_logprob and start >= 0 else None
+
     def over(self, defaults: Sampling) -> Sampling:
         """These values, with `defaults` wherever one is None."""
         given = {f.name: getattr(self, f.name) for f in fields(self)}

@@ -155,13 +155,17 @@ class Program:
         """Send what the prompts of all runs begin with to the server, so that it is cached: known
         text and turns, up to the first generation or argument that is not `known`. Does nothing
         if that is short. BackendError if the server cannot be reached."""
-        from sgl_vllm.lang.trace import shared_prefix
-
-        prefix = Transcript.of(shared_prefix(self, [known]))
+        prefix = self._shared_prompt([known])
         if not prefix.is_worth_a_hint:
             return Usage()
         background = background_loop()
         return background.wait_for(background.start(chosen_backend(backend).warm(prefix.prompt())))
+
+    def _shared_prompt(self, items: Sequence[Mapping[str, Any]]) -> Transcript:
+        """What the prompts of all `items` begin with, as far as tracing tells."""
+        from sgl_vllm.lang.trace import shared_prefix
+
+        return Transcript.of(shared_prefix(self, items))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The same as `run`; inside another program, ``other(s, ...)`` writes on its prompt."""
@@ -291,7 +295,7 @@ class Program:
         timeout_s: float | None,
     ) -> None:
         run.body = body = new_future()
-        in_time = run.cancel_after(timeout_s) if timeout_s is not None else None
+        in_time = run.cancel_after(timeout_s)
 
         def ended(error: BaseException | None) -> None:
             if error is not None:
@@ -300,7 +304,7 @@ class Program:
             else:
                 body.set_result(None)
             run.background.soon(state._stream.changed)
-            if in_time is not None:
+            if timeout_s is not None:
                 run.check().add_done_callback(lambda _: in_time())
 
         def call() -> None:
@@ -428,15 +432,14 @@ class Program:
 @contextmanager
 def _giving_up_on_errors(run: Run, timeout_s: float | None) -> Iterator[None]:
     """Cancels the run if what is in the context fails, or if it takes longer than `timeout_s`."""
-    in_time = run.cancel_after(timeout_s) if timeout_s is not None else None
+    in_time = run.cancel_after(timeout_s)
     try:
         yield
     except BaseException:
         run.cancel()
         raise
     finally:
-        if in_time is not None:
-            in_time()
+        in_time()
 
 
 def _defaults(**values: Any) -> Sampling:
@@ -569,10 +572,8 @@ class _Batch:
         """
         if len(self._items) < 2 or not global_config.enable_precache_with_tracing:
             return
-        from sgl_vllm.lang.trace import shared_prefix
-
         with contextlib.suppress(Exception):
-            prefix = Transcript.of(shared_prefix(self._program, self._items))
+            prefix = self._program._shared_prompt(self._items)
             if prefix.is_worth_a_hint:
                 self._warming = background_loop().start(self._backend.warm(prefix.prompt()))
                 try:
@@ -590,7 +591,7 @@ class _Batch:
     def _run_one(self, index: int) -> None:
         def call() -> None:
             state = self._new_state(index)
-            in_time = self._timer(index)
+            in_time = state._stream.run.cancel_after(self._timeout_s)
             try:
                 self._program._call(state, **self._items[index])
             except BaseException as error:
@@ -602,7 +603,7 @@ class _Batch:
 
     def _run_one_async(self, index: int) -> None:
         state = self._new_state(index)
-        in_time = self._timer(index)
+        in_time = state._stream.run.cancel_after(self._timeout_s)
 
         def called(done: Future[None]) -> None:
             error = error_of(done)
@@ -613,11 +614,6 @@ class _Batch:
 
         body = self._program._call_async(state, **self._items[index])
         background_loop().start(body).add_done_callback(called)
-
-    def _timer(self, index: int) -> Callable[[], None]:
-        if self._timeout_s is None:
-            return lambda: None
-        return self._runs[index].cancel_after(self._timeout_s)
 
     def _finish(self, index: int, state: ProgramState, in_time: Callable[[], None]) -> None:
         checked = state._stream.run.check()

@@ -74,6 +74,79 @@ class Mark:
     num_chars: int
 
 
+class Lookout:
+    """Looks on while a generation runs past its end, and says when it has gone far enough.
+
+    `begun` is what the program has written in this turn already, where the service cannot continue
+    a turn and is asked for all of it. Where tokens are not told while text comes, nothing is asked
+    for beyond `max_new_tokens`, unless for the sake of `begun`.
+    """
+
+    def __init__(
+        self, sampling: Sampling, num_tokens_ahead: int, begun: str, *, tells_tokens: bool
+    ) -> None:
+        self._wanted = sampling
+        self._num_tokens_ahead = num_tokens_ahead
+        self._begun = begun
+        self._max_tokens = sampling.max_new_tokens or 0
+        self._more = num_tokens_ahead if tells_tokens or begun else 0
+        self._text = ""
+        self._marks: list[Mark] = []
+        self._tokens_are_told = True
+        self._enough: int | None = None  # so many tokens, once the wanted end has come
+        self._was_enough = False
+
+    @property
+    def sampling(self) -> Sampling:
+        """What to ask for."""
+        return replace(self._wanted, stop=None, max_new_tokens=self._max_tokens + self._more)
+
+    def __call__(self, piece: str, num_tokens: int | None) -> bool:
+        """Take a piece of the text, with which there are `num_tokens`; whether it is enough."""
+        marks = self._marks
+        self._text += piece
+        if num_tokens is None or (marks and num_tokens <= marks[-1].num_tokens):
+            self._tokens_are_told = False
+            return self._more > 0 and not self._begun  # all that comes is of no use then
+        marks.append(Mark(num_tokens, len(self._text)))
+        if self._enough is None and first_stop(self._own_text, self._wanted.stop) is not None:
+            self._enough = num_tokens + self._num_tokens_ahead
+        self._was_enough = self._enough is not None and num_tokens >= self._enough
+        return self._was_enough
+
+    @property
+    def _own_text(self) -> str:
+        return self._text[len(self._begun) :]
+
+    def shown(self) -> str | None:
+        """What readers may be given of it so far, as it will not be taken back; None while that
+        cannot be told."""
+        marks = self._marks
+        is_told = bool(marks) and marks[-1].num_chars == len(self._text)
+        if not is_told or not self._text.startswith(self._begun):
+            return None
+        within = marks[bisect_right(marks, self._max_tokens, key=lambda m: m.num_tokens) - 1]
+        if within.num_tokens > self._max_tokens:
+            return ""
+        text = self._text[len(self._begun) : within.num_chars]
+        stop = first_stop(text, self._wanted.stop)
+        return text[: stop[0]] if stop else without_begun_stop(text, self._wanted.stop)
+
+    def ahead(self, generated: Generated, num_prompt_tokens: int) -> Ahead:
+        """What has come, none of it used yet."""
+        if generated.finish_reason == "length" and not self._was_enough:
+            self._marks.append(Mark(self._max_tokens + self._more, len(self._text)))
+        is_known = self._tokens_are_told and self._text == generated.text
+        return Ahead(
+            generated.text,
+            generated.finish_reason,
+            self._wanted,
+            num_prompt_tokens,
+            self._max_tokens if self._begun else self._max_tokens + self._more,
+            tuple(self._marks) if is_known else None,
+        )
+
+
 @dataclass(frozen=True)
 class Ahead:
     """What has been generated and not yet been used: ``text[position:]``.

@@ -236,7 +236,7 @@ class ProgramState(State):
         `token_logprobs`. Both have `prompt_tokens`, `cached_prompt_tokens`, `completion_tokens`
         and `forced_tokens`.
         """
-        return meta_info(self._variable(name), self._stream)
+        return meta_info(self._variable(name))
 
     def _read(self) -> Transcript:
         self._wait_for_body()
@@ -321,7 +321,7 @@ class AsyncProgramState(State):
 
     async def get_meta_info(self, name: str) -> dict[str, Any]:
         """As `ProgramState.get_meta_info`."""
-        return meta_info(await self._variable(name), self._stream)
+        return meta_info(await self._variable(name))
 
     async def _read(self) -> Transcript:
         transcript: Transcript = await self._result(self._stream.submit(Read()))
@@ -403,7 +403,7 @@ class _Follower:
         return self._future.result().text, True
 
 
-def meta_info(variable: Variable, stream: Stream) -> dict[str, Any]:
+def meta_info(variable: Variable) -> dict[str, Any]:
     """What `get_meta_info` tells of a variable."""
 
     def entries(tokens: Sequence[TokenLogprob], with_text: bool) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -19,19 +18,6 @@ from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_an
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
 
-CHROMIUM = shutil.which("chromium")
-if CHROMIUM is None:
-    pytest.skip("no chromium (Debian: apt install chromium)", allow_module_level=True)
-CHROMIUM_OPTIONS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 API_KEY = "a-key"
 REFRESH_MS = 3000
 
@@ -75,14 +61,6 @@ class Served:
         box = self.node(num_tokens).bounding_box()
         assert box is not None
         return box["width"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[sync_api.Browser]:
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_OPTIONS)
-        yield started
-        started.close()
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,15 +14,6 @@ from tests.unit.lang.scripted import ScriptedBackend
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
 
-CHROMIUM = shutil.which("chromium")
-if CHROMIUM is None:
-    pytest.skip("no chromium (Debian: apt install chromium)", allow_module_level=True)
-CHROMIUM_OPTIONS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-]
 
 HOSTILE = '<script>document.title = "taken"</script><img src=x onerror="document.title=1">'
 PIXEL = (
@@ -97,14 +87,6 @@ def page_text() -> str:
     state.sync()
     assert state._stream.run.check().exception(30) is not None  # that of fork[1]
     return sgl.to_page(state, "A run")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[sync_api.Browser]:
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_OPTIONS)
-        yield started
-        started.close()
 
 
 @pytest.fixture(params=["light", "dark"])

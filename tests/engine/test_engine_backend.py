@@ -28,8 +28,18 @@ def engine_of(**options) -> sgl.Engine:
     return sgl.Engine(MODEL, **{**defaults, **options})
 
 
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
 @pytest.fixture(scope="module")
-def engine():
+def children_of_others():
+    """Of earlier modules, such as the workers that torch's compiler keeps."""
+    return children()
+
+
+@pytest.fixture(scope="module")
+def engine(children_of_others):
     with engine_of() as engine:
         yield engine
 
@@ -233,10 +243,12 @@ def test_a_wrong_argument_is_an_error_at_the_start():
         pass
 
 
-def test_closing_leaves_no_process_and_use_after_that_starts_anew(engine, monkeypatch):
+def test_closing_leaves_no_process_and_use_after_that_starts_anew(
+    engine, children_of_others, monkeypatch
+):
     """Last, as it ends the engine of this module."""
-    processes = psutil.Process().children(recursive=True)
-    workers = [p for p in processes if "resource_tracker" not in " ".join(p.cmdline())]
+    new = children() - children_of_others
+    workers = [p for p in new if "resource_tracker" not in " ".join(p.cmdline())]
     assert workers
     engine.close()
     _, alive = psutil.wait_procs(workers, timeout=5)

@@ -144,8 +144,8 @@ class Engine(OnVLLM):
             )
             if params.n == 1:  # vLLM would tell of one text only
                 params.extra_args = {REPORT: 1}
-        prompt_from = (sampling.logprob_start_len or 0) if sampling.return_logprob else -1
-        if prompt_from >= 0:
+        prompt_from = sampling.prompt_logprobs_from
+        if prompt_from is not None:
             params.prompt_logprobs = sampling.top_logprobs_num
         if request.watch is None:
             output = await self._run(engine, rendered, params)
@@ -155,7 +155,7 @@ class Engine(OnVLLM):
             output, text, usage = await self._run_watched(engine, rendered, params, request.watch)
             texts = [text]
         usage = with_report(texts, usage, output.kv_transfer_params)
-        prompt_logprobs = output.prompt_logprobs or () if prompt_from >= 0 else ()
+        prompt_logprobs = () if prompt_from is None else output.prompt_logprobs or ()
         tokens = tuple(_token_logprob(row) for row in list(prompt_logprobs)[prompt_from:] if row)
         return GenAnswer(tuple(texts), usage, tokens)
 

@@ -41,6 +41,9 @@ from sgl_vllm.lang.errors import BackendError, UnsupportedError
 
 _request_numbers = itertools.count(1)
 
+_ONE_TOKEN = {"max_tokens": 1, "temperature": 0.0}
+"""The least that vLLM generates: for requests that are about their prompt."""
+
 
 @dataclass(frozen=True)
 class _Model:
@@ -130,23 +133,25 @@ class VLLM(OnVLLM, OpenAIBackend):
             body["structured_outputs"] = {"json": json.loads(request.json_schema)}
         if "structured_outputs" in body and sampling.n == 1:  # vLLM would tell of one text only
             body["vllm_xargs"] = {REPORT: 1}
-        prompt_from = (sampling.logprob_start_len or 0) if sampling.return_logprob else -1
-        if prompt_from >= 0:
+        prompt_from = sampling.prompt_logprobs_from
+        if prompt_from is not None:
             body["prompt_logprobs"] = sampling.top_logprobs_num
-        streams = request.watch is not None and prompt_from < 0  # vLLM streams none of the prompt's
+        streams = (
+            request.watch is not None and prompt_from is None
+        )  # vLLM streams none of the prompt's
         answer = await self._run_model(request.prompt, body, request.watch if streams else None)
         with self.reading():
             texts = [read_generated(choice) for choice in answer["choices"]]
             if len(texts) != (sampling.n or 1):
                 raise ValueError(f"{len(texts)} texts came, and {sampling.n} were asked for")
             usage = with_report(texts, read_usage(answer), answer.get("kv_transfer_params"))
-            prompt_logprobs = _prompt_tokens(answer, prompt_from) if prompt_from >= 0 else ()
+            prompt_logprobs = () if prompt_from is None else _prompt_tokens(answer, prompt_from)
         if request.watch is not None and not streams:
             request.watch(texts[0].text, usage.completion_tokens)
         return GenAnswer(tuple(texts), usage, prompt_logprobs)
 
     async def warm(self, prompt: Prompt) -> Usage:
-        answer = await self._run_model(prompt, {"max_tokens": 1, "temperature": 0.0})
+        answer = await self._run_model(prompt, dict(_ONE_TOKEN))
         with self.reading():
             return read_usage(answer)
 
@@ -228,13 +233,9 @@ class VLLM(OnVLLM, OpenAIBackend):
         return answer
 
     async def warm_ids(self, ids: list[int]) -> Usage:
-        body = {
-            **await self._common(),
-            "prompt": ids,
-            "max_tokens": 1,
-            "temperature": 0.0,
-        }
-        answer = await self.call("POST", f"{self.url}/v1/completions", body)
+        answer = await self.post(
+            "completions", {**await self._common(), "prompt": ids, **_ONE_TOKEN}
+        )
         with self.reading():
             return read_usage(answer)
 
@@ -244,12 +245,11 @@ class VLLM(OnVLLM, OpenAIBackend):
         body = {
             **await self._common(),
             "prompt": sequences,
-            "max_tokens": 1,
-            "temperature": 0.0,
+            **_ONE_TOKEN,
             "prompt_logprobs": 0,
             "vllm_xargs": {SCORE_FROM: start},
         }
-        answer = await self.call("POST", f"{self.url}/v1/completions", body)
+        answer = await self.post("completions", body)
         with self.reading():
             rows = [
                 tuple(

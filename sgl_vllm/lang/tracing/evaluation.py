@@ -607,23 +607,25 @@ class Evaluator(Expressions):
         iterated = self.evaluate(node.iter, frame)
         for item in self.iterate(iterated, At(self, node.iter, frame)):
             self.assign(node.target, item, frame)
-            try:
-                self.run(node.body, frame)
-            except _Break:
+            if not self._goes_on(node.body, frame):
                 return
-            except _Continue:
-                continue
         self.run(node.orelse, frame)
 
     def _run_While(self, node: ast.While, frame: Frame, at: At) -> None:
         while self.truth(self.evaluate(node.test, frame), At(self, node.test, frame)):
-            try:
-                self.run(node.body, frame)
-            except _Break:
+            if not self._goes_on(node.body, frame):
                 return
-            except _Continue:
-                continue
         self.run(node.orelse, frame)
+
+    def _goes_on(self, body: list[ast.stmt], frame: Frame) -> bool:
+        """Run the body of a loop once; whether the loop goes on after it."""
+        try:
+            self.run(body, frame)
+        except _Break:
+            return False
+        except _Continue:
+            pass
+        return True
 
     def _run_With(self, node: ast.With, frame: Frame, at: At) -> None:
         entered: list[tuple[Host, At]] = []
