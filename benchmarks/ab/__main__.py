@@ -37,7 +37,7 @@ from benchmarks.ab.client import Run, run_programs, unique_prompt_tokens
 from benchmarks.ab.result import Comparison, Limits, Round
 from benchmarks.ab.servers import ARMS, NAMES, Arm, ArmFailed, ServerSettings
 from benchmarks.ab.workloads import WORKLOADS, Workload
-from benchmarks.ab.workloads.base import Item, Texts, one_token_words
+from benchmarks.ab.workloads.base import Item, Texts, Vocabulary
 from benchmarks.models import DEMO_MODEL, resolve_model
 from sgl_vllm import compat
 from sgl_vllm.config import SCHEDULE_POLICIES
@@ -139,12 +139,12 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         env={"OMP_NUM_THREADS": "1"} if model == DEMO_MODEL else {},
     )
     usual = workload.quick_requests if arguments.quick else workload.num_requests
-    words = one_token_words(model)
+    vocabulary = Vocabulary.of(model)
     concurrency = arguments.concurrency or workload.concurrency
     num_warm_up = min(concurrency, MAX_WARM_UP_PROGRAMS)
 
     def texts(seed: int) -> Texts:
-        return Texts(words, seed, arguments.data)
+        return Texts(vocabulary, seed, arguments.data)
 
     return Plan(
         workload,

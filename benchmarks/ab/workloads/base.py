@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,29 +20,77 @@ Item = Mapping[str, Any]
 """The arguments of one run of a workload's program."""
 
 MAX_WORDS = 2000
+MAX_MODEL_LEN = 4096
+
+
+class Vocabulary:
+    """A model's tokenizer, and its words: those that are one token each, space before included."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises ValueError if it has next to no words."""
+        self._tokenizer = tokenizer
+        self.words = np.array(_one_token_words(tokenizer))
+        if len(self.words) < 2:
+            raise ValueError("the tokenizer has no words of one token: name another model")
+
+    @classmethod
+    def of(cls, model: str | Path) -> Vocabulary:
+        """That of a model's folder or hub name. ValueError if its tokenizer cannot be had."""
+        return cls(_tokenizer(model))
+
+    def num_tokens(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def beginning(self, text: str, num_tokens: int) -> str:
+        """As much of the text, from its beginning, as has so many tokens or fewer."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        if len(encoding.ids) <= num_tokens:
+            return text
+        return text[: encoding.offsets[num_tokens - 1][1]] if num_tokens else ""
 
 
 class Texts:
-    """Random words that are one token each, so that a text of n words has n tokens.
+    """Random texts of exact lengths, real ones from files, and random numbers.
 
-    Every text begins with a space, so texts can be joined and their tokens add up. The same words
-    and seed give the same texts. `data` is the folder of real inputs, None where a workload is to
-    make some up in their shape.
+    Every random text begins with a space, so texts can be joined and their tokens add up. The same
+    vocabulary and seed give the same texts. `data` is the folder of real inputs, None where a
+    workload is to make some up in their shape.
     """
 
-    def __init__(self, words: Sequence[str], seed: int, data: Path | None = None) -> None:
-        if len(words) < 2:
-            raise ValueError("the tokenizer has no words of one token: name another model")
-        self._words = np.array(words)
+    def __init__(self, vocabulary: Vocabulary, seed: int, data: Path | None = None) -> None:
+        self.vocabulary = vocabulary
         self.rng = np.random.default_rng(seed)
         self.data = data
 
     def text(self, num_tokens: int) -> str:
-        return "".join(self._words[self.rng.integers(0, len(self._words), num_tokens)])
+        words = self.vocabulary.words
+        return "".join(words[self.rng.integers(0, len(words), num_tokens)])
 
     def number(self, low: int, high: int) -> int:
         """From `low` to `high`, both included."""
         return int(self.rng.integers(low, high + 1))
+
+    def order(self, number: int, of: int) -> list[int]:
+        """So many of the indices 0 to `of` - 1: all in a random order, then all in another, ..."""
+        rounds = -(-number // of)
+        return [int(i) for _ in range(rounds) for i in self.rng.permutation(of)][:number]
+
+    def file(self, name: str) -> str | None:
+        """The text of a file of the `data` folder; None without such a folder.
+
+        Raises ValueError, which says what to do, if the file cannot be read.
+        """
+        if self.data is None:
+            return None
+        try:
+            return (self.data / name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"--data: cannot read {self.data / name}: {error}") from error
+
+
+def usual_server_args(block_size_tokens: int) -> tuple[str, ...]:
+    """Those of most workloads, which can so share their servers."""
+    return ("--max-model-len", str(MAX_MODEL_LEN))
 
 
 @dataclass(frozen=True)
@@ -52,33 +100,36 @@ class Workload:
     Attributes:
         name: as on the command line.
         summary: one line for `--help`.
+        gain: where a gain can come from here, or why there is none to be had; a sentence or two.
         program: run once per item, greedily where it does not say otherwise.
         items: so many items; called once for the warm-up and once for what is measured, with
-            texts of different seeds.
+            texts of different seeds. Raises ValueError if the data is not what it should be.
         num_requests: programs in a round, if `--requests` does not say; `quick_requests` with
             `--quick`.
         concurrency: programs under way at a time, if `--concurrency` does not say.
         structured: whether a grammar holds the output, so that some of it can be forced.
+        stock_program: what is run on stock vLLM instead, where the comparison is with another way
+            to the same answers; None if both run the same.
+        score: how good one run's result is, from 0 to 1, given its item and its final state; None
+            if there is no right answer.
         server_args: flags that both servers get, given the number of tokens in a KV block.
     """
 
     name: str
     summary: str
+    gain: str
     program: sgl.Program
     items: Callable[[Texts, int], list[Item]]
     num_requests: int
     quick_requests: int
     concurrency: int = 8
     structured: bool = False
-    server_args: Callable[[int], tuple[str, ...]] = lambda block_size_tokens: ()
+    stock_program: sgl.Program | None = None
+    score: Callable[[Item, sgl.ProgramState], float] | None = None
+    server_args: Callable[[int], tuple[str, ...]] = usual_server_args
 
 
-def one_token_words(model: str | Path) -> list[str]:
-    """Words, each with a space before it, that the model's tokenizer gives one token.
-
-    Raises ValueError if the model's tokenizer cannot be had.
-    """
-    tokenizer = _tokenizer(model)
+def _one_token_words(tokenizer: Tokenizer) -> list[str]:
     by_id = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     words = (f" {token[1:]}" for token, _ in by_id if re.fullmatch("[Ġ▁][A-Za-z]{2,}", token))
     # Twice: some tokenizers treat the beginning of a text in a way of their own.

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from benchmarks.ab.workloads import (
     WORKLOADS,
@@ -23,14 +24,14 @@ from benchmarks.ab.workloads import (
     no_sharing,
     tight_cache,
 )
-from benchmarks.ab.workloads.base import Texts, one_token_words
+from benchmarks.ab.workloads.base import MAX_MODEL_LEN, Texts, Vocabulary
 from benchmarks.models import DEMO_MODEL
 from benchmarks.schemas import FILE
 
 
 @pytest.fixture(scope="module")
-def words() -> list[str]:
-    return one_token_words(DEMO_MODEL)
+def vocabulary() -> Vocabulary:
+    return Vocabulary.of(DEMO_MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -39,51 +40,63 @@ def tokenizer() -> Tokenizer:
 
 
 def test_a_text_of_n_words_has_n_tokens_alone_and_joined(
-    words: list[str], tokenizer: Tokenizer
+    vocabulary: Vocabulary, tokenizer: Tokenizer
 ) -> None:
-    texts = Texts(words, seed=0)
+    texts = Texts(vocabulary, seed=0)
     for num_tokens in (1, 7, 300):
         text, more = texts.text(num_tokens), texts.text(5)
         assert len(tokenizer.encode(text, add_special_tokens=False).ids) == num_tokens
         assert len(tokenizer.encode(text + more, add_special_tokens=False).ids) == num_tokens + 5
 
 
-def test_there_are_words_enough_for_texts_to_differ(words: list[str]) -> None:
-    assert len(words) > 500
-    assert len(set(words)) == len(words)
+def test_there_are_words_enough_for_texts_to_differ(vocabulary: Vocabulary) -> None:
+    assert len(vocabulary.words) > 500
+    assert len({*vocabulary.words}) == len(vocabulary.words)
 
 
 def test_a_tokenizer_without_words_is_refused() -> None:
     with pytest.raises(ValueError, match="name another model"):
-        Texts([], seed=0)
+        Vocabulary(Tokenizer(BPE(vocab={"a": 0}, merges=[])))
+
+
+def test_the_beginning_of_a_text_has_the_tokens_asked_for(vocabulary: Vocabulary) -> None:
+    text = "The hare, who lived at the edge of the forest, said: You are late!"
+    num_tokens = vocabulary.num_tokens(text)
+    assert vocabulary.beginning(text, num_tokens) == text
+    for num in range(num_tokens):
+        beginning = vocabulary.beginning(text, num)
+        assert text.startswith(beginning) and vocabulary.num_tokens(beginning) <= num
+    assert vocabulary.beginning(text, num_tokens // 2)
 
 
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no tokenizer"):
-        one_token_words(tmp_path / "nothing")
+        Vocabulary.of(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_same_seed_gives_the_same_items_and_another_seed_others(
-    name: str, words: list[str]
+    name: str, vocabulary: Vocabulary
 ) -> None:
     items = WORKLOADS[name].items
-    assert items(Texts(words, 0), 20) == items(Texts(words, 0), 20)
-    assert items(Texts(words, 0), 20) != items(Texts(words, 1), 20)
-    assert len(items(Texts(words, 0), 20)) == 20
+    assert items(Texts(vocabulary, 0), 20) == items(Texts(vocabulary, 0), 20)
+    assert items(Texts(vocabulary, 0), 20) != items(Texts(vocabulary, 1), 20)
+    assert len(items(Texts(vocabulary, 0), 20)) == 20
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_a_workload_is_listed_by_its_name_and_quick_is_less(name: str) -> None:
+def test_a_workload_is_listed_by_its_name_and_quick_is_less(
+    name: str, vocabulary: Vocabulary
+) -> None:
     workload = WORKLOADS[name]
     assert workload.name == name
     assert workload.quick_requests < workload.num_requests
-    assert {*workload.program.arg_names} == {*workload.items(Texts([" a", " b"], 0), 1)[0]}
+    assert {*workload.program.arg_names} == {*workload.items(Texts(vocabulary, 0), 1)[0]}
 
 
-def test_tight_cache_comes_back_to_a_group_after_all_others(words: list[str]) -> None:
+def test_tight_cache_comes_back_to_a_group_after_all_others(vocabulary: Vocabulary) -> None:
     num_groups = tight_cache.NUM_GROUPS
-    made = tight_cache.items(Texts(words, 0), 3 * num_groups)
+    made = tight_cache.items(Texts(vocabulary, 0), 3 * num_groups)
     for turn in range(3):
         prefixes = [one["prefix"] for one in made[turn * num_groups : (turn + 1) * num_groups]]
         assert len(set(prefixes)) == num_groups
@@ -109,12 +122,12 @@ def test_more_wait_than_run_and_several_of_each_group() -> None:
     assert tight_cache.WORKLOAD.concurrency - most_running > 2 * tight_cache.NUM_GROUPS
 
 
-def test_no_sharing_shares_nothing_and_fits(words: list[str]) -> None:
-    made = no_sharing.items(Texts(words, 0), 200)
+def test_no_sharing_shares_nothing_and_fits(vocabulary: Vocabulary) -> None:
+    made = no_sharing.items(Texts(vocabulary, 0), 200)
     begins = Counter(tuple(one["prompt"].split()[:4]) for one in made)
     assert begins.most_common(1)[0][1] == 1
     longest = max(len(one["prompt"].split()) + one["num_tokens"] for one in made)
-    assert longest < no_sharing.MAX_MODEL_LEN
+    assert longest < MAX_MODEL_LEN
 
 
 def longest(pattern: str) -> int:
@@ -140,7 +153,7 @@ def test_json_regex_ends_within_its_tokens_whatever_is_decided() -> None:
     assert longest(json_regex.CHARACTER) + end_of_sequence <= json_regex.MAX_TOKENS == 256
     prompt = "A character of a book about, as JSON:\n"
     most = len(prompt) + json_regex.PROMPT_TOKENS[1] + json_regex.MAX_TOKENS
-    assert most < json_regex.MAX_MODEL_LEN
+    assert most < MAX_MODEL_LEN
 
 
 def test_three_quarters_of_json_regex_are_forced() -> None:
@@ -174,8 +187,8 @@ def test_json_fields_writes_json() -> None:
     }
 
 
-def test_json_schema_asks_each_schema_before_any_again(words: list[str]) -> None:
-    made = [one["schema"] for one in json_schema.items(Texts(words, 0), 80)]
+def test_json_schema_asks_each_schema_before_any_again(vocabulary: Vocabulary) -> None:
+    made = [one["schema"] for one in json_schema.items(Texts(vocabulary, 0), 80)]
     assert len(set(made[:40])) == 40
     assert set(made[:40]) == set(made[40:])
     # A token of a byte-level vocabulary has at least one byte.
@@ -185,17 +198,17 @@ def test_json_schema_asks_each_schema_before_any_again(words: list[str]) -> None
 
 
 def test_json_schema_takes_what_any_backend_takes_from_the_data(
-    words: list[str], tmp_path: Path
+    vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
     usable = {"type": "object", "properties": {"a": {"type": "integer"}}}
     contents = (usable, {"not": {"type": "string"}}, {"description": "long " * 400})
     lines = [json.dumps({"name": "one", "schema": one, "tests": []}) for one in contents]
     with gzip.open(tmp_path / FILE, "wt") as file:
         file.write("\n".join(lines))
-    made = json_schema.items(Texts(words, 0, tmp_path), 3)
+    made = json_schema.items(Texts(vocabulary, 0, tmp_path), 3)
     assert made == [{"schema": json.dumps(usable)}] * 3
     with pytest.raises(ValueError, match="--data"):
-        json_schema.items(Texts(words, 0, tmp_path / "nowhere"), 3)
+        json_schema.items(Texts(vocabulary, 0, tmp_path / "nowhere"), 3)
 
 
 @pytest.mark.parametrize("name", [name for name in WORKLOADS if name.startswith("json_")])
