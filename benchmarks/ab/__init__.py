@@ -1,7 +1,11 @@
 """`python -m benchmarks.ab`: the same programs on stock vLLM and on vLLM with the plugin, by turns.
 
-__main__.py   the command: arguments, whose turn it is, Ctrl-C
-servers.py    one arm's server: its flags, its empty cache
+__main__.py   the command: arguments, Ctrl-C
+plan.py       what is to be compared
+variants.py   stock vLLM, the plugin, and the plugin without one thing
+rounds.py     whose turn it is, and what is done in a turn
+servers.py    one arm's server: its flags, its empty cache; those that stay up
+rates.py      what the machine makes of tokens
 client.py     programs run against one server, timed
 result.py     figures, medians, ratios, JSON and the table; pure
 workloads/    what is asked: one small module each

@@ -10,10 +10,12 @@ slows both arms by the same amount, and so pulls their ratio towards 1.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -24,10 +26,24 @@ import sgl_vllm as sgl
 from benchmarks.ab.workloads.base import Item
 from benchmarks.traces import Call, Trace, reuse
 from benchmarks.traces import Program as TracedProgram
-from sgl_vllm.lang.backends.base import GenAnswer, GenRequest, Prompt, ScoreAnswer
+from sgl_vllm.lang.backends.base import GenAnswer, GenRequest, Prompt, ScoreAnswer, Usage
 from sgl_vllm.lang.loop import background_loop
 
 REST_IN_ONE_PART = 1 << 20
+
+
+@dataclass(frozen=True)
+class ClientOptions:
+    """What the client does of itself.
+
+    Attributes:
+        parallel: a program's branches are asked for at the same time; if not, one request of a
+            program after the other.
+        hints: what a fork's branches, or a batch, share is sent ahead.
+    """
+
+    parallel: bool = True
+    hints: bool = True
 
 
 @dataclass
@@ -53,10 +69,22 @@ class Asked:
 
 @dataclass
 class Record:
-    """What went through a backend: times to first tokens (s), and every prompt with its reply."""
+    """What went through a backend: times to first tokens (s), every prompt with its reply, and how
+    many requests were under way at a time, at most."""
 
     ttfts_s: list[float] = field(default_factory=list)
     calls: list[Asked] = field(default_factory=list)
+    under_way: int = 0
+    most_at_once: int = 0
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        self.under_way += 1
+        self.most_at_once = max(self.most_at_once, self.under_way)
+        try:
+            yield
+        finally:
+            self.under_way -= 1
 
 
 class TimedVLLM(sgl.VLLM):
@@ -70,7 +98,8 @@ class TimedVLLM(sgl.VLLM):
         timer = _Timer(time.perf_counter())
         before = _timer.set(timer)
         try:
-            answer = await super().generate(request)
+            with self.record.request():
+                answer = await super().generate(request)
         finally:
             _timer.reset(before)
         first_token_s = timer.first_token_s or time.perf_counter()
@@ -83,7 +112,8 @@ class TimedVLLM(sgl.VLLM):
 
     async def score(self, prompt: Prompt, choices: tuple[str, ...], **options: bool) -> ScoreAnswer:
         begun_s = time.perf_counter()
-        answer = await super().score(prompt, choices, **options)
+        with self.record.request():
+            answer = await super().score(prompt, choices, **options)
         self.record.ttfts_s.append(time.perf_counter() - begun_s)
         self.record.calls += [Asked(prompt.extended(choice), "", False) for choice in choices]
         return answer
@@ -129,6 +159,40 @@ class TimedVLLM(sgl.VLLM):
         return made
 
 
+class _OfOneProgram(sgl.Backend):
+    """A backend as one program sees it, which does without what the options say."""
+
+    def __init__(self, backend: TimedVLLM, options: ClientOptions) -> None:
+        self._backend = backend
+        self._options = options
+        self._turn: AbstractAsyncContextManager[Any]
+        self._turn = nullcontext() if options.parallel else asyncio.Lock()
+
+    @property
+    def name(self) -> str:
+        return self._backend.name
+
+    @property
+    def tells_tokens(self) -> bool:  # type: ignore[override]
+        return self._backend.tells_tokens
+
+    async def generate(self, request: GenRequest) -> GenAnswer:
+        async with self._turn:
+            return await self._backend.generate(request)
+
+    async def score(
+        self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
+    ) -> ScoreAnswer:
+        warm = warm and self._options.hints
+        async with self._turn:
+            return await self._backend.score(
+                prompt, choices, unconditional=unconditional, warm=warm
+            )
+
+    async def warm(self, prompt: Prompt) -> Usage:
+        return await self._backend.warm(prompt) if self._options.hints else Usage()
+
+
 class _Joined:
     """The parts of a stream, put together."""
 
@@ -161,14 +225,19 @@ class _Joined:
 
 @dataclass(frozen=True)
 class Run:
-    """Programs that were run: texts and latencies in the items' order, ttfts in none."""
+    """Programs that were run: texts, scores and latencies in the items' order, ttfts in none.
+
+    `scores` are empty if the programs have no right answer.
+    """
 
     texts: tuple[str, ...]
+    scores: tuple[float, ...]
     latencies_s: tuple[float, ...]
     ttfts_s: tuple[float, ...]
     calls: tuple[Asked, ...]
     wall_s: float
     client_cpu_s: float
+    most_at_once: int
 
 
 def run_programs(
@@ -177,25 +246,33 @@ def run_programs(
     url: str,
     concurrency: int,
     on_done: Callable[[], object] = lambda: None,
+    *,
+    options: ClientOptions | None = None,
+    score: Callable[[Item, sgl.ProgramState], float] | None = None,
 ) -> Run:
     """Runs the program once per item, `concurrency` at a time, each begun as soon as one is done.
 
-    The first error ends it and is raised; what is still under way is left to fail with the server.
+    `score` is given each item and its final state, after the time was taken. The first error ends
+    it and is raised; what is still under way is left to fail with the server.
     """
     backend = TimedVLLM(url)
     stopped = threading.Event()
 
-    def run(item: Item) -> tuple[str, float]:
+    def run(item: Item) -> tuple[str, float, float | None]:
         if stopped.is_set():
             raise sgl.ProgramCancelled("another program failed")
         begun_s = time.perf_counter()
-        state = program.run(**item, temperature=0, backend=backend)
-        return state.text(), time.perf_counter() - begun_s
+        asked = _OfOneProgram(backend, options) if options else backend
+        state = program.run(**item, temperature=0, backend=asked)
+        text, latency_s = state.text(), time.perf_counter() - begun_s
+        return text, latency_s, score(item, state) if score else None
 
     threads = ThreadPoolExecutor(concurrency, thread_name_prefix="program")
     begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
     try:
-        futures: list[Future[tuple[str, float]]] = [threads.submit(run, item) for item in items]
+        futures: list[Future[tuple[str, float, float | None]]] = [
+            threads.submit(run, item) for item in items
+        ]
         for future in as_completed(futures):
             future.result()
             on_done()
@@ -205,10 +282,18 @@ def run_programs(
         raise
     wall_s, client_cpu_s = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
     threads.shutdown()
-    texts, latencies_s = zip(*(future.result() for future in futures), strict=True)
+    texts, latencies_s, scores = zip(*(future.result() for future in futures), strict=True)
     record = backend.record
-    ttfts_s, calls = tuple(record.ttfts_s), tuple(record.calls)
-    return Run(texts, latencies_s, ttfts_s, calls, wall_s, client_cpu_s)
+    return Run(
+        texts=texts,
+        scores=scores if score else (),
+        latencies_s=latencies_s,
+        ttfts_s=tuple(record.ttfts_s),
+        calls=tuple(record.calls),
+        wall_s=wall_s,
+        client_cpu_s=client_cpu_s,
+        most_at_once=record.most_at_once,
+    )
 
 
 def unique_prompt_tokens(run: Run, url: str) -> int:

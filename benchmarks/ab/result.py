@@ -35,8 +35,9 @@ class Figures:
 
     Latency is of whole programs, from their start to their last answer; time to first token is of
     single requests, `num_requests` of them. Counts are the server's own; output tokens that were
-    not forced are undecided. `server_cpu_s` is the processor time of all of the server's processes,
-    which other programs on the machine disturb less than they do `wall_s`; None if the server runs
+    not forced are undecided. `score` is the mean of the programs', from 0 to 1; None if nothing is
+    right or wrong. `server_cpu_s` is the processor time of all of the server's processes, which
+    other programs on the machine disturb less than they do `wall_s`; None if the server runs
     elsewhere.
     """
 
@@ -55,9 +56,14 @@ class Figures:
     output_tokens: int
     num_requests: int
     preemptions: int
+    score: float | None
     wall_s: float
     client_cpu_s: float
     server_cpu_s: float | None
+
+    @property
+    def hit_rate(self) -> float:
+        return self.cached_prompt_tokens / self.prompt_tokens
 
     @property
     def most_passes(self) -> int:
@@ -105,21 +111,47 @@ class Limits:
     Attributes:
         unique_prompt_tokens: must be computed, whatever is cached and in whatever order.
         prompt_tokens, output_tokens: of all requests.
-        sequences_at_once: at most so many decode in one pass.
+        undecided_tokens: output tokens that no grammar forces, as far as the plugin sees it.
+        sequences_at_once: at most so many requests were under way.
         compute_bound: whether a further sequence in a pass makes it longer; if not, more of them
             at once is free speed that a comparison of caches does not show. None if the servers run
             elsewhere, on a machine that is not known here.
+        prefill_tokens_s, decode_tokens_s: what the stock server makes of one long prompt, and of so
+            many sequences at once.
     """
 
     unique_prompt_tokens: int
     prompt_tokens: int
     output_tokens: int
+    undecided_tokens: int
     sequences_at_once: int
     compute_bound: bool | None
+    prefill_tokens_s: float
+    decode_tokens_s: float
+
+    @property
+    def best_wall_s(self) -> float:
+        """The unique prompt tokens and the undecided output tokens at those rates. An estimate: a
+        pass may do some of both in less time than one after the other."""
+        prefill_s = self.unique_prompt_tokens / self.prefill_tokens_s
+        return prefill_s + self.undecided_tokens / self.decode_tokens_s
 
     @property
     def best_hit_rate(self) -> float:
         return 1 - self.unique_prompt_tokens / self.prompt_tokens
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The plugin without one thing, in the same rounds."""
+
+    name: str
+    title: str
+    rounds: tuple[Round, ...]
+
+    @property
+    def median(self) -> Figures:
+        return median_figures([one.figures for one in self.rounds])
 
 
 @dataclass(frozen=True)
@@ -132,10 +164,12 @@ class Comparison:
     """
 
     workload: str
+    gain: str
     model: str
     requests: int
     stock: tuple[Round, ...]
     sgl: tuple[Round, ...]
+    ablations: tuple[Ablation, ...]
     limits: Limits
     parts: Mapping[str, str]
     server_args: tuple[str, ...]
@@ -143,6 +177,8 @@ class Comparison:
     structured: bool
     arguments: Mapping[str, Any]
     versions: Mapping[str, str]
+    machine: Mapping[str, Any]
+    date: str
 
     @property
     def arms(self) -> dict[str, tuple[Round, ...]]:
@@ -176,6 +212,11 @@ class Comparison:
             for item, texts in enumerate(zip(stock.texts, sgl.texts, strict=True)):
                 yield number, item, *texts
 
+    @property
+    def near_limit(self) -> dict[str, float]:
+        """Of each arm, the time that the limits allow as a part of the time that it took."""
+        return {arm: self.limits.best_wall_s / self.median(arm).wall_s for arm in self.arms}
+
     def passes(self) -> dict[str, dict[str, Any]]:
         """Of each arm, its forward passes and the most that they should be; nothing if the output
         is free."""
@@ -194,6 +235,8 @@ class Comparison:
     def to_json(self) -> str:
         content = {
             "workload": self.workload,
+            "gain": self.gain,
+            "date": self.date,
             "model": self.model,
             "requests": self.requests,
             "arms": {
@@ -209,13 +252,30 @@ class Comparison:
             "differences": [
                 asdict(one) for one in islice(self.differences(), MAX_DIFFERENCES_SHOWN)
             ],
-            "limits": {**asdict(self.limits), "best_hit_rate": self.limits.best_hit_rate},
+            "limits": {
+                **asdict(self.limits),
+                "best_hit_rate": self.limits.best_hit_rate,
+                "best_wall_s": self.limits.best_wall_s,
+            },
+            "near_limit": self.near_limit,
+            "score": {arm: self.median(arm).score for arm in self.arms},
+            "ablations": [
+                {
+                    "name": one.name,
+                    "title": one.title,
+                    "figures": asdict(one.median),
+                    "throughput": one.median.throughput_programs_s
+                    / self.median("sgl").throughput_programs_s,
+                }
+                for one in self.ablations
+            ],
             "passes": self.passes(),
             "parts": dict(self.parts),
             "server_args": list(self.server_args),
             "started_here": self.started_here,
             "arguments": dict(self.arguments),
             "versions": dict(self.versions),
+            "machine": dict(self.machine),
         }
         return json.dumps(content, indent=2) + "\n"
 
@@ -228,6 +288,7 @@ def figures(
     wall_s: float,
     latencies_s: Sequence[float],
     ttfts_s: Sequence[float],
+    scores: Sequence[float],
     counters: Counters,
     client_cpu_s: float,
     server_cpu_s: float | None,
@@ -249,6 +310,7 @@ def figures(
         num_requests=len(ttfts_s),
         output_tokens=counters.output_tokens,
         preemptions=counters.preemptions,
+        score=statistics.mean(scores) if scores else None,
         wall_s=wall_s,
         client_cpu_s=client_cpu_s,
         server_cpu_s=server_cpu_s,
@@ -310,11 +372,13 @@ ROWS: tuple[tuple[str, str, str, int], ...] = (
     ("ttft_p50_s", "time to first token, p50, s", ".3f", -1),
     ("ttft_p99_s", "p99, s", ".3f", -1),
     ("forward_passes", "forward passes", ",d", -1),
+    ("prompt_tokens", "prompt tokens", ",d", -1),
     ("computed_prompt_tokens", "prompt tokens computed", ",d", -1),
     ("cached_prompt_tokens", "prompt tokens from the cache", ",d", 1),
     ("forced_tokens", "output tokens forced", ",d", 0),
     ("undecided_tokens", "output tokens undecided", ",d", 0),
     ("preemptions", "preemptions", ",d", 0),
+    ("score", "score", ".3f", 0),
     ("server_cpu_s", "processor time of the server, s", ".2f", -1),
     ("client_cpu_s", "processor time of the client, s", ".2f", 0),
 )
@@ -323,6 +387,8 @@ ROWS: tuple[tuple[str, str, str, int], ...] = (
 def show(comparison: Comparison, console: Console) -> None:
     """The table for people."""
     console.print(Group(_heading(comparison), _table(comparison), _verdict(comparison)))
+    if comparison.ablations:
+        console.print("", _table_of_ablations(comparison), sep="\n")
 
 
 def _heading(comparison: Comparison) -> Text:
@@ -336,7 +402,13 @@ def _heading(comparison: Comparison) -> Text:
         f"{'' if rounds == 1 else ', medians'}",
         f"limits: {limits.unique_prompt_tokens:,} of {limits.prompt_tokens:,} prompt tokens must "
         f"be computed (best hit rate {limits.best_hit_rate:.3f}), {limits.output_tokens:,} output "
-        f"tokens; up to {limits.sequences_at_once} sequences at once{bound}",
+        f"tokens, {limits.undecided_tokens:,} of them undecided; up to "
+        f"{limits.sequences_at_once} requests at once{bound}",
+        f"at this machine's {limits.prefill_tokens_s:,.0f} prompt and "
+        f"{limits.decode_tokens_s:,.0f} output tokens/s that takes {limits.best_wall_s:.1f} s; "
+        + ", ".join(
+            f"{arm} took {near:.0%} of its speed" for arm, near in comparison.near_limit.items()
+        ),
         f"{flags}: {' '.join(comparison.server_args) or 'none'}",
         "plugin: " + "; ".join(f"{part} {state}" for part, state in comparison.parts.items()),
     )
@@ -358,6 +430,28 @@ def _table(comparison: Comparison) -> Table:
     return table
 
 
+def _table_of_ablations(comparison: Comparison) -> Table:
+    table = Table(header_style="dim", box=None, pad_edge=False)
+    table.add_column("the plugin with")
+    for name in ("programs/s", "of full", "forward passes", "prompt tokens computed", "hit rate"):
+        table.add_column(name, justify="right")
+    full = comparison.median("sgl")
+    rows = [("everything (full)", full), *((one.title, one.median) for one in comparison.ablations)]
+    for title, one in rows:
+        table.add_row(
+            title,
+            f"{one.throughput_programs_s:.2f}",
+            f"{one.throughput_programs_s / full.throughput_programs_s:.3f}",
+            f"{one.forward_passes:,}",
+            f"{one.computed_prompt_tokens:,}",
+            f"{one.hit_rate:.3f}",
+        )
+    best = f"{comparison.limits.best_hit_rate:.3f}"
+    unique = f"{comparison.limits.unique_prompt_tokens:,}"
+    table.add_row("the best that is possible", "", "", "", unique, best, style="dim")
+    return table
+
+
 def _verdict(comparison: Comparison) -> Text:
     shown = Text()
     if len(comparison.stock) > 1:
@@ -366,11 +460,11 @@ def _verdict(comparison: Comparison) -> Text:
             f"\nratio of programs/s, round by round: {min(per_round):.3f} to {max(per_round):.3f}"
         )
     shown.append("\nA ratio above 1 is better for the plugin.\n", "dim")
-    for arm, one in comparison.passes().items():
+    for arm, passes in comparison.passes().items():
         shown.append(
-            f"{arm}: {one['forward_passes']:,} forward passes, at most {one['most']:,} "
+            f"{arm}: {passes['forward_passes']:,} forward passes, at most {passes['most']:,} "
             f"(undecided tokens + {PASSES_PER_REQUEST} per request)\n",
-            "green" if one["within"] else "red",
+            "green" if passes["within"] else "red",
         )
     same = comparison.same_output
     style = "green" if same.equal == same.compared else "red"

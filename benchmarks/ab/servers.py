@@ -1,7 +1,8 @@
 """The server of one arm: started for its turn, or somebody else's; its cache emptied.
 
 Owns what both arms' servers have in common and what sets them apart: the plugin alone. Both run
-with vLLM's development routes, one of which empties the prefix cache of either.
+with vLLM's development routes, one of which empties the prefix cache of either. As many servers
+stay up as the memory holds; the one that was asked least recently makes room for another.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,12 @@ BLOCK_SIZE_TOKENS_ON_CPU = 128
 BLOCK_SIZE_TOKENS_ON_GPU = 16
 
 STOP_TIMEOUT_S = 5.0
+
+# A CPU build of vLLM is served in float32, from weights that are mostly stored in two bytes.
+BYTES_PER_STORED = 2
+DEFAULT_CACHE_GIB = float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"))
+PROCESSES_GIB = 2.5
+
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
     # By default a server closes a connection after 5 s without a request, just when the client may
@@ -49,6 +56,12 @@ class ServerSettings:
     args: tuple[str, ...] = ()
     plugin_config: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+
+    def memory_bytes(self) -> int:
+        """What one such server takes on a CPU, from above: weights in float32, cache, processes."""
+        stored = sum(file.stat().st_size for file in self.model.glob("*.safetensors"))
+        cache_gib = float(self.env.get("VLLM_CPU_KVCACHE_SPACE", DEFAULT_CACHE_GIB))
+        return BYTES_PER_STORED * stored + int((cache_gib + PROCESSES_GIB) * 2**30)
 
 
 def on_cpu() -> bool:
@@ -87,6 +100,57 @@ def started(arm: Arm, settings: ServerSettings, on_wait: Callable[[float], None]
             ) from error
 
 
+class Pool:
+    """Servers that stay up for their next turn, `capacity` of them at most; `with` ends them all.
+
+    Only one is asked at a time, so the others wait idle and cost nothing but memory.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._running: dict[tuple[Arm, str], tuple[str, ExitStack]] = {}
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with ExitStack() as all_of_them:
+            for _, server in self._running.values():
+                all_of_them.push(server)
+            self._running.clear()
+
+    @contextmanager
+    def serving(
+        self, arm: Arm, settings: ServerSettings, on_wait: Callable[[float], None]
+    ) -> Iterator[tuple[str, bool]]:
+        """A server's URL and whether it is new. An error inside of the block ends it, and is
+        raised as an ArmFailed with the end of its log."""
+        key = (arm, repr(settings))
+        is_new = key not in self._running
+        if is_new:
+            while len(self._running) >= self._capacity:
+                oldest = next(iter(self._running))
+                self._running.pop(oldest)[1].close()
+            server = ExitStack()
+            url = server.enter_context(started(arm, settings, on_wait))
+        else:
+            url, server = self._running.pop(key)
+        with ExitStack() as in_turn:
+            in_turn.push(server)  # it hears of what goes wrong
+            yield url, is_new
+            in_turn.pop_all()
+        self._running[key] = (url, server)
+
+
+def how_many_fit(settings: ServerSettings) -> int:
+    """How many servers can be up at the same time: on a GPU one, as each takes all of it."""
+    if not on_cpu():
+        return 1
+    import psutil  # type: ignore[import-untyped]
+
+    return max(1, int(psutil.virtual_memory().available // settings.memory_bytes()))
+
+
 @contextmanager
 def attached(arm: Arm, url: str) -> Iterator[str]:
     """A server that somebody else runs. ArmFailed if it has the plugin and should not, or the
@@ -106,8 +170,8 @@ def attached(arm: Arm, url: str) -> Iterator[str]:
 
 
 def started_cpu_s() -> float:
-    """Processor seconds so far of the server that was started here, all its processes together."""
-    import psutil  # type: ignore[import-untyped]
+    """Processor seconds so far of the servers that were started here, idle ones included."""
+    import psutil
 
     total_s = 0.0
     for process in psutil.Process().children(recursive=True):

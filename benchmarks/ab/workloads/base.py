@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,14 +130,10 @@ class Workload:
 
 def _one_token_words(tokenizer: Tokenizer) -> list[str]:
     by_id = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    words = (f" {token[1:]}" for token, _ in by_id if re.fullmatch("[Ġ▁][A-Za-z]{2,}", token))
+    words = [f" {token[1:]}" for token, _ in by_id if re.fullmatch("[Ġ▁][A-Za-z]{2,}", token)]
     # Twice: some tokenizers treat the beginning of a text in a way of their own.
-    stay_one = (
-        word
-        for word in words
-        if len(tokenizer.encode(word + word, add_special_tokens=False).ids) == 2
-    )
-    return list(islice(stay_one, MAX_WORDS))
+    twice = tokenizer.encode_batch([word + word for word in words], add_special_tokens=False)
+    return [word for word, both in zip(words, twice, strict=True) if len(both.ids) == 2][:MAX_WORDS]
 
 
 def _tokenizer(model: str | Path) -> Tokenizer:

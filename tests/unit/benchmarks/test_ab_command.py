@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,11 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("prometheus_client")
 
 import sgl_vllm as sgl
-from benchmarks.ab.__main__ import Plan, _parser, main, plan_of
-from benchmarks.ab.client import run_programs, unique_prompt_tokens
+from benchmarks.ab import servers
+from benchmarks.ab.__main__ import _parser, main
+from benchmarks.ab.client import ClientOptions, run_programs, unique_prompt_tokens
+from benchmarks.ab.plan import Plan, plans_of
+from benchmarks.ab.servers import ARMS, Pool, ServerSettings
 from benchmarks.ab.workloads import WORKLOADS
 
 METRICS = """\
@@ -44,6 +49,7 @@ class FakeVllm:
     url: str = ""
     num_emptied: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
     tokens: dict[str, int] = field(default_factory=dict)
 
     def ids(self, text: str) -> list[int]:
@@ -89,6 +95,16 @@ def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
                 self._json({"tokens": fake.ids(body["prompt"])})
             elif self.path == "/v1/completions":
                 body.pop("request_id", None)  # no two requests have the same
+                if "n" in body and "stream" not in body:  # how fast is it?
+                    time.sleep(0.001 * body["max_tokens"] + 1e-5 * len(body["prompt"]))
+                    self._json({})
+                    return
+                if "stream" not in body:  # a hint, whose answer nobody reads
+                    fake.hints.append(body["prompt"])
+                    usage = {"prompt_tokens": 1, "completion_tokens": 1}
+                    choice = {"index": 0, "text": "", "finish_reason": "length"}
+                    self._json({"choices": [choice], "usage": usage})
+                    return
                 fake.bodies.append(body)
                 if fake.fails_from is not None and len(fake.bodies) >= fake.fails_from:
                     self._json({"error": {"message": "EngineDeadError"}}, 500)
@@ -136,7 +152,8 @@ def plugin() -> Iterator[FakeVllm]:
 
 
 def plan(*words: str) -> Plan:
-    return plan_of(_parser().parse_args(words))
+    (made,) = plans_of(_parser().parse_args(words))
+    return made
 
 
 # -- the whole command
@@ -271,7 +288,120 @@ def test_an_error_ends_the_run(stock: FakeVllm) -> None:
     assert len(stock.bodies) < 20
 
 
+@sgl.function
+def forked(s: sgl.ProgramState, question: str) -> None:
+    s += question * 300
+    branches = s.fork(4)
+    branches += sgl.gen("word", max_tokens=2)
+    branches.join()
+
+
+def test_a_program_can_be_asked_for_one_request_at_a_time(stock: FakeVllm) -> None:
+    items = [{"question": "a b c "}]
+    at_once, one_by_one = (
+        run_programs(forked, items, stock.url, 1, options=ClientOptions(parallel=parallel))
+        for parallel in (True, False)
+    )
+    assert at_once.texts == one_by_one.texts
+    assert (at_once.most_at_once, one_by_one.most_at_once) == (4, 1)
+
+
+def test_hints_can_be_left_out(stock: FakeVllm) -> None:
+    items = [{"question": "a b c "}]
+    run_programs(forked, items, stock.url, 1, options=ClientOptions(hints=False))
+    assert stock.hints == []
+    run_programs(forked, items, stock.url, 1, options=ClientOptions(hints=True))
+    assert stock.hints == ["a b c " * 300]
+
+
+def test_scores_are_those_of_final_states(stock: FakeVllm) -> None:
+    def score(item: Any, state: sgl.ProgramState) -> float:
+        return float(state["first"] == item["right"])
+
+    @sgl.function
+    def once(s: sgl.ProgramState, question: str, right: str) -> None:
+        s += question + sgl.gen("first", max_tokens=2)
+
+    items = [{"question": "a b ", "right": "2 words"}, {"question": "a ", "right": "2 words"}]
+    assert run_programs(once, items, stock.url, 1, score=score).scores == (1.0, 0.0)
+
+
+# -- servers that stay up
+
+
+@pytest.fixture
+def lives(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happened to servers; those that are started are none."""
+    told: list[str] = []
+
+    @contextmanager
+    def started(arm: str, settings: ServerSettings, on_wait: object) -> Iterator[str]:
+        name = f"{arm} {' '.join(settings.args)}".strip()
+        told.append(f"{name} up")
+        try:
+            yield name
+        finally:
+            told.append(f"{name} down")
+
+    monkeypatch.setattr(servers, "started", started)
+    return told
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3])
+def test_servers_stay_up_as_long_as_there_is_room(lives: list[str], capacity: int) -> None:
+    settings = ServerSettings(Path("model"), "model")
+    with Pool(capacity) as pool:
+        for _ in range(2):
+            for arm in ARMS:
+                with pool.serving(arm, settings, print) as (url, _):
+                    assert url == arm
+        assert lives.count("stock up") == (2 if capacity == 1 else 1)
+        with pool.serving("stock", replace(settings, args=("--seed 1",)), print) as (_, is_new):
+            assert is_new
+        assert ("stock down" in lives) == (capacity < 3)
+        assert lives.count("sgl down") == (2 if capacity == 1 else 0)
+    up, down = ([one for one in lives if one.endswith(end)] for end in ("up", "down"))
+    assert len(up) == len(down)
+
+
+def test_a_server_that_failed_in_its_turn_is_not_used_again(lives: list[str]) -> None:
+    settings = ServerSettings(Path("model"), "model")
+    with Pool(2) as pool:
+        with pytest.raises(ZeroDivisionError), pool.serving("sgl", settings, print):
+            raise ZeroDivisionError
+        assert lives == ["sgl up", "sgl down"]
+        with pool.serving("sgl", settings, print) as (_, is_new):
+            assert is_new
+
+
+def test_a_big_model_needs_more_memory_than_a_small_one(tmp_path: Path) -> None:
+    small = ServerSettings(tmp_path, "model").memory_bytes()
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    assert ServerSettings(tmp_path, "model").memory_bytes() == small + 2000
+    more_cache = ServerSettings(tmp_path, "model", env={"VLLM_CPU_KVCACHE_SPACE": "3"})
+    assert more_cache.memory_bytes() == small + 2000 + 2 * 2**30
+
+
 # -- arguments
+
+
+def test_all_is_every_workload_and_those_with_the_same_servers_follow_each_other() -> None:
+    plans = plans_of(_parser().parse_args(["all", "--quick", "--requests", "1"]))
+    assert {one.workload.name for one in plans} == {*WORKLOADS}
+    changes = sum(a.settings.args != b.settings.args for a, b in pairwise(plans))
+    assert changes == len({one.settings.args for one in plans}) - 1
+
+
+def test_ablations_leave_one_thing_out_each() -> None:
+    made = plan("json_regex", "--ablations", "--off", "select")
+    names = [variant.name for variant in made.variants]
+    assert names[:2] == ["stock", "sgl"]
+    assert {"no_cache", "no_tree", "fcfs", "random", "no_parallelism", "no_hint", "no_jump"} == {
+        *names[2:]
+    }
+    assert "no_jump" not in [one.name for one in plan("no_sharing", "--ablations").variants]
+    alone = [(one.plugin_config, one.server_args, one.client) for one in made.variants[2:]]
+    assert len({repr(one) for one in alone}) == len(alone)
 
 
 def test_defaults_are_those_of_the_workload() -> None:
@@ -280,9 +410,8 @@ def test_defaults_are_those_of_the_workload() -> None:
     assert len(made.items) == workload.num_requests
     assert made.concurrency == workload.concurrency
     assert made.rounds == 3
-    assert made.urls is None
-    assert made.settings.plugin_config == {}
-    assert made.sequences_at_once == workload.concurrency  # if the cache holds so many
+    assert [variant.name for variant in made.variants] == ["stock", "sgl"]
+    assert made.variants[1].plugin_config == {}
 
 
 def test_quick_is_one_round_of_fewer_programs() -> None:
@@ -293,7 +422,9 @@ def test_quick_is_one_round_of_fewer_programs() -> None:
 
 def test_parts_and_the_policy_are_options_of_the_plugin() -> None:
     made = plan("no_sharing", "--off", "radix", "--off", "select", "--policy", "dfs-weight")
-    assert made.settings.plugin_config == {
+    stock, plugin = made.variants
+    assert made.settings_of(stock).plugin_config == {}
+    assert made.settings_of(plugin).plugin_config == {
         "radix": False,
         "select": False,
         "schedule_policy": "dfs-weight",
@@ -303,7 +434,7 @@ def test_parts_and_the_policy_are_options_of_the_plugin() -> None:
 def test_server_arguments_come_after_those_of_the_workload() -> None:
     made = plan("tight_cache", "--server-args=--max-num-seqs 16 --seed 3")
     assert made.settings.args[-4:] == ("--max-num-seqs", "16", "--seed", "3")
-    assert made.sequences_at_once == 16
+    assert made.max_num_seqs == 16
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ def figures_of(wall_s: float, *, cached: int = 0) -> Figures:
         wall_s=wall_s,
         latencies_s=[wall_s / 2, wall_s],
         ttfts_s=[wall_s / 8, wall_s / 4],
+        scores=[1.0, 0.0],
         counters=Counters(10, 100, cached, 20, 3, 0),
         client_cpu_s=0.5,
         server_cpu_s=wall_s,
@@ -43,19 +44,32 @@ def figures_of(wall_s: float, *, cached: int = 0) -> Figures:
 def comparison(**changes: object) -> Comparison:
     made = Comparison(
         workload="tight_cache",
+        gain="Those with the same prefix run together.",
         model="demo",
         requests=2,
         stock=tuple(Round(figures_of(wall_s), ("one", "two")) for wall_s in (8.0, 6.0, 7.0)),
         sgl=tuple(
             Round(figures_of(wall_s, cached=50), ("one", "two")) for wall_s in (4.0, 3.0, 7.0)
         ),
-        limits=Limits(30, 100, 20, 8, compute_bound=True),
+        ablations=(),
+        limits=Limits(
+            unique_prompt_tokens=30,
+            prompt_tokens=100,
+            output_tokens=20,
+            undecided_tokens=17,
+            sequences_at_once=8,
+            compute_bound=True,
+            prefill_tokens_s=60.0,
+            decode_tokens_s=17.0,
+        ),
         parts={"radix": "on", "schedule": "off (by option)"},
         server_args=("--max-num-seqs", "8"),
         started_here=True,
         structured=False,
         arguments={"rounds": 3},
         versions={"vllm": "0.32.0 (cpu)"},
+        machine={"processor": "a", "cores": 2, "accelerator": None},
+        date="2026-11-22",
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 

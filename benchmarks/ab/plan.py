@@ -1,0 +1,139 @@
+"""What a comparison depends on: the workload and its items, the model, the variants, how much.
+
+Owns the meaning of the command's arguments. Nothing runs here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ab import servers, variants
+from benchmarks.ab.servers import Arm, ServerSettings
+from benchmarks.ab.variants import STOCK, Variant
+from benchmarks.ab.workloads import WORKLOADS, Workload
+from benchmarks.ab.workloads.base import Item, Texts, Vocabulary
+from benchmarks.models import DEMO_MODEL, resolve_model
+
+ALL = "all"
+MAX_WARM_UP_PROGRAMS = 8
+SEED = 0
+WARM_UP_SEED = 1
+PROBE_SEED = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a comparison depends on.
+
+    `variants` are stock vLLM, the plugin, and then the ablations; `settings` are what all of their
+    servers have in common. `probe` makes the prompts that the machine's rates are measured with.
+    """
+
+    workload: Workload
+    model: str
+    settings: ServerSettings
+    variants: tuple[Variant, ...]
+    items: tuple[Item, ...]
+    warm_up_items: tuple[Item, ...]
+    probe: Texts
+    rounds: int
+    concurrency: int
+    arguments: Mapping[str, Any]
+
+    @property
+    def max_num_seqs(self) -> int | None:
+        """What `--max-num-seqs`, the last one if several, says."""
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        parser.add_argument("--max-num-seqs", type=int)
+        known, _ = parser.parse_known_args(self.settings.args)
+        number: int | None = known.max_num_seqs
+        return number
+
+    def settings_of(self, variant: Variant) -> ServerSettings:
+        return replace(
+            self.settings,
+            args=(*self.settings.args, *variant.server_args),
+            plugin_config=variant.plugin_config,
+        )
+
+
+def plans_of(arguments: argparse.Namespace) -> list[Plan]:
+    """A plan for each workload asked for; those that can share servers follow each other.
+
+    Raises ValueError for what does not fit together.
+    """
+    _check(arguments)
+    model = resolve_model(arguments.model)
+    vocabulary = Vocabulary.of(model)
+    names = list(WORKLOADS) if arguments.workload == ALL else [arguments.workload]
+    plans = [_plan_of(WORKLOADS[name], arguments, model, vocabulary) for name in names]
+    seen = list(dict.fromkeys(plan.settings.args for plan in plans))
+    return sorted(plans, key=lambda plan: seen.index(plan.settings.args))
+
+
+def urls_of(arguments: argparse.Namespace) -> dict[Arm, str] | None:
+    """Of servers that run already; None if they are to be started."""
+    stock, sgl_url = arguments.stock_url, arguments.sgl_url
+    if stock is None and sgl_url is None:
+        return None
+    if stock is None or sgl_url is None:
+        raise ValueError("--stock-url and --sgl-url go together")
+    if arguments.policy or arguments.server_args or arguments.ablations:
+        raise ValueError("--policy, --server-args and --ablations are for servers started here")
+    if any(part != variants.FORK_HINT for part in arguments.off):
+        raise ValueError(f"--off (but for {variants.FORK_HINT}) is for servers started here")
+    return {"stock": stock.rstrip("/"), "sgl": sgl_url.rstrip("/")}
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    urls_of(arguments)
+    of_all = arguments.workload == ALL
+    if arguments.json and of_all and not arguments.json.is_dir():
+        raise ValueError(f"--json: {arguments.json} is to be a folder, for all workloads' files")
+    if arguments.json and not of_all and not arguments.json.parent.is_dir():
+        raise ValueError(f"--json: there is no folder {arguments.json.parent}")
+    if arguments.data and not arguments.data.is_dir():
+        raise ValueError(f"--data: there is no folder {arguments.data}")
+
+
+def _plan_of(
+    workload: Workload, arguments: argparse.Namespace, model: Path, vocabulary: Vocabulary
+) -> Plan:
+    block_size_tokens = servers.default_block_size_tokens()
+    settings = ServerSettings(
+        model,
+        served_model_name=arguments.model,
+        args=(*workload.server_args(block_size_tokens), *shlex.split(arguments.server_args)),
+        # The shipped model is so small that a second thread only waits for the first.
+        env={"OMP_NUM_THREADS": "1"} if model == DEMO_MODEL else {},
+    )
+    plugin = variants.plugin_variant(arguments.off, arguments.policy)
+    others = variants.ablations(structured=workload.structured) if arguments.ablations else ()
+    usual = workload.quick_requests if arguments.quick else workload.num_requests
+    concurrency = arguments.concurrency or workload.concurrency
+    num_warm_up = min(concurrency, MAX_WARM_UP_PROGRAMS)
+
+    def texts(seed: int) -> Texts:
+        return Texts(vocabulary, seed, arguments.data)
+
+    return Plan(
+        workload,
+        arguments.model,
+        settings,
+        variants=(STOCK, plugin, *others),
+        items=tuple(workload.items(texts(SEED), arguments.requests or usual)),
+        warm_up_items=tuple(workload.items(texts(WARM_UP_SEED), num_warm_up)),
+        probe=texts(PROBE_SEED),
+        rounds=1 if arguments.quick else arguments.rounds,
+        concurrency=concurrency,
+        arguments={name: _plain(value) for name, value in vars(arguments).items()},
+    )
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value

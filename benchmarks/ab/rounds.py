@@ -1,0 +1,206 @@
+"""Carries out a plan: whose turn it is, and what is done in a turn.
+
+Owns the order of turns, A B A B ..., and that each begins with a warm server and an empty cache.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress, TaskID
+
+import sgl_vllm as sgl
+from benchmarks.ab import rates, result, servers
+from benchmarks.ab.client import Run, run_programs, unique_prompt_tokens
+from benchmarks.ab.plan import Plan
+from benchmarks.ab.rates import Rates
+from benchmarks.ab.result import Ablation, Comparison, Limits, Round
+from benchmarks.ab.servers import Arm, Pool
+from benchmarks.ab.variants import STOCK, Variant
+from sgl_vllm import compat
+from sgl_vllm.serving import read_counters
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Where the arms' servers come from: those at `urls`, else started as needed."""
+
+    pool: Pool
+    urls: dict[Arm, str] | None
+
+    @contextmanager
+    def of(
+        self, variant: Variant, plan: Plan, on_wait: Callable[[float], None]
+    ) -> Iterator[tuple[str, bool]]:
+        """A server's URL, and whether it is new here."""
+        if self.urls is None:
+            settings = plan.settings_of(variant)
+            with self.pool.serving(variant.arm, settings, on_wait) as served:
+                yield served
+        else:
+            with servers.attached(variant.arm, self.urls[variant.arm]) as url:
+                yield url, True
+
+
+def compare(plan: Plan, from_where: Servers, progress: Progress) -> Comparison:
+    """Runs all rounds of all variants. ArmFailed or ServerFailed say which one could not."""
+    rounds: dict[str, list[Round]] = {variant.name: [] for variant in plan.variants}
+    parts: dict[str, str] = {}
+    first_run: Run | None = None
+    unique = 0
+    warm: set[str] = set()
+    for number in range(1, plan.rounds + 1):
+        for variant in plan.variants:
+            label = f"{plan.workload.name}, round {number} of {plan.rounds}, {variant.title}"
+            task = progress.add_task(label, total=len(plan.items))
+            on_wait = partial(_show_wait, progress, task, label)
+            with from_where.of(variant, plan, on_wait) as (url, is_new):
+                if is_new or variant.name not in warm:
+                    progress.update(task, description=f"{label}: warm-up")
+                    run_programs(
+                        _program(plan, variant),
+                        plan.warm_up_items,
+                        url,
+                        plan.concurrency,
+                        options=variant.client,
+                    )
+                    warm.add(variant.name)
+                progress.update(task, description=label)
+                done, run = take_turn(plan, variant, url, partial(progress.advance, task))
+                rounds[variant.name].append(done)
+                if variant.name == "sgl":
+                    parts = servers.plugin_parts(url)
+                if first_run is None:
+                    progress.update(task, description=f"{label}: the machine's limits")
+                    first_run, unique = run, unique_prompt_tokens(run, url)
+                    machine_rates = _rates(plan, url, run.most_at_once)
+            progress.update(task, description=f"{label}: {done.figures.wall_s:.1f} s")
+    assert first_run is not None
+    stock = rounds[STOCK.name][0].figures
+    sequences = min(first_run.most_at_once, plan.max_num_seqs or first_run.most_at_once)
+    compute_bound = result.is_compute_bound(sequences, on_cpu=servers.on_cpu())
+    started_here = from_where.urls is None
+    return Comparison(
+        workload=plan.workload.name,
+        gain=plan.workload.gain,
+        model=plan.model,
+        requests=len(plan.items),
+        stock=tuple(rounds[STOCK.name]),
+        sgl=tuple(rounds["sgl"]),
+        ablations=tuple(
+            Ablation(variant.name, variant.title, tuple(rounds[variant.name]))
+            for variant in plan.variants[2:]
+        ),
+        limits=Limits(
+            unique_prompt_tokens=unique,
+            prompt_tokens=stock.prompt_tokens,
+            output_tokens=stock.output_tokens,
+            undecided_tokens=min(stock.output_tokens, _undecided_tokens(rounds["sgl"])),
+            sequences_at_once=sequences,
+            compute_bound=compute_bound if started_here else None,
+            prefill_tokens_s=machine_rates.prefill_tokens_s,
+            decode_tokens_s=machine_rates.decode_tokens_s,
+        ),
+        parts=parts,
+        server_args=plan.settings.args,
+        started_here=started_here,
+        structured=plan.workload.structured,
+        arguments=plan.arguments,
+        versions=_versions(),
+        machine=_machine(),
+        date=datetime.date.today().isoformat(),
+    )
+
+
+def take_turn(
+    plan: Plan, variant: Variant, url: str, on_done: Callable[[], object]
+) -> tuple[Round, Run]:
+    """One round of one variant: from an empty cache, everything once."""
+    read_counters(url)  # waits until it is idle
+    servers.empty_cache(url)
+    before, cpu_before_s = read_counters(url), servers.started_cpu_s()
+    run = run_programs(
+        _program(plan, variant),
+        plan.items,
+        url,
+        plan.concurrency,
+        on_done,
+        options=variant.client,
+        score=plan.workload.score,
+    )
+    server_cpu_s = servers.started_cpu_s() - cpu_before_s
+    figures = result.figures(
+        wall_s=run.wall_s,
+        latencies_s=run.latencies_s,
+        ttfts_s=run.ttfts_s,
+        scores=run.scores,
+        counters=read_counters(url) - before,
+        client_cpu_s=run.client_cpu_s,
+        server_cpu_s=server_cpu_s or None,
+    )
+    return Round(figures, run.texts), run
+
+
+def _undecided_tokens(rounds: Sequence[Round]) -> int:
+    return result.median_figures([one.figures for one in rounds]).undecided_tokens
+
+
+def _program(plan: Plan, variant: Variant) -> sgl.Program:
+    on_stock = plan.workload.stock_program if variant.arm == "stock" else None
+    return on_stock or plan.workload.program
+
+
+def _rates(plan: Plan, url: str, most_at_once: int) -> Rates:
+    sequences = min(most_at_once, plan.max_num_seqs or most_at_once)
+    return rates.measure(url, plan.model, plan.probe, sequences)
+
+
+def _show_wait(progress: Progress, task: TaskID, label: str, waited_s: float) -> None:
+    progress.update(task, description=f"{label}: starting, {waited_s:.0f} s")
+
+
+def _versions() -> dict[str, str]:
+    """Of what runs here; servers that run elsewhere may have others."""
+    vllm = compat.installed_vllm()
+    found = {"sgl_vllm": sgl.__version__, "python": sys.version.split()[0]}
+    if vllm is not None:
+        found["vllm"] = f"{vllm.version} ({vllm.build})"
+    for package in ("torch", "openai"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _machine() -> dict[str, Any]:
+    """The one that the client runs on, which is the servers' too if they were started here."""
+    accelerator = None
+    if not servers.on_cpu():
+        import torch
+
+        accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "accelerator": accelerator,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -1,0 +1,62 @@
+"""What is compared: stock vLLM, the plugin, and the plugin without one thing at a time.
+
+The ablations are those of SGLang's paper (arXiv 2312.07104, figure 8), in the plugin's terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.ab.client import ClientOptions
+from benchmarks.ab.servers import NAMES, Arm
+from sgl_vllm.hooks import PARTS
+
+FORK_HINT = "fork_hint"
+CAN_BE_OFF = (*PARTS, FORK_HINT)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to serve and ask the same programs.
+
+    `server_args` come after all others, `plugin_config` goes over the one that was asked for.
+    """
+
+    name: str
+    title: str
+    arm: Arm = "sgl"
+    server_args: tuple[str, ...] = ()
+    plugin_config: Mapping[str, Any] = field(default_factory=dict)
+    client: ClientOptions = field(default_factory=lambda: ClientOptions())
+
+
+STOCK = Variant("stock", NAMES["stock"], "stock")
+
+
+def plugin_variant(off: Iterable[str], policy: str | None) -> Variant:
+    """The plugin without the parts named in `off`, and with another order of those that wait."""
+    parts = [part for part in off if part != FORK_HINT]
+    plugin_config: dict[str, Any] = dict.fromkeys(parts, False)
+    if policy:
+        plugin_config["schedule_policy"] = policy
+    client = ClientOptions(hints=FORK_HINT not in off)
+    return Variant("sgl", NAMES["sgl"], plugin_config=plugin_config, client=client)
+
+
+def ablations(*, structured: bool) -> tuple[Variant, ...]:
+    """The plugin without one thing each. Of programs whose output is free, jump-forward is no
+    part."""
+    made = [
+        Variant("no_cache", "no prefix cache", server_args=("--no-enable-prefix-caching",)),
+        Variant("no_tree", "stock's block cache", plugin_config={"radix": False}),
+        Variant("fcfs", "order of arrival", plugin_config={"schedule_policy": "fcfs"}),
+        Variant("random", "random order", plugin_config={"schedule_policy": "random"}),
+        Variant("no_parallelism", "no parallelism", client=ClientOptions(parallel=False)),
+        Variant("no_hint", "no hint", client=ClientOptions(hints=False)),
+    ]
+    if structured:
+        off = {"jump_forward": False}
+        made.append(Variant("no_jump", "no jump-forward", plugin_config=off))
+    return tuple(made)
