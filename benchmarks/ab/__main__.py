@@ -48,13 +48,13 @@ be emptied, and with the server flags that the result names):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. 0 if it could compare, 1 on failure, 130 if interrupted."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    command = parser()
+    arguments = command.parse_args(argv)
     try:
         plans = plans_of(arguments)
         urls = urls_of(arguments)
     except ValueError as error:
-        parser.error(str(error))
+        command.error(str(error))
     errors = Console(stderr=True, highlight=False)
     console = Console(highlight=False, soft_wrap=True)
     capacity = arguments.servers_at_once or servers.how_many_fit(plans[0].settings)
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with Pool(capacity) as pool:
                 for plan in plans:
                     try:
-                        with _progress(errors) as progress:
+                        with progress_bars(errors) as progress:
                             comparison = compare(plan, Servers(pool, urls), progress)
                     except (ArmFailed, ServerFailed) as failure:
                         said = f"[red]benchmarks.ab, {plan.workload.name}:[/red] "
@@ -83,38 +83,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all_done else 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Of the command's arguments, which `benchmarks.ab.plan` gives their meaning."""
     listed = "\n".join(f"  {name:<14}{one.summary}" for name, one in WORKLOADS.items())
-    parser = argparse.ArgumentParser(
+    made = argparse.ArgumentParser(
         prog="python -m benchmarks.ab",
         description=f"{COMMENT}\nworkloads:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
+    made.add_argument(
         "workload", choices=(*WORKLOADS, ALL), metavar="WORKLOAD", help="see above, or all"
     )
-    parser.add_argument(
+    made.add_argument(
         "--model",
         default="demo",
         help="demo (default), shape:33m or another shape of benchmarks.models, a folder, a name",
     )
-    parser.add_argument(
+    made.add_argument(
         "--data", type=Path, metavar="DIR", help="real inputs, for workloads that name some"
     )
-    parser.add_argument(
+    made.add_argument(
         "--json",
         type=Path,
         metavar="FILE",
         help="write all numbers there too; of all workloads, into files of this folder",
     )
-    parser.add_argument(
+    made.add_argument(
         "--quick", action="store_true", help="one round of fewer programs: a look, not a result"
     )
-    size = parser.add_argument_group("how much")
+    size = made.add_argument_group("how much")
     size.add_argument("--rounds", type=_positive, default=3, metavar="N", help="default 3")
     size.add_argument("--requests", type=_positive, metavar="N", help="programs in a round")
     size.add_argument("--concurrency", type=_positive, metavar="N", help="programs at a time")
-    servers_group = parser.add_argument_group("the servers")
+    servers_group = made.add_argument_group("the servers")
     servers_group.add_argument(
         "--server-args",
         default="",
@@ -145,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     servers_group.add_argument("--stock-url", metavar="URL", help="a running stock server")
     servers_group.add_argument("--sgl-url", metavar="URL", help="a running one with the plugin")
-    return parser
+    return made
 
 
 def _positive(text: str) -> int:
@@ -154,7 +155,8 @@ def _positive(text: str) -> int:
     return number
 
 
-def _progress(console: Console) -> Progress:
+def progress_bars(console: Console) -> Progress:
+    """A line each for what is under way and what is done."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

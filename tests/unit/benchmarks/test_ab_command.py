@@ -20,7 +20,7 @@ pytest.importorskip("prometheus_client")
 
 import sgl_vllm as sgl
 from benchmarks.ab import servers
-from benchmarks.ab.__main__ import _parser, main
+from benchmarks.ab.__main__ import main, parser
 from benchmarks.ab.client import ClientOptions, run_programs, unique_prompt_tokens
 from benchmarks.ab.plan import Plan, plans_of
 from benchmarks.ab.servers import ARMS, Pool, ServerSettings
@@ -152,7 +152,7 @@ def plugin() -> Iterator[FakeVllm]:
 
 
 def plan(*words: str) -> Plan:
-    (made,) = plans_of(_parser().parse_args(words))
+    (made,) = plans_of(parser().parse_args(words))
     return made
 
 
@@ -386,7 +386,7 @@ def test_a_big_model_needs_more_memory_than_a_small_one(tmp_path: Path) -> None:
 
 
 def test_all_is_every_workload_and_those_with_the_same_servers_follow_each_other() -> None:
-    plans = plans_of(_parser().parse_args(["all", "--quick", "--requests", "1"]))
+    plans = plans_of(parser().parse_args(["all", "--quick", "--requests", "1"]))
     assert {one.workload.name for one in plans} == {*WORKLOADS}
     changes = sum(a.settings.args != b.settings.args for a, b in pairwise(plans))
     assert changes == len({one.settings.args for one in plans}) - 1

@@ -1,0 +1,145 @@
+"""A gate on counts: what every workload costs with the plugin, against what it cost before.
+
+    python -m benchmarks.counts             # compares, and says what changed
+    python -m benchmarks.counts --update    # writes down what it costs now
+
+Times differ from run to run, and nobody sees a tenth more among them. Counts do not: with the
+shipped model and one request at a time, the forward passes, the prompt tokens computed and cached,
+and the tokens forced are the same every time. Whoever changes one on purpose writes the new ones
+down, and the change is seen in review.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.ab.__main__ import parser as ab_parser
+from benchmarks.ab.__main__ import progress_bars
+from benchmarks.ab.client import ClientOptions
+from benchmarks.ab.plan import ALL, Plan, plans_of
+from benchmarks.ab.rounds import Servers, take_turn
+from benchmarks.ab.servers import ArmFailed, Pool
+from benchmarks.ab.workloads import WORKLOADS
+from sgl_vllm import compat
+from sgl_vllm.serving import ServerFailed, sigterm_as_interrupt
+
+FILE = Path(__file__).with_name("results") / "counts.json"
+NUM_PROGRAMS = 3
+COUNTS = (
+    "forward_passes",
+    "prompt_tokens",
+    "computed_prompt_tokens",
+    "cached_prompt_tokens",
+    "output_tokens",
+    "forced_tokens",
+)
+
+Counts = Mapping[str, int]
+
+
+def measure(names: Sequence[str], progress: Progress) -> Iterator[tuple[str, dict[str, int]]]:
+    """The counts of each workload, on servers that are started for it and end with it."""
+    plans = [plan for plan in _plans() if plan.workload.name in names]
+    with Pool(capacity=1) as pool:
+        for plan in plans:
+            name = plan.workload.name
+            task = progress.add_task(name, total=len(plan.items))
+            plugin = replace(plan.variants[1], client=ClientOptions(parallel=False))
+            servers = Servers(pool, urls=None)
+            with servers.of(plugin, plan, lambda waited_s: None) as (url, _):
+                done, _ = take_turn(plan, plugin, url, lambda: progress.advance(task))  # noqa: B023
+            yield name, {count: getattr(done.figures, count) for count in COUNTS}
+
+
+def changes(before: Mapping[str, Counts], now: Mapping[str, Counts]) -> list[tuple[str, ...]]:
+    """Workload, count, before and now, of all that differs; a workload that is new differs."""
+    return [
+        (name, count, str(before.get(name, {}).get(count, "none")), str(value))
+        for name, counts in now.items()
+        for count, value in counts.items()
+        if before.get(name, {}).get(count) != value
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. 0 if all is as before, 1 if not or on failure, 130 if interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.counts",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--update", action="store_true", help=f"write {FILE.name} anew")
+    parser.add_argument(
+        "--workload", action="append", choices=WORKLOADS, metavar="NAME", help="only this; repeat"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts there too")
+    arguments = parser.parse_args(argv)
+    errors, console = Console(stderr=True, highlight=False), Console(highlight=False)
+    names = arguments.workload or list(WORKLOADS)
+    with sigterm_as_interrupt():
+        try:
+            with progress_bars(errors) as progress:
+                now = dict(measure(names, progress))
+        except (ArmFailed, ServerFailed) as failure:
+            errors.print(f"[red]benchmarks.counts:[/red] {escape(str(failure))}", soft_wrap=True)
+            return 1
+        except KeyboardInterrupt:
+            errors.print("interrupted; everything is stopped")
+            return 130
+    vllm = compat.installed_vllm()
+    version = vllm.version if vllm else None
+    if arguments.json:
+        arguments.json.write_text(_written(version, now))
+    recorded = json.loads(FILE.read_text()) if FILE.exists() else {"vllm": version, "counts": {}}
+    if arguments.update:
+        all_of_them = {**recorded["counts"], **now}
+        FILE.write_text(
+            _written(version, {k: all_of_them[k] for k in WORKLOADS if k in all_of_them})
+        )
+        console.print(f"{len(now)} workloads written to {FILE}")
+        return 0
+    return _tell(recorded, version, now, console)
+
+
+def _plans() -> list[Plan]:
+    words = [ALL, "--quick", "--requests", str(NUM_PROGRAMS), "--concurrency", "1"]
+    return plans_of(ab_parser().parse_args(words))
+
+
+def _written(version: str | None, counts: Mapping[str, Counts]) -> str:
+    return json.dumps({"vllm": version, "counts": counts}, indent=2) + "\n"
+
+
+def _tell(
+    recorded: Mapping[str, object], version: str | None, now: Mapping[str, Counts], console: Console
+) -> int:
+    before = recorded["counts"]
+    assert isinstance(before, dict)
+    found = changes(before, now)
+    if not found:
+        console.print(f"{len(now)} workloads, {len(COUNTS)} counts each: all as before")
+        return 0
+    table = Table(header_style="dim", box=None, pad_edge=False)
+    for heading in ("workload", "count", "before", "now"):
+        table.add_column(heading, justify="left" if heading in ("workload", "count") else "right")
+    for row in found:
+        table.add_row(*row)
+    console.print(table)
+    if version != recorded["vllm"]:
+        console.print(f"(before: vLLM {recorded['vllm']}, now: {version})")
+    console.print("If that is meant: python -m benchmarks.counts --update")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
