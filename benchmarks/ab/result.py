@@ -407,7 +407,7 @@ def _heading(comparison: Comparison) -> Text:
         f"at this machine's {limits.prefill_tokens_s:,.0f} prompt and "
         f"{limits.decode_tokens_s:,.0f} output tokens/s that takes {limits.best_wall_s:.1f} s; "
         + ", ".join(
-            f"{arm} took {near:.0%} of its speed" for arm, near in comparison.near_limit.items()
+            f"{arm} is at {near:.0%} of that speed" for arm, near in comparison.near_limit.items()
         ),
         f"{flags}: {' '.join(comparison.server_args) or 'none'}",
         "plugin: " + "; ".join(f"{part} {state}" for part, state in comparison.parts.items()),
@@ -432,11 +432,11 @@ def _table(comparison: Comparison) -> Table:
 
 def _table_of_ablations(comparison: Comparison) -> Table:
     table = Table(header_style="dim", box=None, pad_edge=False)
-    table.add_column("the plugin with")
-    for name in ("programs/s", "of full", "forward passes", "prompt tokens computed", "hit rate"):
+    table.add_column("the plugin with", no_wrap=True)
+    for name in ("programs/s", "of full", "passes", "tokens computed", "hit rate"):
         table.add_column(name, justify="right")
     full = comparison.median("sgl")
-    rows = [("everything (full)", full), *((one.title, one.median) for one in comparison.ablations)]
+    rows = [("everything", full), *((one.title, one.median) for one in comparison.ablations)]
     for title, one in rows:
         table.add_row(
             title,
