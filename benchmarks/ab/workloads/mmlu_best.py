@@ -1,0 +1,31 @@
+"""The questions of `mmlu`, with stock vLLM asked as well as it can be: one request, one token."""
+
+from __future__ import annotations
+
+import sgl_vllm as sgl
+from benchmarks.ab.workloads import mmlu
+from benchmarks.ab.workloads.base import Workload
+
+
+@sgl.function
+def choice_by_one_token(s: sgl.ProgramState, examples: str, question: str, right: str) -> None:
+    """`right` is for the score alone."""
+    s += examples
+    s += question
+    s += sgl.gen("label", max_tokens=1, regex=f"[{''.join(mmlu.LABELS)}]")
+
+
+WORKLOAD = Workload(
+    name="mmlu_best",
+    summary="the questions of mmlu; stock: one request each, of one token held to the labels",
+    gain=(
+        "Next to none is to be had: both compute the new part of a prompt once. The plugin does so "
+        "for four prompts of one more token, and what they share waits for none of them."
+    ),
+    program=mmlu.choice,
+    stock_program=choice_by_one_token,
+    items=mmlu.items,
+    num_requests=96,
+    quick_requests=32,
+    score=mmlu.score,
+)
