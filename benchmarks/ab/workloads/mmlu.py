@@ -76,7 +76,7 @@ def items(texts: Texts, num_requests: int) -> list[Item]:
         raise ValueError(f"--data: no subject of {FILE} has more than {NUM_EXAMPLES} questions")
     per_subject = -(-num_requests // len(subjects))
     orders = [texts.order(per_subject, len(questions)) for _, questions in subjects]
-    return [
+    by_turns: list[Item] = [
         {
             "examples": examples,
             "question": questions[order[turn]].asked(),
@@ -84,7 +84,8 @@ def items(texts: Texts, num_requests: int) -> list[Item]:
         }
         for turn in range(per_subject)
         for (examples, questions), order in zip(subjects, orders, strict=True)
-    ][:num_requests]
+    ]
+    return by_turns[:num_requests]
 
 
 def score(item: Item, state: sgl.ProgramState) -> float:
