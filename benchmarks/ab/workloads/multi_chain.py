@@ -67,9 +67,9 @@ WORKLOAD = Workload(
     name="multi_chain",
     summary="five chains of up to 256 tokens side by side, then an answer that reads them all",
     gain=(
-        "Little is to be had: nearly all of the time goes into the chains, which nothing "
-        "shortens. A question is computed once for its chains, which on stock it is not where it "
-        "is shorter than a block, and the first chain is not computed again for the answer."
+        "Little is to be had: nearly all of the time goes into the chains, which nothing shortens. "
+        "Chains take their question from the cache, and the answer takes question and first chain "
+        "from it, to the token, where stock's hits end with a whole block."
     ),
     program=answer,
     items=items,
