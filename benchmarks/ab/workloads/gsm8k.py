@@ -1,0 +1,103 @@
+"""Problems as in GSM8K: a question in words, a worked answer, a number. No workload by itself.
+
+With `--data` they are the data set's own: ``gsm8k_train_head_20.jsonl``, of which the first are
+shown as examples, and ``gsm8k_test_200.jsonl``, which is asked; a line each: ``{"question": str,
+"answer": str}``, where the answer ends in ``#### NUMBER``. Otherwise they are made up in the data
+set's lengths.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.ab.workloads.base import Texts, Vocabulary
+from benchmarks.ab.workloads.questions import examples_that_fit, read_questions
+
+EXAMPLES_FILE = "gsm8k_train_head_20.jsonl"
+FILE = "gsm8k_test_200.jsonl"
+MAX_QUESTION_TOKENS = 512
+MAX_ANSWER_TOKENS = 256
+
+QUESTION_TOKENS = (30, 90)
+WORK_TOKENS = (40, 200)
+NUMBERS = (1, 999)
+
+_NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
+_BEFORE_NUMBER = "####"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question and its worked answer, which ends in the number."""
+
+    question: str
+    answer: str
+
+    @property
+    def number(self) -> float:
+        """ValueError if there is none."""
+        _, found, number = self.answer.rpartition(_BEFORE_NUMBER)
+        if not found or (value := last_number(number)) is None:
+            raise ValueError(f"the answer does not end in {_BEFORE_NUMBER} and a number")
+        return value
+
+    def asked(self) -> str:
+        return f"Question: {self.question.strip()}\nAnswer:"
+
+    def with_answer(self) -> str:
+        return f"{self.asked()} {self.answer.strip()}\n\n"
+
+    def num_answer_tokens(self, vocabulary: Vocabulary) -> int:
+        """Those of the worked answer in this vocabulary, but at most `MAX_ANSWER_TOKENS`."""
+        return min(vocabulary.num_tokens(f" {self.answer.strip()}"), MAX_ANSWER_TOKENS)
+
+
+def problems(texts: Texts, number: int) -> list[Problem]:
+    """So many, all that there are in a random order before any again.
+
+    Raises ValueError if the data is not as above.
+    """
+    if texts.data is None:
+        return _made_up(texts, number)
+    read = read_questions(texts, FILE, _problem)
+    short = [
+        one for one in read if texts.vocabulary.num_tokens(one.question) <= MAX_QUESTION_TOKENS
+    ]
+    if not short:
+        raise ValueError(f"--data: {FILE} has no question of {MAX_QUESTION_TOKENS} tokens or less")
+    return [short[index] for index in texts.order(number, len(short))]
+
+
+def examples(texts: Texts, number: int, max_tokens: int) -> str:
+    """So many problems with their answers, or as many as fit into the tokens: the text before each
+    question. Raises ValueError if the data is not as above."""
+    if texts.data is None:
+        shown: Sequence[Problem] = _made_up(texts, number)
+    else:
+        shown = read_questions(texts, EXAMPLES_FILE, _problem)[:number]
+    return examples_that_fit(texts.vocabulary, [one.with_answer() for one in shown], max_tokens)
+
+
+def last_number(text: str) -> float | None:
+    """The last number in the text, written with thousands apart or not; None if it has none."""
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def _problem(entry: dict[str, Any]) -> Problem:
+    problem = Problem(str(entry["question"]), str(entry["answer"]))
+    _ = problem.number
+    return problem
+
+
+def _made_up(texts: Texts, number: int) -> list[Problem]:
+    return [
+        Problem(
+            texts.text(texts.number(*QUESTION_TOKENS)) + "?",
+            f"{texts.text(texts.number(*WORK_TOKENS))}\n{_BEFORE_NUMBER} {texts.number(*NUMBERS)}",
+        )
+        for _ in range(number)
+    ]
