@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -129,9 +129,17 @@ class TimedVLLM(sgl.VLLM):
         to_stream = body is not None and url.endswith("/completions") and "logprobs" not in body
         if timer is None or body is None or not to_stream:
             return await super().call(method, url, body)
-        return await self._streamed(timer, url, body)
+        return await self._streamed(url, body)
 
-    async def _streamed(self, timer: _Timer, url: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def chunks(self, url: str, body: dict[str, Any]) -> AsyncGenerator[Any]:
+        timer = _timer.get()
+        async with aclosing(super().chunks(url, body)) as parts:
+            async for part in parts:
+                if timer is not None and timer.first_token_s is None:
+                    timer.first_token_s = time.perf_counter()
+                yield part
+
+    async def _streamed(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
         """The answer as it would be without a stream."""
         body = {
             **body,
@@ -141,8 +149,6 @@ class TimedVLLM(sgl.VLLM):
         }
         joined = _Joined()
         async for part in self.chunks(url, body):
-            if timer.first_token_s is None:
-                timer.first_token_s = time.perf_counter()
             joined.add(part)
         return joined.answer(is_chat=url.endswith("/chat/completions"))
 

@@ -1,40 +1,55 @@
 """The workloads: each is a program of the language, its inputs, and the server it is meant for.
 
-Owns the type and the list. A new workload is a module here with a `WORKLOAD`, and a line below.
-Knows no server: the same inputs go to both arms.
+Owns the type and the list. A new workload is a module here with a `WORKLOAD`, and a line below; a
+module may have several. Knows no server: the same inputs go to both arms.
 """
 
 from __future__ import annotations
 
 from benchmarks.ab.workloads import (
+    api_speculation,
+    chat,
     few_shot_gsm8k,
+    generative_agents,
     hellaswag,
     json_fields,
     json_regex,
     json_schema,
+    llm_judge,
     mmlu,
     mmlu_best,
     multi_chain,
     no_sharing,
     rag,
+    react,
+    skeleton_of_thought,
     tight_cache,
+    tree_of_thought,
 )
 from benchmarks.ab.workloads.base import Workload
 
 WORKLOADS: dict[str, Workload] = {
-    module.WORKLOAD.name: module.WORKLOAD
-    for module in (
-        tight_cache,
-        json_regex,
-        json_fields,
-        json_schema,
-        mmlu,
-        mmlu_best,
-        hellaswag,
-        few_shot_gsm8k,
-        multi_chain,
-        rag,
-        no_sharing,
+    workload.name: workload
+    for workload in (
+        tight_cache.WORKLOAD,
+        json_regex.WORKLOAD,
+        json_fields.WORKLOAD,
+        json_schema.WORKLOAD,
+        mmlu.WORKLOAD,
+        mmlu_best.WORKLOAD,
+        hellaswag.WORKLOAD,
+        few_shot_gsm8k.WORKLOAD,
+        multi_chain.WORKLOAD,
+        rag.WORKLOAD,
+        react.WORKLOAD,
+        generative_agents.WORKLOAD,
+        tree_of_thought.WORKLOAD,
+        skeleton_of_thought.WORKLOAD,
+        llm_judge.WORKLOAD,
+        chat.SHORT,
+        chat.LONG,
+        api_speculation.WORKLOAD,
+        no_sharing.WORKLOAD,
     )
 }
 

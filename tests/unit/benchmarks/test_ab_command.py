@@ -67,10 +67,13 @@ class FakeVllm:
     def parts_of_answer(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         num_words = len(body["prompt"].split())
         first, rest = self.reply.format(num_words=num_words).split(" ")
-        assert body["stream"] and body["stream_options"] == {"include_usage": True}
-        yield {"choices": [{"index": 0, "text": first, "finish_reason": None}]}
-        yield {"choices": [{"index": 0, "text": " " + rest, "finish_reason": self.finish_reason}]}
-        usage = {"prompt_tokens": num_words, "completion_tokens": 2}
+        assert body["stream"] and body["stream_options"]["include_usage"]
+        tells_tokens = body["stream_options"].get("continuous_usage_stats", False)
+        texts = (first, None), (" " + rest, self.finish_reason)
+        for num_tokens, (text, reason) in enumerate(texts, start=1):
+            part = {"choices": [{"index": 0, "text": text, "finish_reason": reason}]}
+            usage = {"prompt_tokens": num_words, "completion_tokens": num_tokens}
+            yield part | {"usage": usage} if tells_tokens else part
         yield {"choices": [], "usage": usage}
 
 
@@ -278,6 +281,20 @@ def test_a_reply_that_the_model_ended_is_all_in_the_cache(stock: FakeVllm) -> No
     assert [one.ended for one in run.calls] == [True, True]
     assert [len(body["prompt"].split()) for body in stock.bodies] == [3, 6]
     assert unique_prompt_tokens(run, stock.url) == 3 + 1
+
+
+@sgl.function(num_api_spec_tokens=4)
+def ahead(s: sgl.ProgramState, question: str) -> None:
+    s += question + sgl.gen("number", max_tokens=2, stop=" words")
+    s += " words" + sgl.gen("rest", max_tokens=2)
+
+
+def test_a_program_that_speculates_is_timed_too(stock: FakeVllm) -> None:
+    stock.finish_reason = "stop"
+    run = run_programs(ahead, [{"question": "a b c "}], stock.url, 1)
+    assert run.texts == ("a b c 3 words",)
+    assert len(stock.bodies) == len(run.ttfts_s) == len(run.calls) == 1
+    assert run.ttfts_s[0] < run.latencies_s[0]
 
 
 def test_an_error_ends_the_run(stock: FakeVllm) -> None:
