@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     result.show(comparison, console)
                     if arguments.json:
                         file: Path = arguments.json
-                        if arguments.workload == ALL:
+                        if file.is_dir():
                             file /= f"{plan.workload.name}.json"
                         file.write_text(comparison.to_json())
         except KeyboardInterrupt:
@@ -92,7 +92,11 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument(
-        "workload", choices=(*WORKLOADS, ALL), metavar="WORKLOAD", help="see above, or all"
+        "workloads",
+        nargs="+",
+        choices=(*WORKLOADS, ALL),
+        metavar="WORKLOAD",
+        help="see above, or all",
     )
     made.add_argument(
         "--model",

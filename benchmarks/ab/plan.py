@@ -70,7 +70,7 @@ def plans_of(arguments: argparse.Namespace) -> list[Plan]:
     _check(arguments)
     model = resolve_model(arguments.model)
     vocabulary = Vocabulary.of(model)
-    names = list(WORKLOADS) if arguments.workload == ALL else [arguments.workload]
+    names = list(WORKLOADS) if ALL in arguments.workloads else arguments.workloads
     plans = [_plan_of(WORKLOADS[name], arguments, model, vocabulary) for name in names]
     seen = list(dict.fromkeys(plan.settings.args for plan in plans))
     return sorted(plans, key=lambda plan: seen.index(plan.settings.args))
@@ -92,10 +92,10 @@ def urls_of(arguments: argparse.Namespace) -> dict[Arm, str] | None:
 
 def _check(arguments: argparse.Namespace) -> None:
     urls_of(arguments)
-    of_all = arguments.workload == ALL
-    if arguments.json and of_all and not arguments.json.is_dir():
-        raise ValueError(f"--json: {arguments.json} is to be a folder, for all workloads' files")
-    if arguments.json and not of_all and not arguments.json.parent.is_dir():
+    several = len(arguments.workloads) > 1 or ALL in arguments.workloads
+    if arguments.json and several and not arguments.json.is_dir():
+        raise ValueError(f"--json: {arguments.json} is to be a folder, for a file per workload")
+    if arguments.json and not several and not arguments.json.parent.is_dir():
         raise ValueError(f"--json: there is no folder {arguments.json.parent}")
     if arguments.data and not arguments.data.is_dir():
         raise ValueError(f"--data: there is no folder {arguments.data}")
@@ -131,9 +131,10 @@ def _plan_of(
         probe=texts(PROBE_SEED),
         rounds=1 if arguments.quick else arguments.rounds,
         concurrency=concurrency,
-        arguments={name: _plain(value) for name, value in vars(arguments).items()},
+        arguments={**_plain(vars(arguments)), "workloads": [workload.name]},
     )
 
 
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON can hold them."""
+    return {k: str(v) if isinstance(v, Path) else v for k, v in arguments.items()}
