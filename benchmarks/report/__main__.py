@@ -42,11 +42,12 @@ def _outputs(arguments: argparse.Namespace, results: loading.Results) -> dict[Pa
         require_matplotlib("--html")
         outputs[arguments.html] = page.page(results)
     if arguments.markdown:
-        outputs[arguments.markdown] = tables.markdown(results)
+        outputs[arguments.markdown] = tables.markdown(results, "--markdown FILE")
     if arguments.readme:
         text = arguments.readme.read_text(encoding="utf-8")
         try:
-            outputs[arguments.readme] = tables.into_readme(text, tables.markdown(results))
+            table = tables.markdown(results, f"--readme {arguments.readme.name}")
+            outputs[arguments.readme] = tables.into_readme(text, table)
         except loading.ReportError as error:
             raise loading.ReportError(f"{arguments.readme}: {error}") from error
     return outputs

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -471,12 +470,18 @@ def _named(results: Sequence[Result]) -> list[Result]:
             words.append(f"{one.concurrency} at a time")
         words += [*one.switched, *(["quick"] if one.quick else [])]
         named.append(replace(one, variant=", ".join(words)))
-    for further in (lambda one: " ".join(one.server_args), lambda one: one.file.stem):
-        times = Counter(one.label for one in named)
-        named = [
-            replace(one, variant=", ".join(filter(None, [one.variant, further(one)])))
-            if times[one.label] > 1
-            else one
-            for one in named
-        ]
-    return named
+    named = _told_apart(named, lambda one: " ".join(one.server_args))
+    return _told_apart(named, lambda one: one.file.stem)
+
+
+def _told_apart(results: Sequence[Result], by: Callable[[Result], str]) -> list[Result]:
+    """Those of the same label get a further word where it is not the same for all of them."""
+    words: dict[str, set[str]] = {}
+    for one in results:
+        words.setdefault(one.label, set()).add(by(one))
+    return [
+        replace(one, variant=", ".join(filter(None, [one.variant, by(one)])))
+        if len(words[one.label]) > 1
+        else one
+        for one in results
+    ]

@@ -20,12 +20,13 @@ from benchmarks.report.tables import count, percent, span, times
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH_IN = 4.9
-ROW_IN = 0.42
+WIDTH_IN = 4.3
+ROW_IN = 0.48
 MARGIN_IN = 0.62  # for the axis and the legend
-BAR = 0.26  # of a row
-LABEL_ABOVE = 0.24
-MOST_LABEL_CHARACTERS = 58
+BAR = 0.22  # of a row
+PAIR = (-0.04, 0.18)  # from a row's middle to those of its two bars
+LABEL_ABOVE = 0.22
+MOST_LABEL_CHARACTERS = 48
 
 # matplotlib wants colours; in the SVG each becomes the page's variable of that name.
 INK, SOFT, LINE, STOCK, SGL, WORSE, SURFACE = (f"#0000{number:02x}" for number in range(1, 8))
@@ -79,6 +80,8 @@ def overview(results: Sequence[Result]) -> tuple[Plot, ...]:
         plots.append(hit_rates(known))
     if known := [one for one in results if _has_tails(one)]:
         plots.append(tails(known))
+    if known := [one for one in results if all(arm in one.near_limit for arm in ARMS)]:
+        plots.append(near_limits(known))
     return tuple(plots)
 
 
@@ -87,7 +90,7 @@ def throughput(results: Sequence[Result]) -> Plot:
 
     def draw(axes: Axes) -> None:
         axes.set_xscale("log")
-        axes.axvline(1, color=INK, linewidth=1, zorder=3)
+        axes.axvline(1, color=INK, linewidth=1, zorder=2.5)
         ends = [1.0]
         for y, one in enumerate(results):
             spread = one.throughput
@@ -108,8 +111,12 @@ def throughput(results: Sequence[Result]) -> Plot:
                     axes.plot([end, end], [y - 0.09, y + 0.09], color=INK, linewidth=1.1, zorder=4)
                 ends += [spread.low, spread.high]
             ends.append(spread.ratio)
-            _label(axes, y, one, times(spread.ratio) if _differs(one) else spread.verdict.value)
-        axes.set_xlim(min(ends) / 1.06, max(ends) * 1.06)
+            no_difference = spread.verdict is Verdict.NO_DIFFERENCE
+            said = spread.verdict.value if no_difference else times(spread.ratio)
+            _value(axes, max(1, spread.ratio, spread.high or 0), y, said)
+            _label(axes, y, one)
+        low, high = min(ends), max(*ends, 1.1)
+        axes.set_xlim(low / (high / low) ** 0.03, high * (high / low) ** 0.2)  # room for values
         _log_ticks(axes, "{:g}×")
         axes.set_xlabel("programs/s, with the plugin / stock", color=SOFT)
 
@@ -131,10 +138,10 @@ def shares(results: Sequence[Result], title: str, name: str, text: str) -> Plot:
         most = 1.0
         for y, one in enumerate(results):
             whole = one.arms["stock"].get(name) or 1
-            for arm, at in zip(ARMS, (y - 0.03, y + 0.25), strict=True):
+            for arm, offset in zip(ARMS, PAIR, strict=True):
                 value = one.arms[arm].get(name) or 0
-                axes.barh(at, value / whole, height=BAR, color=COLOURS[arm])
-                _value(axes, value / whole, at, count(value))
+                axes.barh(y + offset, value / whole, height=BAR, color=COLOURS[arm])
+                _value(axes, value / whole, y + offset, count(value))
                 most = max(most, value / whole)
             least = one.limits.unique_prompt_tokens
             if with_least and least is not None:
@@ -154,33 +161,59 @@ def shares(results: Sequence[Result], title: str, name: str, text: str) -> Plot:
 
 def hit_rates(results: Sequence[Result]) -> Plot:
     """Cached / all prompt tokens of both arms, and the best that any cache could do."""
-
-    def draw(axes: Axes) -> None:
-        for y, one in enumerate(results):
-            for arm, at in zip(ARMS, (y - 0.03, y + 0.25), strict=True):
-                rate = one.arms[arm].hit_rate or 0
-                axes.barh(at, rate, height=BAR, color=COLOURS[arm])
-                _value(axes, rate, at, percent(rate))
-            best = one.limits.best_hit_rate
-            if best is not None:
-                _mark(axes, best, y)
-            _label(axes, y, one)
-        axes.set_xlim(0, 1.12)
-        axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
-        axes.xaxis.set_major_formatter(lambda value, _: percent(value))
-        _legend(axes, "best possible")
-
-    described = "; ".join(
-        f"{one.label} {' to '.join(percent(one.arms[arm].hit_rate) for arm in ARMS)}, "
-        f"at best {percent(one.limits.best_hit_rate) or 'not known'}"
-        for one in results
-    )
-    return Plot(
+    return _parts_of_a_whole(
+        results,
         "Prompt tokens from the cache",
         "The share of all prompt tokens. The mark is what a cache of any size could give.",
-        f"Hit rates, stock to plugin: {described}",
-        _svg("hit_rates", len(results), draw, room=0.3),
+        lambda one, arm: one.arms[arm].hit_rate or 0,
+        lambda one: one.limits.best_hit_rate,
     )
+
+
+def near_limits(results: Sequence[Result]) -> Plot:
+    """How much of the limit's speed both arms have."""
+    return _parts_of_a_whole(
+        results,
+        "How near to the limit",
+        "100 % is the time that the tokens which any server must compute and decide would take, "
+        "at the rates of stock on this machine.",
+        lambda one, arm: one.near_limit[arm],
+        None,
+    )
+
+
+def _parts_of_a_whole(
+    results: Sequence[Result],
+    title: str,
+    text: str,
+    share: Callable[[Result, str], float],
+    best: Callable[[Result], float | None] | None,
+) -> Plot:
+    """Both arms' shares, and a mark at the best of them that there could be."""
+
+    def draw(axes: Axes) -> None:
+        most = 1.0
+        for y, one in enumerate(results):
+            for arm, offset in zip(ARMS, PAIR, strict=True):
+                value = share(one, arm)
+                axes.barh(y + offset, value, height=BAR, color=COLOURS[arm])
+                _value(axes, value, y + offset, percent(value))
+                most = max(most, value)
+            mark = best(one) if best else None
+            if mark is not None:
+                _mark(axes, mark, y)
+            _label(axes, y, one)
+        axes.set_xlim(0, most * 1.14)
+        axes.xaxis.set_major_formatter(lambda value, _: percent(value) if value <= most else "")
+        _legend(axes, "best possible" if best else None)
+
+    described = "; ".join(
+        f"{one.label} {' to '.join(percent(share(one, arm)) for arm in ARMS)}"
+        + (f", at best {percent(best(one)) or 'not known'}" if best else "")
+        for one in results
+    )
+    svg = _svg(title, len(results), draw, room=0.3)
+    return Plot(title, text, f"{title}, stock to plugin: {described}", svg)
 
 
 def tails(results: Sequence[Result]) -> Plot:
@@ -190,7 +223,8 @@ def tails(results: Sequence[Result]) -> Plot:
         axes.set_xscale("log")
         ends = []
         for y, one in enumerate(results):
-            for arm, at in zip(ARMS, (y, y + 0.22), strict=True):
+            for arm, offset in zip(ARMS, PAIR, strict=True):
+                at = y + offset
                 p50, p99 = (one.arms[arm].get(f"ttft_{tail}_s") or 0 for tail in ("p50", "p99"))
                 axes.plot([p50, p99], [at, at], color=COLOURS[arm], linewidth=2.2)
                 axes.plot(p50, at, "o", color=COLOURS[arm], markersize=5)
@@ -226,8 +260,8 @@ def ablations(one: Result) -> Plot | None:
 
     def draw(axes: Axes) -> None:
         for y, (title, value, colour) in enumerate(bars):
-            axes.barh(y + 0.1, value, height=BAR, color=colour)
-            _value(axes, value, y + 0.1, f"{value:.2f}")
+            axes.barh(y, value, height=BAR, color=colour)
+            _value(axes, value, y, f"{value:.2f}")
             axes.text(
                 0, y - LABEL_ABOVE, _cut(title), transform=axes.get_yaxis_transform(), color=INK
             )
@@ -260,15 +294,10 @@ def _has_tails(one: Result) -> bool:
     return all(one.arms[arm].get(f"ttft_{tail}_s") for arm in ARMS for tail in ("p50", "p99"))
 
 
-def _differs(one: Result) -> bool:
-    return one.throughput.verdict is not Verdict.NO_DIFFERENCE
-
-
-def _label(axes: Axes, y: float, one: Result, right: str = "") -> None:
+def _label(axes: Axes, y: float, one: Result) -> None:
     """A row's name above it, so that bars have the whole width."""
     transform = axes.get_yaxis_transform()
     axes.text(0, y - LABEL_ABOVE, _cut(one.label), transform=transform, color=INK)
-    axes.text(1, y - LABEL_ABOVE, right, transform=transform, color=INK, ha="right")
 
 
 def _cut(text: str) -> str:
@@ -285,12 +314,12 @@ def _value(axes: Axes, x: float, y: float, text: str) -> None:
         textcoords="offset points",
         va="center_baseline",
         color=SOFT,
-        fontsize=8,
+        fontsize=8.5,
     )
 
 
 def _mark(axes: Axes, x: float, y: float) -> None:
-    axes.plot([x, x], [y - 0.16, y + 0.38], color=INK, linewidth=1.6, zorder=4)
+    axes.plot([x, x], [y - 0.16, y + 0.3], color=INK, linewidth=1.6, zorder=4)
 
 
 def _legend(axes: Axes, mark: str | None) -> None:
@@ -341,6 +370,7 @@ def _svg(name: str, num_rows: int, draw: Callable[[Axes], None], room: float = 0
     style = {
         **STYLE,
         "font.family": "DejaVu Sans",  # comes with matplotlib: the layout is the same everywhere
+        "font.size": 9.5,
         "text.parse_math": False,
         "text.color": INK,
         "axes.edgecolor": LINE,
@@ -354,7 +384,7 @@ def _svg(name: str, num_rows: int, draw: Callable[[Axes], None], room: float = 0
         height = ROW_IN * num_rows + MARGIN_IN + room
         figure, axes = pyplot.subplots(figsize=(WIDTH_IN, height), layout="constrained")
         try:
-            axes.set_ylim(num_rows - 0.45, -0.55)
+            axes.set_ylim(num_rows - 0.5, -0.55)
             axes.set_yticks([])
             axes.grid(axis="x", color=LINE, linewidth=0.6)
             axes.set_axisbelow(True)

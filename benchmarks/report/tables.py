@@ -15,7 +15,7 @@ from benchmarks.comparison import ARMS
 from benchmarks.report.loading import Dataset, ReportError, Result, Results, Spread, Verdict
 
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
-COMMANDS = ("python -m benchmarks.ab all --json DIR", "python -m benchmarks.report DIR")
+MEASURED_BY, SHOWN_BY = "python -m benchmarks.ab all --json DIR", "python -m benchmarks.report DIR"
 # vLLM's names of what its load generator measures, the words, and what the value is divided by.
 SERVE_ROWS: tuple[tuple[str, str, float], ...] = (
     ("request_throughput", "requests/s", 1),
@@ -41,6 +41,8 @@ class Cell:
 
 
 EMPTY = Cell("")
+SPACE, NARROW = "\u00a0", "\u202f"
+"""Spaces at which no line ends."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ def times(value: float) -> str:
     """A ratio, with more digits near 1, where they matter."""
     if value >= 10:
         return f"{value:.1f}"
+    if 0.9995 < value < 1.0005 and value != 1:
+        return f"{value:.4f}"
     return f"{value:.3f}" if 0.9 < value < 1.1 else f"{value:.2f}"
 
 
@@ -74,7 +78,7 @@ def span(spread: Spread) -> str:
     """From round to round; "" of a single round."""
     if spread.low is None or spread.high is None:
         return ""
-    return f"{times(spread.low)} to {times(spread.high)}"
+    return SPACE.join((times(spread.low), "to", times(spread.high)))
 
 
 def count(value: float | None) -> str:
@@ -85,12 +89,16 @@ def percent(share: float | None) -> str:
     if share is None:
         return ""
     shown = 100 * share
-    return f"{shown:.1f} %" if 0 < shown < 10 else f"{shown:.0f} %"
+    if 0 < shown < 0.1:
+        return f"<0.1{NARROW}%"
+    return f"{shown:.1f}{NARROW}%" if 0 < shown < 10 else f"{shown:.0f}{NARROW}%"
 
 
 def ratio_cell(spread: Spread | None) -> Cell:
     if spread is None:
         return EMPTY
+    if spread.ratio == spread.low == spread.high == 1:
+        return Cell("equal", tone=spread.verdict.value)
     if spread.verdict is Verdict.UNKNOWN:
         return Cell(times(spread.ratio), "one round", spread.verdict.value)
     if spread.verdict is Verdict.NO_DIFFERENCE:
@@ -224,18 +232,19 @@ def serve_table(datasets: Sequence[Dataset]) -> Table:
 # -- Markdown
 
 
-def markdown(results: Results) -> str:
-    """The short table with its caption, and vLLM's own figures if there are some."""
+def markdown(results: Results, option: str = "") -> str:
+    """The short table and vLLM's own figures, as far as there are some, and the caption, which says
+    how the table was made: with this option of the command."""
     parts = []
     if results.results:
-        parts += [_markdown_table(short_table(results.results)), caption(results)]
+        parts += [_markdown_table(short_table(results.results)), caption(results, option)]
     if results.datasets:
         table = _markdown_table(serve_table(results.datasets))
         parts.append(f"By vLLM's own load generator, `vllm bench serve`:\n\n{table}")
     return "\n\n".join(parts) + "\n"
 
 
-def caption(results: Results) -> str:
+def caption(results: Results, option: str) -> str:
     """How to read the table, and what made it, in Markdown."""
     some_unknown = any(one.throughput.verdict is Verdict.UNKNOWN for one in results.results)
     reading = (
@@ -245,8 +254,8 @@ def caption(results: Results) -> str:
     )
     if some_unknown:
         reading += " *One round*: how far rounds are apart is not known."
-    made = " and ".join(f"`{command}`" for command in COMMANDS)
-    facts = [f"Made by {made}", *provenance(results)]
+    made = f"Made by `{MEASURED_BY}` and `{f'{SHOWN_BY} {option}'.strip()}`"
+    facts = [made, *provenance(results)]
     return f"{reading}\n\n" + "; ".join(facts) + "."
 
 
