@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH_IN = 4.3
-ROW_IN = 0.48
+ROW_IN = 0.52
 MARGIN_IN = 0.62  # for the axis and the legend
 BAR = 0.22  # of a row
-PAIR = (-0.04, 0.18)  # from a row's middle to those of its two bars
-LABEL_ABOVE = 0.22
+PAIR = (0.02, 0.24)  # from a row's middle to those of its two bars
+LABEL_ABOVE = 0.23
 MOST_LABEL_CHARACTERS = 48
 
 # matplotlib wants colours; in the SVG each becomes the page's variable of that name.
@@ -319,7 +319,7 @@ def _value(axes: Axes, x: float, y: float, text: str) -> None:
 
 
 def _mark(axes: Axes, x: float, y: float) -> None:
-    axes.plot([x, x], [y - 0.16, y + 0.3], color=INK, linewidth=1.6, zorder=4)
+    axes.plot([x, x], [y - 0.12, y + 0.38], color=INK, linewidth=1.6, zorder=4)
 
 
 def _legend(axes: Axes, mark: str | None) -> None:
@@ -384,7 +384,7 @@ def _svg(name: str, num_rows: int, draw: Callable[[Axes], None], room: float = 0
         height = ROW_IN * num_rows + MARGIN_IN + room
         figure, axes = pyplot.subplots(figsize=(WIDTH_IN, height), layout="constrained")
         try:
-            axes.set_ylim(num_rows - 0.5, -0.55)
+            axes.set_ylim(num_rows - 0.45, -0.55)
             axes.set_yticks([])
             axes.grid(axis="x", color=LINE, linewidth=0.6)
             axes.set_axisbelow(True)
