@@ -38,7 +38,7 @@ _FIGURES = {
 def _sgl_figures(ratio: float) -> dict[str, Any]:
     return {
         **_FIGURES,
-        "throughput_programs_s": _FIGURES["throughput_programs_s"] * ratio,
+        "throughput_programs_s": 10.0 * ratio,
         "latency_p50_s": _FIGURES["latency_p50_s"] / ratio,
         "ttft_p50_s": _FIGURES["ttft_p50_s"] / ratio,
         "ttft_p99_s": _FIGURES["ttft_p99_s"] / ratio,
@@ -87,6 +87,7 @@ def result(
             "unique_prompt_tokens": 2500,
             "prompt_tokens": 8000,
             "output_tokens": 640,
+            "undecided_tokens": 600,
             "sequences_at_once": concurrency,
             "compute_bound": concurrency >= 8,
             "best_hit_rate": 0.6875,
@@ -111,13 +112,14 @@ def result(
 
 
 def serve_result() -> dict[str, Any]:
-    figures = {"request_throughput": 3.0, "p99_ttft_ms": 800.0, "median_tpot_ms": 30.0}
+    figures = {"throughput_requests_s": 3.0, "ttft_p99_s": 0.8, "tpot_p50_s": 0.03}
     return {
         "benchmark": "vllm bench serve",
+        "model": "demo",
         "datasets": [
             {
                 "name": name,
-                "arms": {"stock": figures, "sgl": figures | {"request_throughput": 4.5}},
+                "arms": {"stock": figures, "sgl": figures | {"throughput_requests_s": 4.5}},
                 "ratio": {"throughput": 1.5, "ttft_p99": 1.0, "tpot_p50": 1.0},
             }
             for name in ("prefix_repetition", "random")

@@ -36,11 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _outputs(arguments: argparse.Namespace, results: loading.Results) -> dict[Path, str]:
-    """What is to be in which file."""
+    """What is to be in which file; the page, which takes seconds, last."""
     outputs: dict[Path, str] = {}
-    if arguments.html:
-        require_matplotlib("--html")
-        outputs[arguments.html] = page.page(results)
     if arguments.markdown:
         outputs[arguments.markdown] = tables.markdown(results, "--markdown FILE")
     if arguments.readme:
@@ -50,6 +47,9 @@ def _outputs(arguments: argparse.Namespace, results: loading.Results) -> dict[Pa
             outputs[arguments.readme] = tables.into_readme(text, table)
         except loading.ReportError as error:
             raise loading.ReportError(f"{arguments.readme}: {error}") from error
+    if arguments.html:
+        require_matplotlib("--html")
+        outputs[arguments.html] = page.page(results)
     return outputs
 
 

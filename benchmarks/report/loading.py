@@ -16,15 +16,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ab.workloads import WORKLOADS
 from benchmarks.comparison import ARMS, ratio
 
 SERVE = "vllm bench serve"
-MANY_MORE_TOKENS = 0.01
+MANY_MORE_TOKENS = 0.1
 """Arms whose prompts differ by more than this share ask in different ways."""
 # Arguments that are files or addresses of the machine that measured: what stands for them.
 PLACEHOLDERS = {"data": "DIR", "stock_url": "URL", "sgl_url": "URL"}
 # Where the results went, and what is said otherwise.
-NOT_REPEATED = {"workload", "json"}
+NOT_REPEATED = {"workload", "json", "command"}
 
 
 class ReportError(ValueError):
@@ -90,6 +91,7 @@ class Limits:
     unique_prompt_tokens: float | None
     prompt_tokens: float | None
     output_tokens: float | None
+    undecided_tokens: float | None
     sequences_at_once: float | None
     compute_bound: bool | None
     best_hit_rate: float | None
@@ -183,9 +185,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Dataset:
-    """One data set of vLLM's own load generator, on both arms; numbers by vLLM's names."""
+    """One data set of vLLM's own load generator: medians of both arms by the names of
+    `benchmarks.serve.result.Figures`, and the ratios that there are."""
 
     name: str
+    model: str
     arms: Mapping[str, Mapping[str, float]]
     spreads: Mapping[str, Spread]
 
@@ -312,22 +316,22 @@ def _result(fields: _Fields, file: Path) -> Result:
     limits, same = fields.fields("limits"), fields.fields("same_output")
     arguments = fields.fields("arguments")
     arms = {arm: _arm(fields.fields("arms"), arm) for arm in ARMS}
-    concurrency = arguments.number("concurrency") or limits.number("sequences_at_once")
     off, policy = arguments.texts("off"), arguments.text("policy")
     switched = [f"without {part}" for part in off] + ([policy] if policy else [])
-    workload, model = fields.text("workload"), fields.text("model")
+    workload, spreads = fields.text("workload"), _spreads(fields)
+    if "throughput" not in spreads:
+        raise ReportError(f"{fields.where}: there is no ratio.throughput")
     return Result(
         file=file,
         workload=workload,
-        # A folder of the machine that measured says less than its name.
-        model=Path(model).name if Path(model).is_absolute() else model,
+        model=_model(fields),
         variant="",
         requests=fields.count("requests"),
         num_rounds=min(len(arm.rounds) for arm in arms.values()),
         quick=bool(arguments.truth("quick")),
-        concurrency=None if concurrency is None else int(concurrency),
+        concurrency=arguments.count("concurrency") or _usual_concurrency(fields.text("workload")),
         arms=arms,
-        spreads=_spreads(fields),
+        spreads=spreads,
         same_equal=same.count("equal"),
         same_compared=same.count("compared"),
         differences=tuple(
@@ -341,6 +345,7 @@ def _result(fields: _Fields, file: Path) -> Result:
             unique_prompt_tokens=limits.number("unique_prompt_tokens"),
             prompt_tokens=limits.number("prompt_tokens"),
             output_tokens=limits.number("output_tokens"),
+            undecided_tokens=limits.number("undecided_tokens"),
             sequences_at_once=limits.number("sequences_at_once"),
             compute_bound=limits.truth("compute_bound"),
             best_hit_rate=limits.number("best_hit_rate"),
@@ -362,6 +367,12 @@ def _result(fields: _Fields, file: Path) -> Result:
     )
 
 
+def _model(fields: _Fields) -> str:
+    """Of a folder only its name: where it lies says nothing to others."""
+    model = fields.text("model")
+    return Path(model).name if _is_path(model) else model
+
+
 def _arm(arms: _Fields, name: str) -> Arm:
     if name not in arms.content:
         raise ReportError(f"{arms.where}: there is no arm {name!r}")
@@ -372,8 +383,6 @@ def _arm(arms: _Fields, name: str) -> Arm:
 
 def _spreads(fields: _Fields) -> dict[str, Spread]:
     ratios = fields.fields("ratio").numbers()
-    if "throughput" not in ratios:
-        raise ReportError(f"{fields.where}: there is no ratio.throughput")
     if wrong := [name for name, value in ratios.items() if value <= 0]:
         raise ReportError(f"{fields.where}: ratio.{wrong[0]} is not above 0")
     rounds = [one.numbers() for one in fields.list_of_fields("ratio_of_rounds")]
@@ -394,6 +403,7 @@ def _datasets(fields: _Fields) -> list[Dataset]:
     return [
         Dataset(
             name=one.text("name"),
+            model=_model(fields),
             arms={arm: one.fields("arms").fields(arm).numbers() for arm in ARMS},
             spreads=_spreads(one),
         )
@@ -409,6 +419,12 @@ def _machine(fields: _Fields) -> str:
         words.append(f"of {processor}" if cores else processor)
     accelerator = fields.text("accelerator")
     return " and ".join(filter(None, [" ".join(words), accelerator]))
+
+
+def _usual_concurrency(workload: str) -> int | None:
+    """Programs at a time where the command did not say; None of a workload that is not known."""
+    known = WORKLOADS.get(workload)
+    return None if known is None else known.concurrency
 
 
 def command_of(workload: str, arguments: Mapping[str, Any]) -> str:

@@ -75,14 +75,16 @@ def limits_of(one: Result) -> tuple[str, ...]:
             "rates cannot be compared, the tokens that they compute can."
         )
     if limits.output_tokens is not None:
-        said.append(f"{count(limits.output_tokens)} output tokens.")
+        undecided = count(limits.undecided_tokens)
+        of_them = f", {undecided} of which no grammar forces" if undecided else ""
+        said.append(f"{count(limits.output_tokens)} output tokens{of_them}.")
     if limits.sequences_at_once:
         bound = {
             None: "",
             True: ": bound by compute, so that a further one costs as much again",
             False: ": not bound by compute, so that a further one costs next to nothing",
         }[limits.compute_bound]
-        said.append(f"Up to {count(limits.sequences_at_once)} sequences at once{bound}.")
+        said.append(f"Up to {count(limits.sequences_at_once)} requests at once{bound}.")
     if limits.best_wall_s is not None:
         rates = " and ".join(
             f"{count(rate)} tokens/s of {what}"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.comparison import ARMS
 from benchmarks.drawing import STYLE
@@ -367,7 +367,7 @@ def _svg(name: str, num_rows: int, draw: Callable[[Axes], None], room: float = 0
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    style = {
+    style: Any = {
         **STYLE,
         "font.family": "DejaVu Sans",  # comes with matplotlib: the layout is the same everywhere
         "font.size": 9.5,

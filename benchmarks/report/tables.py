@@ -16,15 +16,13 @@ from benchmarks.report.loading import Dataset, ReportError, Result, Results, Spr
 
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
 MEASURED_BY, SHOWN_BY = "python -m benchmarks.ab all --json DIR", "python -m benchmarks.report DIR"
-# vLLM's names of what its load generator measures, the words, and what the value is divided by.
-SERVE_ROWS: tuple[tuple[str, str, float], ...] = (
-    ("request_throughput", "requests/s", 1),
-    ("output_throughput", "output tokens/s", 1),
-    ("p50_ttft_ms", "time to first token, p50, s", 1000),
-    ("median_ttft_ms", "time to first token, p50, s", 1000),
-    ("p99_ttft_ms", "time to first token, p99, s", 1000),
-    ("p50_tpot_ms", "time per output token, p50, ms", 1),
-    ("median_tpot_ms", "time per output token, p50, ms", 1),
+# Of vLLM's load generator: the names in benchmarks.serve's JSON, and the words.
+SERVE_ROWS: tuple[tuple[str, str], ...] = (
+    ("throughput_requests_s", "requests/s"),
+    ("ttft_p50_s", "first token, p50, s"),
+    ("ttft_p99_s", "first token, p99, s"),
+    ("tpot_p50_s", "per further token, p50, s"),
+    ("computed_prompt_tokens", "prompt tokens computed"),
 )
 
 
@@ -107,7 +105,7 @@ def ratio_cell(spread: Spread | None) -> Cell:
     return Cell(times(spread.ratio), span(spread), spread.verdict.value)
 
 
-def _both(stock: str, sgl: str, note: str = "") -> Cell:
+def _both(stock: str, sgl: str, *, note: str = "") -> Cell:
     return Cell(f"{stock or '?'} → {sgl or '?'}", note) if stock or sgl else EMPTY
 
 
@@ -121,7 +119,7 @@ def _passes(one: Result) -> Cell:
 def _computed(one: Result) -> Cell:
     unique = count(one.limits.unique_prompt_tokens)
     shown = (count(one.arms[arm].get("computed_prompt_tokens")) for arm in ARMS)
-    return _both(*shown, f"at least {unique}" if unique else "")
+    return _both(*shown, note=f"at least{SPACE}{unique}" if unique else "")
 
 
 def _hit_rate(one: Result) -> Cell:
@@ -129,7 +127,8 @@ def _hit_rate(one: Result) -> Cell:
         return Cell("different prompts")
     best = percent(one.limits.best_hit_rate)
     return _both(
-        *(percent(one.arms[arm].hit_rate) for arm in ARMS), f"at best {best}" if best else ""
+        *(percent(one.arms[arm].hit_rate) for arm in ARMS),
+        note=f"at best{SPACE}{best}" if best else "",
     )
 
 
@@ -201,12 +200,19 @@ def _as(form: str, value: float) -> float:
     return round(value) if form.endswith("d") else value
 
 
+def _short(value: float | None) -> str:
+    """Counts in full, measured values to three digits."""
+    if value is None or isinstance(value, int) or value >= 1000:
+        return count(value)
+    return f"{value:.3g}"
+
+
 def serve_table(datasets: Sequence[Dataset]) -> Table:
     """Of `vllm bench serve`: ratios, and what they are ratios of."""
     ratios = (
         ("throughput", "throughput"),
         ("ttft_p99", "first token, p99"),
-        ("tpot_p50", "per output token, p50"),
+        ("tpot_p50", "per further token, p50"),
     )
     rows_of_arms = [
         row
@@ -215,16 +221,18 @@ def serve_table(datasets: Sequence[Dataset]) -> Table:
     ]
     rows = []
     for one in datasets:
-        cells = [Cell(one.name), *(ratio_cell(one.spreads.get(name)) for name, _ in ratios)]
-        for name, _, divisor in rows_of_arms:
+        cells = [
+            Cell(one.name, one.model),
+            *(ratio_cell(one.spreads.get(name)) for name, _ in ratios),
+        ]
+        for name, _ in rows_of_arms:
             values = (one.arms[arm].get(name) for arm in ARMS)
-            shown = ("" if value is None else f"{value / divisor:.3g}" for value in values)
-            cells.append(_both(*shown))
+            cells.append(_both(*(_short(value) for value in values)))
         rows.append(tuple(cells))
     headings = (
         "data set",
         *(words for _, words in ratios),
-        *(words for _, words, _ in rows_of_arms),
+        *(words for _, words in rows_of_arms),
     )
     return Table(headings, tuple(rows))
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.ab.workloads import WORKLOADS
 from benchmarks.report import __main__ as command
 from benchmarks.report import loading, page, tables
 from benchmarks.report.loading import Result, Spread, Verdict
@@ -148,11 +149,19 @@ def test_results_of_one_workload_are_told_apart_by_concurrency(tmp_path) -> None
     assert names_of(tmp_path, contents) == [f"json_regex, {n} at a time" for n in (1, 8, 32)]
 
 
-def test_a_default_concurrency_is_that_which_the_limits_name(tmp_path) -> None:
-    contents = {str(n): result(concurrency=n) for n in (1, 8)}
+def test_a_concurrency_that_was_not_given_is_the_workloads_own(tmp_path) -> None:
+    contents = {str(n): result(workload="json_regex", concurrency=n) for n in (1, 8)}
     contents["1"]["arguments"]["concurrency"] = None
-    contents["1"]["limits"]["sequences_at_once"] = 1
-    assert names_of(tmp_path, contents) == ["rag, 1 at a time", "rag, 8 at a time"]
+    assert WORKLOADS["json_regex"].concurrency == 1
+    assert names_of(tmp_path, contents) == ["json_regex, 1 at a time", "json_regex, 8 at a time"]
+
+
+def test_a_workload_that_is_not_known_here_has_only_the_concurrency_that_was_given(
+    tmp_path,
+) -> None:
+    content = result(workload="of tomorrow")
+    content["arguments"]["concurrency"] = None
+    assert load_one(tmp_path, content).concurrency is None
 
 
 def test_models_are_in_the_names_only_if_there_are_several(tmp_path) -> None:
@@ -265,7 +274,7 @@ def test_figures_whose_counts_are_the_same_are_equal(tmp_path) -> None:
 
 def test_hit_rates_of_arms_that_ask_in_different_ways_are_not_compared(tmp_path) -> None:
     content = result()
-    content["arms"]["sgl"]["prompt_tokens"] = 5_000
+    content["arms"]["sgl"]["prompt_tokens"] = 2_000
     one = load_one(tmp_path, content)
     assert one.different_prompts
     table = tables.full_table([one])
@@ -355,7 +364,7 @@ def test_the_page_is_the_same_from_the_same_results_and_escapes_what_models_wrot
 
 def test_a_report_of_vllms_own_figures_alone_needs_no_workload(tmp_path) -> None:
     results = loading.load([write(tmp_path, "serve", serve_result())])
-    assert "prefix_repetition" in tables.markdown(results)
+    assert "| prefix_repetition (demo) | 1.50 (one round) |" in tables.markdown(results)
     assert "All workloads" not in page.page(results)
 
 
