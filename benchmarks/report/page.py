@@ -84,7 +84,8 @@ def limits_of(one: Result) -> tuple[str, ...]:
             True: ": bound by compute, so that a further one costs as much again",
             False: ": not bound by compute, so that a further one costs next to nothing",
         }[limits.compute_bound]
-        said.append(f"Up to {count(limits.sequences_at_once)} requests at once{bound}.")
+        noun = "request" if limits.sequences_at_once == 1 else "requests"
+        said.append(f"Up to {count(limits.sequences_at_once)} {noun} at once{bound}.")
     if limits.best_wall_s is not None:
         rates = " and ".join(
             f"{count(rate)} tokens/s of {what}"

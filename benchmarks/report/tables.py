@@ -15,7 +15,8 @@ from benchmarks.comparison import ARMS
 from benchmarks.report.loading import Dataset, ReportError, Result, Results, Spread, Verdict
 
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
-MEASURED_BY, SHOWN_BY = "python -m benchmarks.ab all --json DIR", "python -m benchmarks.report DIR"
+MEASURED_BY = "python -m benchmarks.ab all --model MODEL --json DIR"
+SHOWN_BY = "python -m benchmarks.report DIR"
 # Of vLLM's load generator: the names in benchmarks.serve's JSON, and the words.
 SERVE_ROWS: tuple[tuple[str, str], ...] = (
     ("throughput_requests_s", "requests/s"),
