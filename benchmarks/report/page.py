@@ -96,14 +96,14 @@ def limits_of(one: Result) -> tuple[str, ...]:
             if rate is not None
         )
         at = f" at stock's {rates}" if rates else ""
-        near = " and ".join(
-            f"{percent(one.near_limit[arm])} of that speed {plots.NAMES[arm]}"
+        near = ", ".join(
+            f"{plots.NAMES[arm]} {percent(one.near_limit[arm])}"
             for arm in ARMS
             if arm in one.near_limit
         )
         said.append(
             f"What must be computed and decided would take {limits.best_wall_s:.3g} s{at}"
-            + (f": {near}." if near else ".")
+            + (f". Of that speed: {near}." if near else ".")
         )
     return tuple(said)
 
