@@ -5,13 +5,13 @@ Owns the drawing. matplotlib is needed to draw, not to import this module.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.comparison import SGL, STOCK, Comparison
+from benchmarks.drawing import STYLE, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,8 +35,7 @@ def check(file: Path) -> None:
     known ending."""
     if file.suffix not in SUFFIXES:
         raise ValueError(f"--plot writes {' or '.join(SUFFIXES)}, not {file.name!r}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--plot needs matplotlib: pip install matplotlib")
+    require_matplotlib("--plot")
 
 
 def draw(trace_name: str, comparisons: Sequence[Comparison], file: Path) -> None:
@@ -48,16 +47,7 @@ def draw(trace_name: str, comparisons: Sequence[Comparison], file: Path) -> None
     from matplotlib import pyplot, ticker
 
     loads = list(dict.fromkeys(one.combination.load for one in comparisons))
-    # The same file from the same numbers; text stays text in an SVG.
-    style: Any = {
-        "font.family": "sans-serif",
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "sgl-vllm",
-    }
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(STYLE):
         figure, axes = pyplot.subplots(
             2,
             len(loads),

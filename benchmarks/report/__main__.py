@@ -1,0 +1,84 @@
+"""Shows results of benchmarks.ab as a page, as a table, and in the README.
+
+    python -m benchmarks.ab all --json results
+    python -m benchmarks.report results --html report.html
+    python -m benchmarks.report results --readme README.md
+
+Owns the command. Nothing is written unless everything that was asked for can be made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.drawing import require_matplotlib
+from benchmarks.report import loading, page, tables
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command: 0, or 1 with a line on stderr if the report could not be made."""
+    arguments = _parser().parse_args(argv)
+    try:
+        results = loading.load(arguments.results)
+        for file, text in _outputs(arguments, results).items():
+            file.write_text(text, encoding="utf-8")
+    except (ValueError, OSError) as error:
+        print(f"benchmarks.report: {error}", file=sys.stderr)
+        return 1
+    for file in results.skipped:
+        print(f"skipped: {file} is no result of benchmarks.ab", file=sys.stderr)
+    if not (arguments.html or arguments.markdown or arguments.readme):
+        print(tables.markdown(results), end="")
+    return 0
+
+
+def _outputs(arguments: argparse.Namespace, results: loading.Results) -> dict[Path, str]:
+    """What is to be in which file; the page, which takes seconds, last."""
+    outputs: dict[Path, str] = {}
+    if arguments.markdown:
+        outputs[arguments.markdown] = tables.markdown(results, "--markdown FILE")
+    if arguments.readme:
+        text = arguments.readme.read_text(encoding="utf-8")
+        try:
+            table = tables.markdown(results, f"--readme {arguments.readme.name}")
+            outputs[arguments.readme] = tables.into_readme(text, table)
+        except loading.ReportError as error:
+            raise loading.ReportError(f"{arguments.readme}: {error}") from error
+    if arguments.html:
+        require_matplotlib("--html")
+        outputs[arguments.html] = page.page(results)
+    return outputs
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.report",
+        description=__doc__.partition("\n\nOwns")[0] if __doc__ else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Without --html, --markdown and --readme the table is printed.",
+    )
+    parser.add_argument(
+        "results",
+        nargs="+",
+        type=Path,
+        metavar="FOLDER_OR_FILE",
+        help="JSON of benchmarks.ab or benchmarks.serve; of a folder, all *.json",
+    )
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="the page, with plots; needs matplotlib"
+    )
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the table alone")
+    parser.add_argument(
+        "--readme",
+        type=Path,
+        metavar="FILE",
+        help=f"put the table between {tables.BEGIN} and {tables.END}",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

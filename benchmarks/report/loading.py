@@ -1,0 +1,503 @@
+"""Results as their files have them: of `benchmarks.ab`, and of `benchmarks.serve` where there are.
+
+Owns the reading of the JSON, what a spread says of a ratio, and the names that tell results apart.
+Pure but for reading files. Files are from any version of the benchmarks: what one lacks is None or
+empty, and only what nothing could be said without is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ab.workloads import WORKLOADS
+from benchmarks.comparison import ARMS, ratio
+
+SERVE = "vllm bench serve"
+MANY_MORE_TOKENS = 0.1
+"""Arms whose prompts differ by more than this share ask in different ways."""
+# Arguments that are files or addresses of the machine that measured: what stands for them.
+PLACEHOLDERS = {"data": "DIR", "stock_url": "URL", "sgl_url": "URL"}
+# Where the results went, and what is said otherwise.
+NOT_REPEATED = {"workload", "json", "command"}
+
+
+class ReportError(ValueError):
+    """The report cannot be made; the message is one line for people."""
+
+
+class Verdict(StrEnum):
+    """What a ratio, with the spread of its rounds, allows to say of the plugin."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    NO_DIFFERENCE = "no difference"
+    UNKNOWN = "one round"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A ratio of medians, and the ratios of single rounds; above 1 is better for the plugin.
+
+    `low` and `high` are the least and the greatest of the rounds, None if there were not two.
+    """
+
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def of(cls, ratio: float, rounds: Sequence[float]) -> Spread:
+        return cls(ratio, min(rounds), max(rounds)) if len(rounds) > 1 else cls(ratio)
+
+    @property
+    def verdict(self) -> Verdict:
+        """No difference, if rounds fell on both sides of 1 or were as far apart as the ratio is
+        from 1."""
+        if self.low is None or self.high is None:
+            return Verdict.UNKNOWN
+        apart = math.log(self.high / self.low)
+        if self.low <= 1 <= self.high or abs(math.log(self.ratio)) <= apart:
+            return Verdict.NO_DIFFERENCE
+        return Verdict.BETTER if self.ratio > 1 else Verdict.WORSE
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm's figures by the names of `benchmarks.ab.result.Figures`: medians, and each round."""
+
+    medians: Mapping[str, float]
+    rounds: tuple[Mapping[str, float], ...]
+
+    def get(self, name: str) -> float | None:
+        return self.medians.get(name)
+
+    @property
+    def hit_rate(self) -> float | None:
+        cached, prompt = self.get("cached_prompt_tokens"), self.get("prompt_tokens")
+        return None if cached is None or not prompt else cached / prompt
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds any server; see `benchmarks.ab.result.Limits`. What is not known is None."""
+
+    unique_prompt_tokens: float | None
+    prompt_tokens: float | None
+    output_tokens: float | None
+    undecided_tokens: float | None
+    sequences_at_once: float | None
+    compute_bound: bool | None
+    best_hit_rate: float | None
+    prefill_tokens_s: float | None
+    decode_tokens_s: float | None
+    best_wall_s: float | None
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The plugin without something; `throughput` is this / the full plugin's, of medians."""
+
+    title: str
+    throughput: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where the two texts of one program part."""
+
+    round_number: int
+    item: int
+    stock: str
+    sgl: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """One comparison.
+
+    Attributes:
+        variant: what tells it from the report's other results, "" if its workload does.
+        spreads: by the names of the JSON's "ratio"; "throughput" is always there.
+        score, near_limit: by arm; an arm that has none is not there.
+        num_rounds: of each arm; 0 if the file does not say.
+        quick: whether it was a look and no measurement.
+    """
+
+    file: Path
+    workload: str
+    model: str
+    variant: str
+    requests: int
+    num_rounds: int
+    quick: bool
+    concurrency: int | None
+    arms: Mapping[str, Arm]
+    spreads: Mapping[str, Spread]
+    same_equal: int
+    same_compared: int
+    differences: tuple[Difference, ...]
+    gain: str
+    limits: Limits
+    near_limit: Mapping[str, float]
+    score: Mapping[str, float]
+    ablations: tuple[Ablation, ...]
+    parts: Mapping[str, str]
+    switched: tuple[str, ...]
+    server_args: tuple[str, ...]
+    started_here: bool
+    command: str
+    machine: str
+    date: str
+    versions: Mapping[str, str]
+
+    @property
+    def label(self) -> str:
+        return f"{self.workload}, {self.variant}" if self.variant else self.workload
+
+    @property
+    def throughput(self) -> Spread:
+        return self.spreads["throughput"]
+
+    @property
+    def different_prompts(self) -> bool:
+        """Whether the arms send prompts of such different lengths that hit rates say little."""
+        stock, sgl = (self.arms[arm].get("prompt_tokens") for arm in ARMS)
+        return bool(stock and sgl) and abs(sgl / stock - 1) > MANY_MORE_TOKENS  # type: ignore[operator]
+
+    def spread_of(self, name: str, better: int) -> Spread | None:
+        """Of one of the arms' figures; `better` as for `benchmarks.comparison.ratio`."""
+        stock, sgl = (self.arms[arm] for arm in ARMS)
+        if not better or name not in stock.medians or name not in sgl.medians:
+            return None
+        times = ratio(stock.medians[name], sgl.medians[name], better)
+        pairs = zip(stock.rounds, sgl.rounds, strict=False)
+        of_rounds = [ratio(a[name], b[name], better) for a, b in pairs if name in a and name in b]
+        known = [one for one in of_rounds if one is not None]
+        return None if times is None else Spread.of(times, known)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One data set of vLLM's own load generator: medians of both arms by the names of
+    `benchmarks.serve.result.Figures`, and the ratios that there are."""
+
+    name: str
+    model: str
+    arms: Mapping[str, Mapping[str, float]]
+    spreads: Mapping[str, Spread]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything that a report is made of.
+
+    `results` are in the order in which they are shown: workloads with the greatest gains first.
+    `skipped` are the JSON files in named folders that are something else.
+    """
+
+    results: tuple[Result, ...]
+    datasets: tuple[Dataset, ...]
+    skipped: tuple[Path, ...]
+
+    def values(self, name: str) -> tuple[str, ...]:
+        """The different values of a result's text, in order, without empty ones."""
+        found = (str(getattr(one, name)) for one in self.results)
+        return tuple(dict.fromkeys(value for value in found if value))
+
+    def versions(self) -> tuple[str, ...]:
+        named = (
+            f"{name} {number}" for one in self.results for name, number in one.versions.items()
+        )
+        return tuple(dict.fromkeys(named))
+
+
+# -- reading
+
+
+def load(places: Iterable[Path]) -> Results:
+    """The results in files, and in all `*.json` of folders. ReportError if one cannot be read,
+    lacks what matters, or there is none."""
+    results: list[Result] = []
+    datasets: list[Dataset] = []
+    skipped: list[Path] = []
+    for place in dict.fromkeys(places):
+        in_folder = place.is_dir()
+        for file in sorted(place.glob("*.json")) if in_folder else [place]:
+            content = _content_of(file)
+            fields = _Fields(content, str(file))
+            if content.get("benchmark") == SERVE:
+                datasets += _datasets(fields)
+            elif "workload" in content and "arms" in content:
+                results.append(_result(fields, file))
+            elif in_folder:
+                skipped.append(file)
+            else:
+                raise ReportError(f"{file} is no result of benchmarks.ab")
+    if not results and not datasets:
+        raise ReportError(f"no result of benchmarks.ab in {', '.join(map(str, places))}")
+    return Results(tuple(_named(_in_order(results))), tuple(datasets), tuple(skipped))
+
+
+def _content_of(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReportError(f"cannot read {file}: {error.strerror or error}") from error
+    except ValueError as error:  # no JSON, or no text
+        raise ReportError(f"{file} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ReportError(f"{file} is no result of benchmarks.ab: its JSON is no object")
+    return content
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """An object of a file's JSON; errors say where it is. What is missing or null is None."""
+
+    content: Mapping[str, Any]
+    where: str
+
+    def _get(self, key: str, kinds: type | tuple[type, ...], wanted: str) -> Any:
+        value = self.content.get(key)
+        is_wrong_bool = isinstance(value, bool) and kinds is not bool
+        if value is not None and (is_wrong_bool or not isinstance(value, kinds)):
+            raise ReportError(f"{self.where}: {key} is no {wanted}")
+        return value
+
+    def number(self, key: str) -> float | None:
+        """Finite ones only."""
+        value = self._get(key, (int, float), "number")
+        return value if value is not None and math.isfinite(value) else None
+
+    def count(self, key: str) -> int:
+        """0 if there is none."""
+        return int(self.number(key) or 0)
+
+    def text(self, key: str) -> str:
+        return self._get(key, str, "text") or ""
+
+    def truth(self, key: str) -> bool | None:
+        return self._get(key, bool, "truth value")
+
+    def fields(self, key: str) -> _Fields:
+        return _Fields(self._get(key, dict, "object") or {}, f"{self.where}: {key}")
+
+    def list_of_fields(self, key: str) -> list[_Fields]:
+        found = self._get(key, list, "list") or []
+        if not all(isinstance(one, dict) for one in found):
+            raise ReportError(f"{self.where}: {key} is no list of objects")
+        return [_Fields(one, f"{self.where}: {key}[{i}]") for i, one in enumerate(found)]
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        return tuple(str(one) for one in self._get(key, list, "list") or [])
+
+    def numbers(self) -> dict[str, float]:
+        """All that are finite numbers, by their names."""
+        return {
+            key: value
+            for key, value in self.content.items()
+            if isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+        }
+
+    def strings(self) -> dict[str, str]:
+        return {key: str(value) for key, value in self.content.items() if value is not None}
+
+
+def _result(fields: _Fields, file: Path) -> Result:
+    limits, same = fields.fields("limits"), fields.fields("same_output")
+    arguments = fields.fields("arguments")
+    arms = {arm: _arm(fields.fields("arms"), arm) for arm in ARMS}
+    off, policy = arguments.texts("off"), arguments.text("policy")
+    switched = [f"without {part}" for part in off] + ([policy] if policy else [])
+    workload, spreads = fields.text("workload"), _spreads(fields)
+    if "throughput" not in spreads:
+        raise ReportError(f"{fields.where}: there is no ratio.throughput")
+    return Result(
+        file=file,
+        workload=workload,
+        model=_model(fields),
+        variant="",
+        requests=fields.count("requests"),
+        num_rounds=min(len(arm.rounds) for arm in arms.values()),
+        quick=bool(arguments.truth("quick")),
+        concurrency=arguments.count("concurrency") or _usual_concurrency(fields.text("workload")),
+        arms=arms,
+        spreads=spreads,
+        same_equal=same.count("equal"),
+        same_compared=same.count("compared"),
+        differences=tuple(
+            Difference(
+                one.count("round_number"), one.count("item"), one.text("stock"), one.text("sgl")
+            )
+            for one in fields.list_of_fields("differences")
+        ),
+        gain=fields.text("gain"),
+        limits=Limits(
+            unique_prompt_tokens=limits.number("unique_prompt_tokens"),
+            prompt_tokens=limits.number("prompt_tokens"),
+            output_tokens=limits.number("output_tokens"),
+            undecided_tokens=limits.number("undecided_tokens"),
+            sequences_at_once=limits.number("sequences_at_once"),
+            compute_bound=limits.truth("compute_bound"),
+            best_hit_rate=limits.number("best_hit_rate"),
+            prefill_tokens_s=limits.number("prefill_tokens_s"),
+            decode_tokens_s=limits.number("decode_tokens_s"),
+            best_wall_s=limits.number("best_wall_s"),
+        ),
+        near_limit=fields.fields("near_limit").numbers(),
+        score=fields.fields("score").numbers(),
+        ablations=tuple(_ablation(one) for one in fields.list_of_fields("ablations")),
+        parts=fields.fields("parts").strings(),
+        switched=tuple(switched),
+        server_args=fields.texts("server_args"),
+        started_here=fields.truth("started_here") is not False,
+        command=command_of(workload, arguments.content),
+        machine=_machine(fields.fields("machine")),
+        date=fields.text("date"),
+        versions=fields.fields("versions").strings(),
+    )
+
+
+def _model(fields: _Fields) -> str:
+    """Of a folder only its name: where it lies says nothing to others."""
+    model = fields.text("model")
+    return Path(model).name if _is_path(model) else model
+
+
+def _arm(arms: _Fields, name: str) -> Arm:
+    if name not in arms.content:
+        raise ReportError(f"{arms.where}: there is no arm {name!r}")
+    fields = arms.fields(name)
+    rounds = tuple(one.numbers() for one in fields.list_of_fields("rounds"))
+    return Arm(fields.numbers(), rounds)
+
+
+def _spreads(fields: _Fields) -> dict[str, Spread]:
+    ratios = fields.fields("ratio").numbers()
+    if wrong := [name for name, value in ratios.items() if value <= 0]:
+        raise ReportError(f"{fields.where}: ratio.{wrong[0]} is not above 0")
+    rounds = [one.numbers() for one in fields.list_of_fields("ratio_of_rounds")]
+    return {
+        name: Spread.of(value, [one[name] for one in rounds if one.get(name, 0) > 0])
+        for name, value in ratios.items()
+    }
+
+
+def _ablation(fields: _Fields) -> Ablation:
+    throughput = fields.number("throughput")
+    if throughput is None:
+        raise ReportError(f"{fields.where}: there is no throughput")
+    return Ablation(fields.text("title") or fields.text("name"), throughput)
+
+
+def _datasets(fields: _Fields) -> list[Dataset]:
+    return [
+        Dataset(
+            name=one.text("name"),
+            model=_model(fields),
+            arms={arm: one.fields("arms").fields(arm).numbers() for arm in ARMS},
+            spreads=_spreads(one),
+        )
+        for one in fields.list_of_fields("datasets")
+    ]
+
+
+def _machine(fields: _Fields) -> str:
+    """In words; "" if the file does not say."""
+    cores, processor = fields.count("cores"), fields.text("processor")
+    words = [f"{cores} {'core' if cores == 1 else 'cores'}"] if cores else []
+    if processor:
+        words.append(f"of {processor}" if cores else processor)
+    accelerator = fields.text("accelerator")
+    return " and ".join(filter(None, [" ".join(words), accelerator]))
+
+
+def _usual_concurrency(workload: str) -> int | None:
+    """Programs at a time where the command did not say; None of a workload that is not known."""
+    known = WORKLOADS.get(workload)
+    return None if known is None else known.concurrency
+
+
+def command_of(workload: str, arguments: Mapping[str, Any]) -> str:
+    """What repeats a measurement; folders and addresses of the machine are named, not shown."""
+    words = ["python", "-m", "benchmarks.ab", workload]
+    for name, value in arguments.items():
+        if name in NOT_REPEATED or value is None or value is False or value in ("", []):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        elif name in PLACEHOLDERS:
+            words += [option, PLACEHOLDERS[name]]
+        elif isinstance(value, list):
+            words += [word for one in value for word in (option, shlex.quote(str(one)))]
+        else:
+            text = shlex.quote("MODEL" if name == "model" and _is_path(value) else str(value))
+            # A value that begins with a dash would be taken for an option of its own.
+            words += [f"{option}={text}"] if str(value).startswith("-") else [option, text]
+    return " ".join(words)
+
+
+def _is_path(value: object) -> bool:
+    return Path(str(value)).is_absolute()
+
+
+# -- telling apart
+
+
+def _in_order(results: Sequence[Result]) -> list[Result]:
+    best: dict[str, float] = {}
+    for one in results:
+        best[one.workload] = max(best.get(one.workload, 0), one.throughput.ratio)
+    return sorted(
+        results,
+        key=lambda one: (
+            -best[one.workload],
+            one.workload,
+            one.model,
+            one.concurrency or 0,
+            one.switched,
+            str(one.file),
+        ),
+    )
+
+
+def _named(results: Sequence[Result]) -> list[Result]:
+    """With variants: the model if there are several, concurrency, server flags and file as needed,
+    and always what makes it no plain measurement."""
+    several_models = len({one.model for one in results}) > 1
+    concurrencies = {
+        workload: {one.concurrency for one in results if one.workload == workload}
+        for workload in {one.workload for one in results}
+    }
+    named = []
+    for one in results:
+        words = [one.model] if several_models else []
+        if len(concurrencies[one.workload]) > 1 and one.concurrency:
+            words.append(f"{one.concurrency} at a time")
+        words += [*one.switched, *(["quick"] if one.quick else [])]
+        named.append(replace(one, variant=", ".join(words)))
+    named = _told_apart(named, lambda one: " ".join(one.server_args))
+    return _told_apart(named, lambda one: one.file.stem)
+
+
+def _told_apart(results: Sequence[Result], by: Callable[[Result], str]) -> list[Result]:
+    """Those of the same label get a further word where it is not the same for all of them."""
+    words: dict[str, set[str]] = {}
+    for one in results:
+        words.setdefault(one.label, set()).add(by(one))
+    return [
+        replace(one, variant=", ".join(filter(None, [one.variant, by(one)])))
+        if len(words[one.label]) > 1
+        else one
+        for one in results
+    ]

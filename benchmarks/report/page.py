@@ -1,0 +1,114 @@
+"""The page of a report: one file with everything in it, which loads nothing.
+
+Owns what stands where. The form is `page.html`; what comes from result files, texts of models among
+it, is escaped there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from benchmarks.comparison import ARMS
+from benchmarks.report import plots, tables
+from benchmarks.report.loading import Result, Results, Verdict
+from benchmarks.report.plots import Plot
+from benchmarks.report.tables import Table, count, percent
+
+VERDICTS = (
+    (Verdict.BETTER, "faster with the plugin"),
+    (Verdict.NO_DIFFERENCE, "no difference"),
+    (Verdict.WORSE, "slower with the plugin"),
+    (Verdict.UNKNOWN, "of one round, so not judged"),
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One workload's part of the page."""
+
+    result: Result
+    facts: tuple[str, ...]
+    figures: Table
+    ablations: Plot | None
+
+
+def page(results: Results) -> str:
+    """The whole document. matplotlib is needed where there are results of benchmarks.ab."""
+    shown = results.results
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(
+        summary=_summary(shown),
+        provenance=tables.provenance(results),
+        table=tables.full_table(shown) if shown else None,
+        plots=plots.overview(shown) if shown else (),
+        serve=tables.serve_table(results.datasets) if results.datasets else None,
+        sections=[
+            Section(one, limits_of(one), tables.figures_table(one), plots.ablations(one))
+            for one in shown
+        ],
+    )
+
+
+def limits_of(one: Result) -> tuple[str, ...]:
+    """What bounds any server on the workload, and how near to it both are, in sentences."""
+    limits = one.limits
+    unique, prompt = limits.unique_prompt_tokens, limits.prompt_tokens
+    said = []
+    if unique is not None and prompt:
+        best = percent(limits.best_hit_rate)
+        hits = f", so that at best {best} come from a cache" if best else ""
+        said.append(f"{count(unique)} of {count(prompt)} prompt tokens must be computed{hits}.")
+    if one.different_prompts:
+        said.append(
+            "The two arms ask in different ways, with prompts of different lengths: their hit "
+            "rates cannot be compared, the tokens that they compute can."
+        )
+    if limits.output_tokens is not None:
+        undecided = count(limits.undecided_tokens)
+        of_them = f", {undecided} of which no grammar forces" if undecided else ""
+        said.append(f"{count(limits.output_tokens)} output tokens{of_them}.")
+    if limits.sequences_at_once:
+        bound = {
+            None: "",
+            True: ": bound by compute, so that a further one costs as much again",
+            False: ": not bound by compute, so that a further one costs next to nothing",
+        }[limits.compute_bound]
+        noun = "request" if limits.sequences_at_once == 1 else "requests"
+        said.append(f"Up to {count(limits.sequences_at_once)} {noun} at once{bound}.")
+    if limits.best_wall_s is not None:
+        rates = " and ".join(
+            f"{count(rate)} tokens/s of {what}"
+            for rate, what in (
+                (limits.prefill_tokens_s, "prompts"),
+                (limits.decode_tokens_s, "decoding"),
+            )
+            if rate is not None
+        )
+        at = f" at stock's {rates}" if rates else ""
+        near = ", ".join(
+            f"{plots.NAMES[arm]} {percent(one.near_limit[arm])}"
+            for arm in ARMS
+            if arm in one.near_limit
+        )
+        said.append(
+            f"What must be computed and decided would take {limits.best_wall_s:.3g} s{at}"
+            + (f". Of that speed: {near}." if near else ".")
+        )
+    return tuple(said)
+
+
+def _summary(results: Sequence[Result]) -> tuple[tuple[int, str, str], ...]:
+    """How many workloads came out how: number, words, verdict."""
+    times = Counter(one.throughput.verdict for one in results)
+    return tuple((times[one], words, one.value) for one, words in VERDICTS if times[one])
