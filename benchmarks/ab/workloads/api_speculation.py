@@ -32,7 +32,7 @@ EXAMPLES = "".join(
 def person(s: sgl.ProgramState, note: str) -> None:
     s += EXAMPLES + "Notes:" + note + ".\n" + LEAD_IN
     s += '{"name": "' + sgl.gen("name", max_tokens=MAX_FIELD_TOKENS, stop='"')
-    s += '", "age": ' + sgl.gen("age", max_tokens=MAX_FIELD_TOKENS, stop=",")
+    s += '", "age":' + sgl.gen("age", max_tokens=MAX_FIELD_TOKENS, stop=",")
     s += ', "job": "' + sgl.gen("job", max_tokens=MAX_FIELD_TOKENS, stop='"') + '"}\n'
 
 
