@@ -105,6 +105,7 @@ WORKLOAD = Workload(
     ),
     program=search,
     items=items,
-    num_requests=3,
+    num_requests=2,
     quick_requests=1,
+    concurrency=2,  # each of them branches into 27
 )
