@@ -380,7 +380,7 @@ def test_one_call_answers_three_fields_where_the_model_goes_on_in_the_form(
     (item,) = api_speculation.items(Texts(vocabulary, 0), 1)
     backend = ScriptedBackend(card(form))
     ahead = api_speculation.WORKLOAD.program.run(**item, temperature=0, backend=backend)
-    assert (ahead["name"], ahead["age"], ahead["job"]) == ("Ada", "36", "writer")
+    assert (ahead["name"], ahead["age"], ahead["job"]) == ("Ada", " 36", "writer")
     assert len(backend.asked) == 1 and ahead.usage.saved_calls == 2
     assert ahead.text().endswith('{"name": "Ada", "age": 36, "job": "writer"}\n')
 
@@ -406,3 +406,14 @@ def test_notes_differ_and_examples_are_the_same(vocabulary: Vocabulary) -> None:
             "age",
             "job",
         }
+
+
+def test_what_the_program_writes_ends_where_a_token_does(vocabulary: Vocabulary) -> None:
+    """Or what is ahead could not answer: the prompt of a field would be other tokens."""
+    (item,) = api_speculation.items(Texts(vocabulary, 0), 1)
+    backend = ScriptedBackend(card('{"name": "Ada", "age": 36, "job": "writer"}\n\n'))
+    text = api_speculation.speculating.run(**item, temperature=0, backend=backend).text()
+    whole = vocabulary.num_tokens(text)
+    for value in ("Ada", " 36", "writer"):
+        at = text.rindex(value)
+        assert vocabulary.num_tokens(text[:at]) + vocabulary.num_tokens(text[at:]) == whole
