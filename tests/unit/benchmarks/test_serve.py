@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("tokenizers")
@@ -73,6 +73,7 @@ def test_times_are_vllms_in_seconds_and_counts_are_the_servers() -> None:
     assert (figures.computed_prompt_tokens, figures.cached_prompt_tokens) == (700, 300)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 99), st.floats(0.1, 99)), min_size=1, max_size=6))
 def test_a_median_count_occurred_and_a_median_time_lies_in_between(
     rounds: list[tuple[int, float]],
@@ -113,6 +114,7 @@ def test_the_json_has_medians_rounds_and_what_vllm_said() -> None:
 # -- what is sent
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300))
 def test_prefixes_divide_the_prompts_so_that_all_are_sent(num_prompts: int) -> None:
     # Neither texts nor a folder are of use to what vLLM makes up.
