@@ -22,7 +22,7 @@ from sgl_vllm.serving import GUARD
 
 POLL_S = 0.2
 STOP_TIMEOUT_S = 2.0
-TAIL_LINES = 15
+TAIL_LINES = 40
 TAIL_BYTES = 20_000
 _BAR = re.compile(r"(\d+)/(\d+) \[")
 
@@ -39,13 +39,21 @@ class Steps:
     total: int
 
 
+@dataclass(frozen=True)
+class Written:
+    """What a child left: the content of its file, and the end of what else it wrote."""
+
+    content: Any
+    tail: str
+
+
 def run_for_json(
     command: Sequence[str],
     file: Path,
     on_wait: Callable[[Steps | None], object] = lambda steps: None,
     env: Mapping[str, str] | None = None,
-) -> Any:
-    """The content of the JSON file that the command writes before it ends.
+) -> Written:
+    """Runs a command that writes a JSON file before it ends.
 
     Args:
         command: for the interpreter that runs this, without it: `("-m", "package", ...)`.
@@ -76,7 +84,7 @@ def run_for_json(
             process.wait()
         output = end_of(Path(log.name))
     try:
-        return json.loads(file.read_text())
+        return Written(json.loads(file.read_text()), tail(output))
     except FileNotFoundError:
         raise ChildFailed(tail(output) or "it ended without a word") from None
 

@@ -244,7 +244,7 @@ def run_all(micros: Mapping[str, Micro], quick: bool, console: Console) -> dict[
                     lambda steps, task=task: (
                         steps and progress.update(task, completed=steps.done, total=steps.total)
                     ),
-                )
+                ).content
                 failed = False
             except ChildFailed as failure:
                 content, failed = {"error": str(failure)}, True

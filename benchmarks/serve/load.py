@@ -90,9 +90,13 @@ def put_load(
     if key := os.environ.get("VLLM_API_KEY"):
         env["OPENAI_API_KEY"] = key
     try:
-        said: dict[str, Any] = run_for_json(command, folder / RESULT_FILE, on_wait, env)
+        written = run_for_json(command, folder / RESULT_FILE, on_wait, env)
     except ChildFailed as failure:
         raise LoadFailed(f"`vllm bench serve` failed. The end of its output:\n{failure}") from None
+    said: dict[str, Any] = written.content
     if said["failed"]:
-        raise LoadFailed(f"{said['failed']} of {asked.num_prompts} requests failed")
+        raise LoadFailed(
+            f"{said['failed']} of {asked.num_prompts} requests failed. The end of what "
+            f"`vllm bench serve` wrote:\n{written.tail}"
+        )
     return said
