@@ -22,7 +22,7 @@ from sgl_vllm.serving import GUARD
 
 POLL_S = 0.2
 STOP_TIMEOUT_S = 2.0
-TAIL_LINES = 40
+TAIL_LINES = 15
 TAIL_BYTES = 20_000
 _BAR = re.compile(r"(\d+)/(\d+) \[")
 
@@ -44,7 +44,7 @@ class Written:
     """What a child left: the content of its file, and the end of what else it wrote."""
 
     content: Any
-    tail: str
+    output: str
 
 
 def run_for_json(
@@ -84,7 +84,7 @@ def run_for_json(
             process.wait()
         output = end_of(Path(log.name))
     try:
-        return Written(json.loads(file.read_text()), tail(output))
+        return Written(json.loads(file.read_text()), output)
     except FileNotFoundError:
         raise ChildFailed(tail(output) or "it ended without a word") from None
 

@@ -20,15 +20,23 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
-from benchmarks.child import ChildFailed, run_for_json
+from benchmarks.child import ChildFailed, Steps, run_for_json
 from sgl_vllm.serving import sigterm_as_interrupt
 
 COMMENT = """\
@@ -241,9 +249,7 @@ def run_all(micros: Mapping[str, Micro], quick: bool, console: Console) -> dict[
                 content = run_for_json(
                     (*micro.command(quick), "--json", str(file)),
                     file,
-                    lambda steps, task=task: (
-                        steps and progress.update(task, completed=steps.done, total=steps.total)
-                    ),
+                    partial(_show, progress, task),
                 ).content
                 failed = False
             except ChildFailed as failure:
@@ -252,6 +258,11 @@ def run_all(micros: Mapping[str, Micro], quick: bool, console: Console) -> dict[
             progress.update(task, total=1, completed=0 if failed else 1)
             progress.stop_task(task)
     return outcomes
+
+
+def _show(progress: Progress, task: TaskID, steps: Steps | None) -> None:
+    if steps is not None:
+        progress.update(task, completed=steps.done, total=steps.total)
 
 
 def summary(outcomes: Mapping[str, Outcome]) -> Table:

@@ -126,18 +126,17 @@ def of_file(name: str, prompts: list[str], texts: Texts, folder: Path) -> Asked:
     kept = [one for one in prompts if texts.vocabulary.num_tokens(one) <= MAX_PROMPT_TOKENS]
     if not kept:
         raise ValueError(f"{name}: every prompt has more than {MAX_PROMPT_TOKENS} tokens")
+    options: tuple[str, ...]
     if find_spec("pandas"):
         file = folder / f"{name}.jsonl"
         file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in kept))
-        options = ("--dataset-name", "custom", "--dataset-path", str(file), "--skip-chat-template")
-        length = "--custom-output-len"
+        options = ("--dataset-name", "custom", "--skip-chat-template", "--custom-output-len")
     else:
         file = folder / f"{name}.json"
         turns = [[{"value": prompt}, {"value": ""}] for prompt in kept]
         file.write_text(json.dumps([{"conversations": conversation} for conversation in turns]))
-        options = ("--dataset-name", "sharegpt", "--dataset-path", str(file))
-        length = "--sharegpt-output-len"
-    return Asked(name, len(kept), (*options, length, str(OUTPUT_TOKENS)))
+        options = ("--dataset-name", "sharegpt", "--sharegpt-output-len")
+    return Asked(name, len(kept), (*options, str(OUTPUT_TOKENS), "--dataset-path", str(file)))
 
 
 DATASETS: Mapping[str, Dataset] = {

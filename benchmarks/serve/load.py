@@ -6,16 +6,19 @@ Owns its command line and its process. What it measures and how is vLLM's own af
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.child import ChildFailed, Steps, run_for_json
+from benchmarks.child import ChildFailed, Steps, run_for_json, tail
 from benchmarks.serve.datasets import Asked
 from sgl_vllm.serving import QUIET_ENVIRONMENT
 
 RESULT_FILE = "result.json"
+# It lists the first ten, some way above the end of its output.
+_ERROR = re.compile(r"^Error \d+: .*$", re.MULTILINE)
 
 
 class LoadFailed(Exception):
@@ -96,7 +99,7 @@ def put_load(
     said: dict[str, Any] = written.content
     if said["failed"]:
         raise LoadFailed(
-            f"{said['failed']} of {asked.num_prompts} requests failed. The end of what "
-            f"`vllm bench serve` wrote:\n{written.tail}"
+            f"{said['failed']} of {asked.num_prompts} requests failed, says `vllm bench serve`:\n"
+            + (tail("\n".join(_ERROR.findall(written.output))) or tail(written.output))
         )
     return said
