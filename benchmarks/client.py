@@ -1,6 +1,6 @@
 """What the language costs: programs of several calls against the same calls written by hand.
 
-    python -m benchmarks.language [--programs 2000] [--calls 3] [--latency-ms 20] [--rounds 3]
+    python -m benchmarks.client [--programs 2000] [--calls 3] [--latency-ms 20] [--rounds 3]
 
 A server in a process of its own answers every completion after the given latency, and does nothing
 else. Each way of asking runs in a process of its own, all programs at once, by turns in rounds:
@@ -43,7 +43,7 @@ QUESTIONS = ("Name:", "\nCity:", "\nJob:")
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.language",
+        prog="python -m benchmarks.client",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -102,7 +102,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
 
 def _command(arguments: argparse.Namespace) -> list[str]:
-    command = [sys.executable, "-m", "benchmarks.language"]
+    command = [sys.executable, "-m", "benchmarks.client"]
     for option in ("programs", "calls", "latency_ms"):
         command += [f"--{option.replace('_', '-')}", str(getattr(arguments, option))]
     return [*command, "--plugin"] if arguments.plugin else command

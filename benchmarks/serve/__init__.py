@@ -1,0 +1,6 @@
+"""vLLM's own load generator, `vllm bench serve`, against stock vLLM and the plugin by turns.
+
+    python -m benchmarks.serve --help
+
+`datasets` says what is asked for, `load` runs the load generator, `result` joins what it wrote.
+"""

@@ -1,0 +1,363 @@
+"""Puts the load of `vllm bench serve` on stock vLLM and on vLLM with the plugin, by turns.
+
+Owns the command: its arguments, whose turn it is, what is done in a turn, and how it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+import sgl_vllm as sgl
+from benchmarks.ab import servers
+from benchmarks.ab.client import run_programs
+from benchmarks.ab.servers import ARMS, NAMES, Arm, ArmFailed, ServerSettings
+from benchmarks.ab.workloads import no_sharing
+from benchmarks.ab.workloads.base import Item, Texts, Vocabulary
+from benchmarks.child import Steps
+from benchmarks.models import DEMO_MODEL, resolve_model
+from benchmarks.serve import result
+from benchmarks.serve.datasets import DATASETS, Asked
+from benchmarks.serve.load import LoadSettings, bench_arguments, put_load
+from benchmarks.serve.result import Comparison, DatasetResult, Round
+from sgl_vllm import compat
+from sgl_vllm.serving import ServerFailed, read_counters, sigterm_as_interrupt
+
+NUM_PROMPTS = 128
+QUICK_NUM_PROMPTS = 32
+MAX_CONCURRENCY = 8
+WARM_UP_REQUESTS = 8
+SEED = 0
+WARM_UP_SEED = 1
+
+COMMENT = """\
+vLLM's own load generator, `vllm bench serve`, sends the same requests to stock vLLM and to vLLM
+with `--plugin sgl_vllm`, A B A B ..., one server at a time; so nobody has to trust the client of
+benchmarks.ab. Each turn begins with a new server and a few requests that are not measured; each
+dataset with an empty prefix cache. Requests are greedy and always of full length, so both arms get
+and write as many tokens.
+
+Times and rates are what `vllm bench serve` says (medians over the rounds here, and in --json word
+for word); forward passes, computed and cached prompt tokens are the server's own counts. A ratio
+above 1 is better for the plugin, always. Times mean something only as ratios of one run.
+
+A server takes half a minute to start on two cores, and `vllm bench serve` some ten seconds.
+"""
+
+EPILOG = """\
+GSM8K's and MT-bench's prompts come from DIR/gsm8k_train_head_20.jsonl, DIR/gsm8k_test_200.jsonl and
+DIR/mtbench_question.jsonl (--data DIR); without, they are made up, as long as those. vLLM reads a
+file of prompts with pandas (`pip install pandas`, or vLLM's extra "bench"). Where it is missing,
+the same prompts are sent by its reader of ShareGPT's format, which needs nothing.
+
+    python -m benchmarks.serve --quick
+    python -m benchmarks.serve --dataset custom --data DIR --model shape:33m --json serve.json
+    python -m benchmarks.serve --dataset random --request-rate 4 --max-concurrency 32
+    python -m benchmarks.serve --dataset random --bench-args='--random-input-len 256'
+
+With servers that run elsewhere (both started with VLLM_SERVER_DEV_MODE=1, so that their cache can
+be emptied); MODEL is the name they serve it under, TOKENIZER a folder or hub name:
+
+    python -m benchmarks.serve --stock-url http://HOST:8000 --sgl-url http://HOST:8001 \\
+        --model MODEL --bench-args='--tokenizer TOKENIZER'
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. 0 if it could compare, 1 on failure, 130 if interrupted."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    console = Console(stderr=True, highlight=False)
+    with sigterm_as_interrupt(), tempfile.TemporaryDirectory(prefix="bench-serve-") as folder:
+        try:
+            plan = plan_of(arguments, Path(folder))
+        except ValueError as error:
+            parser.error(str(error))
+        try:
+            comparison = compare(plan, console)
+        except (ArmFailed, ServerFailed) as failure:
+            console.print(f"[red]benchmarks.serve:[/red] {escape(str(failure))}", soft_wrap=True)
+            return 1
+        except KeyboardInterrupt:
+            console.print("interrupted; everything is stopped")
+            return 130
+    result.show(comparison, Console(highlight=False, soft_wrap=True))
+    if arguments.json:
+        arguments.json.write_text(comparison.to_json())
+    return 0
+
+
+# -- what is asked for
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a comparison depends on. `urls` are those of running servers, if any;
+    `folder` is for the files of prompts and results."""
+
+    model: str
+    servers: ServerSettings
+    load: LoadSettings
+    asked: tuple[Asked, ...]
+    warm_up_items: tuple[Item, ...]
+    rounds: int
+    urls: dict[Arm, str] | None
+    folder: Path
+
+
+def plan_of(arguments: argparse.Namespace, folder: Path) -> Plan:
+    """Raises ValueError for what does not fit together."""
+    if arguments.json and not arguments.json.absolute().parent.is_dir():
+        raise ValueError(f"--json: there is no folder {arguments.json.absolute().parent}")
+    if arguments.data and not arguments.data.is_dir():
+        raise ValueError(f"--data: there is no folder {arguments.data}")
+    urls = _urls(arguments)
+    bench_args = tuple(shlex.split(arguments.bench_args))
+    model = resolve_model(arguments.model)
+    tokenizer = _tokenizer_in(bench_args) or model
+    vocabulary = Vocabulary.of(tokenizer)
+    num_prompts = arguments.num_prompts or (QUICK_NUM_PROMPTS if arguments.quick else NUM_PROMPTS)
+    return Plan(
+        model=arguments.model,
+        servers=ServerSettings(
+            model,
+            served_model_name=arguments.model,
+            args=tuple(shlex.split(arguments.server_args)),
+            # The shipped model is so small that a second thread only waits for the first.
+            env={"OMP_NUM_THREADS": "1"} if model == DEMO_MODEL else {},
+        ),
+        load=LoadSettings(
+            model=arguments.model,
+            tokenizer=tokenizer,
+            request_rate=arguments.request_rate,
+            max_concurrency=arguments.max_concurrency,
+            extra_args=bench_args,
+        ),
+        asked=tuple(
+            DATASETS[name].ask(Texts(vocabulary, SEED, arguments.data), num_prompts, folder)
+            for name in arguments.dataset
+        ),
+        warm_up_items=tuple(no_sharing.items(Texts(vocabulary, WARM_UP_SEED), WARM_UP_REQUESTS)),
+        rounds=1 if arguments.quick else arguments.rounds,
+        urls=urls,
+        folder=folder,
+    )
+
+
+def _urls(arguments: argparse.Namespace) -> dict[Arm, str] | None:
+    stock, sgl_url = arguments.stock_url, arguments.sgl_url
+    if stock is None and sgl_url is None:
+        return None
+    if stock is None or sgl_url is None:
+        raise ValueError("--stock-url and --sgl-url go together")
+    if arguments.server_args:
+        raise ValueError("--server-args is for servers started here")
+    return {"stock": stock.rstrip("/"), "sgl": sgl_url.rstrip("/")}
+
+
+def _tokenizer_in(bench_args: tuple[str, ...]) -> Path | None:
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--tokenizer", type=Path)
+    tokenizer: Path | None = parser.parse_known_args(bench_args)[0].tokenizer
+    return tokenizer
+
+
+def _parser() -> argparse.ArgumentParser:
+    listed = "\n".join(f"  {name:<19}{one.summary}" for name, one in DATASETS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serve",
+        description=f"{COMMENT}\ndatasets:\n{listed}",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--dataset",
+        nargs="+",
+        choices=DATASETS,
+        default=list(DATASETS),
+        metavar="NAME",
+        help="see above; default: all",
+    )
+    parser.add_argument(
+        "--model",
+        default="demo",
+        help="demo (default), shape:33m or another shape of benchmarks.models, a folder, a name",
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="real prompts, named below")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there too")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of fewer prompts: a look, not a result"
+    )
+    size = parser.add_argument_group("how much, for each dataset")
+    size.add_argument("--rounds", type=_positive, default=3, metavar="N", help="default 3")
+    size.add_argument(
+        "--num-prompts",
+        type=_positive,
+        metavar="N",
+        help=f"default {NUM_PROMPTS}, or as many as the data has",
+    )
+    size.add_argument(
+        "--request-rate",
+        type=_rate,
+        default="inf",
+        metavar="R",
+        help="requests per second, at random times; default inf: as fast as they are answered",
+    )
+    size.add_argument(
+        "--max-concurrency",
+        type=_positive,
+        default=MAX_CONCURRENCY,
+        metavar="N",
+        help=f"requests under way at a time; default {MAX_CONCURRENCY}",
+    )
+    size.add_argument(
+        "--bench-args",
+        default="",
+        metavar="OPTIONS",
+        help="for `vllm bench serve`, as one word; `vllm bench serve --help=all` lists them",
+    )
+    servers_group = parser.add_argument_group("the servers")
+    servers_group.add_argument(
+        "--server-args",
+        default="",
+        metavar="FLAGS",
+        help="for both, as one word: --server-args='--max-num-seqs 16'",
+    )
+    servers_group.add_argument("--stock-url", metavar="URL", help="a running stock server")
+    servers_group.add_argument("--sgl-url", metavar="URL", help="a running one with the plugin")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def _rate(text: str) -> str:
+    """As it was written, which `vllm bench serve` reads in the same way."""
+    if not float(text) > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return text
+
+
+# -- the turns
+
+
+def compare(plan: Plan, console: Console) -> Comparison:
+    """Runs all rounds of both arms. ArmFailed or ServerFailed say which one could not."""
+    rounds: dict[tuple[str, Arm], list[Round]] = {
+        (asked.name, arm): [] for asked in plan.asked for arm in ARMS
+    }
+    parts: dict[str, str] = {}
+    with _progress(console) as progress:
+        for number in range(1, plan.rounds + 1):
+            for arm in ARMS:
+                label = f"round {number} of {plan.rounds}, {NAMES[arm]}"
+                task = progress.add_task(label, total=None)
+                with _server(arm, plan, progress, task, label) as url:
+                    progress.update(task, description=f"{label}: warm-up")
+                    warm_up(plan, url)
+                    for asked in plan.asked:
+                        progress.update(task, description=f"{label}: {asked.name}")
+                        turn_folder = plan.folder / f"{asked.name}-{number}-{arm}"
+                        turn_folder.mkdir()
+                        done = take_turn(plan, asked, url, turn_folder, progress, task)
+                        rounds[asked.name, arm].append(done)
+                    if arm == "sgl":
+                        parts = servers.plugin_parts(url)
+                progress.update(task, description=label)
+                progress.stop_task(task)
+    return Comparison(
+        model=plan.model,
+        datasets=tuple(
+            DatasetResult(
+                name=asked.name,
+                num_prompts=asked.num_prompts,
+                command=("vllm", "bench", "serve", *bench_arguments(asked, plan.load)),
+                stock=tuple(rounds[asked.name, "stock"]),
+                sgl=tuple(rounds[asked.name, "sgl"]),
+            )
+            for asked in plan.asked
+        ),
+        parts=parts,
+        server_args=plan.servers.args,
+        versions=_versions(),
+    )
+
+
+def warm_up(plan: Plan, url: str) -> None:
+    """What the first requests of a process pay for is no part of the comparison."""
+    run_programs(no_sharing.continuation, plan.warm_up_items, url, WARM_UP_REQUESTS)
+
+
+def take_turn(
+    plan: Plan, asked: Asked, url: str, folder: Path, progress: Progress, task: TaskID
+) -> Round:
+    """One arm's round with one dataset: from an empty cache, everything once."""
+
+    def on_wait(steps: Steps | None) -> None:
+        if steps is not None:
+            progress.update(task, completed=steps.done, total=steps.total)
+
+    progress.reset(task, total=asked.num_prompts)
+    read_counters(url)  # waits until it is idle
+    servers.empty_cache(url)
+    before = read_counters(url)
+    said = put_load(asked, plan.load, url, folder, on_wait)
+    figures = result.joined(said, read_counters(url) - before)
+    progress.update(task, completed=figures.completed)
+    return Round(figures, said)
+
+
+def _server(
+    arm: Arm, plan: Plan, progress: Progress, task: TaskID, label: str
+) -> AbstractContextManager[str]:
+    if plan.urls is not None:
+        return servers.attached(arm, plan.urls[arm])
+
+    def on_wait(waited_s: float) -> None:
+        progress.update(task, description=f"{label}: starting, {waited_s:.0f} s")
+
+    return servers.started(arm, plan.servers, on_wait)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def _versions() -> dict[str, str]:
+    """Of what runs here; servers that run elsewhere may have others."""
+    vllm = compat.installed_vllm()
+    found = {"sgl_vllm": sgl.__version__, "python": sys.version.split()[0]}
+    if vllm is not None:
+        found["vllm"] = f"{vllm.version} ({vllm.build})"
+    return found | {package: version(package) for package in ("openai", "aiohttp", "transformers")}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

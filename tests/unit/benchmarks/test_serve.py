@@ -1,0 +1,203 @@
+"""`benchmarks.serve`: what is sent, how it is joined, what comes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("prometheus_client")
+
+from benchmarks.ab.workloads.base import Texts, Vocabulary
+from benchmarks.models import DEMO_MODEL
+from benchmarks.serve import datasets
+from benchmarks.serve.__main__ import _parser, main, plan_of
+from benchmarks.serve.datasets import DATASETS, MAX_PROMPT_TOKENS, Asked
+from benchmarks.serve.load import LoadSettings, bench_arguments
+from benchmarks.serve.result import Comparison, DatasetResult, Round, joined, median_figures, ratios
+from sgl_vllm.serving import Counters
+
+COUNTERS = Counters(
+    forward_passes=40,
+    prompt_tokens=1000,
+    cached_prompt_tokens=300,
+    output_tokens=160,
+    forced_tokens=0,
+    preemptions=0,
+)
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary.of(DEMO_MODEL)
+
+
+def said(throughput: float = 4.0, **others: Any) -> Mapping[str, Any]:
+    times = {
+        f"p{percent}_{name}_ms": float(percent)
+        for name in ("ttft", "tpot", "e2el")
+        for percent in (50, 99)
+    }
+    return {
+        "completed": 16,
+        "failed": 0,
+        "duration": 16 / throughput,
+        "request_throughput": throughput,
+        "output_throughput": 10 * throughput,
+        "total_input_tokens": 998,
+        "total_output_tokens": 160,
+        **times,
+        **others,
+    }
+
+
+def a_round(throughput: float, **others: Any) -> Round:
+    content = said(throughput, **others)
+    return Round(joined(content, COUNTERS), content)
+
+
+# -- joining, medians, ratios
+
+
+def test_times_are_vllms_in_seconds_and_counts_are_the_servers() -> None:
+    figures = joined(said(), COUNTERS)
+    assert (figures.ttft_p99_s, figures.tpot_p50_s) == (0.099, 0.05)
+    assert (figures.prompt_tokens_sent, figures.prompt_tokens) == (998, 1000)
+    assert (figures.computed_prompt_tokens, figures.cached_prompt_tokens) == (700, 300)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 99), st.floats(0.1, 99)), min_size=1, max_size=6))
+def test_a_median_count_occurred_and_a_median_time_lies_in_between(
+    rounds: list[tuple[int, float]],
+) -> None:
+    usual = joined(said(), COUNTERS)
+    median = median_figures(
+        [replace(usual, forward_passes=passes, wall_s=wall_s) for passes, wall_s in rounds]
+    )
+    assert median.forward_passes in {passes for passes, _ in rounds}
+    assert min(w for _, w in rounds) <= median.wall_s <= max(w for _, w in rounds)
+
+
+def test_a_ratio_above_1_is_better_for_the_plugin() -> None:
+    stock = a_round(4.0, p99_ttft_ms=300.0, p50_tpot_ms=0.0).figures
+    sgl = a_round(6.0, p99_ttft_ms=100.0, p50_tpot_ms=0.0).figures
+    found = ratios(stock, sgl)
+    assert (found.throughput, found.ttft_p99, found.tpot_p50) == (1.5, pytest.approx(3.0), None)
+
+
+def test_the_json_has_medians_rounds_and_what_vllm_said() -> None:
+    one = DatasetResult(
+        "random",
+        16,
+        ("vllm", "bench", "serve", "--dataset-name", "random"),
+        stock=(a_round(4.0), a_round(5.0), a_round(1.0)),
+        sgl=(a_round(4.0), a_round(8.0), a_round(9.0)),
+    )
+    content = json.loads(Comparison("demo", (one,), {"radix": "on"}, (), {"vllm": "0"}).to_json())
+    assert content["benchmark"] == "vllm bench serve"
+    assert content["command"] == {"random": "vllm bench serve --dataset-name random"}
+    (dataset,) = content["datasets"]
+    assert dataset["ratio"] == {"throughput": 2.0, "ttft_p99": 1.0, "tpot_p50": 1.0}
+    assert dataset["arms"]["stock"]["throughput_requests_s"] == 4.0
+    rounds = dataset["arms"]["sgl"]["rounds"]
+    assert [one["vllm_bench_serve"]["request_throughput"] for one in rounds] == [4.0, 8.0, 9.0]
+
+
+# -- what is sent
+
+
+@settings(deadline=None)
+@given(st.integers(1, 300))
+def test_prefixes_divide_the_prompts_so_that_all_are_sent(num_prompts: int) -> None:
+    # Neither texts nor a folder are of use to what vLLM makes up.
+    asked = DATASETS["prefix_repetition"].ask(None, num_prompts, Path())  # type: ignore[arg-type]
+    num_prefixes = int(asked.options[-1])
+    assert num_prompts % num_prefixes == 0
+    assert num_prefixes <= 10
+    assert num_prefixes == 1 or num_prompts // num_prefixes >= 2
+
+
+@pytest.mark.parametrize("name", ["custom", "custom_mtbench"])
+def test_made_up_prompts_are_all_sent(name: str, vocabulary: Vocabulary, tmp_path: Path) -> None:
+    asked = DATASETS[name].ask(Texts(vocabulary, 0), 20, tmp_path)
+    assert asked.num_prompts == 20
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_gsm8ks_questions_come_after_the_same_five_solved_ones(
+    vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    rows = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(8)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    for name in (datasets.GSM8K_SHOTS, datasets.GSM8K_QUESTIONS):
+        (tmp_path / name).write_text(lines)
+    prompts = datasets.gsm8k(Texts(vocabulary, 0, tmp_path), 6)
+    assert len(prompts) == 6
+    assert all(prompt.count("Answer: ") == 5 for prompt in prompts)
+    assert prompts[5].endswith("#### 5\n\nQuestion: What is 5 + 1?\nAnswer:")
+
+
+def test_a_file_without_questions_is_refused(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    (tmp_path / datasets.MT_BENCH).write_text('{"text": "no turns"}\n')
+    with pytest.raises(ValueError, match="lines without turns"):
+        datasets.mt_bench(Texts(vocabulary, 0, tmp_path), 4)
+
+
+def test_prompts_that_vllm_would_drop_are_left_out_and_not_counted(
+    vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    texts = Texts(vocabulary, 0)
+    prompts = [texts.text(10), texts.text(MAX_PROMPT_TOKENS + 1)]
+    assert datasets.of_file("custom", prompts, texts, tmp_path).num_prompts == 1
+    with pytest.raises(ValueError, match="every prompt"):
+        datasets.of_file("custom", prompts[1:], texts, tmp_path)
+
+
+def test_what_the_user_gives_to_vllm_comes_last_and_wins() -> None:
+    settings = LoadSettings(
+        "demo", Path("/model"), max_concurrency=4, extra_args=("--temperature", "1")
+    )
+    words = bench_arguments(Asked("random", 7, ("--dataset-name", "random")), settings)
+    assert words[:4] == ("--dataset-name", "random", "--num-prompts", "7")
+    assert words[words.index("--max-concurrency") + 1] == "4"
+    assert words[-2:] == ("--temperature", "1")
+
+
+def test_without_a_bound_on_concurrency_vllm_gets_none() -> None:
+    words = bench_arguments(Asked("random", 7, ()), LoadSettings("demo", Path("/model")))
+    assert "--max-concurrency" not in words
+
+
+# -- the command
+
+
+def test_a_quick_run_is_one_round_of_fewer_prompts_of_the_datasets_named(tmp_path: Path) -> None:
+    plan = plan_of(_parser().parse_args(["--quick", "--dataset", "random", "custom"]), tmp_path)
+    assert plan.rounds == 1
+    assert [(one.name, one.num_prompts) for one in plan.asked] == [("random", 32), ("custom", 32)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--dataset", "sharegpt"], "invalid choice: 'sharegpt'"),
+        (["--request-rate", "0"], "0 is not above 0"),
+        (["--stock-url", "http://x"], "--stock-url and --sgl-url go together"),
+        (["--data", "/no/such/folder"], "there is no folder /no/such/folder"),
+        (["--json", "/no/such/folder/x.json"], "there is no folder /no/such/folder"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_starts(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(argv)
+    assert message in capsys.readouterr().err
