@@ -1,9 +1,9 @@
 """The models that benchmarks run on: the shipped one, made-up ones of real shapes, any other.
 
 Owns the names `demo` and `shape:NAME` and the cache of made-up models. A made-up model has random
-weights, so its text is noise, but it costs what a real model of its shape costs. It carries the
-demo tokenizer and chat template. `vlm-tiny` also reads images, so that the way of an image can be
-tried without a download; it says nothing about them. Does not download anything.
+weights, so its text is noise, whole words of it, but it costs what a real model of its shape costs.
+It carries the demo tokenizer and chat template. `vlm-tiny` also reads images, so that the way of an
+image can be tried without a download; it says nothing about them. Does not download anything.
 
     python -m benchmarks.models shape:33m        # prints the folder, makes it first if needed
 """
@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -32,7 +33,11 @@ _TOKENIZER_FILES = (
 )
 _IMAGE_TOKENS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 # Raise it when the weights that the same shape gets would change.
-_RECIPE = 1
+_RECIPE = 2
+# A trained model writes texts in the tokens that its tokenizer would give them. A random one that
+# writes whole words does too: so other tokens, of parts of words or without text, get embeddings,
+# and as head and embedding are one also logits, so small that they are next to never the largest.
+_SCALE_OF_OTHERS = 0.2
 
 
 @dataclass(frozen=True)
@@ -208,7 +213,6 @@ def _write_weights(shape: Shape | VisionShape, folder: Path, seed: int) -> None:
     with torch.device("meta"):
         model = auto_model.from_config(config, dtype=torch.bfloat16)
     generator = torch.Generator().manual_seed(seed)
-    num_tokens = _num_demo_tokens()
     weights = {}
     for name, parameter in model.named_parameters():
         weight = torch.empty(parameter.shape)
@@ -220,7 +224,7 @@ def _write_weights(shape: Shape | VisionShape, folder: Path, seed: int) -> None:
         else:
             weight.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
         if name.endswith("embed_tokens.weight"):
-            weight[num_tokens:] = 0.0  # tokens without text are next to never generated
+            weight[~torch.tensor(_are_words(len(weight)))] *= _SCALE_OF_OTHERS
         weights[name] = weight.to(torch.bfloat16)
     weights_file = folder / "model.safetensors"
     save_file(weights, weights_file, metadata={"format": "pt"})
@@ -247,6 +251,13 @@ def _write_image_processor(shape: VisionShape, folder: Path) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
     processor = {"processor_class": "Idefics3Processor", "image_seq_len": shape.num_image_tokens}
     (folder / "processor_config.json").write_text(json.dumps(processor))
+
+
+def _are_words(vocab_size: int) -> list[bool]:
+    """Of each token, whether it is a whole word with a space before it."""
+    vocab = json.loads((DEMO_MODEL / "tokenizer.json").read_text())["model"]["vocab"]
+    words = {number for token, number in vocab.items() if re.fullmatch("Ġ[A-Za-z]{2,}", token)}
+    return [number in words for number in range(vocab_size)]
 
 
 def _num_demo_tokens() -> int:

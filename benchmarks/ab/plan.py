@@ -116,7 +116,8 @@ def _plan_of(
     others = variants.ablations(structured=workload.structured) if arguments.ablations else ()
     usual = workload.quick_requests if arguments.quick else workload.num_requests
     concurrency = arguments.concurrency or workload.concurrency
-    num_warm_up = min(concurrency, MAX_WARM_UP_PROGRAMS)
+    num_items = arguments.requests or usual
+    num_warm_up = max(1, min(concurrency, MAX_WARM_UP_PROGRAMS, num_items // 4))
 
     def texts(seed: int) -> Texts:
         return Texts(vocabulary, seed, arguments.data)
@@ -126,7 +127,7 @@ def _plan_of(
         arguments.model,
         settings,
         variants=(STOCK, plugin, *others),
-        items=tuple(workload.items(texts(SEED), arguments.requests or usual)),
+        items=tuple(workload.items(texts(SEED), num_items)),
         warm_up_items=tuple(workload.items(texts(WARM_UP_SEED), num_warm_up)),
         probe=texts(PROBE_SEED),
         rounds=1 if arguments.quick else arguments.rounds,
