@@ -24,7 +24,8 @@ test: check  ## lint, types and every test: pure parts, the tree page, the engin
 unit: install  ## the tests of the pure parts (seconds)
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"
 
-soak: install  ## 20,000 requests of random programs, compared with stock (minutes)
+soak: install  ## ten times the random examples; 20,000 requests compared with stock (minutes)
+	@$(IN_ROOT) SGL_VLLM_TEST_EFFORT=10 "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"
 	@$(IN_ROOT) "$(BIN)/python" -m tests.engine.soak
 
 check: install  ## ruff (lint and format) and mypy, the examples included

@@ -35,8 +35,27 @@ def environment() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="package")
+def small_heap(environment: None) -> Iterator[None]:
+    """vLLM collects garbage eight times for each engine that starts and ends in this process. With
+    torch, vLLM and all tests in the heap each takes about half a second, longer than most tests.
+
+    What one engine has loaded is frozen here once and for all. vLLM, which freezes an engine that
+    has started and unfreezes everything when it ends, does neither: engines are collected.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        freeze = gc.freeze
+        patch.setattr(gc, "freeze", lambda: None)
+        patch.setattr(gc, "unfreeze", lambda: None)
+        Engine({}).stop()
+        gc.collect()
+        freeze()
+        yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module")
-def start() -> Iterator[Callable[..., Engine]]:
+def start(small_heap: None) -> Iterator[Callable[..., Engine]]:
     """Start an engine: `start(plugin={...})` with the plugin and its options, `start()` stock.
 
     Each is stopped when the next one starts, so at most one runs at a time.

@@ -1,4 +1,8 @@
-"""One real `vllm serve` with the plugin for all tests that can share it."""
+"""Two real servers for all tests that can share them: with the plugin, and stock.
+
+A server takes half a minute to start. Whoever counts what a shared one computes looks at
+differences, and at a cache that it has emptied itself.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+import sgl_vllm as sgl
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.serving import VllmServer
 
@@ -25,12 +30,26 @@ def serve(**options) -> VllmServer:
     return VllmServer(MODEL, **{**defaults, **options})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def server() -> Iterator[VllmServer]:
+    """With the plugin."""
     # A small share, so that a test can reach it.
     options = ["--api-key", API_KEY, "--plugin-config", "radix_pin_share=0.02"]
-    with serve(plugin=True, extra_args=options) as running:
+    tools = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    with serve(plugin=True, extra_args=[*options, *tools]) as running:
         yield running
+
+
+@pytest.fixture(scope="package")
+def stock_server() -> Iterator[VllmServer]:
+    """Without the plugin."""
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def stock(stock_server) -> sgl.VLLM:
+    return sgl.VLLM(stock_server.url)
 
 
 @pytest.fixture(scope="module")

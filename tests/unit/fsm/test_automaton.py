@@ -26,6 +26,7 @@ from sgl_vllm.fsm.automaton import (
 )
 from sgl_vllm.fsm.regex import full_match
 from sgl_vllm.fsm.schema import compile_schema
+from tests.effort import examples
 from tests.unit.fsm.grammars import GRAMMARS
 from tests.unit.fsm.texts import accepts, after, random_walk
 
@@ -100,7 +101,7 @@ def texts_from(state, longest: int) -> set[bytes]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(expressions)
 def test_an_automaton_has_the_texts_of_its_expression(expression):
     assert texts_from(Automaton(expression).start, 4) == texts_of(expression, 4)
@@ -179,7 +180,7 @@ def test_too_many_ways_at_once_are_refused(monkeypatch):
         Automaton(Alt(options))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.text('aé😀"\\\n\x1f', max_size=6),
     st.integers(0, 4),

@@ -23,6 +23,7 @@ from sgl_vllm.fsm.regex import (
     json_string_search,
     minimal,
 )
+from tests.effort import examples
 
 ALPHABET = 'abA1_ "\\\n\x01/é€😀'
 BOMBS = ["(a|b)*a(a|b){40}", "(.{0,500}){0,500}"]
@@ -72,7 +73,7 @@ def compiled(pattern: str, compile_) -> ByteDfa | None:
         return None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(patterns, st.lists(strings, min_size=1, max_size=8))
 def test_a_whole_text_matches_where_re_says_so(pattern, texts):
     dfa = compiled(pattern, full_match)
@@ -82,7 +83,7 @@ def test_a_whole_text_matches_where_re_says_so(pattern, texts):
         assert accepted == bool(matches(text)), text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_texts_made_from_a_pattern_match_it(data):
     pattern = data.draw(patterns)
@@ -91,7 +92,7 @@ def test_texts_made_from_a_pattern_match_it(data):
         assert full_match(pattern).accepts(text.encode())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(patterns, st.sampled_from(["", "^"]), st.sampled_from(["", "$"]), st.lists(strings))
 def test_a_json_string_matches_where_re_finds_the_pattern_in_its_value(pattern, begin, end, texts):
     pattern = begin + (f"(?:{pattern})" if begin or end else pattern) + end
@@ -289,7 +290,7 @@ def language(dfa: ByteDfa) -> set[bytes]:
     return {word for word in WORDS if dfa.accepts(word)}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(tables, tables)
 def test_combinations_are_those_of_sets(a, b):
     a, b = dfa_of(a), dfa_of(b)
@@ -297,7 +298,7 @@ def test_combinations_are_those_of_sets(a, b):
     assert language(combined(a, b, minus=True)) == language(a) - language(b)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(tables)
 def test_a_minimal_automaton_has_the_fewest_states_for_its_language(description):
     dfa = dfa_of(description)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sgl_vllm.fsm import schema as schema_module
 from sgl_vllm.fsm.automaton import Automaton, TooComplexError
 from sgl_vllm.fsm.schema import Reading, UnsupportedSchemaError, compile_schema
+from tests.effort import examples
 from tests.unit.fsm.texts import accepts, after, random_text, random_walk
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -150,7 +151,7 @@ schemas = st.recursive(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.data())
 def test_valid_values_are_accepted_however_they_are_spaced(data):
     schema, instances = data.draw(schemas)
@@ -168,7 +169,7 @@ def test_valid_values_are_accepted_however_they_are_spaced(data):
             assert not accepts(tight, spaced), spaced
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.data(), st.integers(0, 10**9))
 def test_what_is_accepted_is_valid(data, seed):
     schema, instances = data.draw(schemas)
@@ -586,14 +587,14 @@ junk = st.recursive(
 keywords = st.sampled_from(sorted(schema_module._CONSTRAINTS | {"$defs", "title"}))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.dictionaries(keywords, junk, max_size=4))
 def test_keywords_with_values_of_any_kind_raise_only_what_is_promised(schema):
     tried(schema)
     tried({"allOf": [schema, {"properties": {"a": {"type": "string"}}, "minimum": 1}]})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_schemas_with_spoiled_parts_raise_only_what_is_promised(data):
     schema, _ = data.draw(schemas)

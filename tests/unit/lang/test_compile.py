@@ -19,6 +19,7 @@ from sgl_vllm.lang.compiler import (
 from sgl_vllm.lang.ir import Text
 from sgl_vllm.lang.trace import shared_prefix
 from sgl_vllm.lang.tracing.frames import TraceError
+from tests.effort import examples
 from tests.unit.lang.random_programs import program_of, sources
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -267,7 +268,7 @@ def test_a_compiled_program_streams():
 
 @given(sources(), st.text("abct", max_size=5), st.integers(1, 9))
 @settings(
-    max_examples=60,
+    max_examples=examples(50),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

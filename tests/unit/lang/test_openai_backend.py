@@ -25,6 +25,7 @@ from sgl_vllm.lang.backends.openai_service import (
 )
 from sgl_vllm.lang.backends.strict_schema import strict_schema
 from sgl_vllm.lang.ir import DEFAULT_SAMPLING
+from tests.effort import examples
 from tests.unit.lang.services import OPENAI_ROUTES, Service, error, serving
 
 
@@ -244,7 +245,7 @@ _documents = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.recursive(_leaves, _schemas, max_leaves=6), _documents)
 def test_every_document_of_a_strict_schema_is_one_of_the_given(schema, document):
     jsonschema = pytest.importorskip("jsonschema")

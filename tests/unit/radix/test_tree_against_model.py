@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.tree import Match, Node, RadixTree, pack
+from tests.effort import examples
 
 NAMESPACES = st.sampled_from("xy")
 SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=14)
@@ -257,4 +258,6 @@ class TreeAgainstModel(RuleBasedStateMachine):
 
 
 TestTreeAgainstModel = TreeAgainstModel.TestCase
-TestTreeAgainstModel.settings = settings(max_examples=2000, stateful_step_count=30, deadline=None)
+TestTreeAgainstModel.settings = settings(
+    max_examples=examples(300), stateful_step_count=30, deadline=None
+)

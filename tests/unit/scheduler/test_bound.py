@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from sgl_vllm.radix.tree import Match, Node
 from sgl_vllm.scheduler.policy import ORDERS, OVERHEAD_TOKENS, Bound, WaitingLine
+from tests.effort import examples
 
 CACHE_AWARE = ("lpm", "dfs-weight")
 LOOSE = Bound(max_passes=10**9, max_delay=1.0, min_delay_tokens=10**12)
@@ -201,7 +202,9 @@ class LineAgainstHistory(RuleBasedStateMachine):
 
 
 TestLineAgainstHistory = LineAgainstHistory.TestCase
-TestLineAgainstHistory.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestLineAgainstHistory.settings = settings(
+    max_examples=examples(80), stateful_step_count=30, deadline=None
+)
 
 
 def with_scores(order: str, matches: list[int]) -> WaitingLine[int]:
