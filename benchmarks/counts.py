@@ -24,12 +24,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.ab.__main__ import parser as ab_parser
-from benchmarks.ab.__main__ import progress_bars
 from benchmarks.ab.client import ClientOptions
 from benchmarks.ab.plan import ALL, Plan, plans_of
-from benchmarks.ab.rounds import Servers, take_turn
+from benchmarks.ab.rounds import take_turn
 from benchmarks.ab.servers import ArmFailed, Pool
 from benchmarks.ab.workloads import WORKLOADS
+from benchmarks.command import progress_bars
 from sgl_vllm import compat
 from sgl_vllm.serving import ServerFailed, sigterm_as_interrupt
 
@@ -55,8 +55,8 @@ def measure(names: Sequence[str], progress: Progress) -> Iterator[tuple[str, dic
             name = plan.workload.name
             task = progress.add_task(name, total=len(plan.items))
             plugin = replace(plan.variants[1], client=ClientOptions(parallel=False))
-            servers = Servers(pool, urls=None)
-            with servers.of(plugin, plan, lambda waited_s: None) as (url, _):
+            settings = plan.settings_of(plugin)
+            with pool.serving("sgl", settings, lambda waited_s: None) as (url, _):
                 done, _ = take_turn(plan, plugin, url, lambda: progress.advance(task))  # noqa: B023
             yield name, {count: getattr(done.figures, count) for count in COUNTS}
 

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.ab import result, servers
 from benchmarks.ab.plan import ALL, plans_of, urls_of
-from benchmarks.ab.rounds import Servers, compare
+from benchmarks.ab.rounds import compare
 from benchmarks.ab.servers import ArmFailed, Pool
 from benchmarks.ab.variants import CAN_BE_OFF
 from benchmarks.ab.workloads import WORKLOADS
+from benchmarks.command import positive, progress_bars
 from sgl_vllm.config import SCHEDULE_POLICIES
 from sgl_vllm.serving import ServerFailed, sigterm_as_interrupt
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for plan in plans:
                     try:
                         with progress_bars(errors) as progress:
-                            comparison = compare(plan, Servers(pool, urls), progress)
+                            comparison = compare(plan, pool, urls, progress)
                     except (ArmFailed, ServerFailed) as failure:
                         said = f"[red]benchmarks.ab, {plan.workload.name}:[/red] "
                         errors.print(said + escape(str(failure)), soft_wrap=True)
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Of the command's arguments, which `benchmarks.ab.plan` gives their meaning."""
-    listed = "\n".join(f"  {name:<14}{one.summary}" for name, one in WORKLOADS.items())
+    listed = "\n".join(f"  {name:<20}{one.summary}" for name, one in WORKLOADS.items())
     made = argparse.ArgumentParser(
         prog="python -m benchmarks.ab",
         description=f"{COMMENT}\nworkloads:\n{listed}",
@@ -116,9 +116,9 @@ def parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="one round of fewer programs: a look, not a result"
     )
     size = made.add_argument_group("how much")
-    size.add_argument("--rounds", type=_positive, default=3, metavar="N", help="default 3")
-    size.add_argument("--requests", type=_positive, metavar="N", help="programs in a round")
-    size.add_argument("--concurrency", type=_positive, metavar="N", help="programs at a time")
+    size.add_argument("--rounds", type=positive, default=3, metavar="N", help="default 3")
+    size.add_argument("--requests", type=positive, metavar="N", help="programs in a round")
+    size.add_argument("--concurrency", type=positive, metavar="N", help="programs at a time")
     servers_group = made.add_argument_group("the servers")
     servers_group.add_argument(
         "--server-args",
@@ -144,30 +144,13 @@ def parser() -> argparse.ArgumentParser:
     )
     servers_group.add_argument(
         "--servers-at-once",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="how many may stay up; as many as fit into the memory if not given, on a GPU 1",
     )
     servers_group.add_argument("--stock-url", metavar="URL", help="a running stock server")
     servers_group.add_argument("--sgl-url", metavar="URL", help="a running one with the plugin")
     return made
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number
-
-
-def progress_bars(console: Console) -> Progress:
-    """A line each for what is under way and what is done."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    )
 
 
 if __name__ == "__main__":

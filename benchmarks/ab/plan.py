@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import command
 from benchmarks.ab import servers, variants
 from benchmarks.ab.servers import Arm, ServerSettings
 from benchmarks.ab.variants import STOCK, Variant
@@ -78,16 +79,14 @@ def plans_of(arguments: argparse.Namespace) -> list[Plan]:
 
 def urls_of(arguments: argparse.Namespace) -> dict[Arm, str] | None:
     """Of servers that run already; None if they are to be started."""
-    stock, sgl_url = arguments.stock_url, arguments.sgl_url
-    if stock is None and sgl_url is None:
+    urls = command.urls_of(arguments.stock_url, arguments.sgl_url)
+    if urls is None:
         return None
-    if stock is None or sgl_url is None:
-        raise ValueError("--stock-url and --sgl-url go together")
     if arguments.policy or arguments.server_args or arguments.ablations:
         raise ValueError("--policy, --server-args and --ablations are for servers started here")
     if any(part != variants.FORK_HINT for part in arguments.off):
         raise ValueError(f"--off (but for {variants.FORK_HINT}) is for servers started here")
-    return {"stock": stock.rstrip("/"), "sgl": sgl_url.rstrip("/")}
+    return urls
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.comparison import ratio
+from benchmarks.medians import median_figures
 from sgl_vllm.serving import Counters
 
 # Sequences at once from which a pass costs more with each further one, roughly.
@@ -321,19 +322,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """The smallest of the values that at least `percent` of them do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
-
-
-def median_figures(rounds: Sequence[Figures]) -> Figures:
-    """Figure by figure. The median of counts is one that occurred, the lower of the middle two."""
-    medians: dict[str, Any] = {}
-    for field in fields(Figures):
-        values = [getattr(one, field.name) for one in rounds]
-        if None in values:
-            medians[field.name] = None
-            continue
-        of_counts = all(isinstance(value, int) for value in values)
-        medians[field.name] = (statistics.median_low if of_counts else statistics.median)(values)
-    return Figures(**medians)
 
 
 def ratios(stock: Figures, sgl: Figures) -> Ratios:

@@ -8,16 +8,12 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 
 import sgl_vllm as sgl
 from benchmarks.ab import rates, result, servers
@@ -27,32 +23,14 @@ from benchmarks.ab.rates import Rates
 from benchmarks.ab.result import Ablation, Comparison, Limits, Round
 from benchmarks.ab.servers import Arm, Pool
 from benchmarks.ab.variants import STOCK, Variant
-from sgl_vllm import compat
+from benchmarks.command import show_wait, versions
+from benchmarks.medians import median_figures
 from sgl_vllm.serving import read_counters
 
 
-@dataclass(frozen=True)
-class Servers:
-    """Where the arms' servers come from: those at `urls`, else started as needed."""
-
-    pool: Pool
-    urls: dict[Arm, str] | None
-
-    @contextmanager
-    def of(
-        self, variant: Variant, plan: Plan, on_wait: Callable[[float], None]
-    ) -> Iterator[tuple[str, bool]]:
-        """A server's URL, and whether it is new here."""
-        if self.urls is None:
-            settings = plan.settings_of(variant)
-            with self.pool.serving(variant.arm, settings, on_wait) as served:
-                yield served
-        else:
-            with servers.attached(variant.arm, self.urls[variant.arm]) as url:
-                yield url, True
-
-
-def compare(plan: Plan, from_where: Servers, progress: Progress) -> Comparison:
+def compare(
+    plan: Plan, pool: Pool, urls: Mapping[Arm, str] | None, progress: Progress
+) -> Comparison:
     """Runs all rounds of all variants. ArmFailed or ServerFailed say which one could not."""
     rounds: dict[str, list[Round]] = {variant.name: [] for variant in plan.variants}
     parts: dict[str, str] = {}
@@ -63,8 +41,9 @@ def compare(plan: Plan, from_where: Servers, progress: Progress) -> Comparison:
         for variant in plan.variants:
             label = f"{plan.workload.name}, round {number} of {plan.rounds}, {variant.title}"
             task = progress.add_task(label, total=len(plan.items))
-            on_wait = partial(_show_wait, progress, task, label)
-            with from_where.of(variant, plan, on_wait) as (url, is_new):
+            on_wait = partial(show_wait, progress, task, label)
+            settings = plan.settings_of(variant)
+            with servers.serving(variant.arm, settings, urls, pool, on_wait) as (url, is_new):
                 if is_new or variant.name not in warm:
                     progress.update(task, description=f"{label}: warm-up")
                     run_programs(
@@ -89,7 +68,7 @@ def compare(plan: Plan, from_where: Servers, progress: Progress) -> Comparison:
     stock = rounds[STOCK.name][0].figures
     sequences = min(first_run.most_at_once, plan.max_num_seqs or first_run.most_at_once)
     compute_bound = result.is_compute_bound(sequences, on_cpu=servers.on_cpu())
-    started_here = from_where.urls is None
+    started_here = urls is None
     return Comparison(
         workload=plan.workload.name,
         gain=plan.workload.gain,
@@ -116,7 +95,7 @@ def compare(plan: Plan, from_where: Servers, progress: Progress) -> Comparison:
         started_here=started_here,
         structured=plan.workload.structured,
         arguments=plan.arguments,
-        versions=_versions(),
+        versions=versions("torch", "openai"),
         machine=_machine(),
         date=datetime.date.today().isoformat(),
     )
@@ -152,7 +131,7 @@ def take_turn(
 
 
 def _undecided_tokens(rounds: Sequence[Round]) -> int:
-    return result.median_figures([one.figures for one in rounds]).undecided_tokens
+    return median_figures([one.figures for one in rounds]).undecided_tokens
 
 
 def _program(plan: Plan, variant: Variant) -> sgl.Program:
@@ -163,24 +142,6 @@ def _program(plan: Plan, variant: Variant) -> sgl.Program:
 def _rates(plan: Plan, url: str, most_at_once: int) -> Rates:
     sequences = min(most_at_once, plan.max_num_seqs or most_at_once)
     return rates.measure(url, plan.model, plan.probe, sequences)
-
-
-def _show_wait(progress: Progress, task: TaskID, label: str, waited_s: float) -> None:
-    progress.update(task, description=f"{label}: starting, {waited_s:.0f} s")
-
-
-def _versions() -> dict[str, str]:
-    """Of what runs here; servers that run elsewhere may have others."""
-    vllm = compat.installed_vllm()
-    found = {"sgl_vllm": sgl.__version__, "python": sys.version.split()[0]}
-    if vllm is not None:
-        found["vllm"] = f"{vllm.version} ({vllm.build})"
-    for package in ("torch", "openai"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _machine() -> dict[str, Any]:

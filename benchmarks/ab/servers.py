@@ -142,6 +142,23 @@ class Pool:
         self._running[key] = (url, server)
 
 
+@contextmanager
+def serving(
+    arm: Arm,
+    settings: ServerSettings,
+    urls: Mapping[Arm, str] | None,
+    pool: Pool,
+    on_wait: Callable[[float], None],
+) -> Iterator[tuple[str, bool]]:
+    """A server's URL, and whether it is new here: somebody else's at `urls`, else of the pool."""
+    if urls is None:
+        with pool.serving(arm, settings, on_wait) as served:
+            yield served
+    else:
+        with attached(arm, urls[arm]) as url:
+            yield url, True
+
+
 def how_many_fit(settings: ServerSettings) -> int:
     """How many servers can be up at the same time: on a GPU one, as each takes all of it."""
     if not on_cpu():

@@ -10,35 +10,26 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import Progress, TaskID
 
-import sgl_vllm as sgl
 from benchmarks.ab import servers
 from benchmarks.ab.client import run_programs
-from benchmarks.ab.servers import ARMS, NAMES, Arm, ArmFailed, ServerSettings
+from benchmarks.ab.servers import ARMS, NAMES, Arm, ArmFailed, Pool, ServerSettings, serving
 from benchmarks.ab.workloads import no_sharing
 from benchmarks.ab.workloads.base import Item, Texts, Vocabulary
 from benchmarks.child import Steps
+from benchmarks.command import positive, progress_bars, show_wait, urls_of, versions
 from benchmarks.models import DEMO_MODEL, resolve_model
 from benchmarks.serve import result
 from benchmarks.serve.datasets import DATASETS, Asked
 from benchmarks.serve.load import LoadSettings, bench_arguments, put_load
 from benchmarks.serve.result import Comparison, DatasetResult, Round
-from sgl_vllm import compat
 from sgl_vllm.serving import ServerFailed, read_counters, sigterm_as_interrupt
 
 NUM_PROMPTS = 128
@@ -129,7 +120,9 @@ def plan_of(arguments: argparse.Namespace, folder: Path) -> Plan:
         raise ValueError(f"--json: there is no folder {arguments.json.absolute().parent}")
     if arguments.data and not arguments.data.is_dir():
         raise ValueError(f"--data: there is no folder {arguments.data}")
-    urls = _urls(arguments)
+    urls = urls_of(arguments.stock_url, arguments.sgl_url)
+    if urls is not None and arguments.server_args:
+        raise ValueError("--server-args is for servers started here")
     bench_args = tuple(shlex.split(arguments.bench_args))
     model = resolve_model(arguments.model)
     tokenizer = _tokenizer_in(bench_args) or model
@@ -160,17 +153,6 @@ def plan_of(arguments: argparse.Namespace, folder: Path) -> Plan:
         urls=urls,
         folder=folder,
     )
-
-
-def _urls(arguments: argparse.Namespace) -> dict[Arm, str] | None:
-    stock, sgl_url = arguments.stock_url, arguments.sgl_url
-    if stock is None and sgl_url is None:
-        return None
-    if stock is None or sgl_url is None:
-        raise ValueError("--stock-url and --sgl-url go together")
-    if arguments.server_args:
-        raise ValueError("--server-args is for servers started here")
-    return {"stock": stock.rstrip("/"), "sgl": sgl_url.rstrip("/")}
 
 
 def _tokenizer_in(bench_args: tuple[str, ...]) -> Path | None:
@@ -207,10 +189,10 @@ def _parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="one round of fewer prompts: a look, not a result"
     )
     size = parser.add_argument_group("how much, for each dataset")
-    size.add_argument("--rounds", type=_positive, default=3, metavar="N", help="default 3")
+    size.add_argument("--rounds", type=positive, default=3, metavar="N", help="default 3")
     size.add_argument(
         "--num-prompts",
-        type=_positive,
+        type=positive,
         metavar="N",
         help=f"default {NUM_PROMPTS}, or as many as the data has",
     )
@@ -223,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     size.add_argument(
         "--max-concurrency",
-        type=_positive,
+        type=positive,
         default=MAX_CONCURRENCY,
         metavar="N",
         help=f"requests under way at a time; default {MAX_CONCURRENCY}",
@@ -246,12 +228,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number
-
-
 def _rate(text: str) -> str:
     """As it was written, which `vllm bench serve` reads in the same way."""
     if not float(text) > 0:
@@ -268,12 +244,14 @@ def compare(plan: Plan, console: Console) -> Comparison:
         (asked.name, arm): [] for asked in plan.asked for arm in ARMS
     }
     parts: dict[str, str] = {}
-    with _progress(console) as progress:
+    capacity = servers.how_many_fit(plan.servers)
+    with progress_bars(console) as progress, Pool(capacity) as pool:
         for number in range(1, plan.rounds + 1):
             for arm in ARMS:
                 label = f"round {number} of {plan.rounds}, {NAMES[arm]}"
                 task = progress.add_task(label, total=None)
-                with _server(arm, plan, progress, task, label) as url:
+                on_wait = partial(show_wait, progress, task, label)
+                with serving(arm, plan.servers, plan.urls, pool, on_wait) as (url, _):
                     progress.update(task, description=f"{label}: warm-up")
                     warm_up(plan, url)
                     for asked in plan.asked:
@@ -300,7 +278,7 @@ def compare(plan: Plan, console: Console) -> Comparison:
         ),
         parts=parts,
         server_args=plan.servers.args,
-        versions=_versions(),
+        versions=versions("openai", "aiohttp", "transformers"),
     )
 
 
@@ -326,37 +304,6 @@ def take_turn(
     figures = result.joined(said, read_counters(url) - before)
     progress.update(task, completed=figures.completed)
     return Round(figures, said)
-
-
-def _server(
-    arm: Arm, plan: Plan, progress: Progress, task: TaskID, label: str
-) -> AbstractContextManager[str]:
-    if plan.urls is not None:
-        return servers.attached(arm, plan.urls[arm])
-
-    def on_wait(waited_s: float) -> None:
-        progress.update(task, description=f"{label}: starting, {waited_s:.0f} s")
-
-    return servers.started(arm, plan.servers, on_wait)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    )
-
-
-def _versions() -> dict[str, str]:
-    """Of what runs here; servers that run elsewhere may have others."""
-    vllm = compat.installed_vllm()
-    found = {"sgl_vllm": sgl.__version__, "python": sys.version.split()[0]}
-    if vllm is not None:
-        found["vllm"] = f"{vllm.version} ({vllm.build})"
-    return found | {package: version(package) for package in ("openai", "aiohttp", "transformers")}
 
 
 if __name__ == "__main__":

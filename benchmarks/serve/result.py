@@ -6,9 +6,8 @@ Pure: no server, no clock. Times are in seconds. A ratio above 1 is better for t
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console, Group
@@ -16,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.comparison import ratio
+from benchmarks.medians import median_figures
 from sgl_vllm.serving import Counters
 
 MS_PER_S = 1000.0
@@ -173,15 +173,6 @@ def joined(said: Mapping[str, Any], counters: Counters) -> Figures:
         forced_tokens=counters.forced_tokens,
         preemptions=counters.preemptions,
     )
-
-
-def median_figures(rounds: Sequence[Figures]) -> Figures:
-    """Figure by figure. The median of counts is one that occurred, the lower of the middle two."""
-    medians: dict[str, Any] = {}
-    for field in fields(Figures):
-        median = statistics.median_low if field.type == "int" else statistics.median
-        medians[field.name] = median(getattr(one, field.name) for one in rounds)
-    return Figures(**medians)
 
 
 def ratios(stock: Figures, sgl: Figures) -> Ratios:

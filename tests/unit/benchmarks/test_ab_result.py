@@ -11,6 +11,7 @@ from rich.console import Console
 
 from benchmarks.ab import result
 from benchmarks.ab.result import Comparison, Figures, Limits, Round
+from benchmarks.medians import median_figures
 from sgl_vllm.serving import Counters
 
 ARM_KEYS = {
@@ -106,7 +107,7 @@ def test_medians_are_taken_figure_by_figure_and_counts_stay_whole() -> None:
         replace(figures_of(1.0), forward_passes=10, ttft_p50_s=0.3),
         replace(figures_of(2.0), forward_passes=13, ttft_p50_s=0.1),
     ]
-    median = result.median_figures(rounds)
+    median = median_figures(rounds)
     assert median.forward_passes == 10
     assert median.ttft_p50_s == pytest.approx(0.2)
     assert median.wall_s == 1.5
@@ -114,7 +115,7 @@ def test_medians_are_taken_figure_by_figure_and_counts_stay_whole() -> None:
 
 def test_the_median_of_what_is_not_known_is_not_known() -> None:
     rounds = [replace(figures_of(1.0), server_cpu_s=None)] * 3
-    assert result.median_figures(rounds).server_cpu_s is None
+    assert median_figures(rounds).server_cpu_s is None
 
 
 def test_a_ratio_above_one_is_better_for_the_plugin() -> None:

@@ -16,12 +16,13 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("prometheus_client")
 
 from benchmarks.ab.workloads.base import Texts, Vocabulary
+from benchmarks.medians import median_figures
 from benchmarks.models import DEMO_MODEL
 from benchmarks.serve import datasets
 from benchmarks.serve.__main__ import _parser, main, plan_of
 from benchmarks.serve.datasets import DATASETS, MAX_PROMPT_TOKENS, Asked
 from benchmarks.serve.load import LoadSettings, bench_arguments
-from benchmarks.serve.result import Comparison, DatasetResult, Round, joined, median_figures, ratios
+from benchmarks.serve.result import Comparison, DatasetResult, Round, joined, ratios
 from sgl_vllm.serving import Counters
 
 COUNTERS = Counters(

@@ -1,0 +1,67 @@
+"""What the commands that compare two servers have in common: arguments, progress, versions."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+import sgl_vllm as sgl
+from benchmarks.ab.servers import Arm
+from sgl_vllm import compat
+
+
+def positive(text: str) -> int:
+    """An argument's number, which is to be 1 or more."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def urls_of(stock: str | None, sgl_url: str | None) -> dict[Arm, str] | None:
+    """Of servers that run already; None if they are to be started. ValueError for one alone."""
+    if stock is None and sgl_url is None:
+        return None
+    if stock is None or sgl_url is None:
+        raise ValueError("--stock-url and --sgl-url go together")
+    return {"stock": stock.rstrip("/"), "sgl": sgl_url.rstrip("/")}
+
+
+def progress_bars(console: Console) -> Progress:
+    """A line each for what is under way and what is done."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def show_wait(progress: Progress, task: TaskID, label: str, waited_s: float) -> None:
+    """That a server has been starting for so long."""
+    progress.update(task, description=f"{label}: starting, {waited_s:.0f} s")
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Of what runs here, with these packages; servers that run elsewhere may have others."""
+    vllm = compat.installed_vllm()
+    found = {"sgl_vllm": sgl.__version__, "python": sys.version.split()[0]}
+    if vllm is not None:
+        found["vllm"] = f"{vllm.version} ({vllm.build})"
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
