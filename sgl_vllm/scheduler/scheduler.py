@@ -13,7 +13,6 @@ from importlib.metadata import entry_points
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import BlockHash
@@ -46,7 +45,8 @@ logger = init_logger("vllm.sgl_vllm")
 SCORE_FROM = "sgl_score_from"
 """Key in a request's `extra_args` (HTTP: `vllm_xargs`): the index n >= 1 of the first prompt token
 whose log-probability is wanted. With it, `prompt_logprobs` reads the first n - 1 tokens from the
-cache; rows before n then hold zeros."""
+cache, and has rows for the tokens from n on alone, after the None that vLLM begins with: each row
+costs the API process microseconds, and a prompt has thousands."""
 
 
 BlockHasher = Callable[[Request], list[BlockHash]]
@@ -260,7 +260,7 @@ class SglSchedulerMixin(Scheduler):
             first_scored = score_from.get(output.request_id)
             if tensors is not None and first_scored is not None:
                 # Row i scores token i + 1. Which rows before were computed depends on the cache.
-                output.new_prompt_logprobs_tensors = _zero_rows(tensors, first_scored - 1)
+                output.new_prompt_logprobs_tensors = _rows_from(tensors, first_scored - 1)
                 self._num_scored_requests += 1
         if self._jump is not None:
             self._jump.after_step(outputs)
@@ -443,18 +443,11 @@ class SglAsyncScheduler(SglSchedulerMixin, AsyncScheduler):
     """Over vLLM's asynchronous scheduler, the default on GPUs."""
 
 
-def _zero_rows(tensors: Any, num_rows: int) -> Any:
-    """The same prompt log-probabilities with the first rows, which no pass computed, set to zero.
-
-    The runner hands out uninitialized memory there, which must not be detokenized. New tensors:
-    the runner's cannot be written to.
-    """
-
-    def cleared(rows: torch.Tensor) -> torch.Tensor:
-        return torch.cat([torch.zeros_like(rows[:num_rows]), rows[num_rows:]])
-
+def _rows_from(tensors: Any, first: int) -> Any:
+    """The same prompt log-probabilities without the rows before the first, which no pass computed:
+    the runner hands out uninitialized memory there."""
     return tensors._replace(
-        logprob_token_ids=cleared(tensors.logprob_token_ids),
-        logprobs=cleared(tensors.logprobs),
-        selected_token_ranks=cleared(tensors.selected_token_ranks),
+        logprob_token_ids=tensors.logprob_token_ids[first:],
+        logprobs=tensors.logprobs[first:],
+        selected_token_ranks=tensors.selected_token_ranks[first:],
     )

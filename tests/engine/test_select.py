@@ -46,6 +46,7 @@ def test_scores_are_stocks_and_the_prefix_is_not_computed_again(engine):
     engine.reset_counts()
     got = engine.run([Ask(prefix + ending, scoring(PREFIX_TOKENS)) for ending in endings])
     assert engine.computed_tokens == NUM_CHOICES * (CHOICE_TOKENS + 1)
+    assert all(len(one.prompt_logprobs) == 1 + CHOICE_TOKENS for one in got)
     for one, other in zip(got, want, strict=True):
         assert scores(one, CHOICE_TOKENS) == pytest.approx(scores(other, CHOICE_TOKENS), abs=1e-4)
     engine.check_nothing_is_left()

@@ -86,6 +86,6 @@ LONG = Workload(
     ),
     program=conversation,
     items=partial(items, LONG_REPLY_TOKENS),
-    num_requests=6,
+    num_requests=4,
     quick_requests=2,
 )

@@ -54,7 +54,7 @@ WORKLOAD = Workload(
     ),
     program=answer,
     items=items,
-    num_requests=64,
-    quick_requests=24,
+    num_requests=24,
+    quick_requests=8,
     score=score,
 )

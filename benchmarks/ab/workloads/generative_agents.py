@@ -75,6 +75,6 @@ WORKLOAD = Workload(
     ),
     program=call,
     items=items,
-    num_requests=240,
-    quick_requests=80,
+    num_requests=120,
+    quick_requests=40,
 )

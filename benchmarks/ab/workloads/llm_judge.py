@@ -51,6 +51,6 @@ WORKLOAD = Workload(
     ),
     program=judge,
     items=items,
-    num_requests=8,
-    quick_requests=3,
+    num_requests=6,
+    quick_requests=2,
 )

@@ -36,7 +36,7 @@ WORKLOAD = Workload(
     program=mmlu.choice,
     stock_program=choice_by_one_token,
     items=mmlu.items,
-    num_requests=96,
-    quick_requests=32,
+    num_requests=64,
+    quick_requests=16,
     score=mmlu.score,
 )

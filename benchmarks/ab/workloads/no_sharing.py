@@ -33,6 +33,6 @@ WORKLOAD = Workload(
     ),
     program=continuation,
     items=items,
-    num_requests=256,
-    quick_requests=64,
+    num_requests=128,
+    quick_requests=32,
 )

@@ -99,6 +99,6 @@ WORKLOAD = Workload(
     ),
     program=answer,
     items=items,
-    num_requests=48,
-    quick_requests=16,
+    num_requests=24,
+    quick_requests=8,
 )

@@ -123,6 +123,6 @@ WORKLOAD = Workload(
     ),
     program=agent,
     items=items,
-    num_requests=16,
-    quick_requests=6,
+    num_requests=10,
+    quick_requests=4,
 )

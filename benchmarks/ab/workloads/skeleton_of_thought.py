@@ -80,6 +80,6 @@ WORKLOAD = Workload(
     ),
     program=answer,
     items=items,
-    num_requests=16,
-    quick_requests=6,
+    num_requests=8,
+    quick_requests=3,
 )

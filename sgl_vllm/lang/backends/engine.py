@@ -28,7 +28,7 @@ from sgl_vllm.lang.backends.base import (
     Watch,
     program_id,
 )
-from sgl_vllm.lang.backends.on_vllm import REPORT, SCORE_FROM, OnVLLM, with_report
+from sgl_vllm.lang.backends.on_vllm import REPORT, SCORE_FROM, OnVLLM, scored_rows, with_report
 from sgl_vllm.lang.backends.service import Once
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.ir import Sampling
@@ -237,8 +237,7 @@ class Engine(OnVLLM):
         outputs = [task.result() for task in tasks]
         rows = [
             tuple(
-                row[token].logprob
-                for row, token in zip(output.prompt_logprobs[start:], ids[start:], strict=True)
+                row[token].logprob for row, token in scored_rows(output.prompt_logprobs, ids, start)
             )
             for output, ids in zip(outputs, sequences, strict=True)
         ]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from sgl_vllm.lang.backends.base import (
     Backend,
@@ -23,9 +24,12 @@ from sgl_vllm.lang.backends.base import (
 from sgl_vllm.lang.choices import ChoiceTokens, first_scored_position
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 
+_Row = TypeVar("_Row")
+
 SCORE_FROM = "sgl_score_from"
 """Key in a request's extra arguments: the index of the first prompt token whose log-probability is
-wanted. The plugin then takes what is before it from the cache; stock vLLM ignores the key."""
+wanted. The plugin then takes what is before it from the cache, and answers with the rows from there
+on alone; stock vLLM ignores the key."""
 
 REPORT = "sgl_report"
 """Key in a request's extra arguments: the plugin shall say which part of the output was forced,
@@ -113,6 +117,13 @@ class OnVLLM(Backend):
                 "give all the same num_frames",
             )
         return {"video": {"num_frames": num_frames.pop()}} if num_frames else {}
+
+
+def scored_rows(rows: Sequence[_Row], ids: list[int], start: int) -> Iterator[tuple[_Row, int]]:
+    """The rows of a prompt's log-probabilities from token `start` on, each with its token: all
+    tokens have a row on stock vLLM, those from there on with the plugin."""
+    tokens = ids[start:]
+    return zip(rows[len(rows) - len(tokens) :], tokens, strict=True)
 
 
 def with_report(

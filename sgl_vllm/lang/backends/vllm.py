@@ -28,7 +28,7 @@ from sgl_vllm.lang.backends.base import (
     program_id,
 )
 from sgl_vllm.lang.backends.batching import Batcher, BatchRoute
-from sgl_vllm.lang.backends.on_vllm import REPORT, SCORE_FROM, OnVLLM, with_report
+from sgl_vllm.lang.backends.on_vllm import REPORT, SCORE_FROM, OnVLLM, scored_rows, with_report
 from sgl_vllm.lang.backends.openai_api import (
     OpenAIBackend,
     prompt_body,
@@ -254,9 +254,7 @@ class VLLM(OnVLLM, OpenAIBackend):
             rows = [
                 tuple(
                     float(row[str(token)]["logprob"])
-                    for row, token in zip(
-                        choice["prompt_logprobs"][start:], ids[start:], strict=True
-                    )
+                    for row, token in scored_rows(choice["prompt_logprobs"], ids, start)
                 )
                 for choice, ids in zip(answer["choices"], sequences, strict=True)
             ]
