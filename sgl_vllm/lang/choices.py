@@ -1,8 +1,9 @@
-"""How `select` decides: pure scoring methods, and where the scored tokens begin.
+"""How `select` decides: pure scoring methods.
 
-Owns the arithmetic from token log-probabilities to a decision. Knows no server and no tokenizer:
-log-probabilities (natural logarithm) come in per choice, a `Decision` goes out. Ties are stable:
-the choice that was listed first wins. A log-probability of exactly 0.0 is a value like any other.
+Owns the arithmetic from token log-probabilities (`sgl_vllm.scoring`) to a decision. Knows no server
+and no tokenizer: log-probabilities (natural logarithm) come in per choice, a `Decision` goes out.
+Ties are stable: the choice that was listed first wins. A log-probability of exactly 0.0 is a value
+like any other.
 """
 
 from __future__ import annotations
@@ -11,18 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-
-@dataclass(frozen=True)
-class ChoiceTokens:
-    """One choice as the model read it after the prefix.
-
-    `token_ids`, `logprobs` and (if asked for) `unconditional_logprobs` are parallel: the last is
-    the log-probability of the same token without the prefix, None where it cannot be known.
-    """
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    unconditional_logprobs: tuple[float | None, ...] | None = None
+from sgl_vllm.scoring import ChoiceTokens
 
 
 @dataclass(frozen=True)
@@ -114,24 +104,3 @@ class UnconditionalLikelihoodNormalized:
 token_length_normalized = TokenLengthNormalized()
 greedy_token_selection = GreedyTokenSelection()
 unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
-
-
-def first_scored_position(prefix_ids: Sequence[int], full_ids: Sequence[Sequence[int]]) -> int:
-    """Where scoring starts: the first position at which some choice differs from the prefix.
-
-    `prefix_ids` is the tokenized prefix, `full_ids` the tokenizations of prefix + choice, one per
-    choice. A tokenizer may merge the end of the prefix with the start of a choice; such tokens
-    are scored too, for every choice alike (token healing at the seam)::
-
-        prefix    [The][ capital][ is][ ]
-        choice A  [The][ capital][ is][ Paris]
-        choice B  [The][ capital][ is][ ][42]
-                                      ^ 3
-
-    The result is at most ``len(prefix_ids)``. Cost: O(tokens of the prefix x choices).
-    """
-    position = len(prefix_ids)
-    for ids in full_ids:
-        shared = min(position, len(ids))
-        position = next((i for i in range(shared) if ids[i] != prefix_ids[i]), shared)
-    return position

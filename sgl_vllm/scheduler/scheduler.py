@@ -39,14 +39,9 @@ from sgl_vllm.scheduler.policy import Bound, WaitingLine
 from sgl_vllm.scheduler.preemption import CheapestVictim
 from sgl_vllm.scheduler.queue import CacheAwareQueue
 from sgl_vllm.scheduler.report import ForcedReports
+from sgl_vllm.scoring import SCORE_FROM
 
 logger = init_logger("vllm.sgl_vllm")
-
-SCORE_FROM = "sgl_score_from"
-"""Key in a request's `extra_args` (HTTP: `vllm_xargs`): the index n >= 1 of the first prompt token
-whose log-probability is wanted. With it, `prompt_logprobs` reads the first n - 1 tokens from the
-cache, and has rows for the tokens from n on alone, after the None that vLLM begins with: each row
-costs the API process microseconds, and a prompt has thousands."""
 
 
 BlockHasher = Callable[[Request], list[BlockHash]]

@@ -13,6 +13,7 @@ like vLLM's own.
     POST /v1/sgl/flush_cache   empty the prefix cache; 409 while requests run
     POST /v1/sgl/batch         many requests at once, each answered as soon as it is done
     POST /v1/sgl/batch/abort   stop single ones of them
+    POST /v1/sgl/score         how likely each of some continuations of a prompt is
 """
 
 from __future__ import annotations
@@ -60,11 +61,14 @@ class SglEndpointPlugin:
         for routes in (router, tree.router, pins.router):
             app.include_router(routes)
         try:
-            from sgl_vllm.server import batch
+            from sgl_vllm.server import batch, score
         except ImportError as error:  # it needs more of vLLM's inside than the other routes do
-            logger.warning("no /v1/sgl/batch on this vLLM (%s): programs do without", error)
+            logger.warning(
+                "no /v1/sgl/batch and /v1/sgl/score on this vLLM (%s): programs do without", error
+            )
         else:
             batch.attach(app)
+            app.include_router(score.router)
         app.add_middleware(MetricsMiddleware, refresh=self._refresh)
 
     async def init_state(

@@ -212,7 +212,7 @@ class BatchResponse(Response):
             self._end(running, _aborted())
         elif (error := task.exception()) is not None:
             logger.error("a request of a batch failed", exc_info=error)
-            self._end(running, _error_answer(create_error_response(RuntimeError("unexpected"))))
+            self._end(running, error_answer(create_error_response(RuntimeError("unexpected"))))
         else:
             self._end(running, task.result())
 
@@ -232,47 +232,47 @@ class BatchResponse(Response):
 async def answer(batch: Request, item: Item) -> Response:
     """What vLLM's route answers this request, an error included."""
     request = _request_of(batch, item)
-    with _counted_as_load(request.app.state):
+    with counted_as_load(request.app.state):
         try:
             result = await _ROUTES[item.path](request, item.body)
             if isinstance(result, ErrorResponse):
-                return _error_answer(result)
+                return error_answer(result)
             return JSONResponse(result.model_dump())
         except Exception as error:
-            return await _handled(request, error)
+            return await handled(request, error)
 
 
-async def _complete(request: Request, body: Any) -> BaseModel:
+async def complete(request: Request, body: Any) -> BaseModel:
     handler = request.app.state.openai_serving_completion
     if handler is None:
         raise NotImplementedError("The model does not support Completions API")
-    return await handler.create_completion(_parsed(CompletionRequest, body), request)
+    return await handler.create_completion(parsed(CompletionRequest, body), request)
 
 
 async def _chat(request: Request, body: Any) -> BaseModel:
     handler = request.app.state.openai_serving_chat
     if handler is None:
         raise NotImplementedError("The model does not support Chat Completions API")
-    return await handler.create_chat_completion(_parsed(ChatCompletionRequest, body), request)
+    return await handler.create_chat_completion(parsed(ChatCompletionRequest, body), request)
 
 
 _ROUTES: dict[str, Callable[[Request, Any], Awaitable[BaseModel]]] = {
-    "completions": _complete,
+    "completions": complete,
     "chat/completions": _chat,
 }
 _ITEM_KEYS = {"path", "body", "id"}
 
 
-def _parsed(kind: type[_Parsed], body: Any) -> _Parsed:
+def parsed(kind: type[_Parsed], body: Any) -> _Parsed:
     """As FastAPI reads a body, so that what is wrong is said in the same words."""
     try:
-        parsed = kind.model_validate(body, from_attributes=True)
+        made = kind.model_validate(body, from_attributes=True)
     except ValidationError as error:
         errors = [{**e, "loc": ("body", *e["loc"])} for e in error.errors(include_url=False)]
         raise RequestValidationError(errors, body=body) from None
-    if getattr(parsed, "stream", False):
+    if getattr(made, "stream", False):
         raise HTTPException(400, "a request in a batch cannot stream: leave `stream` out")
-    return parsed
+    return made
 
 
 def _request_of(batch: Request, item: Item) -> Request:
@@ -288,7 +288,7 @@ def _request_of(batch: Request, item: Item) -> Request:
 
 
 @contextmanager
-def _counted_as_load(state: State) -> Iterator[None]:
+def counted_as_load(state: State) -> Iterator[None]:
     """In vLLM's `--enable-server-load-tracking`, as its own decorator does for a whole route."""
     if not getattr(state, "enable_server_load_tracking", False):
         yield
@@ -300,18 +300,18 @@ def _counted_as_load(state: State) -> Iterator[None]:
         state.server_load_metrics -= 1
 
 
-async def _handled(request: Request, error: Exception) -> Response:
+async def handled(request: Request, error: Exception) -> Response:
     """What the app's own handler for this kind of exception answers."""
     handlers = request.app.exception_handlers
     handler = next((handlers[kind] for kind in type(error).__mro__ if kind in handlers), None)
     if handler is None:
-        return _error_answer(create_error_response(error))
+        return error_answer(create_error_response(error))
     answered = handler(request, error)
     answer: Response = await answered if inspect.isawaitable(answered) else answered
     return answer
 
 
-def _error_answer(error: ErrorResponse) -> Response:
+def error_answer(error: ErrorResponse) -> Response:
     return JSONResponse(error.model_dump(), error.error.code)
 
 

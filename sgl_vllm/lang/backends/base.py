@@ -13,10 +13,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
-from sgl_vllm.lang.choices import ChoicesMethod, ChoiceTokens
+from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.errors import UnsupportedError
 from sgl_vllm.lang.ir import Role, Sampling
 from sgl_vllm.lang.media import Media
+from sgl_vllm.scoring import ChoiceTokens
 
 logger = logging.getLogger("sgl_vllm")
 

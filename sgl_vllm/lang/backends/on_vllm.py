@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
+from sgl_vllm import scoring
 from sgl_vllm.lang.backends.base import (
     Backend,
     ChatPrompt,
@@ -21,15 +21,7 @@ from sgl_vllm.lang.backends.base import (
     ScoreAnswer,
     Usage,
 )
-from sgl_vllm.lang.choices import ChoiceTokens, first_scored_position
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
-
-_Row = TypeVar("_Row")
-
-SCORE_FROM = "sgl_score_from"
-"""Key in a request's extra arguments: the index of the first prompt token whose log-probability is
-wanted. The plugin then takes what is before it from the cache, and answers with the rows from there
-on alone; stock vLLM ignores the key."""
 
 REPORT = "sgl_report"
 """Key in a request's extra arguments: the plugin shall say which part of the output was forced,
@@ -79,33 +71,17 @@ class OnVLLM(Backend):
         prefix_ids, *full_ids = await asyncio.gather(
             self.tokenize(prompt), *(self.tokenize(prompt.extended(c)) for c in choices)
         )
-        start = first_scored_position(prefix_ids, full_ids)
-        usage = Usage()
-        if warm and len(choices) > 1 and start > 0 and await self.has_plugin():
-            usage += await self.warm_ids(prefix_ids[:start])
-        # The first token of a sequence has no log-probability: nothing comes before it.
-        scored_from = max(start, 1)
-        rows, cost = await self.prompt_logprobs(full_ids, scored_from)
-        usage += cost
-        if any(not logprobs for logprobs in rows):
-            raise BackendError(
-                "a choice has no token that can be scored: the prompt before this select is "
-                "empty, and the model's tokenizer puts nothing before the first token"
+        try:
+            scored = await scoring.score(
+                self,
+                prefix_ids,
+                full_ids,
+                unconditional=unconditional,
+                warm=warm and await self.has_plugin(),
             )
-        alone: list[tuple[float | None, ...] | None] = [None] * len(choices)
-        if unconditional:
-            begin_ids = await self.begin_ids()
-            ids = [begin_ids + full[scored_from:] for full in full_ids]
-            from_choice = max(len(begin_ids), 1)
-            alone_rows, cost = await self.prompt_logprobs(ids, from_choice)
-            usage += cost
-            unknown = (None,) * (from_choice - len(begin_ids))
-            alone = [(*unknown, *logprobs) for logprobs in alone_rows]
-        scored = tuple(
-            ChoiceTokens(tuple(full[scored_from:]), logprobs, unconditional_logprobs)
-            for full, logprobs, unconditional_logprobs in zip(full_ids, rows, alone, strict=True)
-        )
-        return ScoreAnswer(scored, usage)
+        except scoring.NothingToScoreError as error:
+            raise BackendError(str(error)) from None
+        return ScoreAnswer(scored.choices, sum(scored.costs, Usage()))
 
     def media_io_kwargs(self, prompt: ChatPrompt) -> dict[str, Any]:
         """How the media of a prompt are to be read, in vLLM's words; empty for its defaults."""
@@ -117,13 +93,6 @@ class OnVLLM(Backend):
                 "give all the same num_frames",
             )
         return {"video": {"num_frames": num_frames.pop()}} if num_frames else {}
-
-
-def scored_rows(rows: Sequence[_Row], ids: list[int], start: int) -> Iterator[tuple[_Row, int]]:
-    """The rows of a prompt's log-probabilities from token `start` on, each with its token: all
-    tokens have a row on stock vLLM, those from there on with the plugin."""
-    tokens = ids[start:]
-    return zip(rows[len(rows) - len(tokens) :], tokens, strict=True)
 
 
 def with_report(

@@ -20,6 +20,7 @@ from sgl_vllm.lang.backends.base import (
     GenAnswer,
     GenRequest,
     Prompt,
+    ScoreAnswer,
     ServerInfo,
     TextPrompt,
     TokenLogprob,
@@ -28,7 +29,7 @@ from sgl_vllm.lang.backends.base import (
     program_id,
 )
 from sgl_vllm.lang.backends.batching import Batcher, BatchRoute
-from sgl_vllm.lang.backends.on_vllm import REPORT, SCORE_FROM, OnVLLM, scored_rows, with_report
+from sgl_vllm.lang.backends.on_vllm import REPORT, OnVLLM, with_report
 from sgl_vllm.lang.backends.openai_api import (
     OpenAIBackend,
     prompt_body,
@@ -38,6 +39,7 @@ from sgl_vllm.lang.backends.openai_api import (
 )
 from sgl_vllm.lang.backends.service import Once
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
+from sgl_vllm.scoring import SCORE_FROM, ChoiceTokens, scored_rows
 
 _request_numbers = itertools.count(1)
 
@@ -154,6 +156,28 @@ class VLLM(OnVLLM, OpenAIBackend):
         answer = await self._run_model(prompt, dict(_ONE_TOKEN))
         with self.reading():
             return read_usage(answer)
+
+    async def score(
+        self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
+    ) -> ScoreAnswer:
+        """In one request where the server has the plugin, by several where not."""
+        if await self.has_plugin():
+            body = {
+                **await self._common(),
+                "prompt": prompt_body(prompt),
+                "continuations": [prompt_body(prompt.extended(choice)) for choice in choices],
+                "unconditional": unconditional,
+                "warm": warm,
+            }
+            try:
+                answer = await self.call("POST", f"{self.url}/v1/sgl/score", body)
+            except BackendError as error:
+                if error.status not in (404, 405):  # an older plugin, or a gateway before it
+                    raise
+            else:
+                with self.reading():
+                    return _scores(answer)
+        return await super().score(prompt, choices, unconditional=unconditional, warm=warm)
 
     async def flush_cache(self) -> None:
         if not await self.has_plugin():
@@ -289,6 +313,21 @@ class VLLM(OnVLLM, OpenAIBackend):
 
 
 RuntimeEndpoint = VLLM
+
+
+def _scores(answer: dict[str, Any]) -> ScoreAnswer:
+    """What `/v1/sgl/score` answers."""
+    choices = tuple(
+        ChoiceTokens(
+            tuple(int(token) for token in choice["token_ids"]),
+            tuple(float(logprob) for logprob in choice["logprobs"]),
+            None if (alone := choice["unconditional_logprobs"]) is None else tuple(alone),
+        )
+        for choice in answer["choices"]
+    )
+    return ScoreAnswer(
+        choices, sum((read_usage({"usage": usage}) for usage in answer["usages"]), Usage())
+    )
 
 
 def _prompt_tokens(answer: dict[str, Any], start: int) -> tuple[TokenLogprob, ...]:

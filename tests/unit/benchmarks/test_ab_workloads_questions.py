@@ -37,7 +37,7 @@ from sgl_vllm.lang.backends.base import (
     TextPrompt,
     Usage,
 )
-from sgl_vllm.lang.choices import ChoiceTokens
+from sgl_vllm.scoring import ChoiceTokens
 
 NAMES = ("mmlu", "mmlu_best", "hellaswag", "few_shot_gsm8k", "multi_chain", "rag")
 

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl_vllm.lang.choices import (
-    ChoiceTokens,
-    first_scored_position,
     greedy_token_selection,
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
+from sgl_vllm.scoring import ChoiceTokens, first_scored_position
 
 METHODS = [
     token_length_normalized,

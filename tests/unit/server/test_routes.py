@@ -24,6 +24,7 @@ ROUTES = [
     ("POST", "/v1/sgl/flush_cache"),
     ("POST", "/v1/sgl/batch"),
     ("POST", "/v1/sgl/batch/abort"),
+    ("POST", "/v1/sgl/score"),
 ]
 
 

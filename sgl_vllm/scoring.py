@@ -1,0 +1,140 @@
+"""How likely each of some continuations of a prompt is: what to ask a model for.
+
+Owns where the scored tokens begin, and the requests that it takes. Pure: whoever runs the model
+(`Model`) is told tokens and answers log-probabilities. The language asks so over HTTP, and the
+server, next to the engine, for the language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+SCORE_FROM = "sgl_score_from"
+"""Key in a request's `extra_args` (HTTP: `vllm_xargs`): the index n >= 1 of the first prompt token
+whose log-probability is wanted. With it, `prompt_logprobs` reads the first n - 1 tokens from the
+cache, and has rows for the tokens from n on alone, after the None that vLLM begins with: each row
+costs the API process microseconds, and a prompt has thousands. Stock vLLM ignores the key."""
+
+Row = TypeVar("Row")
+Cost = TypeVar("Cost")
+Cost_co = TypeVar("Cost_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class ChoiceTokens:
+    """One choice as the model read it after the prefix.
+
+    `token_ids`, `logprobs` and (if asked for) `unconditional_logprobs` are parallel: the last is
+    the log-probability of the same token without the prefix, None where it cannot be known.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    unconditional_logprobs: tuple[float | None, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Scored(Generic[Cost]):
+    """The choices in their order, and what each request that it took has cost."""
+
+    choices: tuple[ChoiceTokens, ...]
+    costs: tuple[Cost, ...]
+
+
+class Model(Protocol[Cost_co]):
+    """Whoever runs the model."""
+
+    async def begin_ids(self) -> list[int]:
+        """What the tokenizer puts before any text: one token, or nothing."""
+        ...
+
+    async def warm_ids(self, ids: list[int]) -> Cost_co:
+        """Compute and cache these tokens."""
+        ...
+
+    async def prompt_logprobs(
+        self, sequences: list[list[int]], start: int
+    ) -> tuple[list[tuple[float, ...]], Cost_co]:
+        """The log-probabilities of the tokens from `start` on in each sequence, as one call."""
+        ...
+
+
+class NothingToScoreError(ValueError):
+    """A choice has no token with a log-probability."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a choice has no token that can be scored: the prompt before this select is "
+            "empty, and the model's tokenizer puts nothing before the first token"
+        )
+
+
+async def score(
+    model: Model[Cost],
+    prefix_ids: Sequence[int],
+    full_ids: Sequence[list[int]],
+    *,
+    unconditional: bool,
+    warm: bool,
+) -> Scored[Cost]:
+    """Scores the prompt's continuations: one request for all of them, one more each for
+    `unconditional` log-probabilities and to send the prefix ahead (`warm`), which is worth it where
+    a cache would have it for all of them then.
+
+    `prefix_ids` is the tokenized prompt, `full_ids` the tokenizations of it with each choice.
+    Raises NothingToScoreError.
+    """
+    start = first_scored_position(prefix_ids, full_ids)
+    costs: list[Cost] = []
+    if warm and len(full_ids) > 1 and start > 0:
+        costs.append(await model.warm_ids(list(prefix_ids[:start])))
+    # The first token of a sequence has no log-probability: nothing comes before it.
+    scored_from = max(start, 1)
+    rows, cost = await model.prompt_logprobs(list(full_ids), scored_from)
+    costs.append(cost)
+    if any(not logprobs for logprobs in rows):
+        raise NothingToScoreError
+    alone: list[tuple[float | None, ...] | None] = [None] * len(full_ids)
+    if unconditional:
+        begin_ids = await model.begin_ids()
+        ids = [begin_ids + full[scored_from:] for full in full_ids]
+        from_choice = max(len(begin_ids), 1)
+        alone_rows, cost = await model.prompt_logprobs(ids, from_choice)
+        costs.append(cost)
+        unknown = (None,) * (from_choice - len(begin_ids))
+        alone = [(*unknown, *logprobs) for logprobs in alone_rows]
+    choices = tuple(
+        ChoiceTokens(tuple(full[scored_from:]), logprobs, unconditional_logprobs)
+        for full, logprobs, unconditional_logprobs in zip(full_ids, rows, alone, strict=True)
+    )
+    return Scored(choices, tuple(costs))
+
+
+def scored_rows(rows: Sequence[Row], ids: Sequence[int], start: int) -> Iterator[tuple[Row, int]]:
+    """The rows of a prompt's log-probabilities from token `start` on, each with its token: all
+    tokens have a row on stock vLLM, those from there on with the plugin."""
+    tokens = ids[start:]
+    return zip(rows[len(rows) - len(tokens) :], tokens, strict=True)
+
+
+def first_scored_position(prefix_ids: Sequence[int], full_ids: Sequence[Sequence[int]]) -> int:
+    """Where scoring starts: the first position at which some choice differs from the prefix.
+
+    `prefix_ids` is the tokenized prefix, `full_ids` the tokenizations of prefix + choice, one per
+    choice. A tokenizer may merge the end of the prefix with the start of a choice; such tokens
+    are scored too, for every choice alike (token healing at the seam)::
+
+        prefix    [The][ capital][ is][ ]
+        choice A  [The][ capital][ is][ Paris]
+        choice B  [The][ capital][ is][ ][42]
+                                      ^ 3
+
+    The result is at most ``len(prefix_ids)``. Cost: O(tokens of the prefix x choices).
+    """
+    position = len(prefix_ids)
+    for ids in full_ids:
+        shared = min(position, len(ids))
+        position = next((i for i in range(shared) if ids[i] != prefix_ids[i]), shared)
+    return position

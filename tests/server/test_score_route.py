@@ -1,0 +1,120 @@
+"""`POST /v1/sgl/score` on the real server: what a client gets by itself, in one request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.backends.base import ChatPrompt, Message, TextPrompt
+from sgl_vllm.lang.backends.on_vllm import OnVLLM
+from sgl_vllm.lang.loop import background_loop
+from tests.server.conftest import API_KEY
+
+HEADERS = {"Authorization": f"Bearer {API_KEY}"}
+PROMPT = "The hare lived at the edge of a large and dark forest. " * 20 + "It was"
+CHOICES = (" old", " very young", " a hare")
+MESSAGES = (Message("user", PROMPT), Message("assistant", "It was"))
+PROMPTS = [TextPrompt(PROMPT), TextPrompt(""), ChatPrompt(MESSAGES, "continue")]
+
+
+@pytest.fixture(scope="module")
+def http(server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"{server.url}/v1/sgl", headers=HEADERS, timeout=60) as http:
+        yield http
+
+
+class Counting(sgl.VLLM):
+    """Counts its calls."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, api_key=API_KEY)
+        self.paths: list[str] = []
+
+    async def call(self, method, url, body=None) -> dict[str, Any]:
+        self.paths.append(url.removeprefix(self.url))
+        return await super().call(method, url, body)
+
+
+class ByItself(Counting):
+    """Asks for tokens and log-probabilities by itself, as of a server without the route."""
+
+    async def score(self, prompt, choices, *, unconditional, warm):
+        return await OnVLLM.score(self, prompt, choices, unconditional=unconditional, warm=warm)
+
+
+def wait_for(coroutine):
+    background = background_loop()
+    return background.wait_for(background.start(coroutine))
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=["text", "empty", "chat"])
+@pytest.mark.parametrize("unconditional", [False, True])
+def test_scores_are_those_that_a_client_gets_by_itself(server, prompt, unconditional):
+    choices = tuple(choice * 2 for choice in CHOICES)  # two tokens, also without a prompt
+    at_once, by_itself = (
+        wait_for(kind(server.url).score(prompt, choices, unconditional=unconditional, warm=True))
+        for kind in (Counting, ByItself)
+    )
+    for one, other in zip(at_once.choices, by_itself.choices, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+        assert (one.unconditional_logprobs is not None) == unconditional
+        if unconditional:
+            assert one.unconditional_logprobs == pytest.approx(
+                other.unconditional_logprobs, abs=1e-3
+            )
+    assert at_once.usage.calls == by_itself.usage.calls
+    assert at_once.usage.prompt_tokens == by_itself.usage.prompt_tokens
+
+
+def test_a_select_is_one_request(server):
+    @sgl.function
+    def pick(s):
+        s += PROMPT + sgl.select("which", list(CHOICES))
+
+    backend = Counting(server.url)
+    assert pick.run(backend=backend)["which"] in CHOICES
+    assert [path for path in backend.paths if "score" in path] == ["/v1/sgl/score"]
+    assert not any(path in ("/tokenize", "/v1/completions") for path in backend.paths)
+
+
+def test_a_client_asks_by_itself_where_there_is_no_such_route(server):
+    class Older(Counting):
+        async def call(self, method, url, body=None):
+            return await super().call(method, url.replace("/v1/sgl/score", "/v1/sgl/no"), body)
+
+    backend = Older(server.url)
+    answer = wait_for(backend.score(TextPrompt(PROMPT), CHOICES, unconditional=False, warm=False))
+    assert len(answer.choices) == 3
+    assert backend.paths.count("/tokenize") == 4
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({}, 400, "prompt"),
+        ({"prompt": {"prompt": "a"}, "continuations": []}, 400, "continuations"),
+        ({"prompt": {"prompt": "a"}, "continuations": [{"prompt": "ab"}], "x": 1}, 400, "x"),
+        ({"prompt": {"text": "a"}, "continuations": [{"prompt": "ab"}]}, 400, "prompt"),
+        (
+            {"model": "nobody", "prompt": {"prompt": "a"}, "continuations": [{"prompt": "ab"}]},
+            404,
+            "nobody",
+        ),
+        (
+            {"prompt": {"prompt": "a"}, "continuations": [{"prompt": "a b c d e f g " * 2000}]},
+            400,
+            "context length",
+        ),
+        ({"prompt": {"prompt": ""}, "continuations": [{"prompt": "a"}]}, 400, "no token"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_and_said(http, body, status, said):
+    answer = http.post("/score", json={"model": "demo", **body})
+    assert answer.status_code == status, answer.text
+    assert said in answer.text
+    assert http.get("/stats").status_code == 200
