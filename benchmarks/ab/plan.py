@@ -136,5 +136,9 @@ def _plan_of(
 
 
 def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON can hold them."""
-    return {k: str(v) if isinstance(v, Path) else v for k, v in arguments.items()}
+    """As JSON can hold them, without where it goes: that is nobody's business."""
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in arguments.items()
+        if name != "json"
+    }

@@ -25,7 +25,7 @@ MANY_MORE_TOKENS = 0.1
 # Arguments that are files or addresses of the machine that measured: what stands for them.
 PLACEHOLDERS = {"data": "DIR", "stock_url": "URL", "sgl_url": "URL"}
 # Where the results went, and what is said otherwise.
-NOT_REPEATED = {"workload", "json", "command"}
+NOT_REPEATED = {"workload", "workloads", "json", "command"}
 
 
 class ReportError(ValueError):
