@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.ab.__main__ import parser as ab_parser
 from benchmarks.ab.client import ClientOptions
-from benchmarks.ab.plan import ALL, Plan, plans_of
+from benchmarks.ab.plan import Plan, plans_of
 from benchmarks.ab.rounds import take_turn
 from benchmarks.ab.servers import ArmFailed, Pool
 from benchmarks.ab.workloads import WORKLOADS
@@ -34,7 +34,7 @@ from sgl_vllm import compat
 from sgl_vllm.serving import ServerFailed, sigterm_as_interrupt
 
 FILE = Path(__file__).with_name("results") / "counts.json"
-NUM_PROGRAMS = 3
+MAX_PROGRAMS = 3
 COUNTS = (
     "forward_passes",
     "prompt_tokens",
@@ -49,9 +49,9 @@ Counts = Mapping[str, int]
 
 def measure(names: Sequence[str], progress: Progress) -> Iterator[tuple[str, dict[str, int]]]:
     """The counts of each workload, on servers that are started for it and end with it."""
-    plans = [plan for plan in _plans() if plan.workload.name in names]
+    plans = [plan for name in names for plan in _plans(name)]
     with Pool(capacity=1) as pool:
-        for plan in plans:
+        for plan in sorted(plans, key=lambda plan: plan.settings.args):
             name = plan.workload.name
             task = progress.add_task(name, total=len(plan.items))
             plugin = replace(plan.variants[1], client=ClientOptions(parallel=False))
@@ -111,8 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _tell(recorded, version, now, console)
 
 
-def _plans() -> list[Plan]:
-    words = [ALL, "--quick", "--requests", str(NUM_PROGRAMS), "--concurrency", "1"]
+def _plans(name: str) -> list[Plan]:
+    num_programs = min(MAX_PROGRAMS, WORKLOADS[name].quick_requests)
+    words = [name, "--quick", "--requests", str(num_programs), "--concurrency", "1"]
     return plans_of(ab_parser().parse_args(words))
 
 

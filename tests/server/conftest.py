@@ -1,7 +1,8 @@
-"""Two real servers for all tests that can share them: with the plugin, and stock.
+"""Two real servers for all tests of a module: with the plugin, and stock.
 
 A server takes half a minute to start. Whoever counts what a shared one computes looks at
-differences, and at a cache that it has emptied itself.
+differences, and at a cache that it has emptied itself. Modules have their own: hostile grammars
+leave gigabytes behind.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def serve(**options) -> VllmServer:
     return VllmServer(MODEL, **{**defaults, **options})
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def server() -> Iterator[VllmServer]:
     """With the plugin."""
     # A small share, so that a test can reach it.
@@ -40,14 +41,14 @@ def server() -> Iterator[VllmServer]:
         yield running
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def stock_server() -> Iterator[VllmServer]:
     """Without the plugin."""
     with serve() as running:
         yield running
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def stock(stock_server) -> sgl.VLLM:
     return sgl.VLLM(stock_server.url)
 
