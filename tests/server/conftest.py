@@ -1,9 +1,4 @@
-"""Two real servers for all tests of a module: with the plugin, and stock.
-
-A server takes half a minute to start. Whoever counts what a shared one computes looks at
-differences, and at a cache that it has emptied itself. Modules have their own: hostile grammars
-leave gigabytes behind.
-"""
+"""One real `vllm serve` with the plugin for all tests that can share it."""
 
 from __future__ import annotations
 
@@ -13,7 +8,6 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-import sgl_vllm as sgl
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.serving import VllmServer
 
@@ -33,24 +27,10 @@ def serve(**options) -> VllmServer:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[VllmServer]:
-    """With the plugin."""
     # A small share, so that a test can reach it.
     options = ["--api-key", API_KEY, "--plugin-config", "radix_pin_share=0.02"]
-    tools = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    with serve(plugin=True, extra_args=[*options, *tools]) as running:
+    with serve(plugin=True, extra_args=options) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def stock_server() -> Iterator[VllmServer]:
-    """Without the plugin."""
-    with serve() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def stock(stock_server) -> sgl.VLLM:
-    return sgl.VLLM(stock_server.url)
 
 
 @pytest.fixture(scope="module")

@@ -23,10 +23,11 @@ def test_options_may_come_from_vllms_config_file(tmp_path):
     assert "radix on; schedule on; fsm on; jump_forward off (by option); select on" in log
 
 
-def test_unnamed_it_is_stock_and_has_none_of_our_routes(stock_server):
-    assert httpx.get(f"{stock_server.url}/v1/sgl/stats").status_code == 404
-    assert not any(name.startswith("sgl_vllm") for name in stock_server.metrics())
-    log = stock_server.log_path.read_text()
+def test_unnamed_it_is_stock_and_has_none_of_our_routes():
+    with serve() as server:
+        assert httpx.get(f"{server.url}/v1/sgl/stats").status_code == 404
+        assert not any(name.startswith("sgl_vllm") for name in server.metrics())
+        log = server.log_path.read_text()
     assert "sgl-vllm" not in log and "SglScheduler" not in log
 
 

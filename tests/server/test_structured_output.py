@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jsonschema
 import pytest
+
+from sgl_vllm.serving import VllmServer
+from tests.server.conftest import API_KEY, serve
 
 SHORT = {"type": "string", "maxLength": 8}
 CARD = {
@@ -103,6 +106,13 @@ TOOL = {
     "function": {"name": "show_card", "parameters": CARD, "strict": True},
 }
 ASK = [{"role": "user", "content": "Tell me about a place."}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[VllmServer]:
+    tools = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    with serve(plugin=True, extra_args=["--api-key", API_KEY, *tools]) as running:
+        yield running
 
 
 @pytest.fixture
