@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None, micros: Mapping[str, Micro] = MICROS
         except KeyboardInterrupt:
             console.print("interrupted; everything is stopped")
             return 130
-    Console(highlight=False, soft_wrap=True).print(summary(outcomes))
+    Console(highlight=False).print(summary(outcomes))
     for name, one in outcomes.items():
         if one.failed:
             console.print(f"[red]{name} failed:[/red]\n{escape(one.content['error'])}")
@@ -268,8 +268,9 @@ def _show(progress: Progress, task: TaskID, steps: Steps | None) -> None:
 def summary(outcomes: Mapping[str, Outcome]) -> Table:
     """A few lines of each."""
     table = Table(header_style="dim", box=None, pad_edge=False)
-    for column in ("benchmark", "what", "came to"):
-        table.add_column(column)
+    table.add_column("benchmark", no_wrap=True)
+    table.add_column("what", no_wrap=True)
+    table.add_column("came to")
     table.add_column("s", justify="right")
     for name, one in outcomes.items():
         rows = [("failed", "")] if one.failed else one.micro.findings(one.content)

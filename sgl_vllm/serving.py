@@ -28,8 +28,15 @@ import httpx
 from sgl_vllm import compat
 
 GUARD = Path(__file__).with_name("_guard.py")
-CPU_ARGUMENTS = ("--dtype", "float32", "--enforce-eager")
-CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+CPU_ARGUMENTS = ("--dtype", "float32", "--enforce-eager", "--distributed-executor-backend", "uni")
+CPU_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # Without these, vLLM puts the model into a process beside the engine's, whatever the arguments
+    # say. Each of the two spins while it waits for the other, which takes two cores: where there
+    # are no more, the server's HTTP process and its client wait, for seconds at worst.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 QUIET_ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 POLL_S = 0.1
 LOG_TAIL_LINES = 30

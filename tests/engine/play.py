@@ -17,6 +17,7 @@ from typing import Any
 from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 
+from sgl_vllm.scoring import SCORE_FROM, scored_rows
 from tests.engine.engine import Ask, Engine
 from tests.engine.one_by_one import decode_one_by_one
 from tests.engine.programs import MAX_MODEL_LEN, Call, Phase, Program
@@ -294,9 +295,9 @@ class _Player:
                     for row, token in zip(completion.logprobs, tokens, strict=True)
                 ]
         if output.prompt_logprobs is not None:
-            first = (call.params.extra_args or {}).get("sgl_score_from", 1)
-            rows = list(zip(output.prompt_logprobs, output.prompt_token_ids, strict=True))
-            answer.prompt_logprobs = [row[token].logprob for row, token in rows[first:]]
+            first = (call.params.extra_args or {}).get(SCORE_FROM, 1)
+            rows = scored_rows(output.prompt_logprobs, output.prompt_token_ids, first)
+            answer.prompt_logprobs = [row[token].logprob for row, token in rows]
         if output.finished:
             answer.finished = True
             del self._running[output.request_id]

@@ -20,5 +20,5 @@ def test_the_quick_sizes_are_taken_and_both_are_summed_up(
     assert content["simulate"]["ratio"]["hit_rate"] > 0.5
     assert content["schedule"].keys() == {"unshared", "full", "groups", "few"}
     shown = capsys.readouterr().out
-    assert "hit rate, plugin to stock" in shown
+    assert "hit rate; above 1 the plugin is better" in shown
     assert "a step, groups" in shown

@@ -170,6 +170,6 @@ def test_a_picture_of_another_kind_is_refused_before_anything_is_run() -> None:
 def test_without_matplotlib_the_message_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(simulate_plot.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("benchmarks.drawing.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install matplotlib"):
         simulate_plot.check(Path("picture.svg"))
