@@ -47,6 +47,7 @@ from benchmarks.cost_model import Batch, CostModel
 from benchmarks.models import DEMO_MODEL
 from benchmarks.traces import Call, Tokens, Trace
 from sgl_vllm.config import CONFIG_KEY
+from sgl_vllm.scheduler.queue import MIN_SAVED_TOKENS, CacheAwareQueue
 from sgl_vllm.scheduler.scheduler import SglAsyncScheduler, SglScheduler, SglSchedulerMixin
 
 
@@ -134,13 +135,16 @@ def make_scheduler(arm: str, settings: EngineSettings, **scheduler_args: Any) ->
     else:
         scheduler_class = SglAsyncScheduler if settings.async_scheduling else SglScheduler
     block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
-    return scheduler_class(
+    scheduler = scheduler_class(
         vllm_config=vllm_config,
         kv_cache_config=kv_cache_config,
         structured_output_manager=StructuredOutputManager(vllm_config),
         block_size=block_size,
         hash_block_size=hash_block_size,
     )
+    if isinstance(scheduler.waiting, CacheAwareQueue):
+        scheduler.waiting.min_saved_tokens = MIN_SAVED_TOKENS  # the machine it plays has a GPU
+    return scheduler
 
 
 def runner_output(request_ids: list[str], sampled: list[list[int]]) -> ModelRunnerOutput:

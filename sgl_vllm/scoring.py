@@ -60,6 +60,13 @@ class Model(Protocol[Cost_co]):
         """The log-probabilities of the tokens from `start` on in each sequence, as one call."""
         ...
 
+    async def next_token_logprobs(
+        self, ids: list[int], tokens: list[int]
+    ) -> tuple[list[float], Sequence[Cost_co]] | None:
+        """The log-probability of each of `tokens` right after `ids`, with what each has cost; None
+        where that takes as much as `prompt_logprobs`."""
+        ...
+
 
 class NothingToScoreError(ValueError):
     """A choice has no token with a log-probability."""
@@ -79,21 +86,35 @@ async def score(
     unconditional: bool,
     warm: bool,
 ) -> Scored[Cost]:
-    """Scores the prompt's continuations: one request for all of them, one more each for
-    `unconditional` log-probabilities and to send the prefix ahead (`warm`), which is worth it where
-    a cache would have it for all of them then.
+    """Scores the prompt's continuations.
+
+    Those of one token each are asked for as next tokens, if the model can. Others are one request,
+    and one more to send the prefix ahead (`warm`), which is worth it where a cache would have it
+    for all of them then. (One of them instead of the prefix would be a request less and take
+    longer: of a request that asks for log-probabilities, vLLM computes the logits of every prompt
+    token.) `unconditional` log-probabilities are one more.
 
     `prefix_ids` is the tokenized prompt, `full_ids` the tokenizations of it with each choice.
     Raises NothingToScoreError.
     """
     start = first_scored_position(prefix_ids, full_ids)
+    prefix = list(prefix_ids[:start])
     costs: list[Cost] = []
-    if warm and len(full_ids) > 1 and start > 0:
-        costs.append(await model.warm_ids(list(prefix_ids[:start])))
     # The first token of a sequence has no log-probability: nothing comes before it.
     scored_from = max(start, 1)
-    rows, cost = await model.prompt_logprobs(list(full_ids), scored_from)
-    costs.append(cost)
+    rows: list[tuple[float, ...]]
+    next_tokens = [full[start] for full in full_ids if len(full) == start + 1]
+    asked_as_next = None
+    if prefix and len(next_tokens) == len(full_ids):
+        asked_as_next = await model.next_token_logprobs(prefix, next_tokens)
+    if asked_as_next is not None:
+        rows = [(logprob,) for logprob in asked_as_next[0]]
+        costs += asked_as_next[1]
+    else:
+        if warm and len(full_ids) > 1 and prefix:
+            costs.append(await model.warm_ids(prefix))
+        rows, cost = await model.prompt_logprobs(list(full_ids), scored_from)
+        costs.append(cost)
     if any(not logprobs for logprobs in rows):
         raise NothingToScoreError
     alone: list[tuple[float | None, ...] | None] = [None] * len(full_ids)

@@ -6,7 +6,6 @@ Owns the order of turns, A B A B ..., and that each begins with a warm server an
 from __future__ import annotations
 
 import datetime
-import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,7 +24,7 @@ from benchmarks.ab.servers import Arm, Pool
 from benchmarks.ab.variants import STOCK, Variant
 from benchmarks.command import show_wait, versions
 from benchmarks.medians import median_figures
-from sgl_vllm.serving import read_counters
+from sgl_vllm.serving import read_counters, usable_cores
 
 
 def compare(
@@ -153,7 +152,7 @@ def _machine() -> dict[str, Any]:
         accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "accelerator": accelerator,
     }
 

@@ -129,6 +129,24 @@ class _Served:
         ]
         return rows, _usage(answer)
 
+    async def next_token_logprobs(
+        self, ids: list[int], tokens: list[int]
+    ) -> tuple[list[float], list[Usage]] | None:
+        """Each is generated, as the only token that may be: the prompt stays in the cache, of which
+        a request for log-probabilities of its prompt cannot use the last token. All but the first
+        take one token of computation."""
+        config = self.request.app.state.openai_serving_completion.model_config
+        if config.logprobs_mode != "raw_logprobs":  # others are of what may be generated
+            return None
+        answers = await asyncio.gather(
+            *(
+                self._run({"prompt": ids, "allowed_token_ids": [token], "logprobs": 0})
+                for token in tokens
+            )
+        )
+        logprobs = [answer.choices[0].logprobs.token_logprobs[0] for answer in answers]
+        return logprobs, [_usage(answer) for answer in answers]
+
     async def _run(self, body: dict[str, Any]) -> CompletionResponse:
         ids = {"request_id": self.request_id} if self.request_id else {}
         whole = {"model": self.model, **ids, **body, "max_tokens": 1, "temperature": 0.0}

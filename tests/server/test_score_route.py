@@ -71,6 +71,25 @@ def test_scores_are_those_that_a_client_gets_by_itself(server, prompt, unconditi
     assert at_once.usage.prompt_tokens == by_itself.usage.prompt_tokens
 
 
+def test_choices_of_one_token_are_scored_as_next_tokens(server):
+    """Equal prompts, of which the first is computed ahead; what follows takes a token each."""
+    choices = (" old", " a", " in", " the")
+    prompt = TextPrompt("A new prompt, which nobody has seen, of some length. " * 9 + PROMPT)
+    before = server.counters()
+    at_once = wait_for(Counting(server.url).score(prompt, choices, unconditional=False, warm=False))
+    spent = server.counters() - before
+    assert all(len(choice.token_ids) == 1 for choice in at_once.choices)
+    assert spent.output_tokens == at_once.usage.calls == len(choices)
+    num_prompt_tokens = spent.prompt_tokens // len(choices)
+    assert spent.computed_prompt_tokens <= num_prompt_tokens + len(choices) - 1
+    by_itself = wait_for(
+        ByItself(server.url).score(prompt, choices, unconditional=False, warm=False)
+    )
+    for one, other in zip(at_once.choices, by_itself.choices, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+
+
 def test_a_select_is_one_request(server):
     @sgl.function
     def pick(s):

@@ -55,6 +55,13 @@ class OnVLLM(Backend):
     ) -> tuple[list[tuple[float, ...]], Usage]:
         """The log-probabilities of the tokens from `start` on in each sequence, as one call."""
 
+    async def next_token_logprobs(
+        self, ids: list[int], tokens: list[int]
+    ) -> tuple[list[float], list[Usage]] | None:
+        """Whether the server's log-probabilities are those of a token that was forced, is not
+        known here."""
+        return None
+
     async def ids_of_empty_prompt(self) -> list[int]:
         """What stands for a prompt of no text, which vLLM refuses."""
         ids = await self.begin_ids()
