@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import (
@@ -18,6 +19,7 @@ from rich.progress import (
 
 import sgl_vllm as sgl
 from benchmarks.ab.servers import Arm
+from benchmarks.child import Steps
 from sgl_vllm import compat
 
 
@@ -26,6 +28,14 @@ def positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return number
+
+
+def check_folders(*, json: Path | None, data: Path | None) -> None:
+    """Raises ValueError if there is no folder to write to or to read from."""
+    if json and not json.absolute().parent.is_dir():
+        raise ValueError(f"--json: there is no folder {json.absolute().parent}")
+    if data and not data.is_dir():
+        raise ValueError(f"--data: there is no folder {data}")
 
 
 def urls_of(stock: str | None, sgl_url: str | None) -> dict[Arm, str] | None:
@@ -51,6 +61,12 @@ def progress_bars(console: Console) -> Progress:
 def show_wait(progress: Progress, task: TaskID, label: str, waited_s: float) -> None:
     """That a server has been starting for so long."""
     progress.update(task, description=f"{label}: starting, {waited_s:.0f} s")
+
+
+def show_steps(progress: Progress, task: TaskID, steps: Steps | None) -> None:
+    """How far a child process says it is, if it says so."""
+    if steps is not None:
+        progress.update(task, completed=steps.done, total=steps.total)
 
 
 def versions(*packages: str) -> dict[str, str]:

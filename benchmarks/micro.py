@@ -26,17 +26,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 
-from benchmarks.child import ChildFailed, Steps, run_for_json
+from benchmarks.child import ChildFailed, run_for_json
+from benchmarks.command import check_folders, progress_bars, show_steps
 from sgl_vllm.serving import sigterm_as_interrupt
 
 COMMENT = """\
@@ -185,8 +178,10 @@ def main(argv: Sequence[str] | None = None, micros: Mapping[str, Micro] = MICROS
     """The command. 0 if all of them ran, 1 if one failed, 130 if interrupted."""
     parser = _parser(micros)
     arguments = parser.parse_args(argv)
-    if arguments.json and not arguments.json.absolute().parent.is_dir():
-        parser.error(f"--json: there is no folder {arguments.json.absolute().parent}")
+    try:
+        check_folders(json=arguments.json, data=None)
+    except ValueError as error:
+        parser.error(str(error))
     console = Console(stderr=True, highlight=False)
     with sigterm_as_interrupt():
         try:
@@ -235,10 +230,9 @@ def _parser(micros: Mapping[str, Micro]) -> argparse.ArgumentParser:
 
 def run_all(micros: Mapping[str, Micro], quick: bool, console: Console) -> dict[str, Outcome]:
     """One after the other; one that fails does not keep the next from running."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     outcomes = {}
     with (
-        Progress(*columns, TimeElapsedColumn(), console=console) as progress,
+        progress_bars(console) as progress,
         tempfile.TemporaryDirectory(prefix="micro-") as folder,
     ):
         for name, micro in micros.items():
@@ -249,7 +243,7 @@ def run_all(micros: Mapping[str, Micro], quick: bool, console: Console) -> dict[
                 content = run_for_json(
                     (*micro.command(quick), "--json", str(file)),
                     file,
-                    partial(_show, progress, task),
+                    partial(show_steps, progress, task),
                 ).content
                 failed = False
             except ChildFailed as failure:
@@ -258,11 +252,6 @@ def run_all(micros: Mapping[str, Micro], quick: bool, console: Console) -> dict[
             progress.update(task, total=1, completed=0 if failed else 1)
             progress.stop_task(task)
     return outcomes
-
-
-def _show(progress: Progress, task: TaskID, steps: Steps | None) -> None:
-    if steps is not None:
-        progress.update(task, completed=steps.done, total=steps.total)
 
 
 def summary(outcomes: Mapping[str, Outcome]) -> Table:

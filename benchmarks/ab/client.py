@@ -173,14 +173,11 @@ class _OfOneProgram(sgl.Backend):
         self._options = options
         self._turn: AbstractAsyncContextManager[Any]
         self._turn = nullcontext() if options.parallel else asyncio.Lock()
+        self.tells_tokens = backend.tells_tokens
 
     @property
     def name(self) -> str:
         return self._backend.name
-
-    @property
-    def tells_tokens(self) -> bool:  # type: ignore[override]
-        return self._backend.tells_tokens
 
     async def generate(self, request: GenRequest) -> GenAnswer:
         async with self._turn:

@@ -18,7 +18,7 @@ from benchmarks.ab.servers import Arm, ServerSettings
 from benchmarks.ab.variants import STOCK, Variant
 from benchmarks.ab.workloads import WORKLOADS, Workload
 from benchmarks.ab.workloads.base import Item, Texts, Vocabulary
-from benchmarks.models import DEMO_MODEL, resolve_model
+from benchmarks.models import resolve_model
 
 ALL = "all"
 MAX_WARM_UP_PROGRAMS = 8
@@ -94,25 +94,19 @@ def _check(arguments: argparse.Namespace) -> None:
     several = len(arguments.workloads) > 1 or ALL in arguments.workloads
     if arguments.json and several and not arguments.json.is_dir():
         raise ValueError(f"--json: {arguments.json} is to be a folder, for a file per workload")
-    if arguments.json and not several and not arguments.json.parent.is_dir():
-        raise ValueError(f"--json: there is no folder {arguments.json.parent}")
-    if arguments.data and not arguments.data.is_dir():
-        raise ValueError(f"--data: there is no folder {arguments.data}")
+    command.check_folders(json=None if several else arguments.json, data=arguments.data)
 
 
 def _plan_of(
     workload: Workload, arguments: argparse.Namespace, model: Path, vocabulary: Vocabulary
 ) -> Plan:
     block_size_tokens = servers.default_block_size_tokens()
-    settings = ServerSettings(
-        model,
-        served_model_name=arguments.model,
-        args=(*workload.server_args(block_size_tokens), *shlex.split(arguments.server_args)),
-        # The shipped model is so small that a second thread only waits for the first.
-        env={"OMP_NUM_THREADS": "1"} if model == DEMO_MODEL else {},
-    )
+    server_args = (*workload.server_args(block_size_tokens), *shlex.split(arguments.server_args))
+    settings = ServerSettings.of(model, arguments.model, server_args)
     plugin = variants.plugin_variant(arguments.off, arguments.policy)
-    others = variants.ablations(structured=workload.structured) if arguments.ablations else ()
+    others = (
+        variants.ablations(plugin, structured=workload.structured) if arguments.ablations else ()
+    )
     usual = workload.quick_requests if arguments.quick else workload.num_requests
     concurrency = arguments.concurrency or workload.concurrency
     num_items = arguments.requests or usual

@@ -17,8 +17,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.comparison import ratio
-from benchmarks.medians import median_figures
+from benchmarks.medians import ByTurns, Row, counted, figures_table, median_figures
 from sgl_vllm.serving import Counters
 
 # Sequences at once from which a pass costs more with each further one, roughly.
@@ -156,7 +155,7 @@ class Ablation:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(ByTurns[Figures, Ratios]):
     """Rounds of both arms, by turns: `stock[i]` ran just before `sgl[i]`.
 
     `server_args` are those that both servers were started with, or were to be, if not here.
@@ -181,22 +180,9 @@ class Comparison:
     machine: Mapping[str, Any]
     date: str
 
-    @property
-    def arms(self) -> dict[str, tuple[Round, ...]]:
-        return {"stock": self.stock, "sgl": self.sgl}
-
-    def median(self, arm: str) -> Figures:
-        return median_figures([one.figures for one in self.arms[arm]])
-
-    @property
-    def ratios(self) -> Ratios:
-        return ratios(self.median("stock"), self.median("sgl"))
-
-    @property
-    def ratios_of_rounds(self) -> tuple[Ratios, ...]:
-        """Of each two neighbouring turns: their spread says how far the medians' can be trusted."""
-        pairs = zip(self.stock, self.sgl, strict=True)
-        return tuple(ratios(stock.figures, sgl.figures) for stock, sgl in pairs)
+    @staticmethod
+    def ratios_between(stock: Figures, sgl: Figures) -> Ratios:
+        return ratios(stock, sgl)
 
     @property
     def same_output(self) -> SameOutput:
@@ -302,15 +288,9 @@ def figures(
         latency_p99_s=percentile(latencies_s, 99),
         ttft_p50_s=percentile(ttfts_s, 50),
         ttft_p99_s=percentile(ttfts_s, 99),
-        forward_passes=counters.forward_passes,
-        prompt_tokens=counters.prompt_tokens,
-        computed_prompt_tokens=counters.computed_prompt_tokens,
-        cached_prompt_tokens=counters.cached_prompt_tokens,
-        forced_tokens=counters.forced_tokens,
+        **counted(counters),
         undecided_tokens=counters.output_tokens - counters.forced_tokens,
         num_requests=len(ttfts_s),
-        output_tokens=counters.output_tokens,
-        preemptions=counters.preemptions,
         score=statistics.mean(scores) if scores else None,
         wall_s=wall_s,
         client_cpu_s=client_cpu_s,
@@ -350,9 +330,7 @@ def where_they_part(first: str, second: str) -> tuple[str, str]:
 
 # -- showing
 
-# What the table shows: the figure, the words, the format, and which way is better: 1 if more is,
-# -1 if less is, 0 if it is only said.
-ROWS: tuple[tuple[str, str, str, int], ...] = (
+ROWS: tuple[Row, ...] = (
     ("throughput_programs_s", "programs/s", ".2f", 1),
     ("output_tokens_s", "output tokens/s", ".1f", 1),
     ("latency_p50_s", "latency of a program, p50, s", ".3f", -1),
@@ -374,7 +352,8 @@ ROWS: tuple[tuple[str, str, str, int], ...] = (
 
 def show(comparison: Comparison, console: Console) -> None:
     """The table for people."""
-    console.print(Group(_heading(comparison), _table(comparison), _verdict(comparison)))
+    table = figures_table(ROWS, comparison.median("stock"), comparison.median("sgl"))
+    console.print(Group(_heading(comparison), table, _verdict(comparison)))
     if comparison.ablations:
         console.print("", _table_of_ablations(comparison), sep="\n")
 
@@ -401,21 +380,6 @@ def _heading(comparison: Comparison) -> Text:
         "plugin: " + "; ".join(f"{part} {state}" for part, state in comparison.parts.items()),
     )
     return Text("\n".join(lines) + "\n")
-
-
-def _table(comparison: Comparison) -> Table:
-    stock, sgl = comparison.median("stock"), comparison.median("sgl")
-    table = Table(header_style="dim", box=None, pad_edge=False)
-    table.add_column("")
-    for name in ("stock", "sgl", "ratio"):
-        table.add_column(name, justify="right")
-    for name, label, form, better in ROWS:
-        values = getattr(stock, name), getattr(sgl, name)
-        if None not in values:
-            shown = (format(value, form) for value in values)
-            times = ratio(*values, better)
-            table.add_row(label, *shown, "" if times is None else f"{times:.3f}")
-    return table
 
 
 def _table_of_ablations(comparison: Comparison) -> Table:

@@ -18,7 +18,6 @@ import sgl_vllm as sgl
 from benchmarks.ab import rates, result, servers
 from benchmarks.ab.client import Run, run_programs, unique_prompt_tokens
 from benchmarks.ab.plan import Plan
-from benchmarks.ab.rates import Rates
 from benchmarks.ab.result import Ablation, Comparison, Limits, Round
 from benchmarks.ab.servers import Arm, Pool
 from benchmarks.ab.variants import STOCK, Variant
@@ -61,11 +60,11 @@ def compare(
                 if first_run is None:
                     progress.update(task, description=f"{label}: the machine's limits")
                     first_run, unique = run, unique_prompt_tokens(run, url)
-                    machine_rates = _rates(plan, url, run.most_at_once)
+                    sequences = min(run.most_at_once, plan.max_num_seqs or run.most_at_once)
+                    machine_rates = rates.measure(url, plan.model, plan.probe, sequences)
             progress.update(task, description=f"{label}: {done.figures.wall_s:.1f} s")
     assert first_run is not None
     stock = rounds[STOCK.name][0].figures
-    sequences = min(first_run.most_at_once, plan.max_num_seqs or first_run.most_at_once)
     compute_bound = result.is_compute_bound(sequences, on_cpu=servers.on_cpu())
     started_here = urls is None
     return Comparison(
@@ -104,9 +103,7 @@ def take_turn(
     plan: Plan, variant: Variant, url: str, on_done: Callable[[], object]
 ) -> tuple[Round, Run]:
     """One round of one variant: from an empty cache, everything once."""
-    read_counters(url)  # waits until it is idle
-    servers.empty_cache(url)
-    before, cpu_before_s = read_counters(url), servers.started_cpu_s()
+    before, cpu_before_s = servers.begin_turn(url), servers.started_cpu_s()
     run = run_programs(
         _program(plan, variant),
         plan.items,
@@ -136,11 +133,6 @@ def _undecided_tokens(rounds: Sequence[Round]) -> int:
 def _program(plan: Plan, variant: Variant) -> sgl.Program:
     on_stock = plan.workload.stock_program if variant.arm == "stock" else None
     return on_stock or plan.workload.program
-
-
-def _rates(plan: Plan, url: str, most_at_once: int) -> Rates:
-    sequences = min(most_at_once, plan.max_num_seqs or most_at_once)
-    return rates.measure(url, plan.model, plan.probe, sequences)
 
 
 def _machine() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 import httpx
 
+from benchmarks.models import DEMO_MODEL
 from sgl_vllm import compat
-from sgl_vllm.serving import VllmServer
+from sgl_vllm.serving import Counters, VllmServer, read_counters
 
 Arm = Literal["stock", "sgl"]
 ARMS: tuple[Arm, Arm] = ("stock", "sgl")
@@ -56,6 +57,12 @@ class ServerSettings:
     args: tuple[str, ...] = ()
     plugin_config: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Path, served_model_name: str, args: Sequence[str]) -> ServerSettings:
+        """The shipped model is so small that a second thread only waits for the first."""
+        env = {"OMP_NUM_THREADS": "1"} if model == DEMO_MODEL else {}
+        return cls(model, served_model_name, tuple(args), env=env)
 
     def memory_bytes(self) -> int:
         """What one such server takes on a CPU, from above: weights in float32, cache, processes."""
@@ -205,6 +212,13 @@ def empty_cache(url: str) -> None:
         raise ArmFailed("it cannot empty its prefix cache; start it with VLLM_SERVER_DEV_MODE=1")
     if not answer.raise_for_status().json()["success"]:
         raise ArmFailed("it did not empty its prefix cache: does anyone else use it?")
+
+
+def begin_turn(url: str) -> Counters:
+    """Waits until the server is idle and empties its cache; what it has counted until then."""
+    read_counters(url)
+    empty_cache(url)
+    return read_counters(url)
 
 
 def plugin_parts(url: str) -> dict[str, str]:

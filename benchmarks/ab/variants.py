@@ -6,7 +6,7 @@ The ablations are those of SGLang's paper (arXiv 2312.07104, figure 8), in the p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.ab.client import ClientOptions
@@ -21,7 +21,7 @@ CAN_BE_OFF = (*PARTS, FORK_HINT)
 class Variant:
     """One way to serve and ask the same programs.
 
-    `server_args` come after all others, `plugin_config` goes over the one that was asked for.
+    `server_args` come after all others.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Variant:
     arm: Arm = "sgl"
     server_args: tuple[str, ...] = ()
     plugin_config: Mapping[str, Any] = field(default_factory=dict)
-    client: ClientOptions = field(default_factory=lambda: ClientOptions())
+    client: ClientOptions = field(default_factory=ClientOptions)
 
 
 STOCK = Variant("stock", NAMES["stock"], "stock")
@@ -45,18 +45,26 @@ def plugin_variant(off: Iterable[str], policy: str | None) -> Variant:
     return Variant("sgl", NAMES["sgl"], plugin_config=plugin_config, client=client)
 
 
-def ablations(*, structured: bool) -> tuple[Variant, ...]:
-    """The plugin without one thing each. Of programs whose output is free, jump-forward is no
-    part."""
+def ablations(plugin: Variant, *, structured: bool) -> tuple[Variant, ...]:
+    """The plugin, as it was asked for, without one thing each. Of programs whose output is free,
+    jump-forward is no part."""
+
+    def without(name: str, title: str, **plugin_config: Any) -> Variant:
+        config = {**plugin.plugin_config, **plugin_config}
+        return replace(plugin, name=name, title=title, plugin_config=config)
+
+    one_by_one = replace(plugin.client, parallel=False)
+    unhinted = replace(plugin.client, hints=False)
     made = [
-        Variant("no_cache", "no prefix cache", server_args=("--no-enable-prefix-caching",)),
-        Variant("no_tree", "stock's block cache", plugin_config={"radix": False}),
-        Variant("fcfs", "order of arrival", plugin_config={"schedule_policy": "fcfs"}),
-        Variant("random", "random order", plugin_config={"schedule_policy": "random"}),
-        Variant("no_parallelism", "no parallelism", client=ClientOptions(parallel=False)),
-        Variant("no_hint", "no hint", client=ClientOptions(hints=False)),
+        replace(
+            without("no_cache", "no prefix cache"), server_args=("--no-enable-prefix-caching",)
+        ),
+        without("no_tree", "stock's block cache", radix=False),
+        without("fcfs", "order of arrival", schedule_policy="fcfs"),
+        without("random", "random order", schedule_policy="random"),
+        replace(without("no_parallelism", "no parallelism"), client=one_by_one),
+        replace(without("no_hint", "no hint"), client=unhinted),
     ]
     if structured:
-        off = {"jump_forward": False}
-        made.append(Variant("no_jump", "no jump-forward", plugin_config=off))
+        made.append(without("no_jump", "no jump-forward", jump_forward=False))
     return tuple(made)

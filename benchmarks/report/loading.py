@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ab.result import Difference
 from benchmarks.ab.workloads import WORKLOADS
 from benchmarks.comparison import ARMS, ratio
 
@@ -109,16 +110,6 @@ class Ablation:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Where the two texts of one program part."""
-
-    round_number: int
-    item: int
-    stock: str
-    sgl: str
-
-
-@dataclass(frozen=True)
 class Result:
     """One comparison.
 
@@ -168,8 +159,8 @@ class Result:
     @property
     def different_prompts(self) -> bool:
         """Whether the arms send prompts of such different lengths that hit rates say little."""
-        stock, sgl = (self.arms[arm].get("prompt_tokens") for arm in ARMS)
-        return bool(stock and sgl) and abs(sgl / stock - 1) > MANY_MORE_TOKENS  # type: ignore[operator]
+        stock, sgl = (self.arms[arm].get("prompt_tokens") or 0 for arm in ARMS)
+        return min(stock, sgl) > 0 and abs(sgl / stock - 1) > MANY_MORE_TOKENS
 
     def spread_of(self, name: str, better: int) -> Spread | None:
         """Of one of the arms' figures; `better` as for `benchmarks.comparison.ratio`."""

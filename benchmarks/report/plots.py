@@ -132,64 +132,64 @@ def throughput(results: Sequence[Result]) -> Plot:
 
 def shares(results: Sequence[Result], title: str, name: str, text: str) -> Plot:
     """Both arms' counts, stock's as 100 %."""
-    with_least = name == "computed_prompt_tokens"
 
-    def draw(axes: Axes) -> None:
-        most = 1.0
-        for y, one in enumerate(results):
-            whole = one.arms["stock"].get(name) or 1
-            for arm, offset in zip(ARMS, PAIR, strict=True):
-                value = one.arms[arm].get(name) or 0
-                axes.barh(y + offset, value / whole, height=BAR, color=COLOURS[arm])
-                _value(axes, value / whole, y + offset, count(value))
-                most = max(most, value / whole)
-            least = one.limits.unique_prompt_tokens
-            if with_least and least is not None:
-                _mark(axes, least / whole, y)
-            _label(axes, y, one)
-        axes.set_xlim(0, most * 1.17)
-        axes.xaxis.set_major_formatter(lambda value, _: percent(value) if value <= most else "")
-        _legend(axes, "least possible" if with_least else None)
+    def whole(one: Result) -> float:
+        return one.arms["stock"].get(name) or 1
 
-    described = "; ".join(
-        f"{one.label} {' to '.join(count(one.arms[arm].get(name)) for arm in ARMS)}"
-        for one in results
+    def least(one: Result) -> float | None:
+        tokens = one.limits.unique_prompt_tokens
+        return None if tokens is None else tokens / whole(one)
+
+    return _pairs_of_bars(
+        results,
+        title,
+        text,
+        lambda one, arm: (one.arms[arm].get(name) or 0) / whole(one),
+        lambda one, arm: count(one.arms[arm].get(name) or 0),
+        ("least possible", least) if name == "computed_prompt_tokens" else None,
     )
-    svg = _svg(name, len(results), draw, room=0.3)
-    return Plot(title, text, f"{title}, stock to plugin: {described}", svg)
 
 
 def hit_rates(results: Sequence[Result]) -> Plot:
     """Cached / all prompt tokens of both arms, and the best that any cache could do."""
-    return _parts_of_a_whole(
+
+    def rate(one: Result, arm: str) -> float:
+        return one.arms[arm].hit_rate or 0
+
+    return _pairs_of_bars(
         results,
         "Prompt tokens from the cache",
         "The share of all prompt tokens. The mark is what a cache of any size could give.",
-        lambda one, arm: one.arms[arm].hit_rate or 0,
-        lambda one: one.limits.best_hit_rate,
+        rate,
+        lambda one, arm: percent(rate(one, arm)),
+        ("best possible", lambda one: one.limits.best_hit_rate),
     )
 
 
 def near_limits(results: Sequence[Result]) -> Plot:
     """How much of the limit's speed both arms have."""
-    return _parts_of_a_whole(
+    return _pairs_of_bars(
         results,
         "How near to the limit",
         "100 % is the time that the tokens which any server must compute and decide would take, "
         "at the rates of stock on this machine.",
         lambda one, arm: one.near_limit[arm],
-        None,
+        lambda one, arm: percent(one.near_limit[arm]),
     )
 
 
-def _parts_of_a_whole(
+def _pairs_of_bars(
     results: Sequence[Result],
     title: str,
     text: str,
     share: Callable[[Result, str], float],
-    best: Callable[[Result], float | None] | None,
+    said: Callable[[Result, str], str],
+    mark: tuple[str, Callable[[Result], float | None]] | None = None,
 ) -> Plot:
-    """Both arms' shares, and a mark at the best of them that there could be."""
+    """Both arms' shares with what is said of them, and a mark, with its name, where it is known."""
+
+    def marked(one: Result) -> float | None:
+        return mark[1](one) if mark else None
 
     def draw(axes: Axes) -> None:
         most = 1.0
@@ -197,19 +197,18 @@ def _parts_of_a_whole(
             for arm, offset in zip(ARMS, PAIR, strict=True):
                 value = share(one, arm)
                 axes.barh(y + offset, value, height=BAR, color=COLOURS[arm])
-                _value(axes, value, y + offset, percent(value))
+                _value(axes, value, y + offset, said(one, arm))
                 most = max(most, value)
-            mark = best(one) if best else None
-            if mark is not None:
-                _mark(axes, mark, y)
+            if (at := marked(one)) is not None:
+                _mark(axes, at, y)
             _label(axes, y, one)
-        axes.set_xlim(0, most * 1.14)
+        axes.set_xlim(0, most * 1.17)  # room for values
         axes.xaxis.set_major_formatter(lambda value, _: percent(value) if value <= most else "")
-        _legend(axes, "best possible" if best else None)
+        _legend(axes, mark[0] if mark else None)
 
     described = "; ".join(
-        f"{one.label} {' to '.join(percent(share(one, arm)) for arm in ARMS)}"
-        + (f", at best {percent(best(one)) or 'not known'}" if best else "")
+        f"{one.label} {' to '.join(said(one, arm) for arm in ARMS)}"
+        + (f", {mark[0]} {percent(marked(one)) or 'not known'}" if mark else "")
         for one in results
     )
     svg = _svg(title, len(results), draw, room=0.3)

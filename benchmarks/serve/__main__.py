@@ -23,9 +23,16 @@ from benchmarks.ab.client import run_programs
 from benchmarks.ab.servers import ARMS, NAMES, Arm, ArmFailed, Pool, ServerSettings, serving
 from benchmarks.ab.workloads import no_sharing
 from benchmarks.ab.workloads.base import Item, Texts, Vocabulary
-from benchmarks.child import Steps
-from benchmarks.command import positive, progress_bars, show_wait, urls_of, versions
-from benchmarks.models import DEMO_MODEL, resolve_model
+from benchmarks.command import (
+    check_folders,
+    positive,
+    progress_bars,
+    show_steps,
+    show_wait,
+    urls_of,
+    versions,
+)
+from benchmarks.models import resolve_model
 from benchmarks.serve import result
 from benchmarks.serve.datasets import DATASETS, Asked
 from benchmarks.serve.load import LoadSettings, bench_arguments, put_load
@@ -42,9 +49,9 @@ WARM_UP_SEED = 1
 COMMENT = """\
 vLLM's own load generator, `vllm bench serve`, sends the same requests to stock vLLM and to vLLM
 with `--plugin sgl_vllm`, A B A B ..., one server at a time; so nobody has to trust the client of
-benchmarks.ab. Each turn begins with a new server and a few requests that are not measured; each
-dataset with an empty prefix cache. Requests are greedy and always of full length, so both arms get
-and write as many tokens.
+benchmarks.ab. Each turn begins with a few requests that are not measured, each dataset with an
+empty prefix cache. Requests are greedy and always of full length, so both arms get and write as
+many tokens.
 
 Times and rates are what `vllm bench serve` says (medians over the rounds here, and in --json word
 for word); forward passes, computed and cached prompt tokens are the server's own counts. A ratio
@@ -116,10 +123,7 @@ class Plan:
 
 def plan_of(arguments: argparse.Namespace, folder: Path) -> Plan:
     """Raises ValueError for what does not fit together."""
-    if arguments.json and not arguments.json.absolute().parent.is_dir():
-        raise ValueError(f"--json: there is no folder {arguments.json.absolute().parent}")
-    if arguments.data and not arguments.data.is_dir():
-        raise ValueError(f"--data: there is no folder {arguments.data}")
+    check_folders(json=arguments.json, data=arguments.data)
     urls = urls_of(arguments.stock_url, arguments.sgl_url)
     if urls is not None and arguments.server_args:
         raise ValueError("--server-args is for servers started here")
@@ -130,13 +134,7 @@ def plan_of(arguments: argparse.Namespace, folder: Path) -> Plan:
     num_prompts = arguments.num_prompts or (QUICK_NUM_PROMPTS if arguments.quick else NUM_PROMPTS)
     return Plan(
         model=arguments.model,
-        servers=ServerSettings(
-            model,
-            served_model_name=arguments.model,
-            args=tuple(shlex.split(arguments.server_args)),
-            # The shipped model is so small that a second thread only waits for the first.
-            env={"OMP_NUM_THREADS": "1"} if model == DEMO_MODEL else {},
-        ),
+        servers=ServerSettings.of(model, arguments.model, shlex.split(arguments.server_args)),
         load=LoadSettings(
             model=arguments.model,
             tokenizer=tokenizer,
@@ -291,16 +289,9 @@ def take_turn(
     plan: Plan, asked: Asked, url: str, folder: Path, progress: Progress, task: TaskID
 ) -> Round:
     """One arm's round with one dataset: from an empty cache, everything once."""
-
-    def on_wait(steps: Steps | None) -> None:
-        if steps is not None:
-            progress.update(task, completed=steps.done, total=steps.total)
-
     progress.reset(task, total=asked.num_prompts)
-    read_counters(url)  # waits until it is idle
-    servers.empty_cache(url)
-    before = read_counters(url)
-    said = put_load(asked, plan.load, url, folder, on_wait)
+    before = servers.begin_turn(url)
+    said = put_load(asked, plan.load, url, folder, partial(show_steps, progress, task))
     figures = result.joined(said, read_counters(url) - before)
     progress.update(task, completed=figures.completed)
     return Round(figures, said)

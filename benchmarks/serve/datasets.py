@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.ab.workloads import gsm8k as problems
+from benchmarks.ab.workloads import mtbench
 from benchmarks.ab.workloads.base import Texts
-
-GSM8K_SHOTS = "gsm8k_train_head_20.jsonl"
-GSM8K_QUESTIONS = "gsm8k_test_200.jsonl"
-MT_BENCH = "mtbench_question.jsonl"
 
 NUM_SHOTS = 5
 OUTPUT_TOKENS = 128
@@ -84,7 +82,7 @@ def _custom_mtbench(texts: Texts, num_prompts: int, folder: Path) -> Asked:
 
 def gsm8k(texts: Texts, num_prompts: int) -> list[str]:
     """Five solved problems, the same ones each time, and then one to solve."""
-    solved, unsolved = texts.file(GSM8K_SHOTS), texts.file(GSM8K_QUESTIONS)
+    solved, unsolved = texts.file(problems.EXAMPLES_FILE), texts.file(problems.FILE)
     if solved is None or unsolved is None:
         shots = texts.text(SHOTS_TOKENS)
         return [
@@ -93,18 +91,18 @@ def gsm8k(texts: Texts, num_prompts: int) -> list[str]:
         ]
     shots = "".join(
         f"Question: {one['question']}\nAnswer: {one['answer']}\n\n"
-        for one in _rows(solved, GSM8K_SHOTS, ("question", "answer"))[:NUM_SHOTS]
+        for one in _rows(solved, problems.EXAMPLES_FILE, ("question", "answer"))[:NUM_SHOTS]
     )
-    questions = _rows(unsolved, GSM8K_QUESTIONS, ("question",))[:num_prompts]
+    questions = _rows(unsolved, problems.FILE, ("question",))[:num_prompts]
     return [f"{shots}Question: {one['question']}\nAnswer:" for one in questions]
 
 
 def mt_bench(texts: Texts, num_prompts: int) -> list[str]:
     """First turns, which have nothing in common."""
-    content = texts.file(MT_BENCH)
+    content = texts.file(mtbench.FILE)
     if content is None:
         return [texts.text(texts.number(*TURN_TOKENS)) for _ in range(num_prompts)]
-    return [one["turns"][0] for one in _rows(content, MT_BENCH, ("turns",))[:num_prompts]]
+    return [one["turns"][0] for one in _rows(content, mtbench.FILE, ("turns",))[:num_prompts]]
 
 
 def _rows(content: str, name: str, keys: tuple[str, ...]) -> list[dict]:

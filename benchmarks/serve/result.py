@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.comparison import ratio
-from benchmarks.medians import median_figures
+from benchmarks.medians import ByTurns, Row, counted, figures_table
 from sgl_vllm.serving import Counters
 
 MS_PER_S = 1000.0
@@ -70,7 +70,7 @@ class Ratios:
 
 
 @dataclass(frozen=True)
-class DatasetResult:
+class DatasetResult(ByTurns[Figures, Ratios]):
     """Rounds of both arms with one dataset, by turns: `stock[i]` ran just before `sgl[i]`.
 
     `command` is `vllm bench serve` as it was called, without what says where.
@@ -82,22 +82,9 @@ class DatasetResult:
     stock: tuple[Round, ...]
     sgl: tuple[Round, ...]
 
-    @property
-    def arms(self) -> dict[str, tuple[Round, ...]]:
-        return {"stock": self.stock, "sgl": self.sgl}
-
-    def median(self, arm: str) -> Figures:
-        return median_figures([one.figures for one in self.arms[arm]])
-
-    @property
-    def ratios(self) -> Ratios:
-        return ratios(self.median("stock"), self.median("sgl"))
-
-    @property
-    def ratios_of_rounds(self) -> tuple[Ratios, ...]:
-        """Of each two neighbouring turns: their spread says how far the medians' can be trusted."""
-        pairs = zip(self.stock, self.sgl, strict=True)
-        return tuple(ratios(stock.figures, sgl.figures) for stock, sgl in pairs)
+    @staticmethod
+    def ratios_between(stock: Figures, sgl: Figures) -> Ratios:
+        return ratios(stock, sgl)
 
     def to_mapping(self) -> dict[str, Any]:
         return {
@@ -165,13 +152,7 @@ def joined(said: Mapping[str, Any], counters: Counters) -> Figures:
         latency_p99_s=seconds("p99_e2el"),
         prompt_tokens_sent=said["total_input_tokens"],
         output_tokens_sent=said["total_output_tokens"],
-        forward_passes=counters.forward_passes,
-        prompt_tokens=counters.prompt_tokens,
-        computed_prompt_tokens=counters.computed_prompt_tokens,
-        cached_prompt_tokens=counters.cached_prompt_tokens,
-        output_tokens=counters.output_tokens,
-        forced_tokens=counters.forced_tokens,
-        preemptions=counters.preemptions,
+        **counted(counters),
     )
 
 
@@ -185,9 +166,7 @@ def ratios(stock: Figures, sgl: Figures) -> Ratios:
 
 # -- showing
 
-# The figure, the words, the format, and which way is better: 1 if more is, -1 if less is, 0 if it
-# is only said.
-ROWS: tuple[tuple[str, str, str, int], ...] = (
+ROWS: tuple[Row, ...] = (
     ("completed", "requests completed", ",d", 0),
     ("throughput_requests_s", "requests/s", ".2f", 1),
     ("output_tokens_s", "output tokens/s", ".1f", 1),
@@ -215,18 +194,8 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def _of_dataset(one: DatasetResult) -> tuple[Text, Table, Text]:
-    stock, sgl = one.median("stock"), one.median("sgl")
     num_rounds = len(one.stock)
     medians = "1 round" if num_rounds == 1 else f"{num_rounds} rounds, medians"
-    table = Table(header_style="dim", box=None, pad_edge=False)
-    table.add_column("")
-    for name in ("stock", "sgl", "ratio"):
-        table.add_column(name, justify="right")
-    for name, label, form, better in ROWS:
-        values = getattr(stock, name), getattr(sgl, name)
-        times = ratio(*values, better)
-        shown = (format(value, form) for value in values)
-        table.add_row(label, *shown, "" if times is None else f"{times:.3f}")
     spread = [of.throughput for of in one.ratios_of_rounds if of.throughput is not None]
     by_round = (
         f"ratio of requests/s, round by round: {min(spread):.3f} to {max(spread):.3f}"
@@ -235,6 +204,6 @@ def _of_dataset(one: DatasetResult) -> tuple[Text, Table, Text]:
     )
     return (
         Text(f"\n{one.name}: {one.num_prompts} prompts, {medians}", "bold"),
-        table,
+        figures_table(ROWS, one.median("stock"), one.median("sgl")),
         Text(by_round),
     )

@@ -175,12 +175,14 @@ def test_single_requests_are_stopped_by_their_ids(server, http):
     requests = [{**complete(**LONG), "id": f"r{i}"} for i in range(4)]
     with http.stream("POST", "/sgl/batch", json={"requests": requests}) as answer:
         wait_until(lambda: num_running(server) == 4)
+        before = server.counters().output_tokens
         stop = {"ids": ["r1", "r2", "r2", "unknown"]}
         assert http.post("/sgl/batch/abort", json=stop).json() == {"aborted": 2}
         assert http.post("/sgl/batch/abort", json=stop).json() == {"aborted": 0}
         lines = [json.loads(line) for line in answer.iter_lines()]
     assert {line["index"] for line in lines[:2]} == {1, 2}  # long before the others' end
     by_index = {line["index"]: line for line in lines}
+    assert server.counters().output_tokens - before < 3 * 1000  # of 4 * 1000
     assert [by_index[i]["status"] for i in range(4)] == [200, 499, 499, 200]
     assert by_index[1]["body"]["error"]["message"] == "the request was aborted"
     assert by_index[3]["body"]["usage"]["completion_tokens"] == 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from rich.console import Console
@@ -10,14 +11,21 @@ from rich.console import Console
 pytest.importorskip("tokenizers")
 
 from benchmarks import counts
+from benchmarks.ab.workloads import WORKLOADS
+from benchmarks.counts import COUNTS, Counts
 
-BEFORE = {"rag": {"forward_passes": 10, "computed_prompt_tokens": 300}}
+RAG: Counts = {"texts": "ab12", **dict.fromkeys(COUNTS, 100)}
+BEFORE = {"rag": RAG}
 
 
-def told(now: dict[str, dict[str, int]], vllm: str = "0.32.0") -> tuple[int, str]:
+def told(now: dict[str, Counts], vllm: str = "0.32.0") -> tuple[int, str]:
     console = Console(width=120, record=True, file=io.StringIO())
     code = counts._tell({"vllm": "0.32.0", "counts": BEFORE}, vllm, now, console)
     return code, " ".join(console.export_text().split())
+
+
+def test_every_workload_is_written_down() -> None:
+    assert [*json.loads(counts.FILE.read_text())["counts"]] == [*WORKLOADS]
 
 
 def test_the_same_counts_are_no_change() -> None:
@@ -25,22 +33,26 @@ def test_the_same_counts_are_no_change() -> None:
     assert told(BEFORE)[0] == 0
 
 
-def test_one_count_more_or_less_is_a_change_and_is_named() -> None:
-    for passes in (9, 11):
-        code, said = told({"rag": {"forward_passes": passes, "computed_prompt_tokens": 300}})
-        assert code == 1
-        assert f"rag forward_passes 10 {passes}" in said
-        assert "computed_prompt_tokens" not in said
-        assert "--update" in said
+@pytest.mark.parametrize("passes", [99, 101])
+def test_one_count_more_or_less_is_a_change_and_is_named(passes: int) -> None:
+    code, said = told({"rag": {**RAG, "forward_passes": passes}})
+    assert code == 1
+    assert f"rag forward_passes 100 {passes}" in said
+    assert "computed_prompt_tokens" not in said
+    assert "--update" in said
+
+
+@pytest.mark.parametrize(("passes", "code"), [(94, 1), (95, 0), (105, 0), (106, 1)])
+def test_where_other_texts_were_written_a_little_is_allowed(passes: int, code: int) -> None:
+    assert told({"rag": {**RAG, "texts": "cd34", "forward_passes": passes}})[0] == code
 
 
 def test_a_workload_that_was_never_counted_is_a_change() -> None:
-    assert counts.changes(BEFORE, {"react": {"forward_passes": 1}}) == [
-        ("react", "forward_passes", "none", "1")
-    ]
+    found = counts.changes(BEFORE, {"react": RAG})
+    assert found == [("react", count, "none", "100") for count in COUNTS]
 
 
 def test_another_vllm_is_named_as_it_may_be_the_reason() -> None:
-    changed = {"rag": {"forward_passes": 9}}
+    changed = {"rag": {**RAG, "forward_passes": 9}}
     assert "before: vLLM 0.32.0, now: 0.33.0" in told(changed, vllm="0.33.0")[1]
     assert "before: vLLM" not in told(changed)[1]

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 pytest.importorskip("tokenizers")
 pytest.importorskip("prometheus_client")
 
+from benchmarks.ab.workloads import gsm8k as problems
+from benchmarks.ab.workloads import mtbench
 from benchmarks.ab.workloads.base import Texts, Vocabulary
 from benchmarks.medians import median_figures
 from benchmarks.models import DEMO_MODEL
@@ -138,7 +140,7 @@ def test_gsm8ks_questions_come_after_the_same_five_solved_ones(
 ) -> None:
     rows = [{"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"} for n in range(8)]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
-    for name in (datasets.GSM8K_SHOTS, datasets.GSM8K_QUESTIONS):
+    for name in (problems.EXAMPLES_FILE, problems.FILE):
         (tmp_path / name).write_text(lines)
     prompts = datasets.gsm8k(Texts(vocabulary, 0, tmp_path), 6)
     assert len(prompts) == 6
@@ -147,7 +149,7 @@ def test_gsm8ks_questions_come_after_the_same_five_solved_ones(
 
 
 def test_a_file_without_questions_is_refused(vocabulary: Vocabulary, tmp_path: Path) -> None:
-    (tmp_path / datasets.MT_BENCH).write_text('{"text": "no turns"}\n')
+    (tmp_path / mtbench.FILE).write_text('{"text": "no turns"}\n')
     with pytest.raises(ValueError, match="lines without turns"):
         datasets.mt_bench(Texts(vocabulary, 0, tmp_path), 4)
 
