@@ -40,7 +40,7 @@ from sgl_vllm import compat
 from sgl_vllm.serving import ServerFailed, sigterm_as_interrupt
 
 FILE = Path(__file__).with_name("results") / "counts.json"
-MAX_PROGRAMS = 3
+MAX_PROGRAMS = 2
 COUNTS = (
     "forward_passes",
     "prompt_tokens",
