@@ -419,6 +419,7 @@ def test_ablations_leave_one_thing_out_each() -> None:
     assert "no_jump" not in [one.name for one in plan("no_sharing", "--ablations").variants]
     alone = [(one.plugin_config, one.server_args, one.client) for one in made.variants[2:]]
     assert len({repr(one) for one in alone}) == len(alone)
+    assert all(one.plugin_config["select"] is False for one in made.variants[1:])
 
 
 def test_defaults_are_those_of_the_workload() -> None:
