@@ -172,10 +172,10 @@ def test_a_client_that_goes_leaves_nothing_running(server, http):
 
 def test_single_requests_are_stopped_by_their_ids(server, http):
     wait_until(lambda: num_running(server) == 0)
+    before = server.counters().output_tokens
     requests = [{**complete(**LONG), "id": f"r{i}"} for i in range(4)]
     with http.stream("POST", "/sgl/batch", json={"requests": requests}) as answer:
         wait_until(lambda: num_running(server) == 4)
-        before = server.counters().output_tokens
         stop = {"ids": ["r1", "r2", "r2", "unknown"]}
         assert http.post("/sgl/batch/abort", json=stop).json() == {"aborted": 2}
         assert http.post("/sgl/batch/abort", json=stop).json() == {"aborted": 0}
