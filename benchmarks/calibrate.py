@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import random
 import statistics
 import sys
@@ -30,6 +29,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.cost_model import Batch, CostModel, Fit, Pass, fit
+from benchmarks.in_process import prepare_engine_in_this_process
 from benchmarks.models import resolve_model
 
 DECODE_PASSES = 4
@@ -128,10 +128,7 @@ class PassTimer:
 
 def measure(arguments: argparse.Namespace) -> tuple[list[Pass], str]:
     """The passes of all experiments, and the device's name."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    prepare_engine_in_this_process()
     from vllm import LLM, SamplingParams  # takes seconds: not for --help
     from vllm.platforms import current_platform
 

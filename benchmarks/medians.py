@@ -6,6 +6,7 @@ Pure. A ratio above 1 is better for the plugin, always.
 from __future__ import annotations
 
 import statistics
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -33,15 +34,15 @@ class Round(Protocol[Figures]):
     def figures(self) -> Figures: ...
 
 
-class ByTurns(Generic[Figures, Ratios]):
+class ByTurns(ABC, Generic[Figures, Ratios]):
     """What has rounds of both arms, by turns: `stock[i]` ran just before `sgl[i]`."""
 
     stock: tuple[Round[Figures], ...]
     sgl: tuple[Round[Figures], ...]
 
     @staticmethod
-    def ratios_between(stock: Figures, sgl: Figures) -> Ratios:
-        raise NotImplementedError
+    @abstractmethod
+    def ratios_between(stock: Figures, sgl: Figures) -> Ratios: ...
 
     @property
     def arms(self) -> dict[str, tuple[Round[Figures], ...]]:

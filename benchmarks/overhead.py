@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks.in_process import prepare_engine_in_this_process
 from benchmarks.models import resolve_model
 from sgl_vllm.hooks import PARTS
 
@@ -42,10 +42,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     arguments = parser.parse_args()
 
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    prepare_engine_in_this_process()
     import torch
     from vllm import LLM, SamplingParams
 

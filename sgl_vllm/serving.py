@@ -30,13 +30,6 @@ from sgl_vllm import compat
 GUARD = Path(__file__).with_name("_guard.py")
 
 
-def usable_cores() -> int:
-    """The processor cores that this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 CPU_ARGUMENTS = ("--dtype", "float32", "--enforce-eager", "--distributed-executor-backend", "uni")
 CPU_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -45,8 +38,6 @@ CPU_ENVIRONMENT = {
     # are no more, the server's HTTP process and its client wait, for seconds at worst.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # One core is for the HTTP process, as vLLM has it where it binds threads to cores.
-    "OMP_NUM_THREADS": str(max(1, usable_cores() - 1)),
 }
 QUIET_ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 POLL_S = 0.1
@@ -136,7 +127,10 @@ class VllmServer:
         if plugin_config:
             self.command += ["--plugin-config", json.dumps(plugin_config)]
         self.command += extra_args
-        defaults = QUIET_ENVIRONMENT | (CPU_ENVIRONMENT if on_cpu else {})
+        defaults = dict(QUIET_ENVIRONMENT)
+        if on_cpu:
+            # One core is for the HTTP process, as vLLM has it where it binds threads to cores.
+            defaults |= CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(max(1, usable_cores() - 1))}
         self.environment = {**defaults, **os.environ, **(env or {})}
 
     def __enter__(self) -> VllmServer:
@@ -284,6 +278,13 @@ def sigterm_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def usable_cores() -> int:
+    """The processor cores that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _free_port() -> int:

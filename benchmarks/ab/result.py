@@ -182,7 +182,11 @@ class Comparison(ByTurns[Figures, Ratios]):
 
     @staticmethod
     def ratios_between(stock: Figures, sgl: Figures) -> Ratios:
-        return ratios(stock, sgl)
+        return Ratios(
+            throughput=sgl.throughput_programs_s / stock.throughput_programs_s,
+            latency_p50=stock.latency_p50_s / sgl.latency_p50_s,
+            ttft_p99=stock.ttft_p99_s / sgl.ttft_p99_s,
+        )
 
     @property
     def same_output(self) -> SameOutput:
@@ -302,14 +306,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """The smallest of the values that at least `percent` of them do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
-
-
-def ratios(stock: Figures, sgl: Figures) -> Ratios:
-    return Ratios(
-        throughput=sgl.throughput_programs_s / stock.throughput_programs_s,
-        latency_p50=stock.latency_p50_s / sgl.latency_p50_s,
-        ttft_p99=stock.ttft_p99_s / sgl.ttft_p99_s,
-    )
 
 
 def is_compute_bound(sequences_at_once: int, *, on_cpu: bool) -> bool:

@@ -84,7 +84,11 @@ class DatasetResult(ByTurns[Figures, Ratios]):
 
     @staticmethod
     def ratios_between(stock: Figures, sgl: Figures) -> Ratios:
-        return ratios(stock, sgl)
+        return Ratios(
+            throughput=ratio(stock.throughput_requests_s, sgl.throughput_requests_s, 1),
+            ttft_p99=ratio(stock.ttft_p99_s, sgl.ttft_p99_s, -1),
+            tpot_p50=ratio(stock.tpot_p50_s, sgl.tpot_p50_s, -1),
+        )
 
     def to_mapping(self) -> dict[str, Any]:
         return {
@@ -153,14 +157,6 @@ def joined(said: Mapping[str, Any], counters: Counters) -> Figures:
         prompt_tokens_sent=said["total_input_tokens"],
         output_tokens_sent=said["total_output_tokens"],
         **counted(counters),
-    )
-
-
-def ratios(stock: Figures, sgl: Figures) -> Ratios:
-    return Ratios(
-        throughput=ratio(stock.throughput_requests_s, sgl.throughput_requests_s, 1),
-        ttft_p99=ratio(stock.ttft_p99_s, sgl.ttft_p99_s, -1),
-        tpot_p50=ratio(stock.tpot_p50_s, sgl.tpot_p50_s, -1),
     )
 
 

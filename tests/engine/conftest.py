@@ -9,19 +9,17 @@ from typing import Any
 
 import pytest
 
+from sgl_vllm.serving import CPU_ENVIRONMENT, QUIET_ENVIRONMENT
 from tests.engine.engine import Engine
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
+    **CPU_ENVIRONMENT,
+    **QUIET_ENVIRONMENT,
     "HF_HUB_OFFLINE": "1",
-    "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
     # With more threads, a small model waits for the slowest core all the time. Where PyTorch is
     # loaded already, `Engine` sees to it; for that, vLLM must not bind threads to cores.
     "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 

@@ -119,7 +119,7 @@ def test_the_median_of_what_is_not_known_is_not_known() -> None:
 
 
 def test_a_ratio_above_one_is_better_for_the_plugin() -> None:
-    ratios = result.ratios(stock=figures_of(6.0), sgl=figures_of(3.0))
+    ratios = result.Comparison.ratios_between(figures_of(6.0), figures_of(3.0))
     assert ratios.throughput == ratios.latency_p50 == ratios.ttft_p99 == 2.0
 
 

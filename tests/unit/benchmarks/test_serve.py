@@ -24,7 +24,7 @@ from benchmarks.serve import datasets
 from benchmarks.serve.__main__ import _parser, main, plan_of
 from benchmarks.serve.datasets import DATASETS, MAX_PROMPT_TOKENS, Asked
 from benchmarks.serve.load import LoadSettings, bench_arguments
-from benchmarks.serve.result import Comparison, DatasetResult, Round, joined, ratios
+from benchmarks.serve.result import Comparison, DatasetResult, Round, joined
 from sgl_vllm.serving import Counters
 
 COUNTERS = Counters(
@@ -92,7 +92,7 @@ def test_a_median_count_occurred_and_a_median_time_lies_in_between(
 def test_a_ratio_above_1_is_better_for_the_plugin() -> None:
     stock = a_round(4.0, p99_ttft_ms=300.0, p50_tpot_ms=0.0).figures
     sgl = a_round(6.0, p99_ttft_ms=100.0, p50_tpot_ms=0.0).figures
-    found = ratios(stock, sgl)
+    found = DatasetResult.ratios_between(stock, sgl)
     assert (found.throughput, found.ttft_p99, found.tpot_p50) == (1.5, pytest.approx(3.0), None)
 
 
