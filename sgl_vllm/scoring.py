@@ -7,9 +7,10 @@ server, next to the engine, for the language.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 SCORE_FROM = "sgl_score_from"
 """Key in a request's `extra_args` (HTTP: `vllm_xargs`): the index n >= 1 of the first prompt token
@@ -18,6 +19,7 @@ cache, and has rows for the tokens from n on alone, after the None that vLLM beg
 costs the API process microseconds, and a prompt has thousands. Stock vLLM ignores the key."""
 
 Row = TypeVar("Row")
+Answer = TypeVar("Answer")
 Cost = TypeVar("Cost")
 Cost_co = TypeVar("Cost_co", covariant=True)
 
@@ -98,23 +100,9 @@ async def score(
     Raises NothingToScoreError.
     """
     start = first_scored_position(prefix_ids, full_ids)
-    prefix = list(prefix_ids[:start])
-    costs: list[Cost] = []
     # The first token of a sequence has no log-probability: nothing comes before it.
     scored_from = max(start, 1)
-    rows: list[tuple[float, ...]]
-    next_tokens = [full[start] for full in full_ids if len(full) == start + 1]
-    asked_as_next = None
-    if prefix and len(next_tokens) == len(full_ids):
-        asked_as_next = await model.next_token_logprobs(prefix, next_tokens)
-    if asked_as_next is not None:
-        rows = [(logprob,) for logprob in asked_as_next[0]]
-        costs += asked_as_next[1]
-    else:
-        if warm and len(full_ids) > 1 and prefix:
-            costs.append(await model.warm_ids(prefix))
-        rows, cost = await model.prompt_logprobs(list(full_ids), scored_from)
-        costs.append(cost)
+    rows, costs = await _after(model, list(prefix_ids[:start]), full_ids, warm=warm)
     if any(not logprobs for logprobs in rows):
         raise NothingToScoreError
     alone: list[tuple[float | None, ...] | None] = [None] * len(full_ids)
@@ -131,6 +119,32 @@ async def score(
         for full, logprobs, unconditional_logprobs in zip(full_ids, rows, alone, strict=True)
     )
     return Scored(choices, tuple(costs))
+
+
+async def _after(
+    model: Model[Cost], prefix: list[int], full_ids: Sequence[list[int]], *, warm: bool
+) -> tuple[list[tuple[float, ...]], list[Cost]]:
+    """The log-probabilities of what each of `full_ids` has after the prefix, and the costs."""
+    if prefix and all(len(full) == len(prefix) + 1 for full in full_ids):
+        asked_as_next = await model.next_token_logprobs(prefix, [full[-1] for full in full_ids])
+        if asked_as_next is not None:
+            logprobs, each_cost = asked_as_next
+            return [(logprob,) for logprob in logprobs], list(each_cost)
+    costs: list[Cost] = []
+    if warm and len(full_ids) > 1 and prefix:
+        costs.append(await model.warm_ids(prefix))
+    rows, cost = await model.prompt_logprobs(list(full_ids), max(len(prefix), 1))
+    return rows, [*costs, cost]
+
+
+async def all_answers(requests: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+    """The answers to requests that run at once; the first that fails ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(request) for request in requests]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def scored_rows(rows: Sequence[Row], ids: Sequence[int], start: int) -> Iterator[tuple[Row, int]]:

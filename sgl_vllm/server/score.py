@@ -14,7 +14,6 @@ same by itself, and sends each prompt several times.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,7 +26,7 @@ from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, Tokeni
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
 from sgl_vllm import scoring
-from sgl_vllm.scoring import SCORE_FROM, scored_rows
+from sgl_vllm.scoring import SCORE_FROM, all_answers, scored_rows
 from sgl_vllm.server.batch import complete, counted_as_load, error_answer, handled, parsed
 from sgl_vllm.server.pins import json_object
 
@@ -74,8 +73,8 @@ async def _score(body: dict[str, Any], raw_request: Request) -> Response:
         try:
             asked = parsed(ScoreRequest, body)
             model = _Served(raw_request, asked.model, asked.request_id)
-            prefix_ids, *full_ids = await asyncio.gather(
-                model.tokenize(asked.prompt), *map(model.tokenize, asked.continuations)
+            prefix_ids, *full_ids = await all_answers(
+                [model.tokenize(prompt) for prompt in (asked.prompt, *asked.continuations)]
             )
             scored = await scoring.score(
                 model, prefix_ids, full_ids, unconditional=asked.unconditional, warm=asked.warm
@@ -138,11 +137,11 @@ class _Served:
         config = self.request.app.state.openai_serving_completion.model_config
         if config.logprobs_mode != "raw_logprobs":  # others are of what may be generated
             return None
-        answers = await asyncio.gather(
-            *(
+        answers = await all_answers(
+            [
                 self._run({"prompt": ids, "allowed_token_ids": [token], "logprobs": 0})
                 for token in tokens
-            )
+            ]
         )
         logprobs = [answer.choices[0].logprobs.token_logprobs[0] for answer in answers]
         return logprobs, [_usage(answer) for answer in answers]

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 import sgl_vllm as sgl
+from sgl_vllm.lang.backends.base import TextPrompt
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.serving import VllmServer
 from tests.engine.engine import MODEL
@@ -138,6 +139,18 @@ def test_logprobs_are_told_per_token_and_of_the_prompt(engine):
     meta = state.get_meta_info("more")
     assert len(meta["output_token_logprobs"]) == 2
     assert len(meta["prompt_token_logprobs"]) == state.usage.prompt_tokens - 1  # all from 1 on
+
+
+def test_next_tokens_are_as_likely_as_the_same_in_a_prompt(engine):
+    def answer(coroutine):
+        return background_loop().start(coroutine).result(timeout=60)
+
+    ids = answer(engine.tokenize(TextPrompt(LONG)))
+    tokens = [5, 17, 300]
+    logprobs, costs = answer(engine.next_token_logprobs(ids, tokens))
+    rows, _ = answer(engine.prompt_logprobs([[*ids, token] for token in tokens], len(ids)))
+    assert logprobs == pytest.approx([row[0] for row in rows], abs=1e-3)
+    assert [cost.completion_tokens for cost in costs] == [1, 1, 1]
 
 
 def test_text_is_shown_as_it_comes(engine):

@@ -33,7 +33,7 @@ from sgl_vllm.lang.backends.service import Once
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.ir import Sampling
 from sgl_vllm.lang.loop import background_loop
-from sgl_vllm.scoring import SCORE_FROM, scored_rows
+from sgl_vllm.scoring import SCORE_FROM, all_answers, scored_rows
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -162,7 +162,8 @@ class Engine(OnVLLM):
 
     async def warm(self, prompt: Prompt) -> Usage:
         engine = await self._engine()
-        return await self._warm(engine, await self._render(engine, prompt))
+        output = await self._run(engine, await self._render(engine, prompt), _least())
+        return _usage([output])
 
     async def flush_cache(self) -> None:
         if not await (await self._engine()).reset_prefix_cache():
@@ -209,33 +210,14 @@ class Engine(OnVLLM):
         return list(tokens["prompt_token_ids"])
 
     async def warm_ids(self, ids: list[int]) -> Usage:
-        engine = await self._engine()
-        return await self._warm(engine, await self._ids(engine, ids))
-
-    async def _warm(self, engine: AsyncLLM, rendered: Any) -> Usage:
-        from vllm import SamplingParams
-
-        output = await self._run(engine, rendered, SamplingParams(max_tokens=1, temperature=0.0))
-        return _usage([output])
+        return _usage([await self._run_ids(await self._engine(), ids, _least())])
 
     async def prompt_logprobs(
         self, sequences: list[list[int]], start: int
     ) -> tuple[list[tuple[float, ...]], Usage]:
-        from vllm import SamplingParams
-
         engine = await self._engine()
-        params = SamplingParams(
-            max_tokens=1, temperature=0.0, prompt_logprobs=0, extra_args={SCORE_FROM: start}
-        )
-        try:
-            async with asyncio.TaskGroup() as group:  # one that fails ends the others
-                tasks = [
-                    group.create_task(self._run(engine, await self._ids(engine, ids), params))
-                    for ids in sequences
-                ]
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-        outputs = [task.result() for task in tasks]
+        params = _least(prompt_logprobs=0, extra_args={SCORE_FROM: start})
+        outputs = await all_answers([self._run_ids(engine, ids, params) for ids in sequences])
         rows = [
             tuple(
                 row[token].logprob for row, token in scored_rows(output.prompt_logprobs, ids, start)
@@ -243,6 +225,25 @@ class Engine(OnVLLM):
             for output, ids in zip(outputs, sequences, strict=True)
         ]
         return rows, _usage(outputs)
+
+    async def next_token_logprobs(
+        self, ids: list[int], tokens: list[int]
+    ) -> tuple[list[float], list[Usage]] | None:
+        engine = await self._engine()
+        if engine.model_config.logprobs_mode != "raw_logprobs":
+            return None
+        only = [_least(logprobs=0, allowed_token_ids=[token]) for token in tokens]
+        outputs = await all_answers([self._run_ids(engine, ids, params) for params in only])
+        logprobs = [
+            output.outputs[0].logprobs[0][token].logprob
+            for output, token in zip(outputs, tokens, strict=True)
+        ]
+        return logprobs, [_usage([output]) for output in outputs]
+
+    async def _run_ids(
+        self, engine: AsyncLLM, ids: list[int], params: SamplingParams
+    ) -> RequestOutput:
+        return await self._run(engine, await self._ids(engine, ids), params)
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -422,6 +423,13 @@ def _token_logprob(row: Mapping[int, Any]) -> TokenLogprob:
     chosen = next(iter(row.values()))
     top = tuple((one.decoded_token or "", one.logprob) for one in row.values())
     return TokenLogprob(chosen.decoded_token or "", chosen.logprob, top)
+
+
+def _least(**options: Any) -> SamplingParams:
+    """The least that vLLM generates: for requests that are about their prompt."""
+    from vllm import SamplingParams
+
+    return SamplingParams(max_tokens=1, temperature=0.0, **options)
 
 
 def _usage(outputs: list[RequestOutput]) -> Usage:

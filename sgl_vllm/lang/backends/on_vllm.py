@@ -7,7 +7,6 @@ engine itself in `engine.py`.
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
@@ -55,12 +54,12 @@ class OnVLLM(Backend):
     ) -> tuple[list[tuple[float, ...]], Usage]:
         """The log-probabilities of the tokens from `start` on in each sequence, as one call."""
 
+    @abstractmethod
     async def next_token_logprobs(
         self, ids: list[int], tokens: list[int]
     ) -> tuple[list[float], list[Usage]] | None:
-        """Whether the server's log-probabilities are those of a token that was forced, is not
-        known here."""
-        return None
+        """The log-probability of each of `tokens` right after `ids`, with what each has cost; None
+        where the model's own, before what may be generated is chosen, are not to be had."""
 
     async def ids_of_empty_prompt(self) -> list[int]:
         """What stands for a prompt of no text, which vLLM refuses."""
@@ -75,9 +74,8 @@ class OnVLLM(Backend):
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
     ) -> ScoreAnswer:
-        prefix_ids, *full_ids = await asyncio.gather(
-            self.tokenize(prompt), *(self.tokenize(prompt.extended(c)) for c in choices)
-        )
+        prompts = [prompt, *(prompt.extended(choice) for choice in choices)]
+        prefix_ids, *full_ids = await scoring.all_answers([self.tokenize(p) for p in prompts])
         try:
             scored = await scoring.score(
                 self,

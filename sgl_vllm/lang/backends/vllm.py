@@ -263,6 +263,12 @@ class VLLM(OnVLLM, OpenAIBackend):
         with self.reading():
             return read_usage(answer)
 
+    async def next_token_logprobs(
+        self, ids: list[int], tokens: list[int]
+    ) -> tuple[list[float], list[Usage]] | None:
+        """What kind of log-probabilities the server gives is not known here; its route knows."""
+        return None
+
     async def prompt_logprobs(
         self, sequences: list[list[int]], start: int
     ) -> tuple[list[tuple[float, ...]], Usage]:
