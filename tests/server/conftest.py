@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+import sgl_vllm as sgl
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.serving import VllmServer
 
@@ -36,3 +37,10 @@ def server() -> Iterator[VllmServer]:
 @pytest.fixture(scope="module")
 def client(server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key=API_KEY, max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def stock() -> Iterator[sgl.VLLM]:
+    """Stock vLLM, as a program's backend."""
+    with serve() as running:
+        yield sgl.VLLM(running.url)

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 import sgl_vllm as sgl
-from tests.server.conftest import API_KEY, serve
+from tests.server.conftest import API_KEY
 
 SHOTS = "".join(f"Word: item{i}\nKind: {'thing' if i % 2 else 'name'}\n\n" for i in range(20))
 ENDINGS = [" thing", " name", " number", " place"]
@@ -25,12 +25,6 @@ class City(BaseModel):
 @pytest.fixture(scope="module")
 def plugin(server) -> sgl.VLLM:
     return sgl.VLLM(server.url, api_key=API_KEY)
-
-
-@pytest.fixture(scope="module")
-def stock() -> sgl.VLLM:
-    with serve() as running:
-        yield sgl.VLLM(running.url)
 
 
 @sgl.function

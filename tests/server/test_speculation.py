@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import sgl_vllm as sgl
-from tests.server.conftest import serve
 
 COUNTRIES = ["Peru", "Italy", "Egypt", "Canada", "Brazil", "Spain"]
 
@@ -26,12 +25,6 @@ def card(s, country):
         s += '", "capital": "' + sgl.gen("capital", stop='"', max_tokens=12)
         s += '", "continent": "' + sgl.gen("continent", stop='"', max_tokens=12)
         s += '", "language": "' + sgl.gen("language", stop='"', max_tokens=12) + '"}'
-
-
-@pytest.fixture(scope="module")
-def stock() -> sgl.VLLM:
-    with serve() as running:
-        yield sgl.VLLM(running.url)
 
 
 def variables(state):
