@@ -15,16 +15,9 @@ interrupted: such patterns are compiled in a process of their own, with limits o
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import operator
-import os
 import re._constants as sre  # type: ignore[import-not-found]
 import re._parser as sre_parser  # type: ignore[import-not-found]
-import select
-import struct
-import subprocess
-import sys
 import threading
 import warnings
 from collections import OrderedDict
@@ -36,11 +29,15 @@ import numpy as np
 
 from sgl_vllm.fsm import tables
 from sgl_vllm.fsm.automaton import ByteDfa, TooComplexError
+from sgl_vllm.fsm.worker import GaveUpError, Worker
 
 MAX_PATTERN_CHARS = 50_000
 MAX_STATES = 20_000
 TIMEOUT_S = 2.0
 WORKER_MEMORY_BYTES = 1 << 30
+TOO_COMPLEX, UNSUPPORTED = 1, 2
+"""What the worker answers, if not 0."""
+
 _MAX_REPEAT = 10_000
 _MAX_CACHED = 2_000
 _MAX_CACHED_STATES = 100_000
@@ -273,13 +270,28 @@ def compile_untrusted(rust_regex: str) -> ByteDfa:
         if known is not None:
             _cache.move_to_end(rust_regex)
             return known
-    dfa = _from_bytes(_worker.build(rust_regex))
+    dfa = _from_bytes(_built_elsewhere(rust_regex))
     with _cache_lock:
         _cache[rust_regex] = dfa
         if len(_cache) > _MAX_CACHED or sum(map(_num_states, _cache.values())) > _MAX_CACHED_STATES:
             for _ in range(len(_cache) // 2):
                 _cache.popitem(last=False)
     return dfa
+
+
+_worker = Worker("sgl_vllm.fsm.regex_worker", timeout_s=TIMEOUT_S, memory_bytes=WORKER_MEMORY_BYTES)
+
+
+def _built_elsewhere(rust_regex: str) -> bytes:
+    try:
+        status, answer = _worker.ask(rust_regex.encode())
+    except GaveUpError as error:
+        raise TooComplexError(f"compiling the pattern {error}") from None
+    if status == TOO_COMPLEX:
+        raise TooComplexError(answer.decode())
+    if status == UNSUPPORTED:
+        raise UnsupportedPatternError(answer.decode())
+    return answer
 
 
 _cache: OrderedDict[str, ByteDfa] = OrderedDict()
@@ -336,92 +348,6 @@ def _from_bytes(data: bytes) -> ByteDfa:
     accepting[numbers[2:stop]] = True
     table = numbers[stop + 1 :].reshape(num_states, 256)
     return minimal(ByteDfa(table, accepting, start))
-
-
-class _Worker:
-    """A process that compiles patterns, started with the first one and again after each kill."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        atexit.register(self.stop)
-        os.register_at_fork(after_in_child=self._leave_to_parent)
-
-    def build(self, rust_regex: str) -> bytes:
-        data = rust_regex.encode()
-        with self._lock:
-            process = self._process
-            if process is None or process.poll() is not None:
-                process = self._process = self._start()
-            assert process.stdin is not None and process.stdout is not None
-            try:
-                process.stdin.write(struct.pack("<I", len(data)) + data)
-                process.stdin.flush()
-                status, length = struct.unpack("<BI", self._read(process, 5))
-                answer = self._read(process, length)
-            except (TimeoutError, OSError, EOFError):
-                self.stop()
-                raise TooComplexError(
-                    f"the pattern takes more than {TIMEOUT_S:g} s or "
-                    f"{WORKER_MEMORY_BYTES >> 20} MiB to compile"
-                ) from None
-        if status == 0:
-            return answer
-        kind = TooComplexError if status == 1 else UnsupportedPatternError
-        raise kind(answer.decode())
-
-    def _leave_to_parent(self) -> None:
-        """In a forked child: the process is the parent's; a new one is started when needed."""
-        process, self._process = self._process, None
-        self._lock = threading.Lock()
-        if process is not None:
-            process.returncode = 0  # not ours to wait for
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    stream.close()
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for stream in (self._process.stdin, self._process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
-            self._process = None
-
-    @staticmethod
-    def _start() -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sgl_vllm.fsm.regex_worker", str(WORKER_MEMORY_BYTES)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-        )
-        assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], 30.0)
-        if not ready or process.stdout.read(1) != b"\n":
-            process.kill()
-            process.wait()
-            raise TooComplexError("the process that compiles patterns does not start")
-        return process
-
-    @staticmethod
-    def _read(process: subprocess.Popen[bytes], length: int) -> bytes:
-        assert process.stdout is not None
-        data = bytearray()
-        while len(data) < length:
-            ready, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
-            if not ready:
-                raise TimeoutError
-            piece = process.stdout.read(length - len(data))
-            if not piece:
-                raise EOFError
-            data += piece
-        return bytes(data)
-
-
-_worker = _Worker()
 
 
 # -- algebra ----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.server.conftest import API_KEY
@@ -89,3 +90,15 @@ def test_it_is_answered_in_time_and_others_are_served(http, name):
 def test_what_is_no_utf_8_is_a_400(http):
     body = b'{"model": "demo", "prompt": "Hi", "structured_outputs": {"regex": "\xff\xfe"}}'
     assert http.post("/completions", content=body).status_code == 400
+
+
+def test_nothing_goes_on_taking_memory_after_its_answer(http, server):
+    def resident_bytes() -> int:
+        guard = psutil.Process(server._process.pid)
+        return sum(process.memory_info().rss for process in guard.children(recursive=True))
+
+    assert complete(http, {"choice": ["yes"]}).status_code == 200
+    before = resident_bytes()
+    assert complete(http, {"regex": "(a?)" * 25_001}).status_code in (400, 500)
+    time.sleep(3)
+    assert resident_bytes() < before + (256 << 20)

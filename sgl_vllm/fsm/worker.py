@@ -1,0 +1,156 @@
+"""A process that answers one question at a time, within limits of time and memory.
+
+Owns both ends: whoever asks (`Worker`) and the process (`serve`). For compilers in C++ or Rust,
+which cannot be interrupted and take the memory that they want: a hostile format costs a process
+that nobody misses, and not the engine. Knows nothing of what is asked.
+
+    asks     length (u32), question
+    answers  status (u8), length (u32), answer     status 0 if all is well, else the module's own
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import resource
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+START_TIMEOUT_S = 60.0
+MARGIN_S = 10
+"""So much later than its asker would, the process ends itself: it may be alone by then."""
+
+
+class GaveUpError(Exception):
+    """The process did not start, or the answer would have taken more than was allowed."""
+
+
+class Worker:
+    """The process that runs a module which calls `serve`. Started with the first question, and
+    again after each kill; gone when this process is.
+
+    Args:
+        module: its name.
+        timeout_s: for an answer.
+        memory_bytes: of addresses, above what the process has once it is ready.
+        opening: the first question to a new process; for what all others need.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        timeout_s: float,
+        memory_bytes: int,
+        opening: Callable[[], bytes] | None = None,
+    ) -> None:
+        self.timeout_s = timeout_s
+        self._memory_bytes = memory_bytes
+        limits = [str(memory_bytes), str(int(timeout_s) + MARGIN_S)]
+        self._command = [sys.executable, "-m", module, *limits]
+        self._opening = opening
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.stop)
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+
+    def ask(self, question: bytes) -> tuple[int, bytes]:
+        """The status and the answer. Raises GaveUpError; the next question starts a new process."""
+        if not self._lock.acquire(timeout=2 * self.timeout_s):
+            raise GaveUpError("has to wait for others, which take too long")
+        try:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            try:
+                return self._exchange(question)
+            except (TimeoutError, OSError, EOFError):
+                self.stop()
+                raise GaveUpError(
+                    f"takes more than {self.timeout_s:g} s or {self._memory_bytes >> 20} MiB"
+                ) from None
+        finally:
+            self._lock.release()
+
+    def stop(self) -> None:
+        """End the process; the next question starts another."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            _close(process)
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        try:
+            self._read(1, START_TIMEOUT_S)
+            if self._opening is not None:
+                self._exchange(self._opening())
+        except (TimeoutError, OSError, EOFError):
+            self.stop()
+            raise GaveUpError("has no process to run in: it does not start") from None
+
+    def _exchange(self, question: bytes) -> tuple[int, bytes]:
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(struct.pack("<I", len(question)) + question)
+        status, length = struct.unpack("<BI", self._read(5, self.timeout_s))
+        return status, self._read(length, self.timeout_s)
+
+    def _read(self, length: int, timeout_s: float) -> bytes:
+        assert self._process is not None and self._process.stdout is not None
+        data = bytearray()
+        while len(data) < length:
+            ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
+            if not ready:
+                raise TimeoutError
+            piece = self._process.stdout.read(length - len(data))
+            if not piece:
+                raise EOFError
+            data += piece
+        return bytes(data)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the process is the parent's; a new one is started when needed."""
+        process, self._process = self._process, None
+        self._lock = threading.Lock()
+        if process is not None:
+            process.returncode = 0  # not ours to wait for
+            _close(process)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+def serve(answer: Callable[[bytes], tuple[int, bytes]]) -> None:
+    """The process' side, once all it needs is imported: answers until its input ends."""
+    memory_bytes, alarm_s = int(sys.argv[1]), int(sys.argv[2])
+    limit = _address_space_bytes() + memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    sink.write(b"\n")
+    sink.flush()
+    while header := source.read(4):
+        question = source.read(struct.unpack("<I", header)[0])
+        signal.alarm(alarm_s)
+        status, text = answer(question)
+        signal.alarm(0)
+        sink.write(struct.pack("<BI", status, len(text)) + text)
+        sink.flush()
+
+
+def _address_space_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()

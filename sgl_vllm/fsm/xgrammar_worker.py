@@ -1,0 +1,38 @@
+"""Compiles with xgrammar in a process of its own (`worker.py`), to see that it comes to an end.
+
+The first question is the vocabulary, as xgrammar writes it; each other is a list of calls of its
+compiler, `[[method, argument, options], ...]`, of which only the end is answered: what is wrong
+with a format is said by whoever compiles it next.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import xgrammar
+
+from sgl_vllm.fsm.worker import serve
+
+NUM_THREADS = 4
+_compilers: list[xgrammar.GrammarCompiler] = []
+
+
+def answer(question: bytes) -> tuple[int, bytes]:
+    if not _compilers:
+        vocabulary = xgrammar.TokenizerInfo.deserialize_json(question.decode())
+        _compilers.append(
+            xgrammar.GrammarCompiler(vocabulary, max_threads=NUM_THREADS, cache_enabled=False)
+        )
+        return 0, b""
+    try:
+        for method, argument, options in json.loads(question):
+            getattr(_compilers[0], method)(argument, **options)
+    except Exception as error:
+        if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+            sys.exit(1)  # whoever asked sees that the process has ended
+    return 0, b""
+
+
+if __name__ == "__main__":
+    serve(answer)
