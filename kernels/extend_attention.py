@@ -144,6 +144,11 @@ def extend_attention(
     return out
 
 
+def chosen_tile() -> dict[str, int]:
+    """The `tile_rows` and `tile_keys` of the last call."""
+    return {name.lower(): size for name, size in _extend_kernel.best_config.kwargs.items()}
+
+
 _LOG2_E = 1.4426950408889634
 _LN_2 = tl.constexpr(0.6931471805599453)
 
