@@ -48,12 +48,15 @@ def extend_attention(
     Everything is on one device, of one of bfloat16, float16 and float32, and has any strides but
     in its last dimension, which is contiguous. Sums are taken in float32. Nothing waits for the
     device, so what only the device knows is not checked: lengths and block numbers must be right.
+    No sliding window, soft cap, ALiBi, or quantised cache.
 
     Cost, in bytes: the least is each new token's query, key, value and result once and each cached
     key and value of a prefix once. This reads the keys and values anew for each tile of a request's
     queries, `ceil(num_new * num_heads / num_kv_heads / TILE_ROWS)` times, after the first mostly
     from the L2 cache, as the tiles of one request and KV head run side by side. A single request
-    with few new tokens on a long prefix has few tiles: keys are not split over programs.
+    with few new tokens on a long prefix has few tiles: keys are not split over programs. The first
+    call of a kind (heads to a KV head, head size, block size, type, one of four classes of length)
+    compiles and tries tiles of several sizes on the GPU, which takes seconds.
 
     Args:
         query: [num_new_tokens, num_heads, head_size], the requests one after the other. head_size
@@ -232,14 +235,11 @@ def _configs() -> list[triton.Config]:
             {"TILE_ROWS": rows, "TILE_KEYS": keys}, num_warps=num_warps, num_stages=num_stages
         )
         for rows, keys, num_warps in (
-            (16, 32, 2),
             (16, 64, 4),
             (16, 128, 4),
             (64, 32, 4),
             (64, 64, 4),
             (64, 128, 4),
-            (128, 32, 4),
-            (128, 64, 4),
             (128, 64, 8),
             (128, 128, 8),
         )

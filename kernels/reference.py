@@ -33,23 +33,18 @@ def extend_attention(
         num_new = new.stop - new.start
         blocks = block_table[request, : -(-prefix_len // block_size)].long()
 
-        def whole(
-            cache: torch.Tensor,
-            tensor: torch.Tensor,
-            blocks: torch.Tensor = blocks,
-            prefix_len: int = prefix_len,
-            new: slice = new,
-        ) -> torch.Tensor:
-            prefix = cache[blocks].flatten(0, 1)[:prefix_len]
-            heads = torch.cat([prefix, tensor[new]]).float()
-            return heads.repeat_interleave(num_heads // num_kv_heads, dim=1)
-
-        scores = torch.einsum("qhd,khd->hqk", query[new].float(), whole(key_cache, key)) * scale
+        keys, values = (
+            torch.cat([cache[blocks].flatten(0, 1)[:prefix_len], tensor[new]])
+            .float()
+            .repeat_interleave(num_heads // num_kv_heads, dim=1)
+            for cache, tensor in ((key_cache, key), (value_cache, value))
+        )
+        scores = torch.einsum("qhd,khd->hqk", query[new].float(), keys) * scale
         position = torch.arange(prefix_len + num_new, device=query.device)
         is_unseen = position[None, :] > position[prefix_len:, None]
         scores = scores.masked_fill(is_unseen, float("-inf"))
         weights = scores.softmax(dim=-1)
-        out[new] = torch.einsum("hqk,khd->qhd", weights, whole(value_cache, value))
+        out[new] = torch.einsum("hqk,khd->qhd", weights, values)
         lse[:, new] = scores.logsumexp(dim=-1)
     return out, lse
 

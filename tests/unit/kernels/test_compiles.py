@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("triton")
+
 import triton
 import triton.language as tl
 from sgl_vllm.kernels.extend_attention import _extend_kernel
