@@ -13,11 +13,12 @@ pytest.importorskip("triton")
 
 import triton
 import triton.language as tl
-from sgl_vllm.kernels.extend_attention import _extend_kernel
-from sgl_vllm.kernels.slot_copy import _slot_copy_kernel
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
+
+from sgl_vllm.kernels.extend_attention import _extend_kernel
+from sgl_vllm.kernels.slot_copy import _slot_copy_kernel
 
 AMPERE, HOPPER = 80, 90
 SHARED_BYTES = {AMPERE: 163 * 1024, HOPPER: 227 * 1024}

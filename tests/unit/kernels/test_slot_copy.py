@@ -8,6 +8,7 @@ from math import prod
 
 import pytest
 import torch
+
 from sgl_vllm.kernels import reference
 from sgl_vllm.kernels.slot_copy import SlotCopier
 
