@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+
 from sgl_vllm.kernels import reference
-from sgl_vllm.kernels.extend_attention import extend_attention
+from sgl_vllm.kernels.extend_attention import _extend_kernel, extend_attention
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
@@ -108,6 +110,14 @@ MIXED = ((21, 5), (0, 9), (40, 0), (3, 1), (0, 0), (16, 17), (33, 1))
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_ragged_requests_of_every_type_and_layout(dtype: torch.dtype, layout: str) -> None:
     check(Shape(MIXED, dtype=dtype, layout=layout))
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(16, 64), (64, 16), (128, 32)])
+def test_tiles_of_other_sizes(rows: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on GPUs: the interpreter's own tile is small, and as long as wide."""
+    tile = triton.Config({"TILE_ROWS": rows, "TILE_KEYS": keys})
+    monkeypatch.setattr(_extend_kernel, "configs", [tile])
+    check(Shape(((70, 40), *MIXED), num_heads=3, num_kv_heads=1))
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (3, 3), (6, 2), (7, 1), (20, 1)])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from sgl_vllm.kernels import reference, slot_copy
 
+from sgl_vllm.kernels import reference, slot_copy
 from sgl_vllm.radix.slot_copies import slots_to_copy, use_in_worker
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 6
@@ -18,10 +18,12 @@ BLOCK_SIZE, NUM_BLOCKS = 4, 6
 class Runner:
     """What of vLLM's model runners is used. Its own update copies whole blocks."""
 
-    def __init__(self, slots: int = BLOCK_SIZE) -> None:
+    def __init__(self, slots: int = BLOCK_SIZE, order: Sequence[int] = (0, 1, 2, 3, 4)) -> None:
+        """`order` in memory of layers, blocks, heads, slots and content."""
         generator = torch.Generator().manual_seed(0)
-        shape = (NUM_BLOCKS * BLOCK_SIZE // slots, 2, slots, 8)
-        self.kv_caches = [torch.randn(shape, generator=generator) for _ in range(3)]
+        sizes = (3, NUM_BLOCKS * BLOCK_SIZE // slots, 2, slots, 8)
+        whole = torch.randn([sizes[axis] for axis in order], generator=generator)
+        self.kv_caches = list(whole.permute([order.index(axis) for axis in range(5)]))
         self.kv_cache_config = SimpleNamespace(num_blocks=NUM_BLOCKS)
         self.copied: list[Any] = []
 
@@ -73,9 +75,13 @@ def test_a_copy_that_no_starting_request_owns_has_all_slots() -> None:
 
 
 @pytest.mark.parametrize("kind", [RunnerV1, RunnerV2])
-@pytest.mark.parametrize("slots", [4, 2])
-def test_both_runners_copy_the_matched_slots_alone(kind: type[Runner], slots: int) -> None:
-    runner = kind(slots)
+@pytest.mark.parametrize(
+    ("slots", "order"), [(4, (0, 1, 2, 3, 4)), (4, (1, 0, 3, 2, 4)), (2, (0, 1, 3, 2, 4))]
+)
+def test_both_runners_copy_the_matched_slots_alone(
+    kind: type[Runner], slots: int, order: Sequence[int]
+) -> None:
+    runner = kind(slots, order)
     before = [cache.clone() for cache in runner.kv_caches]
     assert use_in_worker(SimpleNamespace(model_runner=runner), BLOCK_SIZE) is None
     assert all(map(torch.equal, runner.kv_caches, before)), "the trial has left something"
