@@ -204,7 +204,8 @@ def find_tree(block_table: Ints, num_full_blocks: Ints) -> PrefixTree:
     width = int(full.max())
     keys = np.ascontiguousarray(block_table[sharing, :width], dtype=np.int32)
     # What is not full must not come between rows that share more.
-    keys[np.arange(width) >= full[:, None]] = -1
+    fewest = int(full.min())
+    keys[:, fewest:][np.arange(fewest, width) >= full[:, None]] = -1
     by_blocks = np.argsort(keys.view(f"V{keys.itemsize * width}").ravel(), kind="stable")
     keys, full = keys[by_blocks], full[by_blocks]
     differs = keys[1:] != keys[:-1]
