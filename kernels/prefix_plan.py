@@ -381,6 +381,8 @@ class Plan:
         num_wide_items: the first items.
         wide_rows, narrow_rows: of a tile, a power of two from NARROW_ROWS on.
         num_segments: of levels, without tails.
+        shared_blocks: [num_requests] int32, the leading blocks of each that are in such a segment:
+            the plan is right for every block table that agrees with its own in these.
         shape: that it is made for.
     """
 
@@ -392,6 +394,7 @@ class Plan:
     wide_rows: int
     narrow_rows: int
     num_segments: int
+    shared_blocks: NDArray[np.int32]
     shape: AttentionShape = field(repr=False)
 
     @property
@@ -516,6 +519,8 @@ def _plan_of(tree: PrefixTree, seq_lens: Ints, shape: AttentionShape, costs: Cos
     tiles = _Tiles.of(shape, costs)
     chosen, tail_block = _choose(tree, shape, costs)
     num_requests = len(tree.order)
+    shared_blocks = np.zeros(num_requests, dtype=np.int32)
+    shared_blocks[tree.order] = tail_block
     tails = _Segments(
         np.arange(num_requests),
         np.ones(num_requests, dtype=np.int64),
@@ -553,6 +558,7 @@ def _plan_of(tree: PrefixTree, seq_lens: Ints, shape: AttentionShape, costs: Cos
         wide_rows=wide_rows,
         narrow_rows=narrow_rows,
         num_segments=len(shared.first),
+        shared_blocks=shared_blocks,
         shape=shape,
     )
 

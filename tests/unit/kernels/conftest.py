@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 VARIABLE = "TRITON_INTERPRET"
 IS_INTERPRETING = os.environ.get(VARIABLE) == "1"
 COMPILED = ("test_compiles.py", "test_prefix_compiles.py")
-PURE = ("test_prefix_plan.py",)
+PURE = ("test_attention_backend.py", "test_decode_step.py", "test_prefix_plan.py")
 
 
 class InInterpreter(pytest.File):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sgl_vllm.kernels import decode_step, reference_decode
 from sgl_vllm.kernels import prefix_plan as pp
-from sgl_vllm.kernels import reference_decode
 from sgl_vllm.kernels.prefix_attention import DevicePlan, prefix_decode_attention
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -255,6 +255,35 @@ def test_a_request_that_is_shorter_than_planned_is_right() -> None:
     batch = batch_of(TWO_LEVELS, LENGTHS)
     shorter = torch.tensor([63, 65, 20, 33, 0, 1], dtype=torch.int32)
     assert_right(batch._replace(seq_lens=shorter), plan_of(batch))
+
+
+# -- as an engine calls it
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_attend_reads_vllms_cache_and_leaves_padding_alone(layout: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    num_tokens, num_rows = 5, 3
+    block_table = torch.tensor([[4, 1, 2], [4, 1, 3], [0, 0, 0]], dtype=torch.int32)
+    seq_lens = torch.tensor([40, 35, 0], dtype=torch.int32)
+    if layout == "HND":
+        kv_cache = torch.randn(5, 1, 16, 64, generator=generator)
+    else:
+        kv_cache = torch.randn(5, 16, 1, 64, generator=generator).transpose(1, 2)
+    query = torch.randn(num_tokens, 4, 32, generator=generator)
+    output = torch.full_like(query, 7.0)
+    dear = pp.AttentionShape(4, 1, 32, 256, 16)
+    plan = pp.build_plan(block_table[:2].numpy(), seq_lens[:2].numpy(), dear, SPLITS)
+    assert plan.num_segments == 1
+    decode_step.attend(
+        query, kv_cache, block_table, seq_lens, DevicePlan.upload(plan, "cpu"), 0.3, output
+    )
+    caches = kv_cache.transpose(1, 2).split(32, dim=-1)
+    expected = reference_decode.decode_attention(
+        query[:num_rows], *caches, block_table, seq_lens, scale=0.3
+    )
+    torch.testing.assert_close(output[:2], expected[:2], atol=2e-6, rtol=0)
+    assert (output[2:] == 7.0).all()
 
 
 # -- wrong arguments
