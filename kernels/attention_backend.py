@@ -22,6 +22,9 @@ that starts with vLLM's `build` of FlashAttention, the second model runner, CUDA
 - *CUDA graphs.* A plan's number of programs changes, so the backend supports no full graphs, and
   vLLM falls back to piecewise ones, in which attention runs by itself. Whether groups win back what
   full graphs save is for a GPU to say; without shared prefixes they cannot.
+- *First steps.* Tile sizes are tuned when a size of group first comes (up to four sizes, seconds
+  each, kept by Triton only with TRITON_CACHE_AUTOTUNING=1), and partial results are allocated then,
+  some 10 to 30 MB, after vLLM has measured its memory: both are to be warmed up before this serves.
 - *Batch invariance* (VLLM_BATCH_INVARIANT) turns groups off: sums depend on who shares. Without it
   results differ from FlashAttention's by rounding, as they do between its own split counts.
 """

@@ -2,7 +2,7 @@
 
 `triton.jit` reads TRITON_INTERPRET when it decorates, and triton decorates its own library when it
 is imported. Another test of this process may have imported it by then, and what vLLM decorates
-afterwards must not be interpreted. `test_compiles.py` wants the compiler instead.
+afterwards must not be interpreted. What wants the compiler instead, or no Triton, is named below.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class InInterpreter(pytest.File):
 
 class Run(pytest.Item):
     def runtest(self) -> None:
+        pytest.importorskip("triton", reason="there is no Triton for this machine")
         effort = {"OMP_NUM_THREADS": "1", **os.environ, VARIABLE: "1"}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(self.path)]
         done = subprocess.run(command, cwd=ROOT, env=effort, capture_output=True, text=True)
@@ -64,10 +65,11 @@ else:
 
 
 def _import_from_the_checkout() -> None:
-    """`sgl_vllm.kernels` is a name that only an installation gives to the folder."""
-    name = "sgl_vllm.kernels"
-    if importlib.util.find_spec(name) is None:
-        folder = ROOT / "kernels"
+    """Only an installation gives the folder its name `sgl_vllm.kernels`; and the one that is
+    installed may be another checkout's."""
+    name, folder = "sgl_vllm.kernels", ROOT / "kernels"
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin != str(folder / "__init__.py"):
         spec = importlib.util.spec_from_file_location(
             name, folder / "__init__.py", submodule_search_locations=[str(folder)]
         )

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("triton")
+
 import torch
+from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
+from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.worker.block_table import BlockTable
+from vllm.v1.worker.gpu.block_table import BlockTables
+
 from sgl_vllm.kernels import attention_backend, prefix_plan
 from sgl_vllm.kernels.attention_backend import (
     PrefixGroupedBackend,
@@ -18,11 +27,6 @@ from sgl_vllm.kernels.attention_backend import (
 )
 from sgl_vllm.kernels.decode_step import Planner
 from sgl_vllm.kernels.prefix_attention import DevicePlan
-from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
-from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
-from vllm.v1.worker.block_table import BlockTable
-from vllm.v1.worker.gpu.block_table import BlockTables
 
 SHAPE = prefix_plan.AttentionShape(4, 2, 32, 2, 16)
 

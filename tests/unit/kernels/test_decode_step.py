@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sgl_vllm.kernels import decode_step, prefix_plan
 from sgl_vllm.kernels.decode_step import HostRows, Layer, Planner, num_decodes
 

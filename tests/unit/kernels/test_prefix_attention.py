@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from sgl_vllm.kernels import decode_step, reference_decode
 from sgl_vllm.kernels import prefix_plan as pp
 from sgl_vllm.kernels.prefix_attention import DevicePlan, prefix_decode_attention

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("triton")
+
 import triton
-from sgl_vllm.kernels import prefix_attention
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
+
+from sgl_vllm.kernels import prefix_attention
 
 AMPERE, HOPPER = 80, 90
 SHARED_BYTES = {AMPERE: 163 * 1024, HOPPER: 227 * 1024}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+
 from sgl_vllm.kernels import prefix_plan as pp
 
 SHAPE = pp.AttentionShape(
