@@ -2,7 +2,7 @@
 
 `triton.jit` reads TRITON_INTERPRET when it decorates, and triton decorates its own library when it
 is imported. Another test of this process may have imported it by then, and what vLLM decorates
-afterwards must not be interpreted. `test_compiles.py` wants the compiler instead.
+afterwards must not be interpreted. What wants the compiler instead, or no Triton, is named below.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import sgl_vllm
 ROOT = Path(__file__).parents[3]
 VARIABLE = "TRITON_INTERPRET"
 IS_INTERPRETING = os.environ.get(VARIABLE) == "1"
-COMPILED = "test_compiles.py"
+COMPILED = ("test_compiles.py", "test_prefix_compiles.py")
+PURE = ("test_attention_backend.py", "test_decode_step.py", "test_prefix_plan.py")
 
 
 class InInterpreter(pytest.File):
@@ -34,9 +35,9 @@ class InInterpreter(pytest.File):
 class Run(pytest.Item):
     def runtest(self) -> None:
         pytest.importorskip("triton", reason="there is no Triton for this machine")
-        effort = {"OMP_NUM_THREADS": "1", **os.environ, VARIABLE: "1"}
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, VARIABLE: "1"}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(self.path)]
-        done = subprocess.run(command, cwd=ROOT, env=effort, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise Failed(done.stdout + done.stderr)
 
@@ -52,13 +53,13 @@ class Failed(Exception):
 
 
 if IS_INTERPRETING:
-    collect_ignore = [COMPILED]
+    collect_ignore = list(COMPILED)
 else:
 
     def pytest_pycollect_makemodule(
         module_path: Path, parent: pytest.Collector
     ) -> InInterpreter | None:
-        if module_path.name == COMPILED:
+        if module_path.name in COMPILED + PURE:
             return None
         return InInterpreter.from_parent(parent, path=module_path)
 
