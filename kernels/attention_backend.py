@@ -8,8 +8,8 @@ of the kind: its cascade attention is gone, and `common_prefix_len` is always 0.
     vllm serve MODEL --attention-backend CUSTOM
 
 **Has not run on a GPU, nor in an engine.** Tested on the CPU: when it applies, the plan from a
-batch's metadata, and `forward` with such metadata in Triton's interpreter. Not tested: anything
-that starts with vLLM's `build` of FlashAttention, the second model runner, CUDA graphs, times.
+batch's metadata, and whose `forward` is called with what. Not tested: anything that starts with
+vLLM's `build` of FlashAttention, the second model runner, CUDA graphs, times.
 
 - *CPU cost, no wait for the GPU.* A plan is made from the block table as the runner wrote it on the
   CPU and the lengths that it knows there (upper bounds under asynchronous speculation: the kernel

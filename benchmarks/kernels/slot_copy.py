@@ -1,7 +1,5 @@
 """The slot copy against vLLM's copy of whole blocks, before a forward pass.
 
-    python -m benchmarks.kernels_copy [--json FILE]
-
 A case is so many radix hits inside a block in one step: each has a block to copy from, one to copy
 to, and 1 to `block size - 1` matched slots. *least* is what has to be read and written: the matched
 slots, once each. *stock* is vLLM's `copy_kv_cache_blocks_inplace`: whole blocks, into a temporary
@@ -17,7 +15,6 @@ difference from the reference in plain PyTorch, and has to be 0.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -27,8 +24,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from benchmarks import kernels_device
-from benchmarks.kernels_device import milliseconds, number
+from benchmarks.kernels.device import milliseconds, number, table
 
 MAX_WORDS = 1 << 22
 """Random numbers are made in pieces of so many."""
@@ -172,10 +168,6 @@ def _times(
     }
 
 
-def measure_all(has_cuda: bool) -> list[dict[str, Any]]:
-    return [measure(case, has_cuda) for case in CASES]
-
-
 def show(rows: Sequence[dict[str, Any]]) -> Table:
     columns = (
         "case",
@@ -204,13 +196,4 @@ def show(rows: Sequence[dict[str, Any]]) -> Table:
         ]
         for row in rows
     ]
-    return kernels_device.table(columns, cells)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
-    return kernels_device.run_command("benchmarks.kernels_copy", __doc__, measure_all, show, argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return table(columns, cells)

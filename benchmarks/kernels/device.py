@@ -1,20 +1,13 @@
-"""What the kernels' benchmarks have in common: the device, times on it, the command's frame."""
+"""What the kernels' benchmarks have in common: the device, times on it, tables."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
-
-from benchmarks.command import check_folders, versions
 
 NO_CUDA = (
     "Times need a CUDA device, and there is none here: below are the bytes of each case, counted, "
@@ -60,39 +53,3 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 def number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
-
-
-def run_command(
-    module: str,
-    explanation: str | None,
-    measure_all: Callable[[bool], list[dict[str, Any]]],
-    show: Callable[[Sequence[dict[str, Any]]], Table],
-    argv: Sequence[str] | None,
-) -> int:
-    """Parse, measure, print, write. `measure_all` is told whether there is CUDA."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {module}",
-        description=explanation,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
-    arguments = parser.parse_args(argv)
-    try:
-        check_folders(json=arguments.json, data=None)
-    except ValueError as error:
-        parser.error(str(error))
-    has_cuda = prepare()
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = WIDTH_OF_FILES
-    console.print(torch.cuda.get_device_name() if has_cuda else NO_CUDA)
-    rows = measure_all(has_cuda)
-    console.print(show(rows))
-    if arguments.json:
-        content = {
-            "device": torch.cuda.get_device_name() if has_cuda else None,
-            "versions": versions("torch", "triton"),
-            "rows": rows,
-        }
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
-    return 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.kernels_prefix import CASES, Case, distinct_tokens, tables_of
+from benchmarks.kernels.prefix_decode import CASES, Case, distinct_tokens, tables_of
 
 TWO_LEVELS = Case(12, ((64, 1), (40, 3)), own_tokens=30)
 

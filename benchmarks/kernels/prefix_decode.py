@@ -1,7 +1,5 @@
 """Prefix-grouped decode against vLLM's FlashAttention, which reads a shared prefix per request.
 
-    python -m benchmarks.kernels_prefix [--json FILE]
-
 A case is one layer of a decode step: so many requests with one query token each, the tokens that
 groups of them share, level by level, and the tokens of their own. *least* is what has to be moved:
 the KV of each distinct token, each query and each result, once; *one by one / least* is what stock
@@ -19,7 +17,6 @@ reference in plain PyTorch, over up to 8 requests, *stock off* FlashAttention's.
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +28,7 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from benchmarks import kernels_device
-from benchmarks.kernels_device import milliseconds, number
+from benchmarks.kernels.device import milliseconds, number, table
 
 PLANS_TIMED = 7
 REQUESTS_COMPARED = 8
@@ -146,7 +142,7 @@ def distinct_tokens(table: np.ndarray, lengths: np.ndarray, block_size: int) -> 
     return int(most.sum())
 
 
-def prefix_decode(case: Case, has_cuda: bool) -> dict[str, Any]:
+def measure(case: Case, has_cuda: bool) -> dict[str, Any]:
     """One case: its bytes, how far off its results are, and with CUDA its times and stock's."""
     from sgl_vllm.kernels import prefix_plan
     from sgl_vllm.kernels.prefix_attention import DevicePlan, prefix_decode_attention
@@ -245,10 +241,6 @@ def _stock(
 # -- the command
 
 
-def measure_all(has_cuda: bool) -> list[dict[str, Any]]:
-    return [prefix_decode(case, has_cuda) for case in CASES]
-
-
 def show(rows: Sequence[dict[str, Any]]) -> Table:
     columns = (
         "shared + own tokens",
@@ -281,13 +273,4 @@ def show(rows: Sequence[dict[str, Any]]) -> Table:
         ]
         for row in rows
     ]
-    return kernels_device.table(columns, cells)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
-    return kernels_device.run_command("benchmarks.kernels_prefix", __doc__, measure_all, show, argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return table(columns, cells)

@@ -1,7 +1,5 @@
 """Extend attention against vLLM's FlashAttention, which does the same over its paged cache.
 
-    python -m benchmarks.kernels_extend [--json FILE]
-
 A case is one layer of a step: so many requests, each with a cached prefix and new tokens. *least*
 is what has to be moved: each new token's query, key, value and result, and each cached key and
 value, once. *kernel / least* counts every read that a program asks for, tile by tile (of 128 rows
@@ -15,7 +13,6 @@ from the reference in plain PyTorch, *stock off* FlashAttention's.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,8 +21,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from benchmarks import kernels_device
-from benchmarks.kernels_device import milliseconds, number
+from benchmarks.kernels.device import milliseconds, number, table
 
 ASSUMED_TILE_ROWS = 128
 
@@ -194,10 +190,6 @@ def _stock(
     )
 
 
-def measure_all(has_cuda: bool) -> list[dict[str, Any]]:
-    return [measure(case, has_cuda) for case in CASES]
-
-
 def show(rows: Sequence[dict[str, Any]]) -> Table:
     columns = (
         "case",
@@ -226,13 +218,4 @@ def show(rows: Sequence[dict[str, Any]]) -> Table:
         ]
         for row in rows
     ]
-    return kernels_device.table(columns, cells)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
-    return kernels_device.run_command("benchmarks.kernels_extend", __doc__, measure_all, show, argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return table(columns, cells)
