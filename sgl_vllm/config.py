@@ -48,6 +48,8 @@ class Options:
             or priority (what only unimportant requests used goes first).
         radix_ttl_s: forget what nobody has used for so many seconds; 0 for never.
         radix_pin_share: at most this share of the cache can be pinned (0 to 1).
+        radix_slot_copy: on a GPU, a hit inside a block copies its matched slots by one kernel for
+            all layers, not the whole block layer by layer.
         tree_text: show the text of cached prompts at `/v1/sgl/tree`, but of no tenant with a
             `cache_salt`. Everyone with the server's API key can read it then.
         schedule_policy: lpm (longest cached prefix first), dfs-weight (depth first over the tree,
@@ -77,6 +79,7 @@ class Options:
     radix_policy: str = "lru"
     radix_ttl_s: float = 0.0
     radix_pin_share: float = 0.25
+    radix_slot_copy: bool = False
     tree_text: bool = False
     schedule_policy: str = "lpm"
     schedule_max_passes: int = 1000

@@ -7,8 +7,8 @@ Only then is the engine's resolved configuration given our scheduler.
 
 Patched, each by wrapping and calling the original: `EngineArgs.add_cli_args`, `.from_cli_args`,
 `.create_engine_config`, and `EngineCore.__init__`, after which our scheduler may say that nobody
-needs block hashes. Added: `EngineCore.sgl_vllm_call`, the way of the server's routes to the
-scheduler. Without being named, the wrappers change nothing.
+needs block hashes, and may change how its workers copy. Added: `EngineCore.sgl_vllm_call`, the way
+of the server's routes to the scheduler. Without being named, the wrappers change nothing.
 """
 
 from __future__ import annotations
@@ -134,6 +134,9 @@ def _wrap_engine_core(engine_core: Any) -> None:
         choose = getattr(self.scheduler, "sgl_vllm_block_hasher", None)
         if choose is not None and hasattr(self, "request_block_hasher"):
             self.request_block_hasher = choose(self.request_block_hasher)
+        prepare = getattr(self.scheduler, "sgl_vllm_prepare_workers", None)
+        if prepare is not None:
+            prepare(self.model_executor.collective_rpc)
 
     engine_core.__init__ = __init__
 

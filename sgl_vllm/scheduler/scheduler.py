@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,6 +32,7 @@ from sgl_vllm.fsm.backend import GrammarExecutor, SglBackend, bytes_of_tokens
 from sgl_vllm.fsm.schema import Reading
 from sgl_vllm.hooks import PARTS, missing_hooks
 from sgl_vllm.radix import manager as radix_manager
+from sgl_vllm.radix import slot_copies
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.jump import JumpForward
@@ -417,6 +418,17 @@ class SglSchedulerMixin(Scheduler):
                 for pin_id, pin in pins.items()
             ]
         }
+
+    def sgl_vllm_prepare_workers(self, collective_rpc: Callable[..., list[str | None]]) -> None:
+        """Once the workers have their caches: let them copy slots, if that was asked for."""
+        if self._radix is None or not self._options.radix_slot_copy:
+            return
+        reasons: Collection[str | None] = ["it needs a GPU"]
+        if self.vllm_config.device_config.device_type == "cuda":
+            block_size = self._radix.block_size
+            reasons = collective_rpc(slot_copies.use_in_worker, args=(block_size,))
+        for reason in {*reasons} - {None}:
+            logger.warning("sgl-vllm: radix_slot_copy has no effect: %s", reason)
 
     def sgl_vllm_block_hasher(self, stock: BlockHasher | None) -> BlockHasher | None:
         """What hashes the blocks of new requests: nothing, as long as only the tree is asked."""

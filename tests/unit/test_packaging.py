@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -100,7 +102,8 @@ def test_one_registry_address_in_the_project() -> None:
 
 
 def test_importing_the_client_imports_neither_vllm_nor_torch() -> None:
-    check = "import sgl_vllm, sys; print(sorted({'vllm', 'torch', 'numpy'} & set(sys.modules)))"
+    heavy = "{'vllm', 'torch', 'triton', 'numpy'}"
+    check = f"import sgl_vllm, sys; print(sorted({heavy} & set(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert answer.stdout == "[]\n", answer.stderr
 
@@ -113,11 +116,32 @@ def test_entry_points_resolve(group: str) -> None:
     assert answer.stdout.endswith("True\n"), answer.stderr
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A copy of what is packaged, as building leaves its traces in the folder."""
     source = tmp_path / "source"
-    wanted = ("sgl_vllm", "pyproject.toml", "README.md", "LICENSE")
+    wanted = ("sgl_vllm", "kernels", "pyproject.toml", "README.md", "LICENSE")
     source.mkdir()
     subprocess.run(["cp", "-r", *(str(ROOT / name) for name in wanted), source], check=True)
+    return source
+
+
+def build(hook: str, source: Path, into: Path) -> Path:
+    """What pip asks of the build backend, without its isolation."""
+    code = f"from setuptools import build_meta; build_meta.{hook}({str(into)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, check=True)
+    (built,) = (path for path in into.iterdir() if path.is_file())
+    return built
+
+
+def test_every_package_is_listed() -> None:
+    listed = PYPROJECT["tool"]["setuptools"]["packages"]
+    folders = (path.parent for path in (ROOT / "sgl_vllm").rglob("__init__.py"))
+    found = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    assert listed == sorted({*found, "sgl_vllm.kernels"})
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(source: Path, tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--wheel-dir", str(tmp_path), str(source)], check=True)
     (wheel,) = tmp_path.glob("*.whl")
@@ -127,3 +151,27 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert {"sgl_vllm/py.typed", "sgl_vllm/cli.py", "sgl_vllm/_guard.py"} <= set(names)
     assert "sgl_vllm/demo/model/config.json" in names
     assert "sgl_vllm/demo/model/model.safetensors" in names
+    kernels = {name for name in names if name.startswith("sgl_vllm/kernels/")}
+    assert kernels == {f"sgl_vllm/kernels/{path.name}" for path in (ROOT / "kernels").glob("*.py")}
+
+
+def test_the_source_distribution_holds_the_kernels(source: Path, tmp_path: Path) -> None:
+    with tarfile.open(build("build_sdist", source, tmp_path)) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"kernels/__init__.py", "sgl_vllm/__init__.py", "pyproject.toml"} <= inside
+
+
+def test_an_editable_installation_finds_the_kernels_in_the_checkout(
+    source: Path, tmp_path: Path
+) -> None:
+    site = tmp_path / "site"
+    zipfile.ZipFile(build("build_editable", source, tmp_path)).extractall(site)
+    code = (
+        f"import site, sys; sys.path += {[str(site), sysconfig.get_path('purelib')]!r}\n"
+        f"site.addsitedir({str(site)!r})\n"
+        "import sgl_vllm, sgl_vllm.kernels; print(sgl_vllm.__file__, sgl_vllm.kernels.__file__)"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    places = [source / "sgl_vllm" / "__init__.py", source / "kernels" / "__init__.py"]
+    assert answer.stdout.split() == [str(place) for place in places], answer.stderr

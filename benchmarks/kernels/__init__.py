@@ -1,0 +1,1 @@
+"""The Triton kernels against vLLM's own: `python -m benchmarks.kernels`."""

@@ -1,0 +1,126 @@
+"""Radix hits inside a block, in vLLM's workers: the matched slots are copied by one kernel for all
+layers, not the whole block layer by layer.
+
+Owns how many slots a step's copies need, and the replacement of vLLM's copy in a live model runner.
+Does not own which blocks are copied (vLLM's scheduler), nor the kernel (`kernels/slot_copy.py`).
+
+vLLM says from which block to which, not how many slots: what is copied whole is right anyway. The
+number is in the same message. A copy belongs to a request that starts or resumes in this step; its
+first pass computes its tokens from `num_computed_tokens` on, so of its last block that many, less
+the full blocks, have to be there before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    from sgl_vllm.kernels.slot_copy import SlotCopier
+
+_UPDATES = ("update_requests", "_update_states")
+"""The model runner's method that copies blocks, before the forward pass: V2's and V1's."""
+
+
+def slots_to_copy(step: SchedulerOutput, block_size: int) -> list[tuple[int, int, int]]:
+    """(source, destination, number of slots) of each copy of the step. All slots, where none of the
+    requests that start in it has the destination."""
+    started = [(new.block_ids, new.num_computed_tokens) for new in step.scheduled_new_reqs]
+    cached = step.scheduled_cached_reqs
+    for request_id, block_ids, num_computed in zip(
+        cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+    ):
+        if request_id in cached.resumed_req_ids and block_ids is not None:
+            started.append((block_ids, num_computed))
+    num_slots = {}
+    for block_ids, num_computed in started:
+        num_full, num_inside = divmod(num_computed, block_size)
+        if num_inside and num_full < len(block_ids[0]):
+            num_slots[block_ids[0][num_full]] = num_inside
+    return [
+        (source, destination, num_slots.get(destination, block_size))
+        for source, destination in step.kv_cache_block_copies or ()
+    ]
+
+
+def use_in_worker(worker: Any, block_size: int) -> str | None:
+    """From now on the worker copies slots. Called in its process, when its KV cache is there and
+    nobody uses it; tries the kernel on two blocks and puts back what they held.
+
+    Returns:
+        Why it goes on with vLLM's copy of whole blocks; None if it copies slots.
+    """
+    runner = worker.model_runner
+    update = next((name for name in _UPDATES if hasattr(runner, name)), None)
+    if update is None:
+        return "its model runner is of an unknown kind"
+    try:
+        from sgl_vllm.kernels.slot_copy import SlotCopier
+
+        caches = runner.kv_caches
+        copier = SlotCopier(caches, block_size)
+        if copier.num_blocks != runner.kv_cache_config.num_blocks:
+            return f"its KV cache has {copier.num_blocks} blocks of {block_size} slots by its shape"
+        if not _is_right(copier, caches):
+            return "the kernel does not copy what it should on this device"
+    except Exception as error:  # whatever it is, vLLM's own copy works
+        return f"{type(error).__name__}: {error}"
+    setattr(runner, update, _with_slots(getattr(runner, update), runner, copier))
+    return None
+
+
+def _with_slots(
+    update: Callable[[SchedulerOutput], Any], runner: Any, copier: SlotCopier
+) -> Callable[[SchedulerOutput], Any]:
+    """`update`, but for its copies of blocks: these run after it, which is still after new blocks
+    are zeroed and before the forward pass."""
+    import torch
+
+    caches = list(runner.kv_caches)
+
+    def update_with_slots(step: SchedulerOutput) -> Any:
+        copies = step.kv_cache_block_copies
+        if not copies or [*map(id, runner.kv_caches)] != [*map(id, caches)]:
+            return update(step)
+        step.kv_cache_block_copies = None
+        try:
+            result = update(step)
+        finally:
+            step.kv_cache_block_copies = copies
+        rows = slots_to_copy(step, copier.block_size)
+        try:
+            copier.copy(torch.tensor(rows, dtype=torch.int32))
+        except ValueError:  # copies that depend on each other: this scheduler makes none
+            from vllm.v1.worker.utils import copy_kv_cache_blocks_inplace
+
+            copy_kv_cache_blocks_inplace(caches, copier.num_blocks, copies)
+        return result
+
+    return update_with_slots
+
+
+def _is_right(copier: SlotCopier, caches: list[torch.Tensor]) -> bool:
+    """Whether the kernel copies some slots of block 0 over block 1 in all layers, and no others.
+    Tunes it, too, so that no request waits for that."""
+    import torch
+
+    from sgl_vllm.kernels.reference import copy_slots
+
+    num_parts = copier.block_size // caches[0].shape[2]
+    pairs = [cache[: 2 * num_parts].view(torch.uint8) for cache in caches]
+    before = [pair.clone() for pair in pairs]
+    generator = torch.Generator().manual_seed(0)
+    copies = [(0, 1, (copier.block_size + 1) // 2)]
+    try:
+        for pair in pairs:
+            pair.copy_(torch.randint(0, 256, pair.shape, dtype=torch.uint8, generator=generator))
+        wanted = [pair.clone() for pair in pairs]
+        copy_slots(wanted, copies, copier.block_size)
+        copier.copy(torch.tensor(copies, dtype=torch.int32))
+        return all(map(torch.equal, pairs, wanted))
+    finally:
+        for pair, old in zip(pairs, before, strict=True):
+            pair.copy_(old)

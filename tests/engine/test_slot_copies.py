@@ -1,0 +1,93 @@
+"""Copying the matched slots alone is enough: the real scheduler, and what each pass would read."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from benchmarks import traces
+from benchmarks.comparison import EngineSettings
+from benchmarks.cost_model import CostModel
+from benchmarks.simulator import KvMemory, Simulation
+from sgl_vllm.config import Options
+from sgl_vllm.radix.slot_copies import slots_to_copy, use_in_worker
+from sgl_vllm.scheduler import scheduler as scheduler_module
+from sgl_vllm.scheduler.scheduler import SglSchedulerMixin
+
+BLOCK_SIZE = 16
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("name", ["chat", "tree_of_thought", "fork_join"])
+def test_every_pass_reads_what_was_computed_for_its_tokens(
+    name: str, async_scheduling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a small cache, preemption and aborts. Copies of a step are independent of each other."""
+    num_copies, num_slots = 0, 0
+    stock = Simulation._check_kv
+
+    def check_kv(self: Simulation, memory: KvMemory, step: Any) -> None:
+        nonlocal num_copies, num_slots
+        copies = slots_to_copy(step, BLOCK_SIZE)
+        sources = {source for source, _, _ in copies}
+        destinations = {destination for _, destination, _ in copies}
+        assert len(destinations) == len(copies) and not sources & destinations
+        num_copies += len(copies)
+        for source, destination, number in copies:
+            memory._slots[destination, :number] = memory._slots[source, :number]
+            num_slots += number
+        kept, step.kv_cache_block_copies = step.kv_cache_block_copies, None
+        stock(self, memory, step)
+        step.kv_cache_block_copies = kept
+
+    monkeypatch.setattr(Simulation, "_check_kv", check_kv)
+    trace = traces.generate(name, 150)
+    num_tokens = max(0.05 * traces.reuse(trace).working_set_tokens, trace.max_call_tokens)
+    settings = EngineSettings(
+        num_blocks=int(num_tokens / BLOCK_SIZE) + 2,
+        block_size=BLOCK_SIZE,
+        max_model_len=trace.max_call_tokens + 1,
+        max_num_seqs=16,
+        async_scheduling=async_scheduling,
+    )
+    result = Simulation(
+        trace, "sgl", settings, CostModel(), concurrency=8, check_kv=True, abort_share=0.02
+    ).run()
+    assert result.copied_blocks == num_copies > 20
+    assert num_slots < num_copies * BLOCK_SIZE * 0.8
+
+
+def scheduler(device: str, radix: bool = True, asked_for: bool = True) -> Any:
+    return SimpleNamespace(
+        _radix=SimpleNamespace(block_size=BLOCK_SIZE) if radix else None,
+        _options=Options(radix_slot_copy=asked_for),
+        vllm_config=SimpleNamespace(device_config=SimpleNamespace(device_type=device)),
+    )
+
+
+def test_workers_are_told_where_it_can_work_and_why_not_is_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[Any] = []
+    warnings: list[Any] = []
+    monkeypatch.setattr(
+        scheduler_module.logger, "warning", lambda form, *values: warnings.append(form % values)
+    )
+
+    def collective_rpc(method: Any, args: tuple[Any, ...]) -> list[str | None]:
+        calls.append((method, args))
+        return [None, "the layers differ", "the layers differ"]
+
+    prepare = SglSchedulerMixin.sgl_vllm_prepare_workers
+    prepare(scheduler("cuda", radix=False), collective_rpc)
+    prepare(scheduler("cuda", asked_for=False), collective_rpc)
+    assert calls == warnings == []
+    prepare(scheduler("cpu"), collective_rpc)
+    assert calls == [] and warnings == ["sgl-vllm: radix_slot_copy has no effect: it needs a GPU"]
+    prepare(scheduler("cuda"), collective_rpc)
+    assert calls == [(use_in_worker, (BLOCK_SIZE,))]
+    assert warnings[1:] == ["sgl-vllm: radix_slot_copy has no effect: the layers differ"]

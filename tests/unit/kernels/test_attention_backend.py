@@ -1,0 +1,264 @@
+"""The adapter to vLLM, as far as it goes without a GPU: no FlashAttention, no engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
+from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.worker.block_table import BlockTable
+from vllm.v1.worker.gpu.block_table import BlockTables
+
+from sgl_vllm.kernels import attention_backend, prefix_plan
+from sgl_vllm.kernels.attention_backend import (
+    PrefixGroupedBackend,
+    PrefixGroupedBuilder,
+    PrefixGroupedImpl,
+    PrefixGroupedMetadata,
+    host_batch,
+)
+from sgl_vllm.kernels.decode_step import Planner
+from sgl_vllm.kernels.prefix_attention import DevicePlan
+
+SHAPE = prefix_plan.AttentionShape(4, 2, 32, 2, 16)
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And forgotten again after the test."""
+    for owner, name in (
+        (BlockTable, "__init__"),
+        (BlockTables, "__init__"),
+        (BlockTables, "append_block_ids"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(attention_backend, "_rows_by_address", {})
+    attention_backend.register()
+    yield
+    AttentionBackendEnum.CUSTOM.clear_override()
+
+
+def impl(**changed: Any) -> PrefixGroupedImpl:
+    arguments = {
+        "num_heads": 4,
+        "head_size": 32,
+        "scale": 0.5,
+        "num_kv_heads": 2,
+        "alibi_slopes": None,
+        "sliding_window": None,
+        "kv_cache_dtype": "auto",
+    }
+    return PrefixGroupedImpl(**{**arguments, **changed})
+
+
+def metadata(plan: DevicePlan | None) -> PrefixGroupedMetadata:
+    nothing = torch.zeros(0, dtype=torch.int32)
+    return PrefixGroupedMetadata(
+        num_actual_tokens=2,
+        max_query_len=1,
+        query_start_loc=torch.tensor([0, 1, 2], dtype=torch.int32),
+        max_seq_len=40,
+        seq_lens=torch.tensor([40, 35], dtype=torch.int32),
+        block_table=torch.tensor([[0, 1, 2], [0, 1, 3]], dtype=torch.int32),
+        slot_mapping=nothing,
+        prefix_plan=plan,
+    )
+
+
+def device_plan(shape: prefix_plan.AttentionShape = SHAPE) -> DevicePlan:
+    table = np.array([[0, 1, 2], [0, 1, 3]], dtype=np.int32)
+    plan = prefix_plan.build_plan(table, np.array([40, 35], dtype=np.int32), shape)
+    return DevicePlan.upload(plan, "cpu")
+
+
+def test_it_is_found_by_the_name_that_it_gives(registered: None) -> None:
+    attention_backend.register()
+    assert AttentionBackendEnum[PrefixGroupedBackend.get_name()].get_class() is PrefixGroupedBackend
+    assert PrefixGroupedBackend.get_impl_cls() is PrefixGroupedImpl
+    assert PrefixGroupedBackend.get_builder_cls() is PrefixGroupedBuilder
+
+
+def test_it_asks_for_no_full_graphs() -> None:
+    assert PrefixGroupedBuilder.get_cudagraph_support(None, None) is AttentionCGSupport.NEVER
+
+
+# -- who is called
+
+
+@pytest.mark.parametrize(
+    ("changed", "groups"),
+    [
+        ({}, True),
+        ({"num_heads": 2}, True),
+        ({"sliding_window": 64}, False),
+        ({"alibi_slopes": [0.1] * 4}, False),
+        ({"logits_soft_cap": 30.0}, False),
+        ({"head_size": 72}, False),
+    ],
+)
+def test_which_layers_are_grouped(changed: dict[str, Any], groups: bool) -> None:
+    assert impl(**changed).groups is groups
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    calls: list[str] = []
+    monkeypatch.setattr(attention_backend, "attend", lambda *given: calls.append("grouped"))
+    monkeypatch.setattr(FlashAttentionImpl, "forward", lambda *given: calls.append("stock"))
+    return calls
+
+
+def forward(one: PrefixGroupedImpl, made: Any, **options: Any) -> None:
+    query = torch.zeros(2, one.num_heads, one.head_size)
+    kv_cache = torch.zeros(4, 2, 16, 64)
+    one.forward(None, query, query, query, kv_cache, made, torch.empty_like(query), **options)
+
+
+def test_a_step_with_a_plan_is_computed_in_groups(called: list[str]) -> None:
+    forward(impl(), metadata(device_plan()))
+    assert called == ["grouped"]
+
+
+@pytest.mark.parametrize(
+    ("one", "made", "options"),
+    [
+        pytest.param({}, metadata(None), {}, id="no plan"),
+        pytest.param({}, None, {}, id="a profiling run"),
+        pytest.param({"sliding_window": 64}, metadata(device_plan()), {}, id="a sliding window"),
+        pytest.param({"num_heads": 2}, metadata(device_plan()), {}, id="other heads"),
+        pytest.param(
+            {}, metadata(device_plan()), {"output_scale": torch.ones(1)}, id="a quantized result"
+        ),
+    ],
+)
+def test_all_else_is_stocks(
+    called: list[str], one: dict[str, Any], made: Any, options: dict[str, Any]
+) -> None:
+    forward(impl(**one), made, **options)
+    assert called == ["stock"]
+
+
+# -- the batch on the CPU
+
+
+def first_runners_table(rows: list[list[int]]) -> BlockTable:
+    made = BlockTable(
+        block_size=16,
+        max_num_reqs=4,
+        max_num_blocks_per_req=8,
+        max_num_batched_tokens=8,
+        pin_memory=False,
+        device=torch.device("cpu"),
+        cp_kv_cache_interleave_size=1,
+    )
+    for row, blocks in enumerate(rows):
+        made.add_row(blocks, row)
+    made.commit_block_table(len(rows))
+    return made
+
+
+def common(table: torch.Tensor, starts: list[int], lengths: list[int], **more: Any) -> Any:
+    loc = torch.tensor(starts, dtype=torch.int32)
+    lens = torch.tensor(lengths, dtype=torch.int32)
+    return CommonAttentionMetadata(
+        query_start_loc=loc,
+        query_start_loc_cpu=loc,
+        seq_lens=lens,
+        num_reqs=len(lengths),
+        num_actual_tokens=starts[-1],
+        max_query_len=more.pop("max_query_len", 1),
+        max_seq_len=max(lengths),
+        block_table_tensor=table,
+        slot_mapping=torch.zeros(0, dtype=torch.int64),
+        seq_lens_cpu_upper_bound=more.pop("seq_lens_cpu_upper_bound", lens),
+        **more,
+    )
+
+
+def test_the_first_runners_table_is_found(registered: None) -> None:
+    table = first_runners_table([[3, 4], [3, 5], []])
+    found = host_batch(common(table.get_device_tensor(3), [0, 1, 2, 2], [20, 30, 0]))
+    assert found is not None
+    assert found[0][:, :3].tolist() == [[3, 4, 0], [3, 5, 0]]
+    assert found[1].tolist() == [20, 30]
+
+
+@pytest.mark.parametrize(
+    ("starts", "more"),
+    [
+        pytest.param([0, 2, 3], {"max_query_len": 2}, id="a prompt"),
+        pytest.param([0, 1, 2], {"causal": False}, id="not causal"),
+        pytest.param([0, 1, 2], {"rswa_prefix_lens": torch.zeros(2)}, id="a reference window"),
+        pytest.param([0, 1, 2], {"seq_lens_cpu_upper_bound": None}, id="lengths unknown"),
+        pytest.param([0, 0, 0], {}, id="padding alone"),
+    ],
+)
+def test_other_batches_are_not_for_us(
+    registered: None, starts: list[int], more: dict[str, Any]
+) -> None:
+    table = first_runners_table([[3, 4], [3, 5]])
+    assert host_batch(common(table.get_device_tensor(2), starts, [20, 30], **more)) is None
+
+
+def test_a_table_that_nobody_knows_gives_no_plan(registered: None) -> None:
+    table = first_runners_table([[3, 4], [3, 5]])
+    copy = table.get_device_tensor(2).clone()
+    assert host_batch(common(copy, [0, 1, 2], [20, 30])) is None
+    device_table = table.get_device_tensor(2)
+    del table
+    assert host_batch(common(device_table, [0, 1, 2], [20, 30])) is None
+
+
+class SecondRunnersTables:
+    """What of `BlockTables` is used; the real one needs memory that a GPU can see."""
+
+    redirect_writes_to_null_block = False
+
+    def __init__(self) -> None:
+        self.input_block_tables = [torch.zeros(4, 8, dtype=torch.int32) for _ in range(2)]
+        self.num_blocks = SimpleNamespace(np=np.zeros((2, 4), dtype=np.int32))
+
+    def append_block_ids(self, req_index: int, new_block_ids: Any, overwrite: bool) -> None:
+        for group, ids in enumerate(new_block_ids):
+            start = 0 if overwrite else self.num_blocks.np[group, req_index]
+            self.num_blocks.np[group, req_index] = start + len(ids)
+
+
+def test_the_second_runners_tables_are_mirrored(registered: None) -> None:
+    attention_backend._after(SecondRunnersTables, "__init__", attention_backend._remember_second)
+    attention_backend._after(SecondRunnersTables, "append_block_ids", attention_backend._mirror)
+    tables = SecondRunnersTables()
+    tables.append_block_ids(3, ([9, 9, 9], [1]), overwrite=True)
+    tables.append_block_ids(3, ([5], [6]), overwrite=True)
+    tables.append_block_ids(1, ([5], []), overwrite=True)
+    tables.append_block_ids(3, ([7, 8], []), overwrite=False)
+    batch = common(tables.input_block_tables[0][:2], [0, 1, 2], [40, 10], req_idx=np.array([3, 1]))
+    found = host_batch(batch)
+    assert found is not None
+    assert found[0][:, :3].tolist() == [[5, 7, 8], [5, 0, 0]]
+    batch = common(tables.input_block_tables[1][:1], [0, 1], [10], req_idx=np.array([3]))
+    found = host_batch(batch)
+    assert found is not None and found[0][0, 0] == 6
+
+
+def test_a_plan_goes_to_the_device_once(registered: None) -> None:
+    builder = object.__new__(PrefixGroupedBuilder)
+    builder.device = torch.device("cpu")
+    builder._planner = Planner(SHAPE, prefix_plan.FREE)
+    builder._on_device = None
+    table = first_runners_table([[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 0]])
+    rows = table.get_device_tensor(2)
+    first = builder._plan_of(common(rows, [0, 1, 2], [100, 97]))
+    assert first is not None and first.plan.num_segments == 1
+    assert builder._plan_of(common(rows, [0, 1, 2], [101, 98])) is first
+    assert builder._plan_of(common(rows, [0, 2, 3], [102, 99], max_query_len=2)) is None
+    other = builder._plan_of(common(rows, [0, 1, 2], [103, 99]))
+    assert other is not None and other is not first

@@ -1,0 +1,70 @@
+"""The kernels' benchmarks without a GPU: bytes, and results on small cases in the interpreter."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from benchmarks.kernels import device, extend, slot_copy
+from benchmarks.kernels.__main__ import KERNELS, main
+
+
+def test_without_cuda_it_says_so_and_shows_bytes_and_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    for benchmark in KERNELS.values():
+        monkeypatch.setattr(benchmark, "CASES", benchmark.CASES[:2])
+    file = tmp_path / "rows.json"
+    assert main(["--json", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(device.NO_CUDA)
+    assert "stock ms" not in printed
+    content = json.loads(file.read_text())
+    assert content["device"] is None and content["kernels"].keys() == KERNELS.keys()
+    for rows in content["kernels"].values():
+        assert len(rows) == 2
+        for row in rows:
+            assert row["off"] < 2e-2
+            assert row["kernel_bytes"] >= row["least_bytes"]
+            assert "ms" not in row
+
+
+def test_one_kernel_may_be_named_and_columns_are_explained(
+    capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(slot_copy, "CASES", slot_copy.CASES[:1])
+    assert main(["slot_copy", "--explain"]) == 0
+    printed = capsys.readouterr().out
+    assert "*least* is what has to be read and written" in printed
+    assert "prefix_decode" not in printed
+    with pytest.raises(SystemExit):
+        main(["slot_cpy"])
+    assert "no kernel named slot_cpy" in capsys.readouterr().err
+
+
+def test_times_have_columns_of_their_own() -> None:
+    times = {"ms": 1.0, "kernel_ms": 0.5, "stock_ms": 4.0, "ratio": 4.0, "gb_s": 2000.0}
+    row = {"case": "one", "least_bytes": 10**9, "kernel_bytes": 10**9, "stock_bytes": 4 * 10**9}
+    console = Console(file=StringIO(), width=device.WIDTH_OF_FILES)
+    console.print(slot_copy.show([{**row, "off": 0.0, **times}]))
+    assert "stock ms" in console.file.getvalue() and "2,000" in console.file.getvalue()
+
+
+def test_the_least_is_the_matched_slots_read_and_written_once() -> None:
+    case = slot_copy.Case(3, num_layers=5, num_kv_heads=2, head_size=16)
+    num_slots = sum(number for *_, number in case.copies())
+    assert slot_copy.least_bytes(case) == 2 * num_slots * 5 * 2 * 2 * 16 * 2
+    assert slot_copy.stock_bytes(case) == 4 * 3 * 16 * 5 * 2 * 2 * 16 * 2
+
+
+def test_one_tile_of_queries_reads_what_has_to_be_read() -> None:
+    """But for the numbers of its blocks: one of 4 bytes for each key."""
+    case = extend.Case("", ((100, 8),), num_heads=8, num_kv_heads=2)
+    of_blocks = 4 * 100 * 2
+    assert extend.kernel_bytes(case, 32) == extend.least_bytes(case) + of_blocks
+    assert extend.kernel_bytes(case, 16) > extend.kernel_bytes(case, 32)

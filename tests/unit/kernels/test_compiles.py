@@ -1,0 +1,112 @@
+"""The kernels compile for GPUs, for which none is needed. The interpreter lets more through."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+
+from sgl_vllm.kernels.extend_attention import _extend_kernel
+from sgl_vllm.kernels.slot_copy import _slot_copy_kernel
+
+AMPERE, HOPPER = 80, 90
+SHARED_BYTES = {AMPERE: 163 * 1024, HOPPER: 227 * 1024}
+"""What a program may have."""
+
+
+@pytest.fixture(autouse=True)
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # or it warns that it is not set
+    try:
+        assert get_ptxas(AMPERE).path and get_ptxas(HOPPER).path
+    except (RuntimeError, AssertionError):
+        pytest.skip("this triton comes without an assembler for GPUs")
+
+
+def compiled(
+    kernel: Any,
+    capability: int,
+    types: Mapping[str, str],
+    constants: Mapping[str, Any],
+    **options: int,
+) -> Any:
+    """`types` of the arguments that are not constant; those not named are int32. Pointers and
+    strides are multiples of 16."""
+    signature, values, attributes = {}, {}, {}
+    for number, parameter in enumerate(kernel.fn.params):
+        name = parameter.name
+        if name in constants:
+            signature[name], values[(number,)] = "constexpr", constants[name]
+            continue
+        signature[name] = types.get(name, "i32")
+        if signature[name].startswith("*") or "_stride_" in name:
+            attributes[(number,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel.fn, signature, values, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "heads_per_kv_head", "head_size", "block_size"),
+    [(HOPPER, "bf16", 4, 128, 16), (AMPERE, "fp16", 7, 80, 48)],
+)
+def test_extend_attention(
+    capability: int, dtype: str, heads_per_kv_head: int, head_size: int, block_size: int
+) -> None:
+    data = ("query", "key", "value", "key_cache", "value_cache", "out")
+    index = ("block_table", "prefix_lens", "query_start_loc")
+    types = {
+        **dict.fromkeys(data, f"*{dtype}"),
+        **dict.fromkeys(index, "*i32"),
+        "lse": "*fp32",
+        "scale_log2": "fp32",
+    }
+    constants = {
+        "HEADS_PER_KV_HEAD": heads_per_kv_head,
+        "HEAD_SIZE": head_size,
+        "HEAD_SIZE_PADDED": triton.next_power_of_2(head_size),
+        "BLOCK_SIZE": block_size,
+        "HAS_LSE": True,
+        "PRECISION": "tf32",
+        "WIDEN": False,
+        "ROWS_UP_TO": 1 << 30,
+        "TILE_ROWS": 64,
+        "TILE_KEYS": 64,
+    }
+    made = compiled(_extend_kernel, capability, types, constants, num_warps=4, num_stages=2)
+    assert made.metadata.shared <= SHARED_BYTES[capability]
+    products = {AMPERE: "mma.sync", HOPPER: "wgmma.mma_async"}
+    assert products[capability] in made.asm["ptx"]
+
+
+def test_slot_copy_moves_16_bytes_at_a_time() -> None:
+    constants = {
+        "NUM_CELLS": 16 * 8,
+        "NUM_HEADS": 8,
+        "NUM_WORDS": 64,
+        "NUM_WORDS_PADDED": 64,
+        "SLOTS": 16,
+        "BLOCKS_PER_BLOCK": 1,
+        "STRIDE_BLOCK": 2**33,
+        "STRIDE_HEAD": 64,
+        "STRIDE_SLOT": 8 * 64,
+        "WORD": tl.int64,
+        "ALIGNED_BYTES": 16,
+        "TILE_CELLS": 16,
+    }
+    types = {"pointers": "*i64", "copies": "*i32"}
+    made = compiled(_slot_copy_kernel, HOPPER, types, constants, num_warps=4)
+    moved = re.findall(r"(?:ld|st)\.global\.v2\.b64", made.asm["ptx"])
+    assert {"ld.global.v2.b64", "st.global.v2.b64"} == set(moved)
+    assert made.metadata.shared == 0
