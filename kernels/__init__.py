@@ -5,5 +5,6 @@
 - `slot_copy`: leading slots of blocks into other blocks, all layers in one launch
 - `prefix_attention`: decode that reads what requests share once, by the plan of `prefix_plan`
 - `attention_backend`: it as a backend of vLLM's; `decode_step` is what that needs besides
-- `reference`, `reference_decode`: what these compute, in plain PyTorch
+- `checks`: what they ask of their arguments alike
+- `reference`: what these compute, in plain PyTorch
 """

@@ -22,10 +22,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton import knobs
 
-MAX_HEAD_SIZE = 256
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+from .checks import INTERPRETED, check_query, check_runs_on
 
 
 def extend_attention(
@@ -117,7 +115,7 @@ def extend_attention(
         "BLOCK_SIZE": key_cache.shape[1],
         "HAS_LSE": lse is not None,
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
-        "WIDEN": knobs.runtime.interpret and query.dtype == torch.bfloat16,
+        "WIDEN": INTERPRETED and query.dtype == torch.bfloat16,
         "ROWS_UP_TO": _rows_up_to(num_rows),
     }
     _extend_kernel[
@@ -176,14 +174,10 @@ def _check(
         )
     num_new_tokens, num_heads, head_size = query.shape
     num_kv_heads = key.shape[1]
-    if head_size % 16 or not 0 < head_size <= MAX_HEAD_SIZE:
-        raise ValueError(f"head_size must be a multiple of 16 up to 256, not {head_size}")
+    check_query(query)
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ValueError(f"{num_kv_heads} KV heads do not divide {num_heads} query heads")
-    if query.dtype not in _DTYPES:
-        raise ValueError(f"query must be bfloat16, float16 or float32, not {query.dtype}")
-    if query.device.type == "cpu" and not knobs.runtime.interpret:
-        raise ValueError("the kernel runs on a GPU, or on a CPU with TRITON_INTERPRET=1")
+    check_runs_on(query.device)
     in_cache = (*key_cache.shape[:2], num_kv_heads, head_size)
     if in_cache[1] < 1:
         raise ValueError("the cache's blocks must have one slot at least")
@@ -228,7 +222,7 @@ def _check_index(
 
 def _configs() -> list[triton.Config]:
     """Tiles that are tried on a GPU, by how many rows there are; one fixed in the interpreter."""
-    if knobs.runtime.interpret:
+    if INTERPRETED:
         return [triton.Config({"TILE_ROWS": 16, "TILE_KEYS": 16})]
     return [
         triton.Config(

@@ -27,13 +27,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .checks import INTERPRETED, check_query, check_runs_on
 from .prefix_plan import ITEM_FIELDS, Plan
-
-INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""Whether the kernels run in Triton's interpreter: `triton.jit` decides it, above each of them."""
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MAX_HEAD_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -179,10 +174,7 @@ def _check(
             f"query must be [num_requests, num_heads, head_size], not {list(query.shape)}"
         )
     num_requests, num_heads, head_size = query.shape
-    if head_size % 16 or not 0 < head_size <= MAX_HEAD_SIZE:
-        raise ValueError(f"head_size must be a multiple of 16 up to {MAX_HEAD_SIZE}: {head_size}")
-    if query.dtype not in DTYPES:
-        raise ValueError(f"query must be bfloat16, float16 or float32, not {query.dtype}")
+    check_query(query)
     if key_cache.dim() != 4 or key_cache.shape[3] != head_size:
         raise ValueError(
             "key_cache must be [num_blocks, block_size_tokens, num_kv_heads, "
@@ -234,10 +226,7 @@ def _check(
             "the plan is for (num_heads, num_kv_heads, head_size, block_size_tokens) = "
             f"{planned}, not {given}"
         )
-    if query.device.type != "cuda" and not INTERPRETED:
-        raise ValueError(
-            f"Triton's kernels do not run on {query.device.type}, except with TRITON_INTERPRET=1"
-        )
+    check_runs_on(query.device)
 
 
 def _item_configs() -> list[triton.Config]:

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from triton import knobs
+
+from .checks import INTERPRETED, check_runs_on
 
 _WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 """By size in bytes. What is copied is bits: the cache's own type does not matter."""
@@ -160,8 +161,7 @@ class SlotCopier:
 
     def _check_alike(self) -> None:
         first = self._layers[0]
-        if first.device.type == "cpu" and not knobs.runtime.interpret:
-            raise ValueError("the kernel runs on a GPU, or on a CPU with TRITON_INTERPRET=1")
+        check_runs_on(first.device)
         if first.dim() != 4:
             raise ValueError(
                 "each layer must be [num_blocks, num_heads, slots, content], not "
@@ -228,7 +228,7 @@ class SlotCopier:
 
 def _configs() -> list[triton.Config]:
     """How many cells a program copies; one fixed in the interpreter."""
-    if knobs.runtime.interpret:
+    if INTERPRETED:
         return [triton.Config({"TILE_CELLS": 32})]
     return [
         triton.Config({"TILE_CELLS": cells}, num_warps=num_warps)

@@ -203,7 +203,7 @@ def _shape_of(case: Case) -> Any:
 
 
 def _off(result: torch.Tensor, arguments: dict[str, torch.Tensor], seq_lens: torch.Tensor) -> float:
-    from sgl_vllm.kernels.reference_decode import decode_attention
+    from sgl_vllm.kernels.reference import decode_attention
 
     some = slice(None, None, -(-len(seq_lens) // REQUESTS_COMPARED))
     expected = decode_attention(

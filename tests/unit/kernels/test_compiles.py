@@ -1,4 +1,6 @@
-"""The kernels compile for GPUs, for which none is needed. The interpreter lets more through."""
+"""The kernels compile for GPUs, for which none is needed.
+
+The interpreter lets more through, and says nothing of registers, shared memory and tensor cores."""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
+from sgl_vllm.kernels import prefix_attention
 from sgl_vllm.kernels.extend_attention import _extend_kernel
 from sgl_vllm.kernels.slot_copy import _slot_copy_kernel
 
@@ -110,3 +113,63 @@ def test_slot_copy_moves_16_bytes_at_a_time() -> None:
     moved = re.findall(r"(?:ld|st)\.global\.v2\.b64", made.asm["ptx"])
     assert {"ld.global.v2.b64", "st.global.v2.b64"} == set(moved)
     assert made.metadata.shared == 0
+
+
+def types_of_decode(dtype: str) -> dict[str, str]:
+    """Of the arguments of prefix-grouped decode's kernels; the cache holds `dtype`."""
+    index = ("block_table", "seq_lens", "items", "members", "slots", "partial_starts")
+    return {
+        **dict.fromkeys(("query", "key_cache", "value_cache", "out"), f"*{dtype}"),
+        **dict.fromkeys(("partial_out", "partial_lse"), "*fp32"),
+        **dict.fromkeys(index, "*i32"),
+        "scale_log2": "fp32",
+    }
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "rows", "head_size", "block_size"),
+    [
+        pytest.param(HOPPER, "bf16", 128, 128, 16, id="wide, Hopper"),
+        pytest.param(HOPPER, "bf16", 16, 128, 16, id="narrow, Hopper"),
+        pytest.param(AMPERE, "fp16", 128, 80, 48, id="wide, Ampere"),
+    ],
+)
+def test_items_of_prefix_grouped_decode(
+    capability: int, dtype: str, rows: int, head_size: int, block_size: int
+) -> None:
+    constants = {
+        "HEADS_PER_KV_HEAD": 4,
+        "HEAD_SIZE": head_size,
+        "HEAD_SIZE_PADDED": triton.next_power_of_2(head_size),
+        "BLOCK_SIZE": block_size,
+        "TILE_ROWS": rows,
+        "FIELDS": 8,
+        "WIDEN": False,
+    }
+    configs = prefix_attention._fitting(prefix_attention._item_configs(), {}, **constants)
+    config = configs[0]
+    made = compiled(
+        prefix_attention._item_kernel,
+        capability,
+        types_of_decode(dtype),
+        {**constants, **config.kwargs},
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    assert made.metadata.shared <= SHARED_BYTES[capability]
+    text = made.asm["ptx"]
+    assert "cp.async" in text  # the next keys are loaded while these are multiplied
+    assert ("wgmma.mma_async" if capability == HOPPER and rows > 16 else "mma.sync") in text
+
+
+def test_merge_of_prefix_grouped_decode() -> None:
+    constants = {"HEAD_SIZE": 80, "HEAD_SIZE_PADDED": 128}
+    config = prefix_attention._merge_configs()[0]
+    made = compiled(
+        prefix_attention._merge_kernel,
+        HOPPER,
+        types_of_decode("bf16"),
+        {**constants, **config.kwargs},
+        num_warps=config.num_warps,
+    )
+    assert made.metadata.shared <= SHARED_BYTES[HOPPER]

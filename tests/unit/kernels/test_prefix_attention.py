@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_vllm.kernels import decode_step, reference_decode
+from sgl_vllm.kernels import decode_step, reference
 from sgl_vllm.kernels import prefix_plan as pp
 from sgl_vllm.kernels.prefix_attention import DevicePlan, prefix_decode_attention
 
@@ -79,7 +79,7 @@ def run(batch: Batch, plan: pp.Plan | None = None, **options: Any) -> torch.Tens
 def assert_right(batch: Batch, plan: pp.Plan | None = None, looser: float = 1) -> None:
     result = run(batch, plan)
     assert result.dtype == batch.query.dtype
-    expected = reference_decode.decode_attention(*batch, scale=batch.query.shape[2] ** -0.5)
+    expected = reference.decode_attention(*batch, scale=batch.query.shape[2] ** -0.5)
     tolerance = TOLERANCE[batch.query.dtype] * looser
     torch.testing.assert_close(result.float(), expected, atol=tolerance, rtol=0)
 
@@ -236,7 +236,7 @@ def test_what_lies_behind_a_request_is_not_seen() -> None:
 
 def test_the_scale() -> None:
     batch = batch_of(TWO_LEVELS, LENGTHS)
-    expected = reference_decode.decode_attention(*batch, scale=0.7)
+    expected = reference.decode_attention(*batch, scale=0.7)
     torch.testing.assert_close(run(batch, scale=0.7), expected, atol=2e-6, rtol=0)
 
 
@@ -280,7 +280,7 @@ def test_attend_reads_vllms_cache_and_leaves_padding_alone(layout: str) -> None:
         query, kv_cache, block_table, seq_lens, DevicePlan.upload(plan, "cpu"), 0.3, output
     )
     caches = kv_cache.transpose(1, 2).split(32, dim=-1)
-    expected = reference_decode.decode_attention(
+    expected = reference.decode_attention(
         query[:num_rows], *caches, block_table, seq_lens, scale=0.3
     )
     torch.testing.assert_close(output[:2], expected[:2], atol=2e-6, rtol=0)
