@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"\n[bold]{kernel}[/bold]: {(module.__doc__ or '').splitlines()[0]}")
         if arguments.explain:
             console.print((module.__doc__ or "").partition("\n\n")[2])
-        console.print(module.show(rows[kernel]))
+        console.print(device.table(rows[kernel], module.COLUMNS))
     if arguments.json:
         content = {"device": name, "versions": versions("torch", "triton"), "kernels": rows}
         arguments.json.write_text(json.dumps(content, indent=2) + "\n")

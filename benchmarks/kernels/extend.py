@@ -13,15 +13,24 @@ from the reference in plain PyTorch, *stock off* FlashAttention's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from rich.table import Table
 
-from benchmarks.kernels.device import milliseconds, number, table
+from benchmarks.kernels.device import (
+    AGAINST_STOCK,
+    LEAST,
+    MS,
+    OFF,
+    STOCK_OFF,
+    Row,
+    entry,
+    flash_attention,
+    per_least,
+    times,
+)
 
 ASSUMED_TILE_ROWS = 128
 
@@ -153,69 +162,25 @@ def measure(case: Case, has_cuda: bool) -> dict[str, Any]:
         "off": off,
     }
     if has_cuda:
-        tile = extend_attention.chosen_tile()
-        stock = _stock(run, arguments, lengths, longest)
-        ms, stock_ms = milliseconds(call), milliseconds(stock)
-        row |= {
-            **tile,
-            "stock_off": float((stock().float() - expected).abs().max()),
-            "ms": ms,
-            "stock_ms": stock_ms,
-            "ratio": stock_ms / ms,
-            "gb_s": row["least_bytes"] / ms / 1e6,
-        }
+        stock = flash_attention(arguments, arguments["query_start_loc"], lengths, longest)
+        row |= extend_attention.chosen_tile()
+        row["stock_off"] = float((stock().float() - expected).abs().max())
+        row |= times(call, stock, row["least_bytes"])
     row["kernel_bytes"] = kernel_bytes(case, row["tile_rows"])
     return row
 
 
-def _stock(
-    case: Case, arguments: dict[str, torch.Tensor], lengths: torch.Tensor, longest: int
-) -> partial[torch.Tensor]:
-    from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
-
-    version = get_flash_attn_version(head_size=case.head_size)
-    return partial(
-        flash_attn_varlen_func,
-        q=arguments["query"],
-        k=arguments["key_cache"],
-        v=arguments["value_cache"],
-        max_seqlen_q=longest,
-        cu_seqlens_q=arguments["query_start_loc"],
-        max_seqlen_k=max(prefix + new for prefix, new in case.requests),
-        seqused_k=lengths,
-        softmax_scale=case.head_size**-0.5,
-        causal=True,
-        block_table=arguments["block_table"],
-        fa_version=version,
-    )
+def _tile(row: Row) -> str | None:
+    return f"{row['tile_rows']} x {row['tile_keys']}" if "tile_keys" in row else None
 
 
-def show(rows: Sequence[dict[str, Any]]) -> Table:
-    columns = (
-        "case",
-        "least MB",
-        "kernel / least",
-        "off",
-        "stock off",
-        "tile",
-        "ms",
-        "stock ms",
-        "ratio",
-        "GB/s",
-    )
-    cells = [
-        [
-            row["case"],
-            f"{row['least_bytes'] / 1e6:,.1f}",
-            f"{row['kernel_bytes'] / row['least_bytes']:.2f}",
-            f"{row['off']:.1e}",
-            number(row.get("stock_off"), ".1e"),
-            f"{row['tile_rows']} x {row['tile_keys']}" if "tile_keys" in row else "",
-            number(row.get("ms"), ".3f"),
-            number(row.get("stock_ms"), ".3f"),
-            number(row.get("ratio"), ".2f"),
-            number(row.get("gb_s"), ",.0f"),
-        ]
-        for row in rows
-    ]
-    return table(columns, cells)
+COLUMNS = (
+    entry("case", "case"),
+    LEAST,
+    per_least("kernel"),
+    OFF,
+    STOCK_OFF,
+    ("tile", _tile, ""),
+    MS,
+    *AGAINST_STOCK,
+)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -26,9 +25,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.table import Table
 
-from benchmarks.kernels.device import milliseconds, number, table
+from benchmarks.kernels.device import (
+    AGAINST_STOCK,
+    LEAST,
+    MS,
+    OFF,
+    STOCK_OFF,
+    entry,
+    flash_attention,
+    per_least,
+    times,
+)
 
 PLANS_TIMED = 7
 REQUESTS_COMPARED = 8
@@ -149,11 +157,11 @@ def measure(case: Case, has_cuda: bool) -> dict[str, Any]:
 
     table, lengths = tables_of(case)
     shape = _shape_of(case)
-    times = []
+    plan_s = []
     for _ in range(PLANS_TIMED):
         begun = time.perf_counter()
         pays = prefix_plan.make_plan(table, lengths, shape) is not None
-        times.append(time.perf_counter() - begun)
+        plan_s.append(time.perf_counter() - begun)
     plan = prefix_plan.build_plan(table, lengths, shape)
     ends = 2 * case.num_requests * case.num_heads * case.head_size * shape.itemsize_bytes
     least = distinct_tokens(table, lengths, case.block_size) * shape.kv_bytes_per_token + ends
@@ -165,7 +173,7 @@ def measure(case: Case, has_cuda: bool) -> dict[str, Any]:
         "num_segments": plan.num_segments,
         "num_programs": len(plan.items) * case.num_kv_heads,
         "pays": pays,
-        "plan_us": 1e6 * statistics.median(times),
+        "plan_us": 1e6 * statistics.median(plan_s),
     }
 
     run, device = (case, "cuda") if has_cuda else (case.small(), "cpu")
@@ -178,15 +186,10 @@ def measure(case: Case, has_cuda: bool) -> dict[str, Any]:
     call = partial(prefix_decode_attention, **arguments, seq_lens=seq_lens, plan=on_device)
     row["off"] = _off(call(), arguments, seq_lens)
     if has_cuda:
-        stock = _stock(run, arguments, seq_lens)
-        ms, stock_ms = milliseconds(call), milliseconds(stock)
-        row |= {
-            "stock_off": _off(stock(), arguments, seq_lens),
-            "ms": ms,
-            "stock_ms": stock_ms,
-            "ratio": stock_ms / ms,
-            "gb_s": least / ms / 1e6,
-        }
+        starts = torch.arange(run.num_requests + 1, dtype=torch.int32, device="cuda")
+        stock = flash_attention(arguments, starts, seq_lens, max_query_len=1)
+        row["stock_off"] = _off(stock(), arguments, seq_lens)
+        row |= times(call, stock, least)
     return row
 
 
@@ -217,60 +220,15 @@ def _off(result: torch.Tensor, arguments: dict[str, torch.Tensor], seq_lens: tor
     return float((result[some].float() - expected).abs().max())
 
 
-def _stock(
-    case: Case, arguments: dict[str, torch.Tensor], seq_lens: torch.Tensor
-) -> partial[torch.Tensor]:
-    from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
-
-    return partial(
-        flash_attn_varlen_func,
-        q=arguments["query"],
-        k=arguments["key_cache"],
-        v=arguments["value_cache"],
-        max_seqlen_q=1,
-        cu_seqlens_q=torch.arange(case.num_requests + 1, dtype=torch.int32, device="cuda"),
-        max_seqlen_k=int(seq_lens.max()),
-        seqused_k=seq_lens,
-        softmax_scale=case.head_size**-0.5,
-        causal=True,
-        block_table=arguments["block_table"],
-        fa_version=get_flash_attn_version(head_size=case.head_size),
-    )
-
-
-# -- the command
-
-
-def show(rows: Sequence[dict[str, Any]]) -> Table:
-    columns = (
-        "shared + own tokens",
-        "least MB",
-        "one by one / least",
-        "kernel / least",
-        "pays",
-        "plan us",
-        "off",
-        "stock off",
-        "ms",
-        "stock ms",
-        "ratio",
-        "GB/s",
-    )
-    cells = [
-        [
-            row["case"],
-            f"{row['least_bytes'] / 1e6:,.1f}",
-            f"{row['one_by_one_bytes'] / row['least_bytes']:.2f}",
-            f"{row['kernel_bytes'] / row['least_bytes']:.2f}",
-            "yes" if row["pays"] else "no",
-            f"{row['plan_us']:,.0f}",
-            f"{row['off']:.1e}",
-            number(row.get("stock_off"), ".1e"),
-            number(row.get("ms"), ".3f"),
-            number(row.get("stock_ms"), ".3f"),
-            number(row.get("ratio"), ".2f"),
-            number(row.get("gb_s"), ",.0f"),
-        ]
-        for row in rows
-    ]
-    return table(columns, cells)
+COLUMNS = (
+    entry("shared + own tokens", "case"),
+    LEAST,
+    per_least("one by one"),
+    per_least("kernel"),
+    ("pays", lambda row: "yes" if row["pays"] else "no", ""),
+    entry("plan us", "plan_us", ",.0f"),
+    OFF,
+    STOCK_OFF,
+    MS,
+    *AGAINST_STOCK,
+)

@@ -15,16 +15,22 @@ difference from the reference in plain PyTorch, and has to be 0.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any
 
 import torch
-from rich.table import Table
 
-from benchmarks.kernels.device import milliseconds, number, table
+from benchmarks.kernels.device import (
+    AGAINST_STOCK,
+    LEAST,
+    MS,
+    entry,
+    milliseconds,
+    per_least,
+    times,
+)
 
 MAX_WORDS = 1 << 22
 """Random numbers are made in pieces of so many."""
@@ -156,44 +162,23 @@ def _times(
     from vllm.v1.worker.utils import copy_kv_cache_blocks_inplace
 
     whole = [KVCacheBlockCopy(source, destination) for source, destination, _ in copies]
-    stock_ms = milliseconds(partial(copy_kv_cache_blocks_inplace, caches, case.num_blocks, whole))
-    ms = milliseconds(partial(copier.copy, on_cpu))
+    least = least_bytes(case)
+    stock = partial(copy_kv_cache_blocks_inplace, caches, case.num_blocks, whole)
     kernel_ms = milliseconds(partial(copier.copy, on_cpu.cuda()))
     return {
-        "ms": ms,
+        **times(partial(copier.copy, on_cpu), stock, least),
         "kernel_ms": kernel_ms,
-        "stock_ms": stock_ms,
-        "ratio": stock_ms / ms,
-        "gb_s": least_bytes(case) / kernel_ms / 1e6,
+        "gb_s": least / kernel_ms / 1e6,
     }
 
 
-def show(rows: Sequence[dict[str, Any]]) -> Table:
-    columns = (
-        "case",
-        "least MB",
-        "kernel / least",
-        "stock / least",
-        "off",
-        "ms",
-        "kernel ms",
-        "stock ms",
-        "ratio",
-        "GB/s",
-    )
-    cells = [
-        [
-            row["case"],
-            f"{row['least_bytes'] / 1e6:,.1f}",
-            f"{row['kernel_bytes'] / row['least_bytes']:.3f}",
-            f"{row['stock_bytes'] / row['least_bytes']:.2f}",
-            f"{row['off']:g}",
-            number(row.get("ms"), ".3f"),
-            number(row.get("kernel_ms"), ".3f"),
-            number(row.get("stock_ms"), ".3f"),
-            number(row.get("ratio"), ".1f"),
-            number(row.get("gb_s"), ",.0f"),
-        ]
-        for row in rows
-    ]
-    return table(columns, cells)
+COLUMNS = (
+    entry("case", "case"),
+    LEAST,
+    per_least("kernel", ".3f"),
+    per_least("stock"),
+    entry("off", "off", "g"),
+    MS,
+    entry("kernel ms", "kernel_ms", ".3f"),
+    *AGAINST_STOCK,
+)

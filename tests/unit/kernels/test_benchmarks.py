@@ -47,12 +47,17 @@ def test_one_kernel_may_be_named_and_columns_are_explained(
     assert "no kernel named slot_cpy" in capsys.readouterr().err
 
 
-def test_times_have_columns_of_their_own() -> None:
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_times_have_columns_of_their_own(kernel: str) -> None:
+    bytes_of = {f"{name}_bytes": 10**9 for name in ("least", "kernel", "stock", "one_by_one")}
+    facts = {"case": "one", "pays": True, "plan_us": 7.0, "tile_rows": 128, "tile_keys": 64}
     times = {"ms": 1.0, "kernel_ms": 0.5, "stock_ms": 4.0, "ratio": 4.0, "gb_s": 2000.0}
-    row = {"case": "one", "least_bytes": 10**9, "kernel_bytes": 10**9, "stock_bytes": 4 * 10**9}
+    row = {**bytes_of, **facts, **times, "off": 0.0, "stock_off": 0.0}
     console = Console(file=StringIO(), width=device.WIDTH_OF_FILES)
-    console.print(slot_copy.show([{**row, "off": 0.0, **times}]))
-    assert "stock ms" in console.file.getvalue() and "2,000" in console.file.getvalue()
+    console.print(device.table([row], KERNELS[kernel].COLUMNS))
+    headings, cells = console.file.getvalue().splitlines()
+    assert headings.split()[-4:] == ["stock", "ms", "ratio", "GB/s"]
+    assert cells.split()[-3:] == ["4.000", "4.00", "2,000"]
 
 
 def test_the_least_is_the_matched_slots_read_and_written_once() -> None:
