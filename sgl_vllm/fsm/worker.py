@@ -22,6 +22,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakSet
 
 START_TIMEOUT_S = 60.0
 MARGIN_S = 10
@@ -34,7 +35,7 @@ class GaveUpError(Exception):
 
 class Worker:
     """The process that runs a module which calls `serve`. Started with the first question, and
-    again after each kill; gone when this process is.
+    again after each kill; gone when this object or this process is.
 
     Args:
         module: its name.
@@ -58,8 +59,10 @@ class Worker:
         self._opening = opening
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        atexit.register(self.stop)
-        os.register_at_fork(after_in_child=self._leave_to_parent)
+        _workers.add(self)
+
+    def __del__(self) -> None:
+        self.stop()
 
     def ask(self, question: bytes) -> tuple[int, bytes]:
         """The status and the answer. Raises GaveUpError; the next question starts a new process."""
@@ -124,6 +127,23 @@ class Worker:
         if process is not None:
             process.returncode = 0  # not ours to wait for
             _close(process)
+
+
+_workers: WeakSet[Worker] = WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    for worker in list(_workers):
+        worker.stop()
+
+
+def _leave_all_to_parent() -> None:
+    for worker in list(_workers):
+        worker._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:
