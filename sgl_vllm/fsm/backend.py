@@ -19,9 +19,10 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,15 +43,20 @@ from vllm.v1.structured_output.backend_xgrammar import (
     XgrammarBackend,
     has_xgrammar_unsupported_json_features,
 )
-from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
 from sgl_vllm.fsm import regex
 from sgl_vllm.fsm.automaton import Automaton, Expression, Literals, State, TooComplexError
 from sgl_vllm.fsm.forced import ForcedTokenizer
+from sgl_vllm.fsm.limits import (
+    MAX_UNTRIED_CHARS,
+    CompilingTakesTooLongError,
+    Trial,
+    named,
+    within_limits,
+)
 from sgl_vllm.fsm.masks import Masks, Row
 from sgl_vllm.fsm.schema import Reading, UnsupportedSchemaError, compile_schema
 from sgl_vllm.fsm.vocabulary import Vocabulary
-from sgl_vllm.fsm.worker import GaveUpError, Worker
 
 logger = init_logger("vllm.sgl_vllm.fsm")
 
@@ -64,20 +70,6 @@ of 1 MB more than 21 GB in a compilation that cannot be interrupted, and with it
 MAX_CACHED_GRAMMARS = 1_000
 MAX_CACHED_STATES = 100_000
 _CHECK_EVERY = 32
-MAX_UNTRIED_CHARS = 4 << 10
-"""A longer format for xgrammar is first compiled in a process that may die of it: a pattern of
-100 kB (`(a?)` again and again) takes 350 MB of memory a second until the engine is killed. What is
-shorter may take as long, but not much memory."""
-
-TRIAL_TIMEOUT_S = 5.0
-TRIAL_MEMORY_BYTES = 2 << 30
-
-COMPILE_TIMEOUT_S = 10.0
-"""A format that takes longer to compile is refused. Stock's compilers cannot be interrupted: a
-grammar of 1 MB keeps xgrammar busy for minutes, and whoever else needs a grammar waits."""
-
-MAX_COMPILING = 4
-"""So many compilations at a time, given-up ones that still run included."""
 
 MAX_ERRORS = 8
 """So many unexpected errors, and our automata take no more requests."""
@@ -216,9 +208,7 @@ class SglBackend(StructuredOutputBackend):
     ) -> StructuredOutputGrammar:
         if self._takes_formats:
             try:
-                automaton = _within_limits(
-                    lambda: self._automaton(request_type, spec), _named(request_type)
-                )
+                automaton = within_limits(lambda: self._automaton(request_type, spec), request_type)
             except CompilingTakesTooLongError:
                 raise
             except Exception:
@@ -228,9 +218,9 @@ class SglBackend(StructuredOutputBackend):
                     return self._grammar(automaton, stop_token_ids)
         grammar = self._delegated(request_type, spec, stop_token_ids)
         mask = self.allocate_token_bitmask(1).zero_()
-        _within_limits(lambda: grammar.fill_bitmask(mask, 0), _named(request_type))
+        within_limits(lambda: grammar.fill_bitmask(mask, 0), request_type)
         if not mask.any():  # vLLM would sample token 0, and fail the request for it
-            raise ValueError(f"no text satisfies {_named(request_type)}")
+            raise ValueError(f"no text satisfies {named(request_type)}")
         return grammar
 
     def _automaton(self, request_type: StructuredOutputOptions, spec: str) -> Automaton | None:
@@ -319,9 +309,9 @@ class SglBackend(StructuredOutputBackend):
     ) -> StructuredOutputGrammar:
         if len(spec) > MAX_UNTRIED_CHARS:
             self.tools.trial.compile(request_type, spec, any_whitespace=self._any_whitespace)
-        grammar = _within_limits(
+        grammar = within_limits(
             lambda: self.tools.xgrammar.compile_grammar(request_type, spec, stop_token_ids),
-            _named(request_type),
+            request_type,
         )
         self.counters.xgrammar += 1
         return grammar
@@ -335,9 +325,9 @@ class SglBackend(StructuredOutputBackend):
                     self.vllm_config, tokenizer=self.tokenizer, vocab_size=self.vocab_size
                 )
         guidance = self._guidance
-        grammar = _within_limits(
+        grammar = within_limits(
             lambda: guidance.compile_grammar(request_type, spec, stop_token_ids),
-            _named(request_type),
+            request_type,
         )
         assert isinstance(grammar, GuidanceGrammar)
         if error := grammar.ll_matcher.get_error():
@@ -352,7 +342,7 @@ class Tools:
 
     def __init__(self, config: VllmConfig, tokenizer: TokenizerLike, vocab_size: int) -> None:
         self.xgrammar = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=vocab_size)
-        self.trial = Trial(self.xgrammar)
+        self.trial = Trial(partial(tokenizer_info, self.xgrammar))
         self.token_bytes, self.end_token = bytes_of_tokens(self.xgrammar)
         self.vocabulary = Vocabulary(
             self.token_bytes, max(self.xgrammar.vocab_size, len(self.token_bytes))
@@ -378,55 +368,6 @@ class Tools:
                 state = state.step(byte)
             assert state is not None
             self.masks.of(state).fill(row)
-
-
-class Trial:
-    """Compiles for xgrammar in a process of its own, which starts with the first that is asked for
-    and takes some 300 MB. Nothing of it is kept but that it has come to an end."""
-
-    def __init__(self, xgrammar: XgrammarBackend) -> None:
-        self._worker = Worker(
-            "sgl_vllm.fsm.xgrammar_worker",
-            timeout_s=TRIAL_TIMEOUT_S,
-            memory_bytes=TRIAL_MEMORY_BYTES,
-            opening=lambda: tokenizer_info(xgrammar).serialize_json().encode(),
-        )
-
-    def compile(
-        self, request_type: StructuredOutputOptions, spec: str, *, any_whitespace: bool
-    ) -> None:
-        """Returns if stock may compile this, whether or not it is right. Raises
-        CompilingTakesTooLongError."""
-        calls = _calls_of_xgrammar(request_type, spec, any_whitespace)
-        try:
-            self._worker.ask(json.dumps(calls).encode())
-        except GaveUpError as error:
-            raise CompilingTakesTooLongError(f"compiling {_named(request_type)} {error}") from None
-
-    def stop(self) -> None:
-        self._worker.stop()
-
-
-def _calls_of_xgrammar(
-    request_type: StructuredOutputOptions, spec: str, any_whitespace: bool
-) -> list[tuple[str, str, dict[str, Any]]]:
-    """What stock asks of xgrammar's compiler."""
-    of_schema = {
-        "any_whitespace": any_whitespace,
-        "separators": None if any_whitespace else (",", ":"),
-    }
-    if request_type == StructuredOutputOptions.JSON:
-        return [("compile_json_schema", spec, of_schema)]
-    if request_type == StructuredOutputOptions.REGEX:
-        return [("compile_regex", spec, {})]
-    if request_type == StructuredOutputOptions.GRAMMAR:
-        is_lark = grammar_is_likely_lark(spec)
-        return [("compile_lark" if is_lark else "compile_grammar", spec, {})]
-    tag = json.loads(spec)
-    if "structures" not in tag:
-        return [("compile_structural_tag", spec, {})]
-    schemas = [json.dumps(one["schema"]) for one in tag["structures"]]
-    return [("compile_json_schema", schema, {}) for schema in schemas]
 
 
 def tokenizer_info(xgrammar: XgrammarBackend) -> Any:
@@ -587,44 +528,6 @@ class GrammarExecutor(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._threads.shutdown(wait, cancel_futures=cancel_futures)
-
-
-_compiling = threading.BoundedSemaphore(MAX_COMPILING)
-
-
-class CompilingTakesTooLongError(ValueError):
-    """A format is refused; no other backend is asked for it."""
-
-
-def _named(request_type: StructuredOutputOptions) -> str:
-    return f"the {request_type.name.lower()}"
-
-
-Made = TypeVar("Made")
-
-
-def _within_limits(make: Callable[[], Made], what: str) -> Made:
-    """What `make` returns, unless that takes too long: then it goes on, but nobody waits for it."""
-    if not _compiling.acquire(timeout=COMPILE_TIMEOUT_S):
-        raise CompilingTakesTooLongError(
-            f"{what} is not compiled: {MAX_COMPILING} others take too long"
-        )
-    made: Future[Made] = Future()
-
-    def work() -> None:
-        try:
-            made.set_result(make())
-        except BaseException as error:
-            made.set_exception(error)
-        finally:
-            _compiling.release()
-
-    threading.Thread(target=work, name="sgl-vllm-compile", daemon=True).start()
-    if not wait([made], COMPILE_TIMEOUT_S).done:
-        raise CompilingTakesTooLongError(
-            f"{what} takes more than {COMPILE_TIMEOUT_S:g} s to compile"
-        )
-    return made.result()
 
 
 def _one_of(choices: Sequence[str]) -> Expression | None:

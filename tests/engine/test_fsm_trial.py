@@ -9,8 +9,8 @@ import psutil
 import pytest
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 
-from sgl_vllm.fsm import backend as fsm_backend
-from sgl_vllm.fsm.backend import CompilingTakesTooLongError, SglBackend
+from sgl_vllm.fsm import limits
+from sgl_vllm.fsm.backend import SglBackend
 from tests.engine.test_fsm_like_stock import backend
 
 MIB = 1 << 20
@@ -51,7 +51,7 @@ def processes_of_trials() -> list[psutil.Process]:
 @pytest.mark.parametrize("kind", LARGE)
 def test_a_large_format_comes_out_as_from_stock(stock_s: SglBackend, kind: Options) -> None:
     spec = LARGE[kind]
-    assert len(spec) > fsm_backend.MAX_UNTRIED_CHARS
+    assert len(spec) > limits.MAX_UNTRIED_CHARS
     tried = stock_s.compile_grammar(kind, spec)
     stock = stock_s.tools.xgrammar.compile_grammar(kind, spec)
     rows = [stock_s.allocate_token_bitmask(1).zero_() for _ in range(2)]
@@ -65,9 +65,9 @@ def test_what_never_ends_is_refused_and_leaves_nothing_that_runs(stock_s: SglBac
     memory = psutil.Process().memory_info
     stock_s.compile_grammar(Options.GRAMMAR, LARGE_GRAMMAR)  # the process is there
     before, begun = memory().rss, time.monotonic()
-    with pytest.raises(CompilingTakesTooLongError, match=r"takes more than 5 s or 2048 MiB"):
+    with pytest.raises(limits.CompilingTakesTooLongError, match=r"takes more than 5 s or 2048 MiB"):
         stock_s.compile_grammar(Options.REGEX, NEVER_DONE)
-    assert time.monotonic() - begun < 2 * fsm_backend.TRIAL_TIMEOUT_S
+    assert time.monotonic() - begun < 2 * limits.TRIAL_TIMEOUT_S
     assert not processes_of_trials()
     time.sleep(1)
     assert memory().rss < before + 64 * MIB
