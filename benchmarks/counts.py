@@ -50,9 +50,9 @@ COUNTS = (
     "forced_tokens",
 )
 
-WITH_SELECT = ("mmlu", "mmlu_best", "hellaswag")
-"""Workloads whose passes are not compared: the choices of a `select` are several requests at once,
-and whether they meet in one pass is chance. What they compute is exact all the same."""
+BY_CHANCE = {(name, "forward_passes") for name in ("mmlu", "mmlu_best", "hellaswag")}
+"""Not compared: the choices of a `select` are several requests at once, and whether they meet in
+one pass is chance. What they compute is exact all the same."""
 
 TEXTS = "texts"
 TOLERANCE_WITH_OTHER_TEXTS = 0.05
@@ -84,9 +84,9 @@ def changes(before: Mapping[str, Counts], now: Mapping[str, Counts]) -> list[tup
         same_texts = old.get(TEXTS) == counts[TEXTS]
         tolerance = 0 if same_texts else TOLERANCE_WITH_OTHER_TEXTS
         for count in COUNTS:
-            was, value = old.get(count), counts[count]
-            if was is not None and count == "forward_passes" and name in WITH_SELECT:
+            if (name, count) in BY_CHANCE:
                 continue
+            was, value = old.get(count), counts[count]
             if was is None or abs(int(value) - int(was)) > tolerance * int(was):
                 found.append((name, count, "none" if was is None else str(was), str(value)))
     return found
