@@ -54,6 +54,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from benchmarks.ab.result import percentile
+from benchmarks.command import positive
 from benchmarks.models import resolve_model
 from benchmarks.schemas import FILE, Schema, schemas
 
@@ -693,10 +694,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help=f"folder with {FILE}; default: made-up schemas"
     )
-    parser.add_argument("--every", type=_positive, default=1, metavar="K", help="each K-th schema")
-    parser.add_argument("--limit", type=_positive, metavar="N", help="at most so many schemas")
+    parser.add_argument("--every", type=positive, default=1, metavar="K", help="each K-th schema")
+    parser.add_argument("--limit", type=positive, metavar="N", help="at most so many schemas")
     parser.add_argument(
-        "--outlines-limit", type=_positive, default=40, metavar="N", help="for outlines; default 40"
+        "--outlines-limit", type=positive, default=40, metavar="N", help="for outlines; default 40"
     )
     parser.add_argument(
         "--schema-limit",
@@ -721,12 +722,6 @@ def _backends(text: str) -> list[str]:
             f"there is no backend {unknown[0]!r}; choose from {', '.join(BACKENDS)}"
         )
     return names
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number
 
 
 if __name__ == "__main__":

@@ -82,37 +82,24 @@ def _custom_mtbench(texts: Texts, num_prompts: int, folder: Path) -> Asked:
 
 def gsm8k(texts: Texts, num_prompts: int) -> list[str]:
     """Five solved problems, the same ones each time, and then one to solve."""
-    solved, unsolved = texts.file(problems.EXAMPLES_FILE), texts.file(problems.FILE)
-    if solved is None or unsolved is None:
+    if texts.data is None:
         shots = texts.text(SHOTS_TOKENS)
         return [
             f"{shots}\n\nQuestion:{texts.text(texts.number(*QUESTION_TOKENS))}\nAnswer:"
             for _ in range(num_prompts)
         ]
-    shots = "".join(
-        f"Question: {one['question']}\nAnswer: {one['answer']}\n\n"
-        for one in _rows(solved, problems.EXAMPLES_FILE, ("question", "answer"))[:NUM_SHOTS]
-    )
-    questions = _rows(unsolved, problems.FILE, ("question",))[:num_prompts]
-    return [f"{shots}Question: {one['question']}\nAnswer:" for one in questions]
+    solved = problems.read_problems(texts, problems.EXAMPLES_FILE)[:NUM_SHOTS]
+    shots = "".join(problem.with_answer() for problem in solved)
+    unsolved = problems.read_problems(texts, problems.FILE)[:num_prompts]
+    return [shots + problem.asked() for problem in unsolved]
 
 
 def mt_bench(texts: Texts, num_prompts: int) -> list[str]:
     """First turns, which have nothing in common."""
-    content = texts.file(mtbench.FILE)
-    if content is None:
+    questions = mtbench.questions(texts)
+    if questions is None:
         return [texts.text(texts.number(*TURN_TOKENS)) for _ in range(num_prompts)]
-    return [one["turns"][0] for one in _rows(content, mtbench.FILE, ("turns",))[:num_prompts]]
-
-
-def _rows(content: str, name: str, keys: tuple[str, ...]) -> list[dict]:
-    try:
-        rows = [json.loads(line) for line in content.splitlines()]
-        if all(key in row for row in rows for key in keys):
-            return rows
-    except (json.JSONDecodeError, TypeError) as error:
-        raise ValueError(f"--data: {name} is not JSON in lines: {error}") from error
-    raise ValueError(f"--data: {name} has lines without {' or '.join(keys)}")
+    return [turns[0] for turns in questions[:num_prompts]]
 
 
 def of_file(name: str, prompts: list[str], texts: Texts, folder: Path) -> Asked:

@@ -39,11 +39,6 @@ def items(texts: Texts, num_requests: int) -> list[Item]:
     ]
 
 
-def score(item: Item, state: sgl.ProgramState) -> float:
-    """Whether the last number of the answer is the reference's."""
-    return float(gsm8k.last_number(state["answer"]) == item["number"])
-
-
 WORKLOAD = Workload(
     name="few_shot_gsm8k",
     summary="five examples that all share, a question, up to 256 tokens of an answer",
@@ -56,5 +51,5 @@ WORKLOAD = Workload(
     items=items,
     num_requests=24,
     quick_requests=8,
-    score=score,
+    score=gsm8k.score,
 )

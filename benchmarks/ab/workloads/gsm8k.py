@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.ab.workloads.base import Texts, Vocabulary
+import sgl_vllm as sgl
+from benchmarks.ab.workloads.base import Item, Texts, Vocabulary
 from benchmarks.ab.workloads.questions import examples_that_fit, read_questions
 
 EXAMPLES_FILE = "gsm8k_train_head_20.jsonl"
@@ -62,7 +63,7 @@ def problems(texts: Texts, number: int) -> list[Problem]:
     """
     if texts.data is None:
         return _made_up(texts, number)
-    read = read_questions(texts, FILE, _problem)
+    read = read_problems(texts, FILE)
     short = [
         one for one in read if texts.vocabulary.num_tokens(one.question) <= MAX_QUESTION_TOKENS
     ]
@@ -77,14 +78,24 @@ def examples(texts: Texts, number: int, max_tokens: int) -> str:
     if texts.data is None:
         shown: Sequence[Problem] = _made_up(texts, number)
     else:
-        shown = read_questions(texts, EXAMPLES_FILE, _problem)[:number]
+        shown = read_problems(texts, EXAMPLES_FILE)[:number]
     return examples_that_fit(texts.vocabulary, [one.with_answer() for one in shown], max_tokens)
+
+
+def read_problems(texts: Texts, name: str) -> list[Problem]:
+    """Those of a file. There has to be a `texts.data`; ValueError if it is not as above."""
+    return read_questions(texts, name, _problem)
 
 
 def last_number(text: str) -> float | None:
     """The last number in the text, written with thousands apart or not; None if it has none."""
     found = _NUMBER.findall(text)
     return float(found[-1].replace(",", "")) if found else None
+
+
+def score(item: Item, state: sgl.ProgramState) -> float:
+    """Whether the last number of the program's `answer` is the item's `number`."""
+    return float(last_number(state["answer"]) == item["number"])
 
 
 def _problem(entry: dict[str, Any]) -> Problem:

@@ -53,11 +53,6 @@ def items(texts: Texts, num_requests: int) -> list[Item]:
     ]
 
 
-def score(item: Item, state: sgl.ProgramState) -> float:
-    """Whether the last number of the final answer is the reference's."""
-    return float(gsm8k.last_number(state["answer"]) == item["number"])
-
-
 def _varied(texts: Texts, num_tokens: int) -> int:
     varied = num_tokens * texts.number(*CHAIN_PERCENT) // 100
     return max(1, min(varied, gsm8k.MAX_ANSWER_TOKENS))
@@ -75,5 +70,5 @@ WORKLOAD = Workload(
     items=items,
     num_requests=8,
     quick_requests=3,
-    score=score,
+    score=gsm8k.score,
 )

@@ -13,6 +13,9 @@ from benchmarks.ab.workloads.base import Texts, Vocabulary
 
 Question = TypeVar("Question")
 
+HOTPOT_FILE = "hotpot_dev_200.json"
+"""Two workloads read it."""
+
 
 def has_file(texts: Texts, name: str) -> bool:
     """Whether there is a folder of real inputs with this file, for files that it may lack."""

@@ -19,9 +19,8 @@ import numpy as np
 
 import sgl_vllm as sgl
 from benchmarks.ab.workloads.base import Item, Texts, Workload
-from benchmarks.ab.workloads.questions import read_questions
+from benchmarks.ab.workloads.questions import HOTPOT_FILE, read_questions
 
-FILE = "hotpot_dev_200.json"
 NUM_DOCUMENTS = 24
 DOCUMENTS_PER_PROMPT = 3
 DOCUMENT_TOKENS = (200, 400)
@@ -86,7 +85,7 @@ def _questions(texts: Texts, number: int) -> list[Question]:
             min(num_tokens, MAX_ANSWER_TOKENS),
         )
 
-    read = read_questions(texts, FILE, question)
+    read = read_questions(texts, HOTPOT_FILE, question)
     return [read[index] for index in texts.order(number, len(read))]
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import sgl_vllm as sgl
 from benchmarks.ab.workloads.base import Item, Texts, Workload
+from benchmarks.ab.workloads.questions import HOTPOT_FILE
 
 PROMPTS_FILE = "react_prompts.json"
 EXAMPLES_KEY = "webthink_simple6"
-QUESTIONS_FILE = "hotpot_dev_200.json"
 
 NUM_EXAMPLES = 6
 MAX_PREFIX_TOKENS = 2048
@@ -75,7 +75,7 @@ def items(texts: Texts, num_requests: int) -> list[Item]:
 
 
 def _real_world(texts: Texts) -> _World | None:
-    prompts, asked = texts.file(PROMPTS_FILE), texts.file(QUESTIONS_FILE)
+    prompts, asked = texts.file(PROMPTS_FILE), texts.file(HOTPOT_FILE)
     if prompts is None or asked is None:
         return None
     try:
@@ -83,12 +83,12 @@ def _real_world(texts: Texts) -> _World | None:
         questions = [" " + one["question"] for one in json.loads(asked)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"--data: {PROMPTS_FILE} has no {EXAMPLES_KEY}, or {QUESTIONS_FILE} no list of "
+            f"--data: {PROMPTS_FILE} has no {EXAMPLES_KEY}, or {HOTPOT_FILE} no list of "
             f"questions: {error!r}"
         ) from error
     observations = re.findall(r"^Observation [0-9]+:(.+)", examples, re.MULTILINE)
     if not questions or not observations:
-        raise ValueError(f"--data: {PROMPTS_FILE} or {QUESTIONS_FILE} has nothing to replay")
+        raise ValueError(f"--data: {PROMPTS_FILE} or {HOTPOT_FILE} has nothing to replay")
     return _World(examples, questions, observations)
 
 

@@ -30,11 +30,6 @@ from benchmarks.schemas import FILE
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return Vocabulary.of(DEMO_MODEL)
-
-
-@pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
 

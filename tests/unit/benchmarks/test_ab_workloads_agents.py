@@ -27,7 +27,7 @@ from benchmarks.ab.workloads import (
 )
 from benchmarks.ab.workloads.base import MAX_MODEL_LEN, Item, Texts, Vocabulary
 from benchmarks.ab.workloads.mtbench import FILE as QUESTIONS_FILE
-from benchmarks.models import DEMO_MODEL
+from benchmarks.ab.workloads.questions import HOTPOT_FILE
 from sgl_vllm.lang.backends.base import ChatPrompt, GenAnswer, Generated, GenRequest, Usage
 from tests.unit.lang.scripted import ScriptedBackend, text_of
 
@@ -47,11 +47,6 @@ GROWTH = 1.3
 TOKENS_OF_A_TURN = 12  # of the chat template
 
 
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return Vocabulary.of(DEMO_MODEL)
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A folder of files in the real ones' formats, with texts too long for any prompt."""
@@ -64,7 +59,7 @@ def data(tmp_path: Path) -> Path:
     prompts = {"webthink_simple6": "\n" + examples + "\n", "another": "text"}
     (tmp_path / react.PROMPTS_FILE).write_text(json.dumps(prompts))
     questions = [{"question": f"Who is {name}?", "answer": "yes"} for name in ("A", "B", "C" * 900)]
-    (tmp_path / react.QUESTIONS_FILE).write_text(json.dumps(questions))
+    (tmp_path / HOTPOT_FILE).write_text(json.dumps(questions))
     (tmp_path / tree_of_thought.PUZZLES_FILE).write_text(
         "Rank,Puzzles,AMT (s)\n1,1 1 4 6,4.4\n2,1 1 11 11,4.41\n3,12 12 13 13,4.5\n"
     )
@@ -185,8 +180,8 @@ BROKEN: tuple[tuple[str, str, str], ...] = (
     ("react", react.PROMPTS_FILE, "{"),
     ("react", react.PROMPTS_FILE, '{"other": "text"}'),
     ("react", react.PROMPTS_FILE, '{"webthink_simple6": "no observation"}'),
-    ("react", react.QUESTIONS_FILE, '[{"answer": "yes"}]'),
-    ("react", react.QUESTIONS_FILE, "[]"),
+    ("react", HOTPOT_FILE, '[{"answer": "yes"}]'),
+    ("react", HOTPOT_FILE, "[]"),
     ("tree_of_thought", tree_of_thought.PUZZLES_FILE, "Rank,Numbers\n1,1 1 4 6\n"),
     ("tree_of_thought", tree_of_thought.PUZZLES_FILE, "Rank,Puzzles\n"),
     ("skeleton_of_thought", QUESTIONS_FILE, "no JSON\n"),

@@ -19,7 +19,6 @@ from benchmarks.ab.workloads import gsm8k as problems
 from benchmarks.ab.workloads import mtbench
 from benchmarks.ab.workloads.base import Texts, Vocabulary
 from benchmarks.medians import median_figures
-from benchmarks.models import DEMO_MODEL
 from benchmarks.serve import datasets
 from benchmarks.serve.__main__ import _parser, main, plan_of
 from benchmarks.serve.datasets import DATASETS, MAX_PROMPT_TOKENS, Asked
@@ -35,11 +34,6 @@ COUNTERS = Counters(
     forced_tokens=0,
     preemptions=0,
 )
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return Vocabulary.of(DEMO_MODEL)
 
 
 def said(throughput: float = 4.0, **others: Any) -> Mapping[str, Any]:
@@ -150,7 +144,7 @@ def test_gsm8ks_questions_come_after_the_same_five_solved_ones(
 
 def test_a_file_without_questions_is_refused(vocabulary: Vocabulary, tmp_path: Path) -> None:
     (tmp_path / mtbench.FILE).write_text('{"text": "no turns"}\n')
-    with pytest.raises(ValueError, match="lines without turns"):
+    with pytest.raises(ValueError, match=rf"cannot use entry 1 of {mtbench.FILE}: KeyError.*turns"):
         datasets.mt_bench(Texts(vocabulary, 0, tmp_path), 4)
 
 
