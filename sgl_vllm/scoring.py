@@ -12,12 +12,6 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-SCORE_FROM = "sgl_score_from"
-"""Key in a request's `extra_args` (HTTP: `vllm_xargs`): the index n >= 1 of the first prompt token
-whose log-probability is wanted. With it, `prompt_logprobs` reads the first n - 1 tokens from the
-cache, and has rows for the tokens from n on alone, after the None that vLLM begins with: each row
-costs the API process microseconds, and a prompt has thousands. Stock vLLM ignores the key."""
-
 Row = TypeVar("Row")
 Answer = TypeVar("Answer")
 Cost = TypeVar("Cost")

@@ -22,11 +22,9 @@ from vllm.logger import init_logger
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.request import Request
 
-logger = init_logger("vllm.sgl_vllm.report")
+from sgl_vllm.request_keys import REPORT
 
-REPORT = "sgl_report"
-"""Key in a request's `extra_args` (HTTP: `vllm_xargs`), where anything but 0 asks for a report, and
-in the `kv_transfer_params` of its answer, where the report is."""
+logger = init_logger("vllm.sgl_vllm.report")
 
 
 @dataclass(slots=True)

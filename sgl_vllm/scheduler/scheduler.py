@@ -34,13 +34,13 @@ from sgl_vllm.hooks import PARTS, missing_hooks
 from sgl_vllm.radix import manager as radix_manager
 from sgl_vllm.radix import slot_copies
 from sgl_vllm.radix.manager import RadixKVCacheManager
+from sgl_vllm.request_keys import SCORE_FROM
 from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.jump import JumpForward
 from sgl_vllm.scheduler.policy import Bound, WaitingLine
 from sgl_vllm.scheduler.preemption import CheapestVictim
 from sgl_vllm.scheduler.queue import CacheAwareQueue
 from sgl_vllm.scheduler.report import ForcedReports
-from sgl_vllm.scoring import SCORE_FROM
 
 logger = init_logger("vllm.sgl_vllm")
 

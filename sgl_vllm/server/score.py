@@ -26,7 +26,8 @@ from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, Tokeni
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
 from sgl_vllm import scoring
-from sgl_vllm.scoring import SCORE_FROM, all_answers, scored_rows
+from sgl_vllm.request_keys import SCORE_FROM
+from sgl_vllm.scoring import all_answers, scored_rows
 from sgl_vllm.server.batch import complete, counted_as_load, error_answer, handled, parsed
 from sgl_vllm.server.pins import json_object
 

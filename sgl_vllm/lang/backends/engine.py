@@ -28,12 +28,13 @@ from sgl_vllm.lang.backends.base import (
     Watch,
     program_id,
 )
-from sgl_vllm.lang.backends.on_vllm import REPORT, OnVLLM, with_report
+from sgl_vllm.lang.backends.on_vllm import OnVLLM, with_report
 from sgl_vllm.lang.backends.service import Once
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.ir import Sampling
 from sgl_vllm.lang.loop import background_loop
-from sgl_vllm.scoring import SCORE_FROM, all_answers, scored_rows
+from sgl_vllm.request_keys import REPORT, SCORE_FROM
+from sgl_vllm.scoring import all_answers, scored_rows
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

@@ -21,10 +21,7 @@ from sgl_vllm.lang.backends.base import (
     Usage,
 )
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
-
-REPORT = "sgl_report"
-"""Key in a request's extra arguments: the plugin shall say which part of the output was forced,
-under the same key of `kv_transfer_params` in the answer; stock vLLM ignores it."""
+from sgl_vllm.request_keys import REPORT
 
 
 class OnVLLM(Backend):

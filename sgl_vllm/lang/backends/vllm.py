@@ -29,7 +29,7 @@ from sgl_vllm.lang.backends.base import (
     program_id,
 )
 from sgl_vllm.lang.backends.batching import Batcher, BatchRoute
-from sgl_vllm.lang.backends.on_vllm import REPORT, OnVLLM, with_report
+from sgl_vllm.lang.backends.on_vllm import OnVLLM, with_report
 from sgl_vllm.lang.backends.openai_api import (
     OpenAIBackend,
     prompt_body,
@@ -39,7 +39,8 @@ from sgl_vllm.lang.backends.openai_api import (
 )
 from sgl_vllm.lang.backends.service import Once
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
-from sgl_vllm.scoring import SCORE_FROM, ChoiceTokens, scored_rows
+from sgl_vllm.request_keys import REPORT, SCORE_FROM
+from sgl_vllm.scoring import ChoiceTokens, scored_rows
 
 _request_numbers = itertools.count(1)
 
