@@ -162,7 +162,8 @@ class VLLM(OnVLLM, OpenAIBackend):
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
     ) -> ScoreAnswer:
         """In one request where the server has the plugin, by several where not."""
-        if await self.has_plugin():
+        plugin = await self._may_use_plugin()
+        if plugin:
             body = {
                 **await self._common(),
                 "prompt": prompt_body(prompt),
@@ -178,7 +179,9 @@ class VLLM(OnVLLM, OpenAIBackend):
             else:
                 with self.reading():
                     return _scores(answer)
-        return await super().score(prompt, choices, unconditional=unconditional, warm=warm)
+        return await super().score(
+            prompt, choices, unconditional=unconditional, warm=warm and plugin
+        )
 
     async def flush_cache(self) -> None:
         if not await self.has_plugin():
@@ -204,6 +207,15 @@ class VLLM(OnVLLM, OpenAIBackend):
 
     async def has_plugin(self) -> bool:
         return await self._server().plugin.answer()
+
+    async def _may_use_plugin(self) -> bool:
+        """As `has_plugin`, for what can be done without it: not while the server fails to say."""
+        try:
+            return await self.has_plugin()
+        except BackendError as error:
+            if error.status is None:
+                raise
+            return False
 
     # --- requests --------------------------------------------------------------------------
 
@@ -235,13 +247,7 @@ class VLLM(OnVLLM, OpenAIBackend):
 
     async def post_with_others(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """On a server with the plugin, what is posted in the same moment is one request."""
-        try:
-            goes_alone = not await self.has_plugin()
-        except BackendError as error:
-            if error.status is None:
-                raise
-            goes_alone = True
-        if goes_alone:
+        if not await self._may_use_plugin():
             return await self.post(path, body)
         try:
             async with asyncio.timeout(self.timeout_s):

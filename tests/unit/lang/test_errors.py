@@ -210,6 +210,25 @@ def test_flush_cache_needs_the_plugin_and_says_so(server, backend):
         sgl.flush_cache(backend)
 
 
+def test_programs_run_while_the_server_does_not_say_whether_it_has_the_plugin(server, backend):
+    server.plugin = True
+    server.logprob = lambda token, position: -0.1 if chr(token) in "yes" else -3.0
+    server.fault = lambda path, body: (
+        JSONResponse({"error": {"message": "busy"}}, 503) if path == "/v1/sgl/stats" else None
+    )
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a", max_tokens=5) + sgl.select("pick", ["no", "yes"])
+
+    assert program.run()["pick"] == "yes"
+    assert {path for path, _ in server.requests} == {
+        *("/v1/models", "/v1/sgl/stats", "/v1/completions", "/tokenize")
+    }
+    with pytest.raises(sgl.BackendError, match="answered 503: busy"):
+        sgl.get_server_info()
+
+
 @pytest.mark.parametrize("plugin", [False, True])
 def test_get_server_info_tells_a_stock_server_from_ours(server, backend, plugin):
     server.plugin = plugin
