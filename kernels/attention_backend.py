@@ -56,9 +56,9 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-from .decode_step import HostRows, Ints, Layer, Planner, attend, num_decodes
+from .decode_step import HostRows, Layer, Planner, attend, num_decodes
 from .prefix_attention import DevicePlan
-from .prefix_plan import AttentionShape
+from .prefix_plan import AttentionShape, Ints
 
 logger = init_logger(__name__)
 

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .prefix_plan import DEFAULT_COSTS, AttentionShape, Costs, Plan, make_plan
+from .prefix_plan import DEFAULT_COSTS, AttentionShape, Costs, Ints, Plan, make_plan
 
 if TYPE_CHECKING:
     import torch
 
     from .prefix_attention import DevicePlan
-
-Ints = NDArray[np.integer[Any]]
 
 MAX_STEPS = 64
 """A plan is made anew after so many steps, as splits of tails fit ever less."""

@@ -252,7 +252,6 @@ class _Compilation:
         self._parts: dict[int, list[Expr | Deferred]] = {}
         self._made: dict[int, list[Definition]] = {}
         self._settled: dict[int, set[Definition]] = {0: set()}
-        self._ends: dict[int, set[Definition]] = {}
 
     def steps(self) -> tuple[_Step, ...]:
         for node in self._graph.nodes:

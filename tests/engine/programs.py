@@ -130,7 +130,6 @@ class _Author:
         self._num_calls = 0
         self._phase: list[Call] = []
         self._lengths: dict[int, tuple[int, int, int]] = {}  # shortest, longest prompt; reply
-        self._salts: dict[int, str | None] = {}
 
     def write(self, num_calls: int) -> Program:
         rng = self._rng

@@ -1,7 +1,7 @@
 """A program's state as HTML: a fragment for a notebook, and a page.
 
 Owns the drawing of a `Picture`. The fragment carries its own style, in a class of its own, and no
-script. Text of prompts and of models is untrusted: all of it goes through `_escaped`, and media
+script. Text of prompts and of models is untrusted: all of it goes through `escaped`, and media
 are shown only from http(s) and ``data:image``, ``data:video`` URLs.
 
 What a text is can be told without colour: every kind has a line of its own under it and its
@@ -11,7 +11,6 @@ above it.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable
 
 from sgl_vllm.lang.media import Media
@@ -24,8 +23,8 @@ from sgl_vllm.lang.views.picture import (
     Piece,
     Slice,
     Turn,
+    escaped,
     usage_facts,
-    visible,
 )
 from sgl_vllm.lang.views.svg import MOST_LANES, fork_tree_svg_of
 
@@ -188,18 +187,13 @@ def page_of(picture: Picture, title: str) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{_escaped(title)}</title>\n"
+        f"<title>{escaped(title)}</title>\n"
         '<link rel="icon" href="data:,">\n'
         "<style>body { margin: 0; padding: 20px clamp(12px, 3vw, 36px); background: #f4f5f7; }\n"
         "@media (prefers-color-scheme: dark) { body { background: #101318; } }\n"
         "body > .sgl-view { margin: 0 auto; }</style>\n"
         f"</head>\n<body>\n{fragment_of(picture)}\n</body>\n</html>\n"
     )
-
-
-def _escaped(text: str) -> str:
-    """Text as it can stand in HTML, in an attribute too."""
-    return html.escape(visible(text), quote=True)
 
 
 def _usage_line(picture: Picture) -> str:
@@ -217,10 +211,10 @@ def _branch_content(branch: Branch) -> str:
     if branch.num_deeper:
         parts.append(f'<div class="sgl-note">{branch.num_deeper:,} branches below</div>')
     if branch.busy is not None:
-        parts.append(f'<div class="sgl-note">running: {_escaped(branch.busy)} …</div>')
+        parts.append(f'<div class="sgl-note">running: {escaped(branch.busy)} …</div>')
     if branch.error is not None:
         if branch.status == "discarded":
-            parts.append(f'<div class="sgl-note">{_escaped(branch.error)}</div>')
+            parts.append(f'<div class="sgl-note">{escaped(branch.error)}</div>')
         else:
             parts.append(_error(branch.error))
     if not parts:
@@ -230,7 +224,7 @@ def _branch_content(branch: Branch) -> str:
 
 
 def _error(message: str) -> str:
-    return f'<div class="sgl-error" role="alert">✗ {_escaped(message)}</div>'
+    return f'<div class="sgl-error" role="alert">✗ {escaped(message)}</div>'
 
 
 def _block(block: Block) -> str:
@@ -241,8 +235,8 @@ def _block(block: Block) -> str:
                 return f'<div class="sgl-text">{content}</div>'
             label = f"{role} (continued)" if is_continued else role
             return (
-                f'<div class="sgl-turn" data-role="{_escaped(role)}">'
-                f'<div class="sgl-role">{_escaped(label)}</div>'
+                f'<div class="sgl-turn" data-role="{escaped(role)}">'
+                f'<div class="sgl-role">{escaped(label)}</div>'
                 f'<div class="sgl-text">{content}</div></div>'
             )
         case Fork(branches):
@@ -255,7 +249,7 @@ def _block(block: Block) -> str:
                 shown += f'<div class="sgl-note">and {rest:,} more branches</div>'
             return f'<div class="sgl-fork" role="group" aria-label="branches">{shown}</div>'
         case Join():
-            return f'<div class="sgl-join">{_escaped(join_line(block))}</div>'
+            return f'<div class="sgl-join">{escaped(join_line(block))}</div>'
 
 
 def join_line(join: Join) -> str:
@@ -275,7 +269,7 @@ def _branch(branch: Branch, *, is_open: bool) -> str:
     opened = " open" if is_open else ""
     return (
         f'<details class="sgl-branch" data-status="{branch.status}"{opened}>'
-        f"<summary><b>{_escaped(branch.label)}</b> "
+        f"<summary><b>{escaped(branch.label)}</b> "
         f'<span class="sgl-note">{branch.status}, {branch.num_chars:,} characters</span></summary>'
         f"{_branch_content(branch)}</details>"
     )
@@ -284,12 +278,12 @@ def _branch(branch: Branch, *, is_open: bool) -> str:
 def _piece(piece: Piece) -> str:
     kind = _LABELS[piece.kind]
     called = f" {piece.name}" if piece.name else ""
-    told = _escaped("\n".join((kind + called, *piece.facts)))
+    told = escaped("\n".join((kind + called, *piece.facts)))
     label = ""
     if piece.kind not in ("text", "media"):
         shown = (piece.name or kind) + (" …" if piece.unfinished else "")
         label = (
-            f'<span class="sgl-name sgl-{piece.kind}-kind" title="{told}">{_escaped(shown)}</span>'
+            f'<span class="sgl-name sgl-{piece.kind}-kind" title="{told}">{escaped(shown)}</span>'
         )
     if piece.media is not None:
         return f'<span class="sgl-piece">{_media(piece.media, told)}</span>'
@@ -303,7 +297,7 @@ def _piece(piece: Piece) -> str:
 def _slice(kind: str, part: Slice) -> str:
     marks = f"sgl-slice sgl-{kind}-kind"
     marks += " sgl-forced" * part.forced + " sgl-cached" * part.cached
-    return f'<span class="{marks}">{_escaped(part.text)}</span>'
+    return f'<span class="{marks}">{escaped(part.text)}</span>'
 
 
 def _folded(piece: Piece) -> str:
@@ -337,15 +331,15 @@ def _media(media: Media, told: str) -> str:
     is_remote = url.startswith(("http://", "https://"))
     if media.kind == "image" and (is_remote or url.startswith("data:image/")):
         return (
-            f'<img class="sgl-media" src="{_escaped(url)}" alt="image" title="{told}" '
+            f'<img class="sgl-media" src="{escaped(url)}" alt="image" title="{told}" '
             'loading="lazy" referrerpolicy="no-referrer">'
         )
     if media.kind == "video" and (is_remote or url.startswith("data:video/")):
         return (
-            f'<video class="sgl-media" src="{_escaped(url)}" title="{told}" controls muted '
+            f'<video class="sgl-media" src="{escaped(url)}" title="{told}" controls muted '
             'preload="metadata"></video>'
         )
-    return f'<span class="sgl-note">[{_escaped(repr(media))}]</span>'
+    return f'<span class="sgl-note">[{escaped(repr(media))}]</span>'
 
 
 def _legend(picture: Picture) -> str:
@@ -374,4 +368,4 @@ def _legend(picture: Picture) -> str:
 
 
 def _legend_item(marks: str, label: str) -> str:
-    return f'<li><span class="sgl-slice {marks}">text</span> {_escaped(label)}</li>'
+    return f'<li><span class="sgl-slice {marks}">text</span> {escaped(label)}</li>'

@@ -7,6 +7,7 @@ where each piece of text comes from. How that is drawn is in `html.py`, `termina
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -193,6 +194,11 @@ def visible(text: str) -> str:
         return text
     shown = text.translate(_CONTROLS)
     return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in shown)
+
+
+def escaped(text: str) -> str:
+    """Text as it can stand in HTML and SVG, in an attribute too."""
+    return html.escape(visible(text), quote=True)
 
 
 # --- looking ---------------------------------------------------------------------------------

@@ -13,11 +13,10 @@ a text's length, so that a long text does not push everything else out of sight.
 from __future__ import annotations
 
 import hashlib
-import html
 from dataclasses import dataclass, field
 from math import sqrt
 
-from sgl_vllm.lang.views.picture import Branch, Fork, Join, Picture, Piece, Turn, visible
+from sgl_vllm.lang.views.picture import Branch, Fork, Join, Picture, Piece, Turn, escaped, visible
 
 MOST_LANES = 64
 """Of one fork; further branches are only counted."""
@@ -110,7 +109,7 @@ def _draw_branch(
     if from_wire is not None:
         sheet.wires.append(f"<g{dim}>{_wire(from_wire, (x, lane))}</g>")
     sheet.parts.append(f"<g{dim}>")
-    label = _escaped(branch.label or "main")
+    label = escaped(branch.label or "main")
     sheet.parts.append(f'<text class="lane-label" x="{x:.1f}" y="{y - 13}">{label}</text>')
     begin, ends = x, dict[str, tuple[float, int]]()
     for block in branch.blocks:
@@ -138,11 +137,11 @@ def _draw_branch(
     if branch.error is not None and branch.status == "failed":
         sheet.parts.append(
             f'<path class="cross" d="M{x + 5:.1f} {y - 5}l10 10m0 -10l-10 10">'
-            f"<title>{_escaped(branch.error)}</title></path>"
+            f"<title>{escaped(branch.error)}</title></path>"
         )
         x += 20
     elif branch.status in ("running", "waiting"):
-        told = _escaped(branch.busy or branch.status)
+        told = escaped(branch.busy or branch.status)
         sheet.parts.append(f'<text x="{x + 5:.1f}" y="{y + 3}">…<title>{told}</title></text>')
         x += 18
     sheet.parts.append("</g>")
@@ -180,16 +179,12 @@ def _draw_piece(sheet: _Sheet, piece: Piece, role: str | None, x: float, y: floa
     )
     top = y - _BLOCK_HEIGHT / 2
     box = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_BLOCK_HEIGHT}" rx="3"'
-    sheet.parts.append(f'<g><title>{_escaped(told)}</title><rect class="{piece.kind}" {box}/>')
+    sheet.parts.append(f'<g><title>{escaped(told)}</title><rect class="{piece.kind}" {box}/>')
     if piece.kind != "text":
         sheet.parts.append(f'<rect class="{piece.kind}-over" {box}/>')
     if piece.kind != "text" and name:
         fits = max(1, int((width - 8) / 6.2))
         label = name if len(name) <= fits else name[: fits - 1] + "…"
-        sheet.parts.append(f'<text x="{x + 5:.1f}" y="{y + 3.5}">{_escaped(label)}</text>')
+        sheet.parts.append(f'<text x="{x + 5:.1f}" y="{y + 3.5}">{escaped(label)}</text>')
     sheet.parts.append("</g>")
     return x + width + 2
-
-
-def _escaped(text: str) -> str:
-    return html.escape(visible(text), quote=True)
