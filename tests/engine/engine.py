@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,17 @@ from vllm.outputs import RequestOutput
 from sgl_vllm.demo import MODEL_PATH
 
 MODEL = os.environ.get("SGL_VLLM_TEST_MODEL", str(MODEL_PATH))
+
+
+def words(count: int, seed: int = 0) -> list[int]:
+    """A prompt of so many random tokens."""
+    rng = random.Random(seed)
+    return [rng.randrange(10, 2000) for _ in range(count)]
+
+
+def greedy(max_tokens: int = 1, **more: Any) -> SamplingParams:
+    """So many of the likeliest tokens."""
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **more)
 
 
 @dataclass(frozen=True)

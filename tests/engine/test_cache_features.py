@@ -20,19 +20,10 @@ from sgl_vllm.radix.manager import unsupported_reason
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.tree import pack
 from sgl_vllm.scheduler import scheduler
-from tests.engine.engine import Ask, Engine
+from tests.engine.engine import Ask, Engine, greedy, words
 
 SMALL = {"num_gpu_blocks_override": 24, "max_model_len": 512}
 """23 blocks of 32 tokens to use, and a longest request of 16."""
-
-
-def words(count: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(10, 2000) for _ in range(count)]
-
-
-def greedy(max_tokens: int = 1, **more) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **more)
 
 
 def in_tree(engine: Engine, prompt: list[int]) -> int:

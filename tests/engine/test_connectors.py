@@ -5,21 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from vllm import SamplingParams
 from vllm.config import KVTransferConfig
 
 from tests.engine import memory_connector
-from tests.engine.engine import Ask, Engine
+from tests.engine.engine import Ask, Engine, greedy, words
 from tests.engine.memory_connector import BEHAVIOUR, STORE, Behaviour
-
-
-def words(count: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(10, 2000) for _ in range(count)]
-
-
-def greedy(max_tokens: int = 4) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
 
 
 def behave(**behaviour) -> None:
@@ -62,7 +52,7 @@ def clean(request):
 def answer(engine: Engine, prompt: list[int]) -> list[int]:
     """What comes without cache and connector's store, which holds `prompt` afterwards."""
     behave(send_steps=2)
-    (result,) = engine.run([Ask(prompt, greedy())])
+    (result,) = engine.run([Ask(prompt, greedy(4))])
     forget(engine)
     behave()
     return list(result.outputs[0].token_ids)
@@ -73,7 +63,7 @@ def tokens_of(result) -> list[int]:
 
 
 def begin(engine: Engine, name: str, prompt: list[int], num_steps: int) -> None:
-    engine.llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, greedy())
+    engine.llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, greedy(4))
     for _ in range(num_steps):
         engine.llm.llm_engine.step()
 
@@ -83,7 +73,7 @@ def computed_afresh(engine: Engine, prompt: list[int]) -> list[int]:
     settle(engine)
     STORE.clear()
     behave()
-    return tokens_of(engine.run([Ask(prompt, greedy())])[0])
+    return tokens_of(engine.run([Ask(prompt, greedy(4))])[0])
 
 
 @pytest.mark.parametrize("load_steps", [0, 1, 3])
@@ -91,7 +81,7 @@ def test_what_the_connector_loads_gives_the_same_tokens(engine, load_steps):
     prompt = words(100)
     expected = answer(engine, prompt)
     behave(load_steps=load_steps)
-    (result,) = engine.run([Ask(prompt, greedy())])
+    (result,) = engine.run([Ask(prompt, greedy(4))])
     assert tokens_of(result) == expected
     assert result.num_cached_tokens == 96
     assert computed_afresh(engine, prompt) == expected
@@ -103,7 +93,7 @@ def test_a_load_continues_what_the_cache_holds(engine):
     engine.run([Ask(prompt[:70], greedy(1))])
     before = list(STORE)
     behave(load_steps=2)
-    (result,) = engine.run([Ask(prompt, greedy())])
+    (result,) = engine.run([Ask(prompt, greedy(4))])
     assert tokens_of(result) == expected
     assert result.num_cached_tokens == 192
     assert list(STORE) == before
@@ -129,7 +119,7 @@ def test_a_failed_load_leaves_nothing_wrong_in_the_cache(engine, load_steps, fai
     prompt = words(150)
     expected = answer(engine, prompt)
     behave(load_steps=load_steps, failing_block=failing_block)
-    (result,) = engine.run([Ask(prompt, greedy())])
+    (result,) = engine.run([Ask(prompt, greedy(4))])
     if engine.scheduler.recompute_kv_load_failures:
         assert tokens_of(result) == expected
     else:
@@ -141,7 +131,7 @@ def test_a_failed_load_told_by_its_request_leaves_nothing_wrong_either(engine):
     prompt = words(150)
     expected = answer(engine, prompt)
     behave(load_steps=2, failing_block=1, names_request=True)
-    engine.run([Ask(prompt, greedy())])
+    engine.run([Ask(prompt, greedy(4))])
     assert computed_afresh(engine, prompt) == expected
 
 
@@ -159,7 +149,7 @@ def test_a_failed_load_that_two_requests_share_is_computed_once_and_right(engine
     prompt = words(150)
     expected = answer(engine, prompt)
     behave(failing_block=1)
-    results = engine.run([Ask(prompt, greedy()), Ask(prompt, greedy())])
+    results = engine.run([Ask(prompt, greedy(4)), Ask(prompt, greedy(4))])
     if engine.scheduler.recompute_kv_load_failures:
         assert [tokens_of(result) for result in results] == [expected, expected]
     assert computed_afresh(engine, prompt) == expected
@@ -170,7 +160,7 @@ def test_blocks_are_kept_until_they_are_sent(engine):
     expected = answer(engine, prompt)
     STORE.clear()
     behave(send_steps=8)
-    engine.run([Ask(prompt, greedy())])
+    engine.run([Ask(prompt, greedy(4))])
     pool = engine.scheduler.kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() < pool.num_gpu_blocks - 1
     behave()
@@ -178,7 +168,7 @@ def test_blocks_are_kept_until_they_are_sent(engine):
     settle(engine)
     assert len(STORE) == 3
     forget(engine)
-    (result,) = engine.run([Ask(prompt, greedy())])
+    (result,) = engine.run([Ask(prompt, greedy(4))])
     assert (tokens_of(result), result.num_cached_tokens) == (expected, 96)
 
 
@@ -222,9 +212,9 @@ def test_vllms_example_connector_stores_and_loads_beside_the_tree(start, tmp_pat
     )
     engine = start({}, kv_transfer_config=config, max_model_len=512, num_gpu_blocks_override=24)
     prompt = words(100)
-    (first,) = engine.run([Ask(prompt, greedy())])
+    (first,) = engine.run([Ask(prompt, greedy(4))])
     forget(engine)
-    (second,) = engine.run([Ask(prompt, greedy())])
+    (second,) = engine.run([Ask(prompt, greedy(4))])
     assert tokens_of(second) == tokens_of(first)
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 96)
     engine.check_nothing_is_left()

@@ -5,25 +5,15 @@ from __future__ import annotations
 import random
 
 import pytest
-from vllm import SamplingParams
 from vllm.config.kv_events import KVEventsConfig
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 
 from sgl_vllm.radix.keys import RequestNamespace
 from sgl_vllm.radix.tree import RadixTree, pack
-from tests.engine.engine import Ask, Engine
+from tests.engine.engine import Ask, Engine, greedy, words
 
 BLOCK = 32
-
-
-def words(count: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(10, 2000) for _ in range(count)]
-
-
-def greedy(max_tokens: int = 1, **more) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **more)
 
 
 class Router:

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from vllm import SamplingParams
 
 from sgl_vllm.radix.keys import namespace_of
 from sgl_vllm.radix.tree import RadixTree
-from tests.engine.engine import Ask, Engine
-
-
-def words(count: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(10, 2000) for _ in range(count)]
-
-
-def greedy(max_tokens: int = 1, **more) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **more)
+from tests.engine.engine import Ask, Engine, greedy, words
 
 
 def cached_tokens(engine: Engine, *asks: Ask) -> list[int | None]:

@@ -14,8 +14,8 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from tests.engine.engine import Ask
 from tests.engine.one_by_one import decode_one_by_one
+from tests.engine.programs import CARD
 
-CARD = r'\{"city": "[A-Z][a-z]{2,9}", "continent": "(Europe|Asia|Africa)", "people": [0-9]{1,3}\}'
 PERSON = json.dumps(
     {
         "type": "object",

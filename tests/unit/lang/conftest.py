@@ -16,6 +16,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,9 @@ def tokenize(text: str, *, begin: bool = True) -> list[int]:
 
 def detokenize(ids: list[int]) -> str:
     return "".join("ab" if i == PAIR else chr(i) for i in ids if i != BEGIN)
+
+
+LONG = "A shared beginning that is long enough to be worth sending ahead of its branches. "
 
 
 def words(text: str) -> list[str]:
@@ -144,6 +148,14 @@ class Completion:
             end = min(len("".join(self.tokens[:count])), len(self.text))
             yield self.text[sent:end], min(count, len(self.tokens))
             sent = max(sent, end)
+
+
+def seen_to_go(server: FakeServer, count: int = 1) -> int:
+    """Wait until the server has seen so many clients go; how many it has seen then."""
+    ends = time.monotonic() + 5
+    while len(server.gone) < count and time.monotonic() < ends:
+        time.sleep(0.01)
+    return len(server.gone)
 
 
 class Recorder:
@@ -336,11 +348,6 @@ def make_app(running: RunningServer) -> Recorder:
     return Recorder(running, app)
 
 
-class _Uvicorn(uvicorn.Server):
-    def install_signal_handlers(self) -> None:
-        """Leave the test process's handlers alone."""
-
-
 class RunningServer:
     """A FakeServer being served in a thread on a free loopback port, until `stop`.
 
@@ -354,7 +361,7 @@ class RunningServer:
         self.fake = FakeServer(self.url)
         self.is_dead = False
         config = uvicorn.Config(make_app(self), log_level="critical", lifespan="off")
-        self._uvicorn = _Uvicorn(config)
+        self._uvicorn = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 

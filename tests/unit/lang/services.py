@@ -71,17 +71,12 @@ def make_app(service: Service, routes: dict[str, Answer]) -> FastAPI:
     return app
 
 
-class _Uvicorn(uvicorn.Server):
-    def install_signal_handlers(self) -> None:
-        """Leave the test process's handlers alone."""
-
-
 @contextmanager
 def serving(service: Service, routes: dict[str, Answer]) -> Iterator[Service]:
     """`service` in a thread, on a free port of loopback."""
     listening = socket.create_server(("127.0.0.1", 0))
     service.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server = _Uvicorn(
+    server = uvicorn.Server(
         uvicorn.Config(make_app(service, routes), log_level="critical", lifespan="off")
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

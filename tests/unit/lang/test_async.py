@@ -13,11 +13,10 @@ from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.loop import background_loop
+from tests.unit.lang.conftest import LONG, seen_to_go
 from tests.unit.lang.programs import ScriptedBackend
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(30)]
-
-LONG = "A shared beginning that is long enough to be worth sending ahead of its branches. "
 
 
 @sgl.function
@@ -47,13 +46,6 @@ def stalled(server, *, after=""):
             await asyncio.sleep(60)
 
     server.fault = fault
-
-
-def seen_to_go(server, count=1):
-    ends = time.monotonic() + 5
-    while len(server.gone) < count and time.monotonic() < ends:
-        time.sleep(0.01)
-    return len(server.gone)
 
 
 # --- what an async program can do ---------------------------------------------------------------

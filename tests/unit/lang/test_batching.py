@@ -121,11 +121,6 @@ class Script:
         return app
 
 
-class Server(uvicorn.Server):
-    def install_signal_handlers(self) -> None:
-        """Leave the test process's handlers alone."""
-
-
 class Bench:
     """A scripted server and a batcher that talks to it, on the loop of the test."""
 
@@ -159,7 +154,8 @@ def on_bench(
     async def main() -> None:
         script = Script()
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            server = Server(uvicorn.Config(script.app(), log_level="critical", lifespan="off"))
+            config = uvicorn.Config(script.app(), log_level="critical", lifespan="off")
+            server = uvicorn.Server(config)
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
             async with openai.AsyncOpenAI(

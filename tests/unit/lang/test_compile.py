@@ -20,11 +20,10 @@ from sgl_vllm.lang.ir import Text
 from sgl_vllm.lang.trace import shared_prefix
 from sgl_vllm.lang.tracing.frames import TraceError
 from tests.effort import examples
+from tests.unit.lang.conftest import LONG
 from tests.unit.lang.random_programs import program_of, sources
 
 pytestmark = pytest.mark.usefixtures("backend")
-
-LONG = "A shared beginning that is long enough to be worth sending ahead of its branches. "
 
 
 def facts(state):

@@ -11,8 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.loop import background_loop
-
-LONG = "A shared beginning that is long enough to be worth sending ahead of its branches. "
+from tests.unit.lang.conftest import LONG
 
 
 def fails_on(text, status=500, message="the engine is dead"):

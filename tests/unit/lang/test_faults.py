@@ -15,10 +15,9 @@ import pytest
 from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
+from tests.unit.lang.conftest import LONG
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(30)]
-
-LONG = "A shared beginning that is long enough to be worth sending ahead of its branches. "
 
 
 def fails_after(server, text, status=500):

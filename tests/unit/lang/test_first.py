@@ -9,6 +9,7 @@ import pytest
 from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
+from tests.unit.lang.conftest import seen_to_go
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
 
@@ -21,14 +22,6 @@ def slow_unless(*quick):
             await asyncio.sleep(60)
 
     return fault
-
-
-def leave(server, count):
-    """Wait until the server has seen so many clients go."""
-    ends = time.monotonic() + 5
-    while len(server.gone) < count and time.monotonic() < ends:
-        time.sleep(0.01)
-    return len(server.gone)
 
 
 def test_the_losers_requests_are_cancelled_and_join_brings_the_winner_alone(server):
@@ -52,7 +45,7 @@ def test_the_losers_requests_are_cancelled_and_join_brings_the_winner_alone(serv
     assert state["b"] == ["[2]"]
     assert state.text() == "x[2]"
     assert time.monotonic() - started < 5
-    assert leave(server, 3) == 3
+    assert seen_to_go(server, 3) == 3
     assert sorted(body["prompt"] for body in server.gone) == ["x0", "x2", "x3"]
 
 
@@ -74,7 +67,7 @@ def test_the_branches_of_losing_branches_are_cancelled_too(server):
 
     state = program.run()
     assert state.ret_value == "xwin[4]"
-    assert leave(server, 3) == 3
+    assert seen_to_go(server, 3) == 3
 
 
 def test_a_branch_that_is_not_accepted_is_not_the_one(server):
@@ -154,7 +147,7 @@ def test_what_the_predicate_raises_ends_the_program_and_its_requests(server):
 
     with pytest.raises(ZeroDivisionError):
         program.run()
-    assert leave(server, 1) == 1
+    assert seen_to_go(server, 1) == 1
 
 
 def test_losers_can_no_longer_be_written_or_forked_and_do_no_harm(server):
@@ -194,5 +187,5 @@ def test_in_an_async_program_it_is_awaited_and_the_predicate_may_be_async(server
         return await winner["b"], await s["b"]
 
     assert asyncio.run(program.run_async()).ret_value == ("[2]", ["[2]"])
-    assert leave(server, 2) == 2
+    assert seen_to_go(server, 2) == 2
     assert program.run().ret_value == ("[2]", ["[2]"])

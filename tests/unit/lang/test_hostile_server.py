@@ -18,10 +18,9 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.loop import background_loop
+from tests.unit.lang.conftest import LONG
 
 pytestmark = pytest.mark.timeout(30)
-
-LONG = "A shared beginning that is long enough to be worth sending ahead of its branches. "
 
 
 # --- programs of every kind ---------------------------------------------------------------------

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.transcript import HINT_MIN_CHARS
+from tests.unit.lang.conftest import LONG
 from tests.unit.lang.scripted import ScriptedBackend
 
-LONG = "A shared beginning that is long enough to be worth sending ahead of its branches. "
 assert len(LONG) >= HINT_MIN_CHARS
 
 pytestmark = pytest.mark.usefixtures("backend")
