@@ -6,7 +6,7 @@ BIN := $(ROOT)/.venv/bin
 IN_ROOT := cd "$(ROOT)" &&
 TEST_FOLDERS = $(wildcard $(foreach part,unit browser engine server,$(ROOT)/tests/$(part)))
 
-.PHONY: help install demo test unit soak check reference format clean distclean
+.PHONY: help install demo test unit gpu soak check reference format clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -19,10 +19,14 @@ demo: install  ## a program on stock vLLM and on vLLM with the plugin, side by s
 	@$(IN_ROOT) exec "$(BIN)/sgl-vllm" demo
 
 test: check  ## lint, types and every test: pure parts, the tree page, the engine, the server
-	@$(IN_ROOT) exec "$(BIN)/python" -m pytest $(TEST_FOLDERS)
+	@$(IN_ROOT) "$(BIN)/python" -m pytest $(TEST_FOLDERS)
+	@$(IN_ROOT) ! nvidia-smi -L >/dev/null 2>&1 || exec "$(BIN)/python" -m pytest tests/gpu
 
 unit: install  ## the tests of the pure parts (seconds)
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"
+
+gpu:  ## on a machine with CUDA: tests, kernel times, comparison with stock (docs/gpu.md)
+	@$(IN_ROOT) exec $(PYTHON3) tools/gpu/suite.py
 
 soak: install  ## ten times the random examples; 20,000 requests compared with stock (minutes)
 	@$(IN_ROOT) SGL_VLLM_TEST_EFFORT=10 "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"

@@ -100,6 +100,17 @@ SHAPES: dict[str, Shape | VisionShape] = {
         max_position_embeddings=32_768,
         rope_theta=1_000_000.0,
     ),
+    "qwen2.5-7b": Shape(
+        model_type="qwen2",
+        hidden_size=3584,
+        intermediate_size=18_944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        vocab_size=152_064,
+        max_position_embeddings=32_768,
+        rope_theta=1_000_000.0,
+    ),
     "vlm-tiny": VisionShape(
         text=Shape(
             model_type="llama",

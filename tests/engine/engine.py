@@ -93,6 +93,8 @@ class Engine:
 
     def check_nothing_is_left(self) -> None:
         """At idle every block is free or cached, no request lingers, and the tree is consistent."""
+        while self.core.batch_queue:  # asynchronous scheduling: what was in flight at the last end
+            self.llm.llm_engine.step()
         pool = self.scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
         assert not self.scheduler.requests and not self.scheduler.running

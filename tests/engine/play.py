@@ -343,7 +343,9 @@ def _counts(engine: Engine) -> Counter[str]:
     return counts
 
 
-def differences(program: Program, want: Played, got: Played) -> Iterator[Difference]:
+def differences(
+    program: Program, want: Played, got: Played, logprob_tolerance: float = LOGPROB_TOLERANCE
+) -> Iterator[Difference]:
     """The first difference of every request whose answer is not the reference's.
 
     Of a request that was given up, what it had by then must be how the reference begins.
@@ -351,13 +353,13 @@ def differences(program: Program, want: Played, got: Played) -> Iterator[Differe
     for call in program.calls:
         prompt = want.prompts[call.number]
         one, other = want.answers[call.number], got.answers[call.number]
-        for what, wanted, given, common in _unequal(call, one, other):
+        for what, wanted, given, common in _unequal(call, one, other, logprob_tolerance):
             yield Difference(call, prompt, what, wanted, given, common)
             break
 
 
 def _unequal(
-    call: Call, want: Answer, got: Answer
+    call: Call, want: Answer, got: Answer, tolerance: float
 ) -> Iterator[tuple[str, Any, Any, list[int] | None]]:
     for one, other in zip(want.samples, got.samples, strict=True):
         ended = other.ended != (None, None)
@@ -371,19 +373,21 @@ def _unequal(
             yield "finish reasons", one.ended, other.ended, None
         if ended and one.text != other.text:
             yield "texts", one.text, other.text, None
-        if not _close(one.logprobs, other.logprobs, ended):
+        if not _close(one.logprobs, other.logprobs, ended, tolerance):
             yield "logprobs", one.logprobs, other.logprobs, None
     if call.abort is None and not got.finished:
         yield "ends", "an end", "none", None
-    if got.finished and not _close(want.prompt_logprobs, got.prompt_logprobs, True):
+    if got.finished and not _close(want.prompt_logprobs, got.prompt_logprobs, True, tolerance):
         yield "prompt logprobs", want.prompt_logprobs, got.prompt_logprobs, None
 
 
-def _close(want: list[float] | None, got: list[float] | None, whole: bool) -> bool:
+def _close(
+    want: list[float] | None, got: list[float] | None, whole: bool, tolerance: float
+) -> bool:
     if want is None or got is None:
         return want is got or not whole
     return (len(want) == len(got) or not whole) and all(
-        abs(a - b) <= LOGPROB_TOLERANCE for a, b in zip(want, got, strict=False)
+        abs(a - b) <= tolerance for a, b in zip(want, got, strict=False)
     )
 
 

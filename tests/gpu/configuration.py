@@ -1,0 +1,121 @@
+"""How the engines under test are configured: one configuration a process, named in the environment.
+
+    SGL_VLLM_GPU_CONFIGURATION=v1-sync-eager-triton-plain python -m pytest tests/gpu
+    SGL_VLLM_TEST_DEVICE=cpu python -m pytest tests/gpu          # the same tests, without a GPU
+
+Knows neither torch nor vLLM: `tools/gpu/suite.py` reads it in any Python.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, fields
+from typing import Any
+
+DEVICE_VARIABLE = "SGL_VLLM_TEST_DEVICE"
+CONFIGURATION_VARIABLE = "SGL_VLLM_GPU_CONFIGURATION"
+UNVERIFIED_VARIABLE = "SGL_VLLM_GPU_UNVERIFIED"
+
+# Physical orders that vLLM can give its KV cache: layers, blocks, heads, slots, content.
+LAYOUTS = ("LBNHC", "LBHNC", "LHBNC", "BLNHC", "BLHNC", "BHLNC")
+BACKENDS = {"flash": "FLASH_ATTN", "triton": "TRITON_ATTN"}
+_WORDS = (
+    ("v2", "v1"),
+    ("async", "sync"),
+    ("graphs", "eager"),
+    (*BACKENDS,),
+    ("invariant", "plain"),
+)
+
+
+def on_cpu() -> bool:
+    return os.environ.get(DEVICE_VARIABLE, "cuda") == "cpu"
+
+
+def unverified() -> dict[str, bool]:
+    """The plugin's options that switch on what no GPU has run yet, where the environment asks for
+    that; by their names, so that there may be none."""
+    from sgl_vllm.config import Options
+
+    if os.environ.get(UNVERIFIED_VARIABLE) != "1":
+        return {}
+    return {one.name: True for one in fields(Options) if "unverified" in one.name}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """`numerics`: `invariant` is vLLM's batch-invariant mode, in which a request's tokens do not
+    depend on what else is in the batch, so that equal means equal. In `plain` they do, in stock as
+    with the plugin: there, answers may differ where two tokens are next to equally likely."""
+
+    runner: str = "v2"
+    scheduling: str = "async"
+    graphs: str = "graphs"
+    backend: str = "flash"
+    numerics: str = "invariant"
+
+    @classmethod
+    def of(cls, name: str) -> Configuration:
+        """`name` as in `str()`; what it leaves out is as by default.
+
+        Raises:
+            ValueError: it has a word that is none of the known ones.
+        """
+        words = [word for word in name.split("-") if word]
+        if unknown := set(words) - set(itertools.chain(*_WORDS)):
+            raise ValueError(f"{', '.join(unknown)}: a configuration is e.g. {cls()}; {_known()}")
+        return cls(*(next((w for w in words if w in known), known[0]) for known in _WORDS))
+
+    @classmethod
+    def of_environment(cls) -> Configuration:
+        return cls.of(os.environ.get(CONFIGURATION_VARIABLE, ""))
+
+    def __str__(self) -> str:
+        return "-".join(astuple(self))
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What vLLM is to be started with."""
+        if on_cpu():
+            return {}
+        return {
+            "VLLM_USE_V2_MODEL_RUNNER": str(int(self.runner == "v2")),
+            "VLLM_BATCH_INVARIANT": str(int(self.numerics == "invariant")),
+        }
+
+    @property
+    def engine_args(self) -> dict[str, Any]:
+        """For `tests.engine.engine.Engine`, whose own are a CPU's."""
+        if on_cpu():
+            return {}
+        return {
+            "dtype": "bfloat16",
+            "enforce_eager": self.graphs == "eager",
+            "async_scheduling": self.scheduling == "async",
+            "attention_backend": BACKENDS[self.backend],
+            # Several engines follow each other in a process, and are small.
+            "gpu_memory_utilization": 0.25,
+        }
+
+    @property
+    def server_args(self) -> list[str]:
+        """`engine_args` as `vllm serve` takes them."""
+        flags = []
+        for name, value in self.engine_args.items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                flags.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                flags += [f"--{flag}", str(value)]
+        return flags
+
+
+def all_configurations(numerics: str = "invariant") -> list[Configuration]:
+    """Every one of these numerics, the default first."""
+    return [Configuration(*words, numerics) for words in itertools.product(*_WORDS[:-1])]
+
+
+def _known() -> str:
+    return "; ".join(" or ".join(words) for words in _WORDS)

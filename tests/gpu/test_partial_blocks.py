@@ -1,0 +1,66 @@
+"""A hit inside a block is copied right on every layout that the KV cache can have in memory: by
+vLLM's copy of whole blocks, and by the plugin's kernel, which copies the matched slots."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+
+from sgl_vllm.radix.slot_copies import _UPDATES
+from tests.engine.engine import Ask
+from tests.gpu.configuration import LAYOUTS, on_cpu
+from tests.gpu.conftest import needs_exact
+
+pytestmark = needs_exact
+
+SETTINGS = {
+    "enforce_eager": True,
+    "block_size": 32,
+    "num_gpu_blocks_override": 400,
+    "max_num_seqs": 32,
+}
+
+
+def asks() -> list[Ask]:
+    """Prompts that begin like one of three, for any number of tokens."""
+    rng = random.Random(0)
+    trunks = [[rng.randrange(10, 2000) for _ in range(300)] for _ in range(3)]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    return [
+        Ask([*rng.choice(trunks)[: rng.randrange(40, 300)], rng.randrange(10, 2000)], params)
+        for _ in range(120)
+    ]
+
+
+def copies_slots(worker: Any) -> bool:
+    runner = worker.model_runner
+    updates = (getattr(runner, name, None) for name in _UPDATES)
+    return any(update.__name__ == "update_with_slots" for update in updates if update)
+
+
+@pytest.fixture(scope="module")
+def want(start: Any) -> list[Any]:
+    return start(enable_prefix_caching=False, **SETTINGS).tokens(asks())
+
+
+@pytest.mark.parametrize("by_kernel", [False, True], ids=["blocks", "slots"])
+@pytest.mark.parametrize("layout", ["LBHNC"] if on_cpu() else LAYOUTS)
+def test_what_is_copied_is_right(
+    start: Any, want: list[Any], layout: str, by_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", layout)
+    try:
+        engine = start({"radix_slot_copy": by_kernel}, **SETTINGS)
+    except ValueError as error:
+        if "VLLM_KV_CACHE_LAYOUT" in str(error):
+            pytest.skip(f"not with this attention backend: {error}")
+        raise
+    assert engine.core.vllm_config.cache_config.kv_cache_layout == layout
+    assert engine.llm.collective_rpc(copies_slots) == [by_kernel and not on_cpu()]
+    assert engine.tokens(asks()) == want
+    assert engine.tokens(asks()) == want  # from the cache
+    engine.check_nothing_is_left()
+    assert engine.scheduler.sgl_vllm_stats()["radix"]["partial_block_hits"] > 100

@@ -1,0 +1,148 @@
+"""Under greedy sampling every request gets stock's answer: random programs of 520 requests with
+prefixes cut anywhere, grammars, stops, penalties, aborts, preemption and caches that are too small.
+
+In the batch-invariant mode answers are equal or wrong. In the plain mode sums depend on the batch,
+in stock as well: then an answer may part from stock's only where two tokens' logits are next to
+equal, and the plugin's may do so about as often as stock's own part from each other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+
+from tests.engine import play as playing
+from tests.engine.engine import Ask, Engine
+from tests.engine.play import (
+    REFERENCE,
+    STOCK_WITHOUT_CACHE,
+    Difference,
+    Played,
+    References,
+    Setting,
+    differences,
+    gap,
+    play,
+)
+from tests.engine.programs import MAX_MODEL_LEN, Program, random_program
+from tests.gpu.configuration import on_cpu, unverified
+from tests.gpu.conftest import CONFIGURATION
+
+Start = Callable[..., Engine]
+
+NUM_CALLS = int(os.environ.get("SGL_VLLM_GPU_REQUESTS", "520"))
+IS_PLAIN = CONFIGURATION.numerics == "plain" and not on_cpu()
+NEAR_TIE = 0.5 if IS_PLAIN else playing.NEAR_TIE
+"""Between logits of about 20, of which bfloat16 keeps eighths."""
+LOGPROB_TOLERANCE = 0.25 if IS_PLAIN else playing.LOGPROB_TOLERANCE
+BLOCK_SIZE = 32 if on_cpu() else 16
+FEWEST_BLOCKS = MAX_MODEL_LEN // BLOCK_SIZE + 1
+
+TIGHT = Setting(
+    {},
+    block_size=BLOCK_SIZE,
+    num_blocks=FEWEST_BLOCKS + 12,
+    max_num_batched_tokens=128,
+    max_num_seqs=16,
+)
+ROOMY = Setting({}, block_size=BLOCK_SIZE, num_blocks=FEWEST_BLOCKS * 8, max_num_seqs=32)
+
+
+@dataclass
+class Case:
+    """One program, and what stock answers to it."""
+
+    program: Program
+    start: Start
+    stock: Played
+    narrowed: Played | None = None
+
+    @classmethod
+    def of(cls, start: Start) -> Case:
+        program = random_program(seed=1, num_calls=NUM_CALLS)
+        engine = started(start, STOCK_WITHOUT_CACHE)
+        return cls(program, start, play(engine, program, None, give_up=False))
+
+    def play(self, setting: Setting) -> tuple[Played, list[Difference]]:
+        """What an engine of this setting answers, and where that is not what it must be."""
+        engine = started(self.start, setting)
+        played = play(engine, self.program, self.stock.prompts)
+        if setting.plugin is not None:
+            parts = engine.scheduler.sgl_vllm_stats()["parts"]
+            print(f"\n{CONFIGURATION}: {parts}\n{dict(played.counts)}")
+            jumps = parts["jump_forward"] == "on"
+            setting = replace(setting, plugin={**setting.plugin, "jump_forward": jumps})
+        references = References(self.stock, self.stock)
+        if setting.is_canonical:
+            references = References(self._narrowed(), self.stock)
+        want = references.expected_by(setting, self.program)
+        found = differences(self.program, want, played, logprob_tolerance=LOGPROB_TOLERANCE)
+        return played, list(found)
+
+    def gaps(self, found: list[Difference]) -> list[float]:
+        """How far apart the logits are where answers part; infinity if they part otherwise."""
+        if not found:
+            return []
+        engine = self.start(None, **playing.JUDGE)
+        return [gap(engine, difference) for difference in found]
+
+    def _narrowed(self) -> Played:
+        """Stock with forced text spelt canonically, by a scheduler that steps one by one. Its
+        prompts are stock's, as everybody's are."""
+        if self.narrowed is None:
+            plain = replace(CONFIGURATION, runner="v1", scheduling="sync")
+            engine = started(self.start, REFERENCE, configuration=plain)
+            self.narrowed = play(engine, self.program, self.stock.prompts, give_up=False)
+        return self.narrowed
+
+
+def started(start: Start, setting: Setting, **options: Any) -> Engine:
+    """Warm, so that nothing that is compiled first looks like a hang."""
+    plugin = setting.plugin if setting.plugin is None else {**setting.plugin, **unverified()}
+    engine = start(plugin, **options, **setting.engine_args)
+    setting.prepare(engine)
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=1)
+    engine.run([Ask([*range(10, 10 + length)], params) for length in (5, 40, 300)])
+    assert engine.llm.reset_prefix_cache()
+    return engine
+
+
+@pytest.fixture(scope="module")
+def case(start: Start) -> Case:
+    return Case.of(start)
+
+
+@pytest.mark.parametrize("setting", [ROOMY, TIGHT], ids=["roomy", "tight"])
+def test_answers_are_those_of_stock(
+    case: Case, setting: Setting, record_property: Callable[[str, object], None]
+) -> None:
+    played, found = case.play(setting)
+    counts = played.counts
+    assert len(played.answers) >= NUM_CALLS
+    assert counts["partial hits"] > NUM_CALLS // 10
+    assert counts["aborts"] > NUM_CALLS // 50
+    if setting is TIGHT:
+        assert counts["preemptions"] > 0
+    gaps = case.gaps(found)
+    wrong = [
+        (distance, difference)
+        for distance, difference in zip(gaps, found, strict=True)
+        if distance > NEAR_TIE
+    ]
+    record_property("compared", len(played.answers))
+    record_property("wrong", len(wrong))
+    record_property("near ties", len(found) - len(wrong))
+    record_property("forced tokens", counts["forced tokens"])
+    first = "\n".join(f"logits {apart:.3g} apart: {one}" for apart, one in wrong[:3])
+    assert not wrong, f"{len(wrong)} of {len(played.answers)} differ:\n{first}"
+    if IS_PLAIN:
+        _, of_stock = case.play(replace(setting, plugin=None))
+        record_property("near ties of stock with itself", len(of_stock))
+        assert len(found) <= 1.5 * len(of_stock) + 0.02 * len(played.answers)
+    else:
+        assert len(found) <= len(played.answers) // 500

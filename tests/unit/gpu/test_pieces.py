@@ -1,0 +1,163 @@
+"""What is packed arrives: made-up wheels through `pack.py` and `install.py`."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture
+def pack(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("pack")
+
+
+@pytest.fixture
+def install(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("install")
+
+
+def wheel(folder: Path, name: str, files: dict[str, bytes], requires: Sequence[str] = ()) -> Path:
+    """`name` is `NAME-VERSION`."""
+    file = folder / f"{name}-py3-none-any.whl"
+    lines = [f"Requires-Dist: {one}" for one in requires]
+    with zipfile.ZipFile(file, "w") as archive:
+        for path, content in files.items():
+            archive.writestr(path, content)
+        archive.writestr(f"{name}.dist-info/METADATA", "\n".join(["Name: x", *lines, "", "Text"]))
+    return file
+
+
+@pytest.fixture
+def pieces(pack: ModuleType, tmp_path: Path) -> list[Path]:
+    """The folders of an archive of two wheels, in pieces of 1,000 bytes."""
+    noise = random.Random(0).randbytes(3000)
+    one = {"one/__init__.py": b"", "one/lib.so": noise, "one/big.so": noise}
+    wheels = [
+        wheel(tmp_path, "one-1.0", one),
+        wheel(tmp_path, "two-2.0", {
+            "two-2.0.data/purelib/two.py": b"TWO = 2",
+            "two-2.0.data/scripts/two": b"#!python",
+        }),
+    ]  # fmt: skip
+    archive = tmp_path / "site.tar.xz"
+    pack.write_archive(wheels, archive, lambda name: name != "one/big.so")
+    return [part.parent for part in pack.split(archive, tmp_path / "out", 1000, "a title")]
+
+
+def test_pieces_are_small_and_make_the_whole_again(
+    install: ModuleType, pieces: list[Path], tmp_path: Path
+) -> None:
+    assert len(pieces) >= 3
+    assert all((piece / "part").stat().st_size <= 1000 for piece in pieces)
+    manifest = install.Manifest.read(pieces[0] / "manifest.json")
+    assert [piece.name for piece in manifest.pieces] == [piece.name for piece in pieces]
+    site = tmp_path / "site"
+    install.unpack([piece / "part" for piece in pieces], manifest.sha256, site)
+    found = sorted(str(file.relative_to(site)) for file in site.rglob("*") if file.is_file())
+    assert found == [
+        "one-1.0.dist-info/METADATA", "one/__init__.py", "one/lib.so",
+        "two-2.0.dist-info/METADATA", "two.py",
+    ]  # fmt: skip
+    assert (site / "two.py").read_text() == "TWO = 2"
+    assert len((site / "one" / "lib.so").read_bytes()) == 3000
+
+
+def test_the_same_wheels_give_the_same_archive(pack: ModuleType, tmp_path: Path) -> None:
+    wheels = [wheel(tmp_path, f"{name}-1", {f"{name}.py": b"x"}) for name in "ab"]
+    archives = [tmp_path / "first", tmp_path / "second"]
+    pack.write_archive(wheels, archives[0], lambda _: True)
+    pack.write_archive(wheels[::-1], archives[1], lambda _: True)
+    assert archives[0].read_bytes() == archives[1].read_bytes()
+
+
+def test_a_wheel_cannot_write_elsewhere(pack: ModuleType, tmp_path: Path) -> None:
+    bad = wheel(tmp_path, "bad-1", {"../outside.py": b""})
+    with pytest.raises(pack.PackFailed, match="outside"):
+        pack.write_archive([bad], tmp_path / "archive", lambda _: True)
+
+
+def test_pieces_arrive_one_by_one_in_any_order(
+    install: ModuleType, pieces: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    installed: list[str] = []
+    monkeypatch.setattr(install, "install", lambda manifest, *_: installed.append(manifest.title))
+    store = tmp_path / "store"
+    asked = ["--store", str(store)]
+    assert install.main(asked) == 1
+    assert "there is no piece" in capsys.readouterr().err
+    for piece in pieces[:0:-1]:
+        assert install.main([str(piece), *asked]) == install.MISSING
+    assert f"1 of {len(pieces)} missing: piece-1 (0.0 MiB)" in capsys.readouterr().out
+    for piece in pieces[1:]:
+        shutil.rmtree(piece)  # what has arrived is kept
+    assert install.main(asked) == install.MISSING and not installed
+    assert install.main([str(pieces[0]), *asked]) == 0
+    assert installed == ["a title"]
+
+
+def test_a_damaged_piece_is_refused(
+    install: ModuleType, pieces: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = pieces[1] / "part"
+    part.write_bytes(part.read_bytes()[:-1])
+    assert install.main([str(pieces[1]), "--store", str(tmp_path / "store")]) == 1
+    assert "is damaged (999 bytes): carry it again" in capsys.readouterr().err
+    assert install.main([str(tmp_path), "--store", str(tmp_path / "store")]) == 1
+    assert "is no piece" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_together_is_refused(
+    install: ModuleType, pieces: list[Path], tmp_path: Path
+) -> None:
+    parts = [piece / "part" for piece in pieces]
+    with pytest.raises(install.InstallFailed, match="not what was packed"):
+        install.unpack(parts, "0" * 64, tmp_path / "site")
+    with pytest.raises(install.InstallFailed, match="do not fit"):
+        install.unpack(parts[:-1], "0" * 64, tmp_path / "site")
+
+
+def test_pieces_of_another_archive_go(
+    pack: ModuleType, install: ModuleType, pieces: list[Path], tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    install.keep(pieces[0], store)
+    other = tmp_path / "other.tar.xz"
+    pack.write_archive([wheel(tmp_path, "b-1", {"b.py": b"x"})], other, lambda _: True)
+    part = pack.split(other, tmp_path / "newer", 1000, "newer")[0]
+    install.keep(part.parent, store)
+    assert install.stored(store).title == "newer"
+    assert sorted(file.name for file in store.iterdir()) == ["manifest.json", "piece-1"]
+
+
+def test_only_what_the_image_has_not_is_carried(pack: ModuleType, tmp_path: Path) -> None:
+    listed = tmp_path / "image.txt"
+    listed.write_text("# a comment\ntorch==2.11.0\nhuggingface-hub  # any\n")
+    image = pack.Image.read(listed)
+    pins = "huggingface_hub==2.4.0\nmypy==2.0\nopenai==3.0  # a comment\n# nothing\n"
+    assert pack.needed(pins, image) == ["openai==3.0", *pack.ALSO_NEEDED]
+
+
+def test_what_is_asked_for_and_neither_packed_nor_there_is_named(
+    pack: ModuleType, tmp_path: Path
+) -> None:
+    (tmp_path / "image.txt").write_text("torch==2.11.0\nnumpy\n")
+    requires = [
+        "numpy>=2", "torch==2.13.0", "b>=2", "c", 'd; extra == "x"', 'e; python_version < "3.12"',
+    ]  # fmt: skip
+    wheels = [wheel(tmp_path, "a-1", {}, requires), wheel(tmp_path, "b-2.1", {})]
+    image = pack.Image.read(tmp_path / "image.txt")
+    assert list(pack.unmet(wheels, image, "3.12")) == [
+        "torch==2.13.0 (for a); 2.11.0 is there",
+        "c (for a)",
+    ]
+
+
+def test_the_image_listed_here_has_a_torch(pack: ModuleType) -> None:
+    assert pack.Image.read(pack.IMAGE).versions["torch"] == "2.11.0"

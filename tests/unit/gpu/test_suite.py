@@ -1,0 +1,158 @@
+"""The suite's decisions: which steps, for how long, what is left to do, what is said at the end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.gpu.configuration import Configuration, all_configurations
+
+
+@pytest.fixture
+def suite(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("suite")
+
+
+def test_every_step_has_a_name_of_its_own_and_a_file_to_run(suite: ModuleType) -> None:
+    steps = suite.all_steps()
+    names = [step.name for step in steps]
+    assert len(set(names)) == len(names)
+    for step in steps:
+        for argument in step.arguments:
+            if argument.startswith("tests/"):
+                assert (suite.ROOT / argument).is_file()
+
+
+def test_every_configuration_is_compared_with_stock(suite: ModuleType) -> None:
+    named = {
+        step.environment.get("SGL_VLLM_GPU_CONFIGURATION")
+        for step in suite.all_steps()
+        if step.name.startswith("same-answers-")
+    }
+    assert named == {*map(str, all_configurations()), str(Configuration(numerics="plain"))}
+
+
+def test_workloads_and_models_are_those_of_the_benchmark(suite: ModuleType) -> None:
+    from benchmarks.ab.workloads import WORKLOADS
+    from benchmarks.models import SHAPE_PREFIX, SHAPES
+
+    assert set(suite.WORKLOADS) <= set(WORKLOADS)
+    assert {name.removeprefix(SHAPE_PREFIX) for name in suite.MODELS.values()} <= set(SHAPES)
+
+
+def test_a_comparison_takes_what_the_benchmark_takes(suite: ModuleType, tmp_path: Path) -> None:
+    from benchmarks.ab.__main__ import parser
+
+    step = suite.comparison("0.5b", 128)
+    (tmp_path / "mmlu.json").write_text("{}")
+    command = step.command("python", tmp_path)
+    assert command[:3] == ["python", "-m", "benchmarks.ab"]
+    parsed = parser().parse_args(command[3:])
+    assert parsed.workloads == [name for name in suite.WORKLOADS if name != "mmlu"]
+    assert parsed.json == tmp_path and parsed.concurrency == 128
+    assert parsed.requests >= 2 * 128
+
+
+def test_steps_are_chosen_by_name_and_pattern(suite: ModuleType) -> None:
+    steps = suite.all_steps()
+    names = [step.name for step in suite.chosen(steps, ["ab-*-c1", "kernels"])]
+    assert names == ["ab-7b-c1", "ab-0.5b-c1", "kernels"]
+    assert suite.chosen(steps, []) == steps
+    with pytest.raises(ValueError, match="no step 'kernel'"):
+        suite.chosen(steps, ["kernel"])
+
+
+def test_without_unverified_options_their_steps_go(suite: ModuleType) -> None:
+    steps = suite.all_steps()
+    names = {step.name for step in suite.ready(steps, "{}\n")}
+    assert names == {step.name for step in steps if not step.name.endswith("-unverified")}
+    with_options = suite.ready(steps, '{"jump_unverified": true}')
+    assert len(with_options) == len(steps)
+    told = [step for step in with_options if "SGL_VLLM_CONFIG" in step.environment]
+    assert told and all(step.name.endswith("-unverified") for step in told)
+
+
+def run(suite: ModuleType, out: Path, *scripts: str, **options: Any) -> dict[str, Any]:
+    """Steps that run these scripts, and how each ended; None for one that was not run."""
+    steps = [suite.Step(str(n), "", 30, ("-c", script)) for n, script in enumerate(scripts)]
+    arguments = suite.argparse.Namespace(out=out, again=False, limit=None)
+    vars(arguments).update({name: value for name, value in options.items() if name != "left_s"})
+    suite.run_all(steps, sys.executable, arguments, options.get("left_s", lambda: 1000.0))
+    ended = {step.name: suite.earlier(step, out) for step in steps}
+    return {name: result and result.status for name, result in ended.items()}
+
+
+def test_no_failure_stops_the_rest(
+    suite: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = run(suite, tmp_path, "raise SystemExit('no luck')", "print('fine')")
+    assert ended == {"0": "failed", "1": "passed"}
+    assert "no luck" in capsys.readouterr().out
+    assert "fine" in (tmp_path / "1" / "log.txt").read_text()
+
+
+def test_what_has_passed_is_not_run_again(suite: ModuleType, tmp_path: Path) -> None:
+    note = "open('OUT', 'a').write('x')".replace("OUT", str(tmp_path / "notes"))
+    for _ in range(2):
+        run(suite, tmp_path, note, f"{note}; raise SystemExit(1)")
+    assert (tmp_path / "notes").read_text() == "xxx"
+    run(suite, tmp_path, note, again=True)
+    assert (tmp_path / "notes").read_text() == "xxxx"
+
+
+def test_a_step_whose_time_is_up_is_asked_to_end(suite: ModuleType, tmp_path: Path) -> None:
+    script = (
+        "import time\ntry: time.sleep(60)\n"
+        f"except KeyboardInterrupt: open({str(tmp_path / 'partial')!r}, 'w').write('partial')"
+    )
+    assert run(suite, tmp_path, script, limit=1) == {"0": "stopped"}
+    assert (tmp_path / "partial").read_text() == "partial"
+
+
+def test_without_time_nothing_is_started(suite: ModuleType, tmp_path: Path) -> None:
+    assert run(suite, tmp_path, "", left_s=lambda: 10.0) == {"0": None}
+
+
+def test_the_summary_has_every_step_and_what_it_found(suite: ModuleType, tmp_path: Path) -> None:
+    done = suite.Step("done", "", 1, ("-c", "print(1)"))
+    folder = tmp_path / "done"
+    folder.mkdir()
+    (folder / "no_sharing.json").write_text(json.dumps({"ratio": {"throughput": 1.004}}))
+    rows = [{"ratio": 2.5}, {"ratio": 0.9}, {"off": 0}]
+    (folder / "kernels.json").write_text(json.dumps({"kernels": {"slot_copy": rows}}))
+    (folder / "junit.xml").write_text(
+        "<testsuites><testsuite><testcase><properties>"
+        '<property name="compared" value="520"/></properties></testcase>'
+        "<testcase><failure/></testcase><testcase><skipped/></testcase></testsuite></testsuites>"
+    )
+    suite.run_step(done, sys.executable, tmp_path, 30)
+    table = suite.summary([done, suite.Step("later", "", 1, ())], tmp_path)
+    assert table.splitlines()[2:] == [
+        "| done | passed | 0 | tests 1 of 3 passed, 1 skipped; compared 520; "
+        "slot_copy 0.90 to 2.50x; no_sharing 1.00x |",
+        "| later | not run | | |",
+    ]
+
+
+def test_a_configuration_is_what_its_name_says() -> None:
+    assert Configuration.of("") == Configuration()
+    assert Configuration.of("triton-v1") == Configuration(runner="v1", backend="triton")
+    for configuration in all_configurations():
+        assert Configuration.of(str(configuration)) == configuration
+    with pytest.raises(ValueError, match="v3"):
+        Configuration.of("v3-sync")
+
+
+def test_servers_are_configured_as_engines_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGL_VLLM_TEST_DEVICE", raising=False)
+    flags = Configuration.of("sync-eager-triton").server_args
+    assert flags == [
+        "--dtype", "bfloat16", "--enforce-eager", "--no-async-scheduling",
+        "--attention-backend", "TRITON_ATTN", "--gpu-memory-utilization", "0.25",
+    ]  # fmt: skip

@@ -1,0 +1,271 @@
+"""Packs a CUDA vLLM into pieces, for a GPU machine that no network reaches.
+
+    python tools/gpu/pack.py FOLDER
+
+Downloads the official vLLM and the wheels it needs that the machine's image has not (`image.txt`),
+lays them out as in `site-packages`, leaves out what no dense model on Ampere or Hopper loads, and
+compresses all of it into one archive. FOLDER/piece-1, piece-2, ... are that archive cut into parts,
+each small enough to be carried in one call beside this repository; each has the manifest, so that
+they may arrive in any order. There, in one call or several:
+
+    python3 tools/gpu/install.py FOLDER/piece-*
+
+Why the image's torch is enough: vLLM's libraries use torch's stable interface. The metadata of vLLM
+0.32.0 asks for torch 2.13, but no library that is packed needs a symbol that torch 2.11 lacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import lzma
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from pathlib import Path, PurePosixPath
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGE = Path(__file__).with_name("image.txt")
+PINS = ROOT / "constraints" / "common.txt"
+MIB = 2**20
+PIECE_MIB = 46
+"""The carrier takes 64 MiB a call, this repository included."""
+LZMA_PRESET = 6
+GLIBC_OF_WHEELS = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
+"""pip takes no range: each `manylinux_2_N` that wheels are published for."""
+
+# Of the pins, what only `make check` and the tests of pages need.
+NOT_NEEDED = {"ast-serialize", "greenlet", "librt", "mypy", "playwright", "ruff"}
+# Not among the pins, as the CPU's vLLM needs another version: what xgrammar is loaded with.
+ALSO_NEEDED = ("apache-tvm-ffi==0.1.11",)
+
+# Of vLLM's wheel: libraries that are loaded on the way to a dense model, of some 330 MB compressed.
+# FlashAttention 2 (124 MB) is for Ampere and Ada: `--flash-attention 2`.
+LIBRARIES = (
+    "vllm/_C_stable_libtorch.abi3.so",
+    "vllm/cumem_allocator.abi3.so",
+    "vllm/fs_io_C.abi3.so",
+    "vllm/spinloop.abi3.so",
+)
+UNUSED = ("vllm/third_party/deep_gemm/", "vllm/third_party/fmha_sm100/", "vllm/vllm-rs")
+
+
+class PackFailed(Exception):
+    """The message says what failed and what to do about it."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """Names of what the machine has; a version where it is known."""
+
+    versions: dict[str, str | None]
+
+    @classmethod
+    def read(cls, file: Path) -> Image:
+        lines = (line.partition("#")[0].strip() for line in file.read_text().splitlines())
+        pairs = (line.partition("==") for line in lines if line)
+        return cls({canonicalize_name(name): version or None for name, _, version in pairs})
+
+    def __contains__(self, name: str) -> bool:
+        return canonicalize_name(name) in self.versions
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="for the downloads and the pieces")
+    parser.add_argument("--vllm", default="0.32.0", metavar="VERSION", help="default 0.32.0")
+    parser.add_argument("--python", default="3.12", metavar="X.Y", help="of the machine (3.12)")
+    parser.add_argument("--image", type=Path, default=IMAGE, metavar="FILE", help="what it has")
+    parser.add_argument("--piece-mib", type=float, default=PIECE_MIB, metavar="N")
+    parser.add_argument(
+        "--flash-attention", type=int, choices=(2, 3), default=3, help="3 is Hopper's (default)"
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        pack(arguments)
+    except PackFailed as failure:
+        print(f"pack: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def pack(arguments: argparse.Namespace) -> None:
+    image = Image.read(arguments.image)
+    downloads = arguments.folder / f"download-{arguments.vllm}-cp{arguments.python}"
+    wanted = [f"vllm=={arguments.vllm}", *needed(PINS.read_text(), image)]
+    step(f"downloading {len(wanted)} wheels for Python {arguments.python} into {downloads}")
+    wheels = download(wanted, downloads, arguments.python)
+    for line in unmet(wheels, image, arguments.python):
+        step(f"  not carried: {line}")
+
+    flash_attention = f"vllm/vllm_flash_attn/_vllm_fa{arguments.flash_attention}_C.abi3.so"
+
+    def is_kept(name: str) -> bool:
+        if name.startswith("vllm/") and name.endswith(".so"):
+            return name in (*LIBRARIES, flash_attention)
+        return not name.startswith(UNUSED)
+
+    archive = arguments.folder / "site.tar.xz"
+    step(f"compressing into {archive}")
+    write_archive(wheels, archive, is_kept)
+    title = f"vllm {arguments.vllm}, Python {arguments.python}"
+    pieces = split(archive, arguments.folder, int(arguments.piece_mib * MIB), title)
+    archive.unlink()
+    sizes = ", ".join(f"{piece.stat().st_size / MIB:.1f} MiB" for piece in pieces)
+    step(f"{len(pieces)} pieces in {arguments.folder}: {sizes}")
+
+
+# -- what is needed
+
+
+def needed(pins: str, image: Image) -> list[str]:
+    """Of the pins (lines of `name==version`), those that the image has not."""
+    lines = (line.partition("#")[0].strip() for line in pins.splitlines())
+    required = [Requirement(line) for line in (*filter(None, lines), *ALSO_NEEDED)]
+    return [
+        f"{one.name}{one.specifier}"
+        for one in required
+        if one.name not in image and canonicalize_name(one.name) not in NOT_NEEDED
+    ]
+
+
+def download(wanted: Sequence[str], folder: Path, python: str) -> list[Path]:
+    """The wheels of `wanted` in `folder`; what is there already is not fetched again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--disable-pip-version-check", "--only-binary=:all:", "--implementation", "cp"]
+    command += ["--python-version", python, "--dest", str(folder), *wanted]
+    for number in GLIBC_OF_WHEELS:
+        command += ["--platform", f"manylinux_2_{number}_x86_64"]
+    for platform in ("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"):
+        command += ["--platform", platform]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if not line.startswith("WARNING")]
+        raise PackFailed("pip could not download:\n" + "\n".join(errors[-8:]))
+    versions = {canonicalize_name(Requirement(one).name): one for one in wanted}
+    found = {}
+    for wheel in sorted(folder.glob("*.whl")):
+        name, version = parse_wheel_filename(wheel.name)[:2]
+        one = versions.get(name)
+        if one is not None and version in Requirement(one).specifier:
+            found[name] = wheel
+    if missing := sorted(set(versions) - set(found)):
+        raise PackFailed(f"pip left out {', '.join(missing)}: see {folder}")
+    return list(found.values())
+
+
+def unmet(wheels: Iterable[Path], image: Image, python: str) -> Iterator[str]:
+    """What the wheels ask for that is neither packed nor, by its list, in the image."""
+    packed = {parse_wheel_filename(wheel.name)[0]: wheel for wheel in wheels}
+    versions = {name: parse_wheel_filename(wheel.name)[1] for name, wheel in packed.items()}
+    environment = {
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_machine": "x86_64",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "os_name": "posix",
+        "extra": "",
+    }
+    for name, wheel in packed.items():
+        for line in requirements_of(wheel):
+            required = Requirement(line)
+            if required.marker and not required.marker.evaluate(environment):
+                continue
+            asked = canonicalize_name(required.name)
+            version = versions.get(asked) or image.versions.get(asked)
+            if asked not in versions and asked not in image:
+                yield f"{required} (for {name})"
+            elif version and not required.specifier.contains(str(version), prereleases=True):
+                yield f"{required} (for {name}); {version} is there"
+
+
+def requirements_of(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        return HeaderParser().parsestr(archive.read(metadata).decode()).get_all("Requires-Dist", [])
+
+
+# -- one archive, cut into pieces
+
+
+def place_of(member: str) -> str | None:
+    """Where a wheel's member goes in `site-packages`; None for scripts and headers."""
+    inside = re.match(r"[^/]+\.data/([^/]+)/(.+)", member)
+    if inside is None:
+        return member
+    return inside[2] if inside[1] in ("purelib", "platlib") else None
+
+
+def write_archive(wheels: Sequence[Path], file: Path, is_kept: Callable[[str], bool]) -> None:
+    """All that the wheels put into `site-packages`. The same wheels give the same bytes."""
+    total = sum(wheel.stat().st_size for wheel in wheels)
+    progress = tqdm(total=total, unit="B", unit_scale=True, smoothing=0)
+    with (
+        progress,
+        lzma.open(file, "wb", preset=LZMA_PRESET) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for wheel in sorted(wheels):
+            with zipfile.ZipFile(wheel) as archive:
+                for member in archive.infolist():
+                    progress.update(member.compress_size)
+                    place = place_of(member.filename)
+                    if member.is_dir() or place is None or not is_kept(place):
+                        continue
+                    if PurePosixPath(place).is_absolute() or ".." in PurePosixPath(place).parts:
+                        raise PackFailed(f"{wheel.name} holds {member.filename}")
+                    entry = tarfile.TarInfo(place)
+                    entry.size = member.file_size
+                    entry.mode = 0o644
+                    with archive.open(member) as content:
+                        tar.addfile(entry, content)
+
+
+def split(archive: Path, folder: Path, piece_bytes: int, title: str) -> list[Path]:
+    """Cut into `folder`/piece-N/part; each piece has the manifest of all. Replaces older pieces."""
+    for old in folder.glob("piece-*"):
+        shutil.rmtree(old)
+    whole, parts = hashlib.sha256(), []
+    with archive.open("rb") as source:
+        while content := source.read(piece_bytes):
+            whole.update(content)
+            part = folder / f"piece-{len(parts) + 1}" / "part"
+            part.parent.mkdir()
+            part.write_bytes(content)
+            parts.append((part, len(content), hashlib.sha256(content).hexdigest()))
+    manifest = {
+        "title": title,
+        "sha256": whole.hexdigest(),
+        "pieces": [
+            {"name": part.parent.name, "size_bytes": size, "sha256": digest}
+            for part, size, digest in parts
+        ],
+    }
+    for part, _, _ in parts:
+        (part.parent / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    return [part for part, _, _ in parts]
+
+
+def step(text: str) -> None:
+    print(f"pack: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
