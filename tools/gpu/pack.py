@@ -247,7 +247,7 @@ def split(archive: Path, folder: Path, piece_bytes: int, title: str) -> list[Pat
         while content := source.read(piece_bytes):
             whole.update(content)
             part = folder / f"piece-{len(parts) + 1}" / "part"
-            part.parent.mkdir()
+            part.parent.mkdir(parents=True)
             part.write_bytes(content)
             parts.append((part, len(content), hashlib.sha256(content).hexdigest()))
     manifest = {
