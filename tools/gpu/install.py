@@ -165,7 +165,8 @@ def install(manifest: Manifest, store: Path, folder: Path) -> None:
         *site.getsitepackages(),
         *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []),
     ]
-    (packages / "image.pth").write_text("".join(f"{path}\n" for path in seen))
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in seen]
+    (packages / "image.pth").write_text("".join(lines))
     step("sgl-vllm itself, editable")
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index",
         "--no-deps", "--no-build-isolation", "--editable", str(ROOT))  # fmt: skip

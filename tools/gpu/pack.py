@@ -39,8 +39,8 @@ ROOT = Path(__file__).resolve().parents[2]
 IMAGE = Path(__file__).with_name("image.txt")
 PINS = ROOT / "constraints" / "common.txt"
 MIB = 2**20
-PIECE_MIB = 46
-"""The carrier takes 64 MiB a call, this repository included."""
+PIECE_MIB = 50
+"""At most: the carrier takes 64 MiB a call, this repository included."""
 LZMA_PRESET = 6
 GLIBC_OF_WHEELS = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
 """pip takes no range: each `manylinux_2_N` that wheels are published for."""
@@ -89,7 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--vllm", default="0.32.0", metavar="VERSION", help="default 0.32.0")
     parser.add_argument("--python", default="3.12", metavar="X.Y", help="of the machine (3.12)")
     parser.add_argument("--image", type=Path, default=IMAGE, metavar="FILE", help="what it has")
-    parser.add_argument("--piece-mib", type=float, default=PIECE_MIB, metavar="N")
+    parser.add_argument(
+        "--piece-mib", type=float, default=PIECE_MIB, metavar="N", help=f"at most ({PIECE_MIB})"
+    )
     parser.add_argument(
         "--flash-attention", type=int, choices=(2, 3), default=3, help="3 is Hopper's (default)"
     )
@@ -238,15 +240,18 @@ def write_archive(wheels: Sequence[Path], file: Path, is_kept: Callable[[str], b
                         tar.addfile(entry, content)
 
 
-def split(archive: Path, folder: Path, piece_bytes: int, title: str) -> list[Path]:
-    """Cut into `folder`/piece-N/part; each piece has the manifest of all. Replaces older pieces."""
+def split(archive: Path, folder: Path, most_bytes: int, title: str) -> list[Path]:
+    """Cut into as few `folder`/piece-N/part as possible, alike in size; each piece has the manifest
+    of all. Replaces older pieces."""
     for old in folder.glob("piece-*"):
         shutil.rmtree(old)
+    size = archive.stat().st_size
+    piece_bytes = -(-size // -(-size // most_bytes))
     whole, parts = hashlib.sha256(), []
     with archive.open("rb") as source:
-        while content := source.read(piece_bytes):
+        for number, content in enumerate(iter(lambda: source.read(piece_bytes), b""), 1):
             whole.update(content)
-            part = folder / f"piece-{len(parts) + 1}" / "part"
+            part = folder / f"piece-{number}" / "part"
             part.parent.mkdir(parents=True)
             part.write_bytes(content)
             parts.append((part, len(content), hashlib.sha256(content).hexdigest()))

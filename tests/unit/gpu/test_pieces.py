@@ -54,7 +54,8 @@ def test_pieces_are_small_and_make_the_whole_again(
     install: ModuleType, pieces: list[Path], tmp_path: Path
 ) -> None:
     assert len(pieces) >= 3
-    assert all((piece / "part").stat().st_size <= 1000 for piece in pieces)
+    sizes = [(piece / "part").stat().st_size for piece in pieces]
+    assert max(sizes) <= 1000 and max(sizes) - min(sizes) < len(pieces)
     manifest = install.Manifest.read(pieces[0] / "manifest.json")
     assert [piece.name for piece in manifest.pieces] == [piece.name for piece in pieces]
     site = tmp_path / "site"
@@ -106,9 +107,9 @@ def test_a_damaged_piece_is_refused(
     install: ModuleType, pieces: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     part = pieces[1] / "part"
-    part.write_bytes(part.read_bytes()[:-1])
+    part.write_bytes(part.read_bytes() + b"!")
     assert install.main([str(pieces[1]), "--store", str(tmp_path / "store")]) == 1
-    assert "is damaged (999 bytes): carry it again" in capsys.readouterr().err
+    assert "is damaged (" in capsys.readouterr().err
     assert install.main([str(tmp_path), "--store", str(tmp_path / "store")]) == 1
     assert "is no piece" in capsys.readouterr().err
 
