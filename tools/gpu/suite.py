@@ -22,6 +22,7 @@ import contextlib
 import fnmatch
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,12 +80,18 @@ class Step:
     environment: dict[str, str] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
 
+    def todo(self, out: Path) -> list[str]:
+        """The parts that have no result in the step's folder."""
+        return [part for part in self.parts if not (out / f"{part}.json").exists()]
+
     def command(self, python: str, out: Path) -> list[str]:
-        """What is to be run for the results in `out`."""
-        todo = [part for part in self.parts if not (out / f"{part}.json").exists()]
+        """What is to be run for the results in the step's folder."""
         command = [python]
         for argument in self.arguments:
-            command += todo if argument == "{todo}" else [argument.replace("{out}", str(out))]
+            if argument == "{todo}":
+                command += self.todo(out)
+            else:
+                command.append(argument.replace("{out}", str(out)))
         return command
 
 
@@ -235,7 +242,7 @@ def run_step(step: Step, python: str, out: Path, limit_s: float) -> Result:
             process.wait(limit_s)
             status = "passed" if process.returncode == 0 else "failed"
         except subprocess.TimeoutExpired:
-            status = "stopped"
+            status = "stopped" if step.todo(folder) or not step.parts else "passed"
         finally:
             end(process)
     result = Result(step.name, status, round(time.monotonic() - begun, 1), figures(folder))
@@ -367,7 +374,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--limit", type=int, metavar="SECONDS", help="for each step, instead of its own"
     )
-    parser.add_argument("--again", action="store_true", help="what has passed, too")
+    parser.add_argument("--again", action="store_true", help="from nothing, what has passed too")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER")
     parser.add_argument("--archive", type=Path, metavar="FILE", help="results as one .tar.gz, too")
     parser.add_argument("--pieces", type=Path, nargs="+", default=[], metavar="FOLDER")
@@ -405,8 +412,10 @@ def run_all(
     """One after the other, as far as the time goes."""
     for number, step in enumerate(steps, 1):
         said = f"[{number} of {len(steps)}] {step.name}"
+        if arguments.again:
+            shutil.rmtree(arguments.out / step.name, ignore_errors=True)
         before = earlier(step, arguments.out)
-        if before and before.status == "passed" and not arguments.again:
+        if before and before.status == "passed":
             print(f"{said}: passed before", flush=True)
             continue
         if left_s() < LEAST_S:
