@@ -96,7 +96,7 @@ class Configuration:
             "async_scheduling": self.scheduling == "async",
             "attention_backend": BACKENDS[self.backend],
             # Several engines follow each other in a process, and are small.
-            "gpu_memory_utilization": 0.25,
+            "gpu_memory_utilization": 0.15,
         }
 
     @property

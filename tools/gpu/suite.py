@@ -119,7 +119,7 @@ def all_steps() -> list[Step]:
     blocks = "copies inside a block, on every layout of the cache"
     return [
         Step("doctor", "what is installed, and which parts are on", 120, DOCTOR),
-        tests("kernels", "the kernels against their references", 420),
+        tests("kernels", "the kernels against their references", 540),
         answers,
         tests("partial_blocks", blocks, 420, first),
         tests("same_answers", "answers are stock's, where every part is on", 420, synchronous),

@@ -154,5 +154,5 @@ def test_servers_are_configured_as_engines_are(monkeypatch: pytest.MonkeyPatch) 
     flags = Configuration.of("sync-eager-triton").server_args
     assert flags == [
         "--dtype", "bfloat16", "--enforce-eager", "--no-async-scheduling",
-        "--attention-backend", "TRITON_ATTN", "--gpu-memory-utilization", "0.25",
+        "--attention-backend", "TRITON_ATTN", "--gpu-memory-utilization", "0.15",
     ]  # fmt: skip
