@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,7 +83,7 @@ class Step:
 
     def todo(self, out: Path) -> list[str]:
         """The parts that have no result in the step's folder."""
-        return [part for part in self.parts if not (out / f"{part}.json").exists()]
+        return [part for part in self.parts if read_json(out / f"{part}.json") is None]
 
     def command(self, python: str, out: Path) -> list[str]:
         """What is to be run for the results in the step's folder."""
@@ -226,6 +227,7 @@ def run_step(step: Step, python: str, out: Path, limit_s: float) -> Result:
     """Runs it until it ends or its time is up, and writes how it ended into its folder."""
     folder = out / step.name
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "junit.xml").unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **step.environment}
     begun = time.monotonic()
     with (folder / "log.txt").open("ab") as log:
@@ -268,10 +270,8 @@ def send(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def earlier(step: Step, out: Path) -> Result | None:
-    try:
-        return Result(**json.loads((out / step.name / "result.json").read_text()))
-    except FileNotFoundError:
-        return None
+    content = read_json(out / step.name / "result.json")
+    return None if content is None else Result(**content)
 
 
 # -- what they found
@@ -281,19 +281,24 @@ def figures(folder: Path) -> dict[str, str]:
     """What is worth a line: of tests how many, and what they recorded; of a comparison the ratios
     of throughput; of kernels the ratios to vLLM's."""
     found: dict[str, str] = {}
-    junit = folder / "junit.xml"
-    if junit.exists():
-        found.update(of_tests(ElementTree.parse(junit).getroot()))
+    with contextlib.suppress(FileNotFoundError, ElementTree.ParseError):
+        found.update(of_tests(ElementTree.parse(folder / "junit.xml").getroot()))
     for file in sorted(folder.glob("*.json")):
-        if file.name == "result.json":
-            continue
-        content = json.loads(file.read_text())
+        content = read_json(file) or {}
         if "ratio" in content:
             found[file.stem] = f"{content['ratio']['throughput']:.2f}x"
         for kernel, rows in content.get("kernels", {}).items():
             if ratios := [row["ratio"] for row in rows if "ratio" in row]:
                 found[kernel] = f"{min(ratios):.2f} to {max(ratios):.2f}x"
     return found
+
+
+def read_json(file: Path) -> Any:
+    """Its content; None if there is no such file, or one that was not written to its end."""
+    try:
+        return json.loads(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def of_tests(root: ElementTree.Element) -> dict[str, str]:

@@ -51,6 +51,7 @@ def test_a_comparison_takes_what_the_benchmark_takes(suite: ModuleType, tmp_path
 
     step = suite.comparison("0.5b", 128)
     (tmp_path / "mmlu.json").write_text("{}")
+    (tmp_path / "json_regex.json").write_text('{"ratio": ')  # it was stopped while it wrote
     command = step.command("python", tmp_path)
     assert command[:3] == ["python", "-m", "benchmarks.ab"]
     parsed = parser().parse_args(command[3:])
@@ -120,17 +121,19 @@ def test_without_time_nothing_is_started(suite: ModuleType, tmp_path: Path) -> N
 
 
 def test_the_summary_has_every_step_and_what_it_found(suite: ModuleType, tmp_path: Path) -> None:
-    done = suite.Step("done", "", 1, ("-c", "print(1)"))
-    folder = tmp_path / "done"
-    folder.mkdir()
-    (folder / "no_sharing.json").write_text(json.dumps({"ratio": {"throughput": 1.004}}))
-    rows = [{"ratio": 2.5}, {"ratio": 0.9}, {"off": 0}]
-    (folder / "kernels.json").write_text(json.dumps({"kernels": {"slot_copy": rows}}))
-    (folder / "junit.xml").write_text(
+    junit = (
         "<testsuites><testsuite><testcase><properties>"
         '<property name="compared" value="520"/></properties></testcase>'
         "<testcase><failure/></testcase><testcase><skipped/></testcase></testsuite></testsuites>"
     )
+    script = f"open('{{out}}/junit.xml', 'w').write({junit!r})"
+    done = suite.Step("done", "", 1, ("-c", script))
+    folder = tmp_path / "done"
+    folder.mkdir()
+    (folder / "junit.xml").write_text("of an earlier run")
+    (folder / "no_sharing.json").write_text(json.dumps({"ratio": {"throughput": 1.004}}))
+    rows = [{"ratio": 2.5}, {"ratio": 0.9}, {"off": 0}]
+    (folder / "kernels.json").write_text(json.dumps({"kernels": {"slot_copy": rows}}))
     suite.run_step(done, sys.executable, tmp_path, 30)
     table = suite.summary([done, suite.Step("later", "", 1, ())], tmp_path)
     assert table.splitlines()[2:] == [
