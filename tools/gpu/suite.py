@@ -100,7 +100,7 @@ class Step:
 class Result:
     step: str
     status: str
-    """passed, failed, or stopped."""
+    """passed, failed, stopped, or skipped: its tests all were."""
     seconds: float
     figures: dict[str, str]
 
@@ -247,6 +247,9 @@ def run_step(step: Step, python: str, out: Path, limit_s: float) -> Result:
             status = "stopped" if step.todo(folder) or not step.parts else "passed"
         finally:
             end(process)
+    ended = tests_in(folder)
+    if status == "passed" and ended and "passed" not in ended:
+        status = "skipped"
     result = Result(step.name, status, round(time.monotonic() - begun, 1), figures(folder))
     (folder / "result.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
     return result
@@ -281,8 +284,10 @@ def figures(folder: Path) -> dict[str, str]:
     """What is worth a line: of tests how many, and what they recorded; of a comparison the ratios
     of throughput; of kernels the ratios to vLLM's."""
     found: dict[str, str] = {}
-    with contextlib.suppress(FileNotFoundError, ElementTree.ParseError):
-        found.update(of_tests(ElementTree.parse(folder / "junit.xml").getroot()))
+    if ended := tests_in(folder):
+        number = ended.count("passed")
+        found["tests"] = f"{number} of {len(ended)} passed, {ended.count('skipped')} skipped"
+        found.update(recorded(folder))
     for file in sorted(folder.glob("*.json")):
         content = read_json(file) or {}
         if "ratio" in content:
@@ -301,15 +306,29 @@ def read_json(file: Path) -> Any:
         return None
 
 
-def of_tests(root: ElementTree.Element) -> dict[str, str]:
-    cases = [*root.iter("testcase")]
-    bad = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
-    skipped = sum(case.find("skipped") is not None for case in cases)
-    found = {"tests": f"{len(cases) - bad - skipped} of {len(cases)} passed, {skipped} skipped"}
-    for case in cases:
-        for prop in case.iter("property"):
-            name, value = prop.get("name", ""), prop.get("value", "")
-            found[name] = f"{found[name]}, {value}" if name in found else value
+def junit(folder: Path) -> ElementTree.Element:
+    """What pytest has written; an empty one if it has not, or not to its end."""
+    try:
+        return ElementTree.parse(folder / "junit.xml").getroot()
+    except (FileNotFoundError, ElementTree.ParseError):
+        return ElementTree.Element("testsuites")
+
+
+def tests_in(folder: Path) -> list[str]:
+    """How each test ended: passed, failed or skipped."""
+    ends = {"failure": "failed", "error": "failed", "skipped": "skipped"}
+    return [
+        next((ends[child.tag] for child in case if child.tag in ends), "passed")
+        for case in junit(folder).iter("testcase")
+    ]
+
+
+def recorded(folder: Path) -> dict[str, str]:
+    """What tests have recorded; several values of one name side by side."""
+    found: dict[str, str] = {}
+    for one in junit(folder).iter("property"):
+        name, value = one.get("name", ""), one.get("value", "")
+        found[name] = f"{found[name]}, {value}" if name in found else value
     return found
 
 

@@ -143,6 +143,14 @@ def test_the_summary_has_every_step_and_what_it_found(suite: ModuleType, tmp_pat
     ]
 
 
+def test_a_step_whose_tests_are_all_skipped_has_not_passed(
+    suite: ModuleType, tmp_path: Path
+) -> None:
+    junit = "<testsuite><testcase><skipped/></testcase></testsuite>"
+    step = suite.Step("skips", "", 1, ("-c", f"open('{{out}}/junit.xml', 'w').write({junit!r})"))
+    assert suite.run_step(step, sys.executable, tmp_path, 30).status == "skipped"
+
+
 def test_a_configuration_is_what_its_name_says() -> None:
     assert Configuration.of("") == Configuration()
     assert Configuration.of("triton-v1") == Configuration(runner="v1", backend="triton")
