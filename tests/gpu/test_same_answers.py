@@ -48,7 +48,7 @@ FEWEST_BLOCKS = MAX_MODEL_LEN // BLOCK_SIZE + 1
 TIGHT = Setting(
     {},
     block_size=BLOCK_SIZE,
-    num_blocks=FEWEST_BLOCKS + 4,
+    num_blocks=FEWEST_BLOCKS + 12,
     max_num_batched_tokens=128,
     max_num_seqs=16,
 )
