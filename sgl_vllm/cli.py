@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 import sgl_vllm
-from sgl_vllm import compat, doctor, tree_view
+from sgl_vllm import compat, doctor, top, tree_view
 from sgl_vllm.lang import run_program
 
 DESCRIPTION = """\
@@ -99,6 +100,30 @@ def _look(server: tree_view.SglServer, max_nodes: int | None) -> tuple[Group, bo
     return tree_view.draw(answer, server.pins() if has_pins else [], why_off), any(is_on)
 
 
+def show_top(options: argparse.Namespace) -> int:
+    console = Console(highlight=False)
+    views = top.watch([_server_at(url, options) for url in options.urls], options.interval)
+    first = next(views)  # without rates
+
+    def show(rows: list[top.Row]) -> None:
+        if options.json:
+            print(json.dumps([dataclasses.asdict(row) for row in rows]), flush=True)
+        else:
+            console.print(top.draw(rows))
+
+    if options.once:
+        rows = next(views)
+        show(rows)
+        return 0 if all(row.answers for row in rows) else 1
+    if options.json or not console.is_terminal or console.is_dumb_terminal:
+        for rows in views:
+            show(rows)
+    with Live(top.draw(first), console=console, screen=True, auto_refresh=False) as live:
+        for rows in views:
+            live.update(top.draw(rows), refresh=True)
+    return 0
+
+
 def pin(options: argparse.Namespace) -> int:
     text = sys.stdin.read() if options.text == "-" else options.text
     answer = _server_of(options).pin(
@@ -123,7 +148,11 @@ def unpin(options: argparse.Namespace) -> int:
 
 
 def _server_of(options: argparse.Namespace) -> tree_view.SglServer:
-    return tree_view.SglServer(options.url, options.api_key or os.environ.get("VLLM_API_KEY"))
+    return _server_at(options.url, options)
+
+
+def _server_at(url: str, options: argparse.Namespace) -> tree_view.SglServer:
+    return tree_view.SglServer(url, options.api_key or os.environ.get("VLLM_API_KEY"))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -165,11 +194,12 @@ def _parser() -> argparse.ArgumentParser:
     run_program.declare(command)
     command.set_defaults(command=run_program_file)
 
-    server = argparse.ArgumentParser(add_help=False)
-    server.add_argument("url", metavar="URL", help="of the server, e.g. http://127.0.0.1:8000")
-    server.add_argument(
+    key = argparse.ArgumentParser(add_help=False)
+    key.add_argument(
         "--api-key", metavar="KEY", help="the server's, if it has one (default: $VLLM_API_KEY)"
     )
+    server = argparse.ArgumentParser(add_help=False, parents=[key])
+    server.add_argument("url", metavar="URL", help="of the server, e.g. http://127.0.0.1:8000")
 
     command = commands.add_parser(
         "tree",
@@ -188,6 +218,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--json", action="store_true", help="the server's answer, for programs")
     command.set_defaults(command=show_tree)
+
+    command = commands.add_parser(
+        "top",
+        parents=[key],
+        help="several servers at a glance: load, throughput, hits, jumps, parts that are off",
+        description=top.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument(
+        "urls", nargs="+", metavar="URL", help="of servers, with the plugin or stock"
+    )
+    command.add_argument(
+        "--interval",
+        type=_positive(float),
+        default=2.0,
+        metavar="SECONDS",
+        help="between two looks (default: 2)",
+    )
+    command.add_argument(
+        "--once", action="store_true", help="one table, of one interval, then end; for scripts"
+    )
+    command.add_argument(
+        "--json", action="store_true", help="a line of JSON per look: a list, a server each"
+    )
+    command.set_defaults(command=show_top)
 
     command = commands.add_parser(
         "pin",

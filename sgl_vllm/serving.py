@@ -226,12 +226,19 @@ class VllmServer:
 
 
 def read_metrics(url: str) -> dict[str, float]:
-    """Every sample of `/metrics` of the server at `url` by its name, summed over its labels."""
+    """`totals_of` the server at `url`."""
+    return totals_of(httpx.get(f"{url}/metrics", timeout=30).raise_for_status().text)
+
+
+def totals_of(exposition: str) -> dict[str, float]:
+    """Every sample of a page in Prometheus' text format by its name, summed over its labels.
+
+    Raises ValueError if it is no such page.
+    """
     from prometheus_client.parser import text_string_to_metric_families
 
-    answer = httpx.get(f"{url}/metrics", timeout=30).raise_for_status()
     totals: dict[str, float] = defaultdict(float)
-    for family in text_string_to_metric_families(answer.text):
+    for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
             totals[sample.name] += sample.value
     return dict(totals)

@@ -37,6 +37,10 @@ class ServerError(Exception):
     """The server could not be asked, or refused; the message is one line for people."""
 
 
+class NoPluginError(ServerError):
+    """It answers, without our routes."""
+
+
 @dataclass(frozen=True, slots=True)
 class SglServer:
     """The plugin's routes of the server at `url` (with or without a final `/v1`)."""
@@ -50,8 +54,19 @@ class SglServer:
 
     def why_off(self) -> str:
         """Why the tree is off, as far as the server knows."""
-        reason = self._ask("GET", "stats").get("parts", {}).get("radix", "on")
+        reason = self.stats().get("parts", {}).get("radix", "on")
         return "no tree" if reason == "on" else str(reason)
+
+    def stats(self, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+        """`GET /v1/sgl/stats`. Raises NoPluginError if the server is stock vLLM."""
+        return self._ask("GET", "stats", timeout=timeout_s)
+
+    def metrics(self, timeout_s: float = TIMEOUT_S) -> str:
+        """`/metrics`, of stock vLLM too, in Prometheus' text format."""
+        answer = self._send("GET", "/metrics", timeout=timeout_s)
+        if answer.is_error:
+            raise ServerError(f"{self.base} has no /metrics: error {answer.status_code}")
+        return answer.text
 
     def pins(self) -> list[dict[str, Any]]:
         """All engines' pins."""
@@ -76,25 +91,32 @@ class SglServer:
     def unpin(self, pin_id: str) -> None:
         self._ask("POST", "unpin", json={"pin_id": pin_id})
 
-    def _ask(self, method: str, route: str, **options: Any) -> dict[str, Any]:
+    @property
+    def base(self) -> str:
         base = self.url if "://" in self.url else f"http://{self.url}"
-        base = base.rstrip("/").removesuffix("/sgl/tree").removesuffix("/v1")
+        return base.rstrip("/").removesuffix("/sgl/tree").removesuffix("/v1")
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         options = {"timeout": TIMEOUT_S, "headers": headers, **options}
         try:
-            answer = httpx.request(method, f"{base}/v1/sgl/{route}", **options)
+            return httpx.request(method, f"{self.base}{path}", **options)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise ServerError(f"{self.url} is no address: {error}") from None
         except httpx.TransportError as error:
             raise ServerError(
-                f"{base} does not answer: {str(error) or type(error).__name__}"
+                f"{self.base} does not answer: {str(error) or type(error).__name__}"
             ) from None
+
+    def _ask(self, method: str, route: str, **options: Any) -> dict[str, Any]:
+        base = self.base
+        answer = self._send(method, f"/v1/sgl/{route}", **options)
         if answer.status_code == 401:
             have = "refuses this API key" if self.api_key else "wants an API key"
             raise ServerError(f"{base} {have}: give the server's as --api-key or in VLLM_API_KEY")
         message = _message_of(answer)
         if answer.status_code == 404 and message in ("Not Found", ""):
-            raise ServerError(
+            raise NoPluginError(
                 f"{base} has no /v1/sgl/{route}: was it started with --plugin sgl_vllm?"
             )
         if answer.is_error:

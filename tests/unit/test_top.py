@@ -1,0 +1,174 @@
+"""`sgl-vllm top`, as typed, against servers that answer what a test says."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from sgl_vllm import cli, top
+from sgl_vllm.top import Look, compare, draw
+
+METRICS = """\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0"}} 3.0
+vllm:num_requests_running{{engine="1"}} 1.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{{engine="0"}} 2.0
+# TYPE vllm:generation_tokens counter
+vllm:generation_tokens_total{{engine="0"}} {output}
+# TYPE vllm:prompt_tokens counter
+vllm:prompt_tokens_total{{engine="0"}} {prompt}
+# TYPE vllm:prefix_cache_queries counter
+vllm:prefix_cache_queries_total{{engine="0"}} {prompt}
+# TYPE vllm:prefix_cache_hits counter
+vllm:prefix_cache_hits_total{{engine="0"}} {hits}
+"""
+STATS = {
+    "parts": {"radix": "on", "jump_forward": "by option"},
+    "radix": {"tree_tokens": 1234, "cache_tokens": 8192},
+    "jump_forward": {"jumps": 7, "forced_tokens": 70},
+}
+NOT_FOUND = httpx.Response(404, json={"detail": "Not Found"})
+
+
+class Servers:
+    """What is at each address: a function from the path to an answer. Counts grow by a known
+    number with every look at `/metrics`."""
+
+    def __init__(self) -> None:
+        self.stats: dict[str, httpx.Response] = {}
+        self.keys: list[str | None] = []
+        self._looks: dict[str, int] = {}
+
+    def request(self, method: str, url: str, headers: dict[str, str], timeout: float, **_):
+        self.keys.append(headers.get("Authorization"))
+        base, _, path = url.removeprefix("http://").partition("/")
+        if base not in self.stats:
+            raise httpx.ConnectError("Connection refused")
+        if path != "metrics":
+            return self.stats[base]
+        looks = self._looks[base] = self._looks.get(base, 0) + 1
+        page = METRICS.format(output=100 * looks, prompt=1000 * looks, hits=100 + 900 * looks)
+        return httpx.Response(200, text=page)
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
+    servers = Servers()
+    monkeypatch.setattr(httpx, "request", servers.request)
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    monkeypatch.setenv("COLUMNS", "160")
+    return servers
+
+
+@pytest.fixture
+def run(servers, capsys) -> Callable[..., tuple[int, str]]:
+    def run(*arguments: str) -> tuple[int, str]:
+        status = cli.main(["top", *arguments, "--interval", "0.05"])
+        return status, capsys.readouterr().out
+
+    return run
+
+
+def test_servers_with_the_plugin_stock_ones_and_those_that_are_down_are_in_one_table(servers, run):
+    servers.stats |= {"a:1": httpx.Response(200, json=STATS), "b:2": NOT_FOUND}
+    status, out = run("a:1", "http://b:2/v1", "c:3", "--once")
+    lines = [line.split() for line in out.splitlines()]
+    assert status == 1
+    assert lines[0][:3] == ["server", "running", "waiting"]
+    assert lines[1][:3] == ["a:1", "4", "2"]
+    assert lines[1][5:7] == ["90%", "95%"]
+    assert lines[1][7:] == ["1,234", "8,192", "0", "0", "jump_forward"]
+    assert lines[2][:3] == ["b:2", "4", "2"]
+    assert lines[2][7:] == ["-", "-", "-", "-", "no", "plugin"]
+    assert lines[3] == ["c:3", *"-" * 10, "down"]
+    assert "a:1: jump_forward is off: by option" in out
+    assert "http://c:3 does not answer: Connection refused" in out
+    assert "\x1b" not in out
+
+
+def test_the_same_for_programs(servers, run):
+    servers.stats["a:1"] = httpx.Response(200, json=STATS)
+    status, out = run("a:1", "--once", "--json")
+    (row,) = json.loads(out)
+    assert status == 0
+    assert row["url"] == "http://a:1" and row["plugin"] is True
+    assert math.isclose(row["prompt_tokens_per_s"] / row["output_tokens_per_s"], 10)
+    assert (row["hit_rate"], row["hit_rate_since_start"]) == (0.9, 0.95)
+    assert row["parts_off"] == {"jump_forward": "by option"}
+
+
+def test_a_server_that_wants_a_key_shows_what_its_metrics_tell(servers, run):
+    servers.stats["a:1"] = httpx.Response(401)
+    status, out = run("a:1", "--once")
+    assert status == 0
+    assert out.splitlines()[1].split()[:3] == ["a:1", "4", "2"]
+    assert "http://a:1 wants an API key" in out
+    run("a:1", "--once", "--api-key", "k")
+    assert servers.keys[-1] == "Bearer k"
+
+
+def test_without_a_terminal_there_is_a_table_after_each_interval(servers, run, monkeypatch):
+    servers.stats["a:1"] = NOT_FOUND
+    views = []
+
+    def watch(*arguments):
+        for rows in real_watch(*arguments):
+            views.append(rows)
+            if len(views) == 4:
+                raise KeyboardInterrupt
+            yield rows
+
+    real_watch = top.watch
+    monkeypatch.setattr(top, "watch", watch)
+    status, out = run("a:1")
+    assert status == 130
+    assert out.count("server") == 2
+    assert "\x1b" not in out
+
+
+def look(at_s: float, **totals: float) -> Look:
+    return Look("http://a", at_s, {f"vllm:{n}_total": v for n, v in totals.items()}, None)
+
+
+def test_rates_are_those_of_the_interval():
+    row = compare(look(10, generation_tokens=500), look(12, generation_tokens=510))
+    assert row.output_tokens_per_s == 5
+    assert row.prompt_tokens_per_s is None
+
+
+@pytest.mark.parametrize(
+    "earlier", [None, look(10, generation_tokens=900), Look("http://a", 10, None, None, "down")]
+)
+def test_a_server_that_is_new_started_again_or_back_has_no_rate_yet(earlier):
+    row = compare(earlier, look(12, generation_tokens=10))
+    assert row.answers and row.output_tokens_per_s is None
+
+
+def test_no_prompt_is_no_hit_rate():
+    before = look(10, prefix_cache_hits=5, prefix_cache_queries=9)
+    after = look(12, prefix_cache_hits=5, prefix_cache_queries=9)
+    assert compare(before, after).hit_rate is None
+    assert compare(before, after).hit_rate_since_start == 5 / 9
+
+
+def test_no_server_can_steer_the_terminal(capsys):
+    from rich.console import Console
+
+    parts = {"ra\x1b[2Jdix": "be\x1b[1mcause [red]"}
+    row = compare(None, Look("http://a", 0, {}, {"parts": parts}))
+    Console(width=160).print(draw([row]))
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "be [1mcause [red]" in out
+
+
+@pytest.mark.parametrize("text", ["<html>", "a b c d e"])
+def test_what_is_no_exposition_is_said_to_be_none(servers, run, monkeypatch, text):
+    monkeypatch.setattr(httpx, "request", lambda *a, **k: httpx.Response(200, text=text))
+    status, out = run("a:1", "--once")
+    assert status == 1
+    assert "http://a:1/metrics is not in Prometheus' format" in out
