@@ -36,13 +36,20 @@ from sgl_vllm.radix.tree import NO_MATCH, TOKEN_BYTES, Match, Node, RadixTree, p
 
 @dataclass(slots=True)
 class RadixCounters:
-    """Counts since start, over requests at their first admission, in tokens unless they say
-    otherwise."""
+    """Counts since start, over requests at their first admission.
+
+    Attributes:
+        hit_tokens: found in the tree; of these `partial_block_hit_tokens` in the last, partial
+            block of a hit.
+        connector_hit_tokens: found by a KV connector beyond what the tree has.
+    """
 
     lookups: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
     partial_block_hits: int = 0
+    partial_block_hit_tokens: int = 0
+    connector_hit_tokens: int = 0
     retained_tails: int = 0
 
 
@@ -267,7 +274,11 @@ class RadixKVCacheManager(KVCacheManager):
             self.counters.lookups += 1
             self.counters.prompt_tokens += request.num_tokens
             self.counters.hit_tokens += num_hits
-            self.counters.partial_block_hits += num_hits % self.block_size != 0
+            num_inside = num_hits % self.block_size
+            self.counters.partial_block_hits += num_inside != 0
+            self.counters.partial_block_hit_tokens += num_inside
+            prefill = getattr(request, "prefill_stats", None)
+            self.counters.connector_hit_tokens += getattr(prefill, "num_external_cached_tokens", 0)
         if num_hits:
             self.pool.guarded(self._use_hit, request)
 
@@ -363,6 +374,18 @@ class RadixKVCacheManager(KVCacheManager):
         usable = self.block_pool.num_gpu_blocks - 1
         longest = -(-self.max_model_len // self.block_size) + 1 + self.watermark_blocks
         return max(0, min(int(usable * self._pin_share), usable - longest))
+
+    @property
+    def space(self) -> dict[str, int]:
+        """What the cache has room for, and what of it cannot be evicted now because a running
+        request or a pin holds it, in tokens: whole blocks, however full."""
+        num_protected = self.tree.num_protected_blocks if self.tree is not None else 0
+        num_blocks = {
+            "cache_tokens": self.block_pool.num_gpu_blocks - 1,
+            "protected_tokens": num_protected,
+            "pinned_tokens": len(self.pinned_block_ids),
+        }
+        return {name: num * self.block_size for name, num in num_blocks.items()}
 
     @property
     def pinned_block_ids(self) -> set[int]:

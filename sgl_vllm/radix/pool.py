@@ -40,6 +40,15 @@ Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
+class EvictionCounters:
+    """What the tree has forgotten since start: to make room, and because it was too old."""
+
+    evicted_blocks: int = 0
+    evicted_tokens: int = 0
+    expired_tokens: int = 0
+
+
+@dataclass(slots=True)
 class Trail:
     """How a live request stands in the tree.
 
@@ -78,6 +87,7 @@ class RadixBlockPool(BlockPool):
         pool.tree = RadixTree(block_size, policy)
         pool.block_size = block_size
         pool.hash_blocks = hash_blocks
+        pool.counters = EvictionCounters()
         pool.wanted = tuple
         pool.moved = lambda block_ids: None
         pool._keys = TokenKeys()
@@ -88,6 +98,7 @@ class RadixBlockPool(BlockPool):
 
     block_size: int
     hash_blocks: bool
+    counters: EvictionCounters
     wanted: Callable[[], Collection[Node]]
     """What waiting requests match. Asked when something has to be evicted."""
     moved: Callable[[Sequence[int]], None]
@@ -149,8 +160,13 @@ class RadixBlockPool(BlockPool):
 
     def expire(self, unused_since: float) -> None:
         """Forget what nobody has used since then, in seconds on the monotonic clock."""
-        if self.tree is not None:
-            self.guarded(lambda tree: self._forgotten(tree.expire(unused_since)), self.tree)
+        self.guarded(self._expire, unused_since)
+
+    def _expire(self, unused_since: float) -> None:
+        assert self.tree is not None
+        num_tokens = self.tree.num_tokens
+        self._forgotten(self.tree.expire(unused_since))
+        self.counters.expired_tokens += num_tokens - self.tree.num_tokens
 
     def _index_scheduled(self) -> None:
         """Put what this step will compute into the tree: whole blocks of it can be shared."""
@@ -258,7 +274,12 @@ class RadixBlockPool(BlockPool):
 
     def _evict(self, num_blocks: int) -> None:
         assert self.tree is not None
-        self._forgotten(self.tree.evict(num_blocks, self.wanted()))
+        tree, wanted = self.tree, self.wanted()
+        num_tokens = tree.num_tokens
+        forgotten = tree.evict(num_blocks, wanted)
+        self.counters.evicted_blocks += len(forgotten)
+        self.counters.evicted_tokens += num_tokens - tree.num_tokens
+        self._forgotten(forgotten)
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         super().touch(blocks)

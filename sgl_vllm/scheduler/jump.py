@@ -42,6 +42,7 @@ from vllm.v1.request import Request, RequestStatus
 from sgl_vllm.fsm.forced_tokens import ForcedTokens
 from sgl_vllm.scheduler.forced_logprobs import joined, rows_of_forced
 from sgl_vllm.scheduler.report import ForcedReports
+from sgl_vllm.scheduler.traces import RequestTraces
 from sgl_vllm.scheduler.unique import UniqueTokens
 
 logger = init_logger("vllm.sgl_vllm.jump")
@@ -75,10 +76,17 @@ class JumpForward:
     """Jumps the requests of one scheduler. Remembers who has jumped and not run again, and who was
     opened and has not had a token yet."""
 
-    def __init__(self, scheduler: Scheduler, mode: str, reports: ForcedReports) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        mode: str,
+        reports: ForcedReports,
+        traces: RequestTraces | None = None,
+    ) -> None:
         """`mode`: what counts as forced; see `config.Options.jump_mode`."""
         self._scheduler = scheduler
         self._reports = reports
+        self._traces = traces
         manager = scheduler.structured_output_manager
         self._forced: ForcedTokens | UniqueTokens = (
             ForcedTokens(manager) if mode == "canonical" else UniqueTokens(manager)
@@ -141,9 +149,7 @@ class JumpForward:
         if opening.tokens:
             request.append_output_token_ids(opening.tokens)
             self._jumped.add(request)
-            self.counters.jumps += 1
-            self.counters.forced_tokens += num_open
-            self._reports.add(request, 0, num_open)
+            self._note_jump(request, 0, num_open)
 
     def _num_before_end(self, request: Request, forced: list[int]) -> int:
         """How many of the first tokens of an output come before the one that ends it."""
@@ -255,9 +261,15 @@ class JumpForward:
         rows = output.new_logprobs
         if rows is not None:
             output.new_logprobs = joined(rows, rows_of_forced(appended, rows))
+        self._note_jump(request, num_before, num_before + num_appended)
+
+    def _note_jump(self, request: Request, start: int, end: int) -> None:
+        """Tokens [start, end) of the output were forced."""
         self.counters.jumps += 1
-        self.counters.forced_tokens += num_appended
-        self._reports.add(request, num_before, num_before + num_appended)
+        self.counters.forced_tokens += end - start
+        self._reports.add(request, start, end)
+        if self._traces is not None:
+            self._traces.jumped(request, end - start)
 
     # -- around a step's schedule -------------------------------------------------------------
 

@@ -229,6 +229,10 @@ class WaitingLine(Generic[Item]):
         """Who was popped since the last `settle`, and not put back."""
         return list(self._popped)
 
+    def passes_of(self, item: Item) -> int:
+        """How many later ones were admitted before `item`, which is popped."""
+        return int(self._rows["passes"][self._popped[item]])
+
     def settle(self, num_cached: Sequence[int]) -> int:
         """All of `popped` are admitted. Returns how many times one of them went before an earlier
         one of its priority and client.

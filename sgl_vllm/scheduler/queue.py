@@ -27,6 +27,7 @@ from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.tree import NO_MATCH, TOKEN_BYTES, Match, Node, common_prefix_length
 from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.policy import WaitingLine
+from sgl_vllm.scheduler.traces import RequestTraces
 
 logger = init_logger("vllm.sgl_vllm.schedule")
 
@@ -163,9 +164,11 @@ class CacheAwareQueue(RequestQueue):
         line: WaitingLine[Request],
         radix: RadixKVCacheManager | None,
         fairness: DeficitCounters | None,
+        traces: RequestTraces | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._line = line
+        self._traces = traces
         self._scores = PrefixScores(scheduler.kv_cache_manager, radix)
         self._radix = radix
         self._fairness = fairness
@@ -206,6 +209,8 @@ class CacheAwareQueue(RequestQueue):
             ]
             for request in admitted:
                 self._scores.discard(request)
+                if self._traces is not None:
+                    self._traces.admitted(request, self._line.passes_of(request))
             self.counters.passes += self._safely(self._line.settle, num_cached) or 0
         if not self._line:
             self._order = []

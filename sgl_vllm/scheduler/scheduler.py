@@ -17,7 +17,7 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
@@ -41,6 +41,7 @@ from sgl_vllm.scheduler.policy import Bound, WaitingLine
 from sgl_vllm.scheduler.preemption import CheapestVictim
 from sgl_vllm.scheduler.queue import CacheAwareQueue
 from sgl_vllm.scheduler.report import ForcedReports
+from sgl_vllm.scheduler.traces import RequestTraces
 
 logger = init_logger("vllm.sgl_vllm")
 
@@ -49,6 +50,15 @@ BlockHasher = Callable[[Request], list[BlockHash]]
 
 BY_OPTION = "by option"
 """Why a part is off that the user has switched off. All other reasons are worth a warning."""
+
+
+@dataclasses.dataclass(slots=True)
+class MaskCounters:
+    """Since start: steps that needed masks of legal tokens, whoever made them, and how long the
+    engine waited for these."""
+
+    masked_steps: int = 0
+    mask_s: float = 0.0
 
 
 class SglSchedulerMixin(Scheduler):
@@ -73,6 +83,9 @@ class SglSchedulerMixin(Scheduler):
                 pin_share=options.radix_pin_share,
                 has_connector=self.connector is not None,
             )
+        self._traces: RequestTraces | None = None
+        if vllm_config.observability_config.otlp_traces_endpoint is not None:
+            self._traces = RequestTraces(self.block_size)
         self._queue: CacheAwareQueue | None = None
         if "schedule" not in self._off:
             bound = Bound(
@@ -86,6 +99,7 @@ class SglSchedulerMixin(Scheduler):
                 WaitingLine(options.schedule_policy, bound, options.schedule_window),
                 self._radix,
                 DeficitCounters(quantum) if quantum else None,
+                self._traces,
             )
             if self._radix is not None:
                 self._radix.pool.wanted = self._queue.wanted
@@ -105,13 +119,14 @@ class SglSchedulerMixin(Scheduler):
         self._reports = ForcedReports(self._token_bytes)
         self._bytes_of_tokens: Sequence[bytes] | None = None
         if "jump_forward" not in self._off:
-            self._jump = JumpForward(self, options.jump_mode, self._reports)
+            self._jump = JumpForward(self, options.jump_mode, self._reports, self._traces)
         self._score_from: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._num_scored_requests = 0
         self._prompts_done: list[Request] = []
         if self._radix is not None:
             self._radix.score_from = self._score_from.get
         self._num_steps = 0
+        self._masks = MaskCounters()
         as_wanted = all(reason == BY_OPTION for reason in self._off.values())
         (logger.info if as_wanted else logger.warning)(
             "sgl-vllm %s: %s",
@@ -223,6 +238,8 @@ class SglSchedulerMixin(Scheduler):
             self._read_score_from(request)
         if self._jump is not None:
             self._reports.expect(request)
+        if self._traces is not None:
+            self._traces.begin(request)
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -261,7 +278,17 @@ class SglSchedulerMixin(Scheduler):
         if self._jump is not None:
             self._jump.after_step(outputs)
             self._reports.attach(outputs, self.requests)
+        if self._traces is not None:
+            self._traces.attach(outputs, self.requests)
         return results
+
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
+        started = time.monotonic()
+        masks: GrammarOutput | None = super().get_grammar_bitmask(scheduler_output)
+        if masks is not None:
+            self._masks.masked_steps += 1
+            self._masks.mask_s += time.monotonic() - started
+        return masks
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         waited_for_grammar = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
@@ -351,6 +378,8 @@ class SglSchedulerMixin(Scheduler):
             "forward_passes": self._num_steps,
             "radix": {
                 **(dataclasses.asdict(radix.counters) if radix is not None else {}),
+                **(dataclasses.asdict(radix.pool.counters) if radix is not None else {}),
+                **(radix.space if radix is not None else {}),
                 "tree_nodes": tree.num_nodes if tree is not None else 0,
                 "tree_tokens": tree.num_tokens if tree is not None else 0,
                 "tree_blocks": tree.num_blocks if tree is not None else 0,
@@ -358,6 +387,7 @@ class SglSchedulerMixin(Scheduler):
             },
             "schedule": dataclasses.asdict(self._queue.counters) if self._queue is not None else {},
             "fsm": dataclasses.asdict(self._grammars.counters) if self._grammars else {},
+            "structured_output": dataclasses.asdict(self._masks),
             "jump_forward": dataclasses.asdict(self._jump.counters) if self._jump else {},
             "select": {"scored_requests": self._num_scored_requests},
         }

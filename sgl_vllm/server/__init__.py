@@ -76,6 +76,11 @@ class SglEndpointPlugin:
     ) -> None:
         self._client = engine_client
         self._collector.register()
+        processor = getattr(engine_client, "output_processor", None)
+        if getattr(processor, "tracing_enabled", False):
+            from sgl_vllm.server import spans
+
+            spans.add_to_spans(processor)
 
     async def _refresh(self) -> None:
         if self._client is not None:

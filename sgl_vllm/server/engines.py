@@ -41,7 +41,7 @@ def merge_stats(answers: list[dict[str, Any]]) -> dict[str, Any]:
                 known.update({p: why for p, why in value.items() if known.get(p) in (None, "on")})
             elif isinstance(value, dict):
                 merged[key] = merge_stats([merged.get(key, {}), value])
-            elif isinstance(value, int) and key != "block_size":
+            elif isinstance(value, int | float) and key != "block_size":
                 merged[key] = merged.get(key, 0) + value
             else:
                 merged.setdefault(key, value)

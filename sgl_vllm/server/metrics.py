@@ -11,13 +11,20 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from prometheus_client.core import REGISTRY, CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    REGISTRY,
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 logger = logging.getLogger("vllm.sgl_vllm.server")
 
 REFRESH_TIMEOUT_S = 2.0
+PREFIX = "sgl_vllm:"
 
 _COUNTERS = {
     "forward_passes": ("forward_passes", None, "Steps in which the model ran."),
@@ -27,6 +34,9 @@ _COUNTERS = {
     "partial_block_hits": ("radix", "partial_block_hits", "Hits that end inside a block."),
     "retained_tails": ("radix", "retained_tails", "Partial last blocks kept for later requests."),
     "ordered_steps": ("schedule", "ordered_steps", "Steps with an order to decide."),
+    "evicted_blocks": ("radix", "evicted_blocks", "KV blocks that the tree gave up to make room."),
+    "evicted_tokens": ("radix", "evicted_tokens", "Tokens that the tree gave up to make room."),
+    "expired_tokens": ("radix", "expired_tokens", "Tokens forgotten because of radix_ttl_s."),
     "held_back": (
         "schedule",
         "held_back",
@@ -38,6 +48,7 @@ _COUNTERS = {
     "grammars_xgrammar": ("fsm", "xgrammar", "Structured requests handed on to xgrammar."),
     "grammars_guidance": ("fsm", "guidance", "Structured requests handed on to guidance."),
     "grammars_refused": ("fsm", "refused", "Structured requests whose format nobody takes."),
+    "grammar_errors": ("fsm", "errors", "Unexpected errors in a grammar; see the log."),
     "jumps": ("jump_forward", "jumps", "Times forced text was appended to a request."),
     "forced_tokens": ("jump_forward", "forced_tokens", "Output tokens that no pass had to decide."),
     "released_when_stuck": (
@@ -52,6 +63,25 @@ _GAUGES = {
     "tree_nodes": ("radix", "tree_nodes", "Nodes of the radix tree."),
     "tree_tokens": ("radix", "tree_tokens", "Tokens that the radix tree holds."),
     "tree_blocks": ("radix", "tree_blocks", "KV blocks that the radix tree holds."),
+    "cache_tokens": ("radix", "cache_tokens", "Tokens that all KV blocks have room for."),
+    "protected_tokens": (
+        "radix",
+        "protected_tokens",
+        "Tokens' room in blocks of the tree that running requests or pins hold.",
+    ),
+    "pinned_tokens": ("radix", "pinned_tokens", "Tokens' room in blocks of the tree with a pin."),
+}
+_SUMMARIES = {
+    "compile_seconds": (
+        "fsm",
+        ("compilations", "compile_s"),
+        "Compiling the formats of structured output.",
+    ),
+    "mask_seconds": (
+        "structured_output",
+        ("masked_steps", "mask_s"),
+        "What a step waits for the masks of legal tokens.",
+    ),
 }
 
 
@@ -77,7 +107,31 @@ class SglCollector(Collector):
                 if key is not None and value is not None:
                     value = value.get(key)
                 if value is not None:
-                    yield family(f"sgl_vllm:{name}", text, value=value)
+                    yield family(f"{PREFIX}{name}", text, value=value)
+        for name, (part, keys, text) in _SUMMARIES.items():
+            if keys[0] in (counts := self.stats.get(part, {})):
+                num, seconds = (counts[key] for key in keys)
+                yield SummaryMetricFamily(f"{PREFIX}{name}", text, num, seconds)
+        yield from self._labelled()
+
+    def _labelled(self) -> Iterator[Metric]:
+        radix = self.stats.get("radix", {})
+        if "hit_tokens" in radix:
+            inside = radix["partial_block_hit_tokens"]
+            tiers = CounterMetricFamily(
+                f"{PREFIX}tier_hit_tokens", "Prompt tokens found, by where.", labels=["tier"]
+            )
+            tiers.add_metric(["whole_blocks"], radix["hit_tokens"] - inside)
+            tiers.add_metric(["partial_block"], inside)
+            tiers.add_metric(["connector"], radix["connector_hit_tokens"])
+            yield tiers
+        if parts := self.stats.get("parts"):
+            is_on = GaugeMetricFamily(
+                f"{PREFIX}part_on", "1 if the part is on, 0 if it is off.", labels=["part"]
+            )
+            for part, state in parts.items():
+                is_on.add_metric([part], state == "on")
+            yield is_on
 
 
 class MetricsMiddleware:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
+from sgl_vllm import cli
 from sgl_vllm.hooks import PARTS
 from tests.server.conftest import API_KEY
 
+DOCS = Path(__file__).parents[2] / "docs"
 CARD = r'\{"city": "[A-Z][a-z]{2,9}", "continent": "(Europe|Asia|Africa)", "people": [0-9]{1,3}\}'
 PERSON = {
     "type": "object",
@@ -273,6 +276,61 @@ def test_metrics_are_those_of_the_moment(server, sgl, client):
     assert metrics["sgl_vllm:prefix_hit_tokens_total"] == stats["radix"]["hit_tokens"]
     assert metrics["sgl_vllm:tree_tokens"] == stats["radix"]["tree_tokens"]
     assert metrics["vllm:prefix_cache_hits_total"] == stats["radix"]["hit_tokens"]
+
+
+def test_the_times_and_tiers_of_the_metrics_are_those_of_what_ran(server, sgl, client):
+    sgl.post("/flush_cache")
+    before = server.metrics()
+    prompt = list(range(300, 490))  # a whole block of 128, and a part of one
+    for _ in range(2):
+        client.completions.create(model="demo", prompt=prompt, max_tokens=1)
+    regex = {"structured_outputs": {"regex": "[xyz]{2,4}"}}
+    client.completions.create(**{**CARD_REQUEST, "extra_body": regex})
+    after = server.metrics()
+
+    def counted(name: str) -> float:
+        return after[f"sgl_vllm:{name}"] - before[f"sgl_vllm:{name}"]
+
+    page = httpx.get(f"{server.url}/metrics").text
+    tiers = dict(re.findall(r'^sgl_vllm:tier_hit_tokens_total{tier="(\w+)"} (\S+)', page, re.M))
+    radix = sgl.get("/stats").json()["radix"]
+    assert float(tiers["whole_blocks"]) + float(tiers["partial_block"]) == radix["hit_tokens"]
+    assert float(tiers["partial_block"]) >= 189 - 128
+    assert counted("tier_hit_tokens_total") == 189
+    assert counted("compile_seconds_count") == 1
+    assert 0 < counted("compile_seconds_sum") < 10
+    assert counted("mask_seconds_count") >= 1
+    assert 0 < counted("mask_seconds_sum") < 1
+    assert after["sgl_vllm:part_on"] == len(PARTS)
+    assert after["sgl_vllm:protected_tokens"] == 0
+    assert after["sgl_vllm:tree_tokens"] <= after["sgl_vllm:cache_tokens"]
+
+
+def test_a_pin_protects_tokens(server, sgl):
+    pinned = sgl.post("/pin", json={"prompt": list(range(500, 590))}).json()
+    metrics = server.metrics()
+    assert metrics["sgl_vllm:pinned_tokens"] == metrics["sgl_vllm:protected_tokens"] == 128
+    sgl.post("/unpin", json={"pin_id": pinned["pin_id"]})
+    assert server.metrics()["sgl_vllm:pinned_tokens"] == 0
+
+
+def test_the_server_tells_every_metric_that_the_dashboard_asks_for(server):
+    dashboard = (DOCS / "grafana" / "sgl-vllm.json").read_text()
+    asked = set(re.findall(r"\b((?:sgl_)?vllm:\w+)", dashboard))
+    assert asked and asked <= set(server.metrics())
+
+
+def test_top_shows_the_server(server, capsys):
+    arguments = ["top", server.url, "--once", "--json", "--interval", "0.1"]
+    assert cli.main([*arguments, "--api-key", API_KEY]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["plugin"] and row["parts_off"] == {}
+    assert (row["running"], row["waiting"], row["output_tokens_per_s"]) == (0, 0, 0)
+    assert 0 < row["hit_rate_since_start"] < 1
+    assert 0 < row["tree_tokens"] < row["cache_tokens"]
+    assert cli.main(arguments) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert "wants an API key" in row["problem"] and row["running"] == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,97 @@
+"""What a traced request's span says of it: collected here, sent to where vLLM makes the span.
+
+Owns the record per request, made only if vLLM traces (`--otlp-traces-endpoint`), and the way to
+vLLM's API process: the one field of vLLM's outputs that is for tracing, its headers. There
+`server/spans.py` takes it out again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.request import Request
+
+SPAN_HEADER = "sgl_vllm"
+"""In an output's `trace_headers`: the attributes as JSON."""
+
+
+@dataclass(slots=True)
+class RequestTrace:
+    """The attributes of a request's span, without their prefix `sgl_vllm.`.
+
+    Attributes:
+        cached_tokens: prompt tokens found in the tree (or, with radix off, in vLLM's own cache).
+        partial_block_cached_tokens: of these, the ones in the hit's last, partial block.
+        connector_cached_tokens: prompt tokens that a KV connector had beyond these.
+        jumps, forced_tokens: runs of forced tokens in the output, and the tokens in them.
+        passed_over: how many later requests were admitted before this one.
+    """
+
+    cached_tokens: int = 0
+    partial_block_cached_tokens: int = 0
+    connector_cached_tokens: int = 0
+    jumps: int = 0
+    forced_tokens: int = 0
+    passed_over: int = 0
+
+
+class RequestTraces:
+    """The records of all requests that have not ended."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._records: dict[str, tuple[Request, RequestTrace]] = {}
+
+    def begin(self, request: Request) -> None:
+        self._records[request.request_id] = request, RequestTrace()
+
+    def admitted(self, request: Request, num_passes: int) -> None:
+        """`num_passes` later ones have been admitted before it, in the wait that has just ended."""
+        if (record := self._records.get(request.request_id)) is not None:
+            record[1].passed_over += num_passes
+
+    def jumped(self, request: Request, num_tokens: int) -> None:
+        if (record := self._records.get(request.request_id)) is not None:
+            record[1].jumps += 1
+            record[1].forced_tokens += num_tokens
+
+    def attach(
+        self, outputs: Iterable[EngineCoreOutput], unfinished: Mapping[str, Request]
+    ) -> None:
+        """Put the record of each request that ends into its output.
+
+        A stop string ends a request outside of the engine, so with one every output carries what
+        there is so far.
+        """
+        for output in outputs:
+            record = self._records.get(output.request_id)
+            if record is None:
+                continue
+            request, trace = record
+            if (prefill := output.prefill_stats) is not None:
+                trace.cached_tokens = prefill.num_local_cached_tokens
+                trace.partial_block_cached_tokens = trace.cached_tokens % self._block_size
+                trace.connector_cached_tokens = prefill.num_external_cached_tokens
+            params = request.sampling_params
+            if output.finished or (params is not None and params.stop):
+                headers = {SPAN_HEADER: json.dumps(asdict(trace))}
+                output.trace_headers = {**(output.trace_headers or {}), **headers}
+            if output.finished:
+                del self._records[output.request_id]
+        if len(self._records) > len(unfinished):  # some were aborted
+            for request_id in self._records.keys() - unfinished.keys():
+                del self._records[request_id]
+
+
+def take_attributes(output: EngineCoreOutput) -> dict[str, Any]:
+    """Take the attributes out of an output's headers, which are then as vLLM has made them."""
+    headers = dict(output.trace_headers or {})
+    text = headers.pop(SPAN_HEADER, None)
+    if text is None:
+        return {}
+    output.trace_headers = headers or None
+    return {f"sgl_vllm.{name}": value for name, value in json.loads(text).items()}

@@ -1,0 +1,81 @@
+"""The Grafana dashboard: its shape, and that it asks for nothing that is not documented.
+
+That a real server tells all of it is in tests/server/test_server.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import sgl_vllm
+
+DOCS = Path(sgl_vllm.__file__).parent.parent / "docs"
+DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana" / "sgl-vllm.json").read_text())
+PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
+GRAPHS = [panel for panel in PANELS if panel["type"] != "row"]
+WIDTH = 24
+
+
+def expressions() -> list[str]:
+    return [target["expr"] for panel in GRAPHS for target in panel["targets"]]
+
+
+def test_it_is_a_dashboard_that_grafana_imports_under_one_name() -> None:
+    assert DASHBOARD["title"] and DASHBOARD["uid"]
+    assert isinstance(DASHBOARD["schemaVersion"], int)
+    assert DASHBOARD.get("id") is None  # Grafana gives one
+    assert {panel["type"] for panel in GRAPHS} <= {"timeseries", "state-timeline"}
+
+
+def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+    ids = [panel["id"] for panel in PANELS]
+    assert len(set(ids)) == len(ids)
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in PANELS)
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert all(0 <= x < WIDTH for x, _ in cells)
+
+
+def test_every_graph_says_what_it_shows_and_asks_the_chosen_source() -> None:
+    for panel in GRAPHS:
+        assert panel["title"] and panel["description"], panel["id"]
+        references = [target["refId"] for target in panel["targets"]]
+        assert references and len(set(references)) == len(references)
+        for part in (panel, *panel["targets"]):
+            assert part["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+def test_variables_are_defined_and_used() -> None:
+    defined = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    text = json.dumps(PANELS)
+    used = set(re.findall(r"\$\{?(\w+)", text)) - {"__rate_interval"}
+    assert used == defined
+
+
+def test_every_expression_chooses_servers_and_has_its_brackets() -> None:
+    for expression in expressions():
+        metrics = re.findall(r"vllm:\w+", expression)
+        assert expression.count('{job=~"$job",instance=~"$instance"') == len(metrics), expression
+        for opening, closing in ("()", "{}", "[]"):
+            depths = itertools.accumulate(
+                (c == opening) - (c == closing) for c in expression if c in (opening, closing)
+            )
+            depths = list(depths)
+            assert not depths or (min(depths) >= 0 and depths[-1] == 0), expression
+
+
+def test_only_documented_metrics_of_ours_are_asked_for() -> None:
+    page = (DOCS / "operations.md").read_text()
+    types = dict(re.findall(r"^\| `(\w+)[^|]*\| (\w+) \|", page, re.MULTILINE))
+    suffixes = {"counter": ("_total",), "gauge": ("",), "summary": ("_sum", "_count")}
+    documented = {name + end for name, kind in types.items() for end in suffixes[kind]}
+    asked = {name for text in expressions() for name in re.findall(r"sgl_vllm:(\w+)", text)}
+    assert asked <= documented
