@@ -372,14 +372,16 @@ class SglSchedulerMixin(Scheduler):
         """Counters of every part; see `docs/server.md`. Numbers and reasons only, no text."""
         radix = self._radix
         tree = radix.tree if radix is not None else None
+        of_cache: dict[str, int] = {}
+        if radix is not None:
+            of_cache |= dataclasses.asdict(radix.counters)
+            of_cache |= dataclasses.asdict(radix.pool.counters) | radix.space
         return {
             "version": __version__,
             "parts": self._parts(),
             "forward_passes": self._num_steps,
             "radix": {
-                **(dataclasses.asdict(radix.counters) if radix is not None else {}),
-                **(dataclasses.asdict(radix.pool.counters) if radix is not None else {}),
-                **(radix.space if radix is not None else {}),
+                **of_cache,
                 "tree_nodes": tree.num_nodes if tree is not None else 0,
                 "tree_tokens": tree.num_tokens if tree is not None else 0,
                 "tree_blocks": tree.num_blocks if tree is not None else 0,

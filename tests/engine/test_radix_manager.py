@@ -118,3 +118,48 @@ def test_pins_never_grow_beyond_their_share():
     assert len(manager.pinned_block_ids) <= manager.max_pinned_blocks
     longest = cache.request([77] * 299)
     cache.allocate(longest)
+
+
+def test_what_is_cached_is_what_was_computed_less_what_was_given_up():
+    cache = Cache(num_blocks=31)
+    prompts = [[1000 * number + place for place in range(50)] for number in range(20)]
+    for prompt in prompts:
+        cache.serve(prompt)
+    tree, given_up = cache.manager.pool.tree, cache.manager.pool.counters
+    assert given_up.evicted_tokens > 0
+    assert tree.num_tokens + given_up.evicted_tokens == 20 * 50
+    assert tree.num_blocks + given_up.evicted_blocks == 20 * 4
+    assert cache.hit([*prompts[-1], 1]) == 50  # the last one's is there
+    num_cached = tree.num_tokens
+    cache.manager.pool.expire(unused_since=float("inf"))
+    assert given_up.expired_tokens == num_cached
+    assert tree.num_tokens + given_up.evicted_tokens + given_up.expired_tokens == 20 * 50
+
+
+def test_hits_are_counted_by_where_they_are():
+    cache = Cache()
+    cache.serve([*PREFIX, 1, 2, 3])
+    request = cache.request([*PREFIX, 1, 2, 9])
+    request.prefill_stats.set(
+        num_prompt_tokens=100, num_local_cached_tokens=66, num_external_cached_tokens=32
+    )
+    cache.manager.record_prefix_cache_stats(request, cache.allocate(request))
+    counters = cache.manager.counters
+    assert (counters.hit_tokens, counters.partial_block_hit_tokens) == (66, 2)
+    assert counters.connector_hit_tokens == 32
+
+
+def test_what_a_running_request_and_a_pin_hold_is_protected():
+    cache = Cache()
+    cache.serve(PREFIX)
+    room = {"cache_tokens": 99 * SIZE, "protected_tokens": 0, "pinned_tokens": 0}
+    assert cache.manager.space == room
+    pin_id, _ = cache.manager.pin(PREFIX[:SIZE])
+    held = {"protected_tokens": SIZE, "pinned_tokens": SIZE}
+    assert cache.manager.space == {**room, **held}
+    cache.manager.new_step_starts()
+    cache.allocate(running := cache.request([*PREFIX, 7]))
+    assert cache.manager.space == {**room, **held, "protected_tokens": 4 * SIZE}
+    cache.manager.free(running)
+    assert cache.manager.unpin(pin_id)
+    assert cache.manager.space == room

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -91,10 +90,9 @@ def server(collector, events_endpoint) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def events_endpoint() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+def events_endpoint(tmp_path_factory) -> str:
+    """One that vLLM binds; to an address without a `*` it would connect."""
+    return f"ipc://{tmp_path_factory.mktemp('events') / 'socket'}"
 
 
 def ask(client: openai.OpenAI, name: str, headers: dict[str, str] | None = None, **request: Any):
