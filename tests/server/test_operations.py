@@ -142,9 +142,14 @@ def test_a_span_keeps_its_place_in_the_callers_trace(client, collector) -> None:
     assert "sgl_vllm.cached_tokens" in span
 
 
-def test_a_span_tells_how_many_were_admitted_before_it(client, collector) -> None:
-    """One runs at a time. Behind a long one wait a new prompt and, later, known ones: more than
-    fits into the cache, so these go first."""
+def test_a_span_tells_how_many_were_admitted_before_it(client, collector, server) -> None:
+    """One runs at a time. Behind a long one wait a new prompt and, later, known ones. These go
+    first, as long as all of them are more than fits into the cache."""
+
+    def num_passes() -> float:
+        return server.metrics()["sgl_vllm:passes_total"]
+
+    before = num_passes()
     known = list(range(1000, 1900))
     ask(client, "known", prompt=known, max_tokens=1)
     with ThreadPoolExecutor(8) as pool:
@@ -166,7 +171,8 @@ def test_a_span_tells_how_many_were_admitted_before_it(client, collector) -> Non
         for future in (running, new, *later):
             future.result()
     assert collector.attributes_of("running")["sgl_vllm.passed_over"] == 0
-    assert collector.attributes_of("overtaken")["sgl_vllm.passed_over"] == 3
+    passed_over = collector.attributes_of("overtaken")["sgl_vllm.passed_over"]
+    assert passed_over == num_passes() - before > 0
 
 
 class Router:
