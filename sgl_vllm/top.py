@@ -170,13 +170,13 @@ def _whole(value: float | None) -> int | None:
 
 
 def draw(rows: Sequence[Row]) -> Group:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("server", no_wrap=True, overflow="ellipsis")
-    for name in ("running", "waiting", "prompt/s", "output/s", "hits", "ever", "tree", "of"):
+    table = Table(box=None, pad_edge=False, collapse_padding=True)  # fits 80 columns
+    table.add_column("server", overflow="fold")
+    for name in ("run", "wait", "prompt\n/s", "output\n/s", "hits", "ever", "tree", "of"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("jumps/s", "forced/s"):
+    for name in ("jumps\n/s", "forced\n/s"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("parts off", overflow="fold")
+    table.add_column("plugin", no_wrap=True)
     notes = []
     for row in rows:
         name = printable(row.url.partition("://")[2])
@@ -195,7 +195,7 @@ def draw(rows: Sequence[Row]) -> Group:
                 _count(row.cache_tokens),
                 _count(row.jumps_per_s),
                 _count(row.forced_tokens_per_s),
-                _parts(row),
+                _state(row),
             )
         if row.problem:
             notes.append(Text(printable(row.problem), "red"))
@@ -204,16 +204,22 @@ def draw(rows: Sequence[Row]) -> Group:
     return Group(table, *notes)
 
 
-def _parts(row: Row) -> Text:
+def _state(row: Row) -> Text:
     if row.plugin:
-        return Text(", ".join(map(printable, row.parts_off)), "yellow")
-    return Text("?" if row.problem else "no plugin", "dim")
+        num_off = len(row.parts_off)
+        return Text(f"{num_off} off", "yellow") if num_off else Text("on", "green")
+    return Text("?" if row.problem else "none", "dim")
 
 
 def _count(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.1f}" if 0 < value < 10 and value != int(value) else f"{value:,.0f}"
+    if 0 < value < 10 and value != int(value):
+        return f"{value:.1f}"
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if value >= 10 * size:
+            return f"{value / size:.0f}{unit}"
+    return f"{value:.0f}"
 
 
 def _percent(value: float | None) -> str:

@@ -79,13 +79,14 @@ def test_servers_with_the_plugin_stock_ones_and_those_that_are_down_are_in_one_t
     status, out = run("a:1", "http://b:2/v1", "c:3", "--once")
     lines = [line.split() for line in out.splitlines()]
     assert status == 1
-    assert lines[0][:3] == ["server", "running", "waiting"]
-    assert lines[1][:3] == ["a:1", "4", "2"]
-    assert lines[1][5:7] == ["90%", "95%"]
-    assert lines[1][7:] == ["1,234", "8,192", "0", "0", "jump_forward"]
-    assert lines[2][:3] == ["b:2", "4", "2"]
-    assert lines[2][7:] == ["-", "-", "-", "-", "no", "plugin"]
-    assert lines[3] == ["c:3", *"-" * 10, "down"]
+    assert lines[1][:3] == ["server", "run", "wait"]
+    assert lines[2][:3] == ["a:1", "4", "2"]
+    assert lines[2][5:7] == ["90%", "95%"]
+    assert lines[2][7:] == ["1234", "8192", "0", "0", "1", "off"]
+    assert lines[3][:3] == ["b:2", "4", "2"]
+    assert lines[3][7:] == ["-", "-", "-", "-", "none"]
+    assert lines[4] == ["c:3", *"-" * 10, "down"]
+    assert max(map(len, out.splitlines()[:5])) <= 80
     assert "a:1: jump_forward is off: by option" in out
     assert "http://c:3 does not answer: Connection refused" in out
     assert "\x1b" not in out
@@ -106,7 +107,7 @@ def test_a_server_that_wants_a_key_shows_what_its_metrics_tell(servers, run):
     servers.stats["a:1"] = httpx.Response(401)
     status, out = run("a:1", "--once")
     assert status == 0
-    assert out.splitlines()[1].split()[:3] == ["a:1", "4", "2"]
+    assert out.splitlines()[2].split()[:3] == ["a:1", "4", "2"]
     assert "http://a:1 wants an API key" in out
     run("a:1", "--once", "--api-key", "k")
     assert servers.keys[-1] == "Bearer k"
