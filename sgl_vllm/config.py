@@ -23,6 +23,7 @@ CONFIG_KEY = "sgl_vllm"
 SCHEDULE_POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
 _CHOICES = {
     "radix_policy": ("lru", "lfu", "slru", "priority"),
+    "tier_rule": ("measured", "always"),
     "schedule_policy": SCHEDULE_POLICIES,
     "jump_mode": ("canonical", "exact"),
     "schema_reading": ("stock", "spec"),
@@ -50,6 +51,9 @@ class Options:
         radix_pin_share: at most this share of the cache can be pinned (0 to 1).
         radix_slot_copy: on a GPU, a hit inside a block copies its matched slots by one kernel for
             all layers, not the whole block layer by layer.
+        tier_rule: what a KV connector has below the GPU is loaded where that is measured to be
+            cheaper than computing it again (measured), or wherever it is found (always).
+        tier_min_tokens: and never fewer tokens than this.
         tree_text: show the text of cached prompts at `/v1/sgl/tree`, but of no tenant with a
             `cache_salt`. Everyone with the server's API key can read it then.
         schedule_policy: lpm (longest cached prefix first), dfs-weight (depth first over the tree,
@@ -80,6 +84,8 @@ class Options:
     radix_ttl_s: float = 0.0
     radix_pin_share: float = 0.25
     radix_slot_copy: bool = False
+    tier_rule: str = "measured"
+    tier_min_tokens: int = 0
     tree_text: bool = False
     schedule_policy: str = "lpm"
     schedule_max_passes: int = 1000

@@ -22,6 +22,8 @@ _QUEUE = "vllm.v1.core.sched.request_queue:RequestQueue"
 _HOOKS: dict[str, tuple[str, ...]] = {
     "radix": (
         f"{_MANAGER}.get_computed_blocks(request)",
+        f"{_MANAGER}.allocate_slots"
+        "(request, num_new_tokens, num_new_computed_tokens, num_external_computed_tokens)",
         f"{_MANAGER}.free(request)",
         f"{_MANAGER}.pop_blocks_for_free(request)",
         f"{_MANAGER}.new_step_starts",

@@ -36,12 +36,14 @@ from sgl_vllm.radix.tree import NO_MATCH, TOKEN_BYTES, Match, Node, RadixTree, p
 
 @dataclass(slots=True)
 class RadixCounters:
-    """Counts since start, over requests at their first admission.
+    """Counts since start, over requests at their first admission, in tokens unless they say
+    otherwise.
 
     Attributes:
         hit_tokens: found in the tree; of these `partial_block_hit_tokens` in the last, partial
             block of a hit.
-        connector_hit_tokens: found by a KV connector beyond what the tree has.
+        host_hit_tokens, disk_hit_tokens, p2p_hit_tokens, other_tier_hit_tokens: found by a KV
+            connector beyond what the tree has, by where (`tiers/connector.py`).
     """
 
     lookups: int = 0
@@ -49,8 +51,13 @@ class RadixCounters:
     hit_tokens: int = 0
     partial_block_hits: int = 0
     partial_block_hit_tokens: int = 0
-    connector_hit_tokens: int = 0
     retained_tails: int = 0
+    host_hit_tokens: int = 0
+    disk_hit_tokens: int = 0
+    p2p_hit_tokens: int = 0
+    other_tier_hit_tokens: int = 0
+    tier_declined_tokens: int = 0
+    tier_requests_not_asked: int = 0
 
 
 @dataclass(slots=True)
@@ -118,8 +125,7 @@ class RadixKVCacheManager(KVCacheManager):
             policy: a name in `eviction.POLICIES`.
             ttl_s: forget what nobody has used for so many seconds; 0 for never.
             pin_share: at most this share of the cache can be pinned.
-            has_connector: a KV connector counts tokens in whole blocks, so hits end at a block
-                boundary.
+            has_connector: a KV connector looks blocks up by vLLM's hashes.
         """
         block_size = manager.coordinator.single_type_managers[0].block_size
         manager.__class__ = cls
@@ -135,7 +141,6 @@ class RadixKVCacheManager(KVCacheManager):
         manager.score_from = lambda request: None
         manager._ttl_s = ttl_s
         manager._pin_share = pin_share
-        manager._whole_blocks_only = has_connector
         manager._pins = {}
         return manager
 
@@ -149,18 +154,12 @@ class RadixKVCacheManager(KVCacheManager):
     cache may serve the tokens before the one before it."""
     _ttl_s: float
     _pin_share: float
-    _whole_blocks_only: bool
     _pins: dict[str, Pin]
 
     @property
     def tree(self) -> RadixTree | None:
         """None once an error has switched it off."""
         return self.pool.tree
-
-    @property
-    def hit_granularity(self) -> int:
-        """In tokens: a hit ends at a multiple of it."""
-        return self.block_size if self._whole_blocks_only else 1
 
     # -- look up ------------------------------------------------------------------------------
 
@@ -191,7 +190,7 @@ class RadixKVCacheManager(KVCacheManager):
         num_inside = match.num_tokens % self.block_size
         if num_inside:
             last_block = self.tree.block_ids(match, match.num_tokens)[-1]
-            if not self._may_end_inside(last_block):
+            if not self.pool.is_computed(last_block):
                 return match.num_tokens - num_inside
         return match.num_tokens
 
@@ -230,7 +229,7 @@ class RadixKVCacheManager(KVCacheManager):
         block_ids = self.tree.block_ids(match, num_tokens)
         num_inside = num_tokens % self.block_size
         if num_inside and (
-            not self._may_end_inside(block_ids[-1])
+            not self.pool.is_computed(block_ids[-1])
             or not self._has_room_for_copy(request, block_ids)
         ):
             num_tokens -= num_inside
@@ -247,10 +246,6 @@ class RadixKVCacheManager(KVCacheManager):
             whole = blocks[0][: num_tokens // self.block_size]
             self.coordinator.emit_cached_block_events(request, (whole,))
         return KVCacheBlocks(blocks), num_tokens
-
-    def _may_end_inside(self, block_id: int) -> bool:
-        """Whether a hit may end inside the block, which is copied before this step's pass."""
-        return not self._whole_blocks_only and self.pool.is_computed(block_id)
 
     def _has_room_for_copy(self, request: Request, block_ids: list[int]) -> bool:
         """Whether the request fits while it also holds the block that it copies from.
@@ -277,8 +272,6 @@ class RadixKVCacheManager(KVCacheManager):
             num_inside = num_hits % self.block_size
             self.counters.partial_block_hits += num_inside != 0
             self.counters.partial_block_hit_tokens += num_inside
-            prefill = getattr(request, "prefill_stats", None)
-            self.counters.connector_hit_tokens += getattr(prefill, "num_external_cached_tokens", 0)
         if num_hits:
             self.pool.guarded(self._use_hit, request)
 
@@ -288,6 +281,30 @@ class RadixKVCacheManager(KVCacheManager):
             self.tree.hit(trail.found, request.priority)
 
     # -- leave behind -------------------------------------------------------------------------
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        *args: Any,
+        num_external_computed_tokens: int = 0,
+        **kwargs: Any,
+    ) -> KVCacheBlocks | None:
+        """Notes how far a KV connector is to fill what is allocated."""
+        blocks = super().allocate_slots(
+            request,
+            num_new_tokens,
+            num_new_computed_tokens,
+            *args,
+            num_external_computed_tokens=num_external_computed_tokens,
+            **kwargs,
+        )
+        if num_external_computed_tokens and blocks is not None:
+            trail = self.pool.trail_of(request)
+            if trail is not None:
+                trail.num_loaded = num_new_computed_tokens + num_external_computed_tokens
+        return blocks
 
     def index_prompt(self, request: Request) -> None:
         """Let others find the whole prompt of a running `request`, to the token. It is computed
@@ -324,7 +341,7 @@ class RadixKVCacheManager(KVCacheManager):
 
     def _index(self, request: Request, num_tokens: int) -> None:
         """Put the first tokens of a running request into the tree, if it still has its blocks."""
-        if self._whole_blocks_only or request.num_computed_tokens < num_tokens:
+        if request.num_computed_tokens < num_tokens:
             return
         blocks = self.coordinator.single_type_managers[0].req_to_blocks.get(request.request_id)
         if blocks and self.enable_caching:
@@ -333,14 +350,15 @@ class RadixKVCacheManager(KVCacheManager):
     def _num_to_index(self, request: Request) -> int:
         """How many of the request's tokens others may find.
 
-        Tokens of a step in flight are not computed yet, and a placeholder is no token. With a
-        connector, vLLM counts tokens as computed that are still to be loaded, and may never be:
-        only what it has cached itself is there. No hit could end in the rest anyway.
+        Tokens of a step in flight are not computed yet, and a placeholder is no token. vLLM counts
+        tokens as computed that are still to be loaded, and may never be: of those, only the blocks
+        that it has cached itself are there. What comes after them is computed, and has read them.
         """
         num_tokens = min(
             request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens
         )
-        if self._whole_blocks_only:
+        trail = self.pool.trail_of(request)
+        if trail is not None and 0 < num_tokens <= trail.num_loaded:
             cached = self.coordinator.single_type_managers[0].num_cached_block
             num_tokens = min(num_tokens, cached.get(request.request_id, 0) * self.block_size)
         return num_tokens

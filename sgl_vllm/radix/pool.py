@@ -57,6 +57,7 @@ class Trail:
         own: the leaf that its inserts made.
         found: what its last look-up matched.
         num_found: how many cached tokens that look-up gave it.
+        num_loaded: how many it has with what a KV connector loads for it; 0 without.
     """
 
     request: Request
@@ -65,6 +66,7 @@ class Trail:
     own: Node | None = None
     found: Match = NO_MATCH
     num_found: int = 0
+    num_loaded: int = 0
 
 
 class RadixBlockPool(BlockPool):

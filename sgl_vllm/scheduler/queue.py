@@ -316,8 +316,7 @@ class CacheAwareQueue(RequestQueue):
                 continue
             num_common = common_prefix_length(other_trail.tokens, trail.tokens)
             num_common = min(num_common, request.num_tokens - 1)
-            num_saved = num_common - num_common % self._radix.hit_granularity - num_shared
-            if num_saved * self._line.num_alike(request) >= self.min_saved_tokens:
+            if (num_common - num_shared) * self._line.num_alike(request) >= self.min_saved_tokens:
                 return other.request_id
         return None
 

@@ -42,6 +42,8 @@ from sgl_vllm.scheduler.preemption import CheapestVictim
 from sgl_vllm.scheduler.queue import CacheAwareQueue
 from sgl_vllm.scheduler.report import ForcedReports
 from sgl_vllm.scheduler.traces import RequestTraces
+from sgl_vllm.tiers.connector import Tiers
+from sgl_vllm.tiers.load_rule import LoadRule
 
 logger = init_logger("vllm.sgl_vllm")
 
@@ -86,6 +88,12 @@ class SglSchedulerMixin(Scheduler):
         self._traces: RequestTraces | None = None
         if vllm_config.observability_config.otlp_traces_endpoint is not None:
             self._traces = RequestTraces(self.block_size)
+        self._tiers: Tiers | None = None
+        if self._radix is not None and self.connector is not None:
+            rule = LoadRule(
+                min_tokens=options.tier_min_tokens, measured=options.tier_rule == "measured"
+            )
+            self._tiers = Tiers(self.connector, self._radix, rule)
         self._queue: CacheAwareQueue | None = None
         if "schedule" not in self._off:
             bound = Bound(
@@ -251,6 +259,8 @@ class SglSchedulerMixin(Scheduler):
         if self._victim is not None:
             self._victim.step_starts()
         output = super().schedule(*args, **kwargs)
+        if self._tiers is not None:
+            self._tiers.pass_begins(output)
         self._prompts_done = self._prompts_done_by(output)
         if self._queue is not None:
             self._queue.step_ends(output)
@@ -264,6 +274,8 @@ class SglSchedulerMixin(Scheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         score_from = {r.request_id: first for r, first in self._score_from.items()}
+        if self._tiers is not None:
+            self._tiers.pass_ends(scheduler_output)
         if self._jump is not None:
             self._jump.before_update(model_runner_output)
         results = super().update_from_output(scheduler_output, model_runner_output)
@@ -387,6 +399,7 @@ class SglSchedulerMixin(Scheduler):
                 "tree_blocks": tree.num_blocks if tree is not None else 0,
                 "block_size": self.block_size,
             },
+            "tiers": self._tiers.stats() if self._tiers is not None else {},
             "schedule": dataclasses.asdict(self._queue.counters) if self._queue is not None else {},
             "fsm": dataclasses.asdict(self._grammars.counters) if self._grammars else {},
             "structured_output": dataclasses.asdict(self._masks),

@@ -31,6 +31,11 @@ _COUNTERS = {
     "prefix_lookups": ("radix", "lookups", "Admitted requests that were looked up in the cache."),
     "prefix_lookup_tokens": ("radix", "prompt_tokens", "Tokens of the requests looked up."),
     "prefix_hit_tokens": ("radix", "hit_tokens", "Tokens found in the prefix cache."),
+    "tier_declined_tokens": (
+        "radix",
+        "tier_declined_tokens",
+        "Tokens found by a KV connector that were cheaper to compute than to load.",
+    ),
     "partial_block_hits": ("radix", "partial_block_hits", "Hits that end inside a block."),
     "retained_tails": ("radix", "retained_tails", "Partial last blocks kept for later requests."),
     "ordered_steps": ("schedule", "ordered_steps", "Steps with an order to decide."),
@@ -123,7 +128,8 @@ class SglCollector(Collector):
             )
             tiers.add_metric(["whole_blocks"], radix["hit_tokens"] - inside)
             tiers.add_metric(["partial_block"], inside)
-            tiers.add_metric(["connector"], radix["connector_hit_tokens"])
+            for tier in ("host", "disk", "p2p", "other_tier"):
+                tiers.add_metric([tier], radix[f"{tier}_hit_tokens"])
             yield tiers
         if parts := self.stats.get("parts"):
             is_on = GaugeMetricFamily(

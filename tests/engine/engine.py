@@ -42,6 +42,10 @@ class Ask:
         return {"prompt_token_ids": self.prompt, **salt}
 
 
+def tokens_of(result: RequestOutput) -> list[int]:
+    return list(result.outputs[0].token_ids)
+
+
 class Engine:
     """`forward_passes` and `computed_tokens` count since the start or the last `reset_counts`."""
 
@@ -84,9 +88,12 @@ class Engine:
 
     def tokens(self, asks: Sequence[Ask]) -> list[tuple[list[int], str | None]]:
         """What every request got: its tokens and why it ended."""
-        return [
-            (list(out.outputs[0].token_ids), out.outputs[0].finish_reason) for out in self.run(asks)
-        ]
+        return [(tokens_of(out), out.outputs[0].finish_reason) for out in self.run(asks)]
+
+    def settle(self) -> None:
+        """Let what a KV connector still sends or loads come to its end."""
+        while self.scheduler.has_requests():
+            self.core.step()
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)

@@ -8,7 +8,7 @@ import pytest
 from vllm.config import KVTransferConfig
 
 from tests.engine import memory_connector
-from tests.engine.engine import Ask, Engine, greedy, words
+from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
 from tests.engine.memory_connector import BEHAVIOUR, STORE, Behaviour
 
 
@@ -16,15 +16,9 @@ def behave(**behaviour) -> None:
     vars(BEHAVIOUR).update(vars(Behaviour(**behaviour)))
 
 
-def settle(engine: Engine) -> None:
-    """Let what the connector still sends or loads come to its end."""
-    while engine.scheduler.has_requests():
-        engine.core.step()
-
-
 def forget(engine: Engine) -> None:
     """Empty the cache, but not the connector's store."""
-    settle(engine)
+    engine.settle()
     assert engine.llm.reset_prefix_cache()
 
 
@@ -42,7 +36,7 @@ def clean(request):
     yield
     if "engine" in request.fixturenames:
         engine = request.getfixturevalue("engine")
-        settle(engine)
+        engine.settle()
         engine.check_nothing_is_left()
         behave()
         assert engine.llm.reset_prefix_cache()
@@ -55,11 +49,7 @@ def answer(engine: Engine, prompt: list[int]) -> list[int]:
     (result,) = engine.run([Ask(prompt, greedy(4))])
     forget(engine)
     behave()
-    return list(result.outputs[0].token_ids)
-
-
-def tokens_of(result) -> list[int]:
-    return list(result.outputs[0].token_ids)
+    return tokens_of(result)
 
 
 def begin(engine: Engine, name: str, prompt: list[int], num_steps: int) -> None:
@@ -70,7 +60,7 @@ def begin(engine: Engine, name: str, prompt: list[int], num_steps: int) -> None:
 
 def computed_afresh(engine: Engine, prompt: list[int]) -> list[int]:
     """With what is in the cache, but nothing in the connector's store."""
-    settle(engine)
+    engine.settle()
     STORE.clear()
     behave()
     return tokens_of(engine.run([Ask(prompt, greedy(4))])[0])
@@ -99,12 +89,34 @@ def test_a_load_continues_what_the_cache_holds(engine):
     assert list(STORE) == before
 
 
-def test_hits_end_at_a_block_boundary_and_no_tail_is_kept(engine):
+def test_a_partial_tail_is_kept_and_found(engine):
     prompt = words(100)
     asks = [Ask(prompt, greedy(1)), Ask(prompt[:70] + words(20, seed=1), greedy(1))]
-    assert [engine.run([ask])[0].num_cached_tokens for ask in asks] == [0, 64]
-    assert engine.scheduler._radix.tree.num_tokens == 96
-    assert not engine.scheduler._radix.counters.partial_block_hits
+    assert [engine.run([ask])[0].num_cached_tokens for ask in asks] == [0, 70]
+    assert engine.run([Ask(prompt + words(9, seed=2), greedy(1))])[0].num_cached_tokens == 100
+
+
+@pytest.mark.parametrize("load_steps", [0, 2])
+def test_a_partial_tail_gives_way_to_a_load_that_goes_further(engine, load_steps):
+    prompt = words(200)
+    expected = answer(engine, prompt)
+    engine.run([Ask(prompt[:80], greedy(1))])
+    hits = engine.scheduler._radix.counters.hit_tokens
+    behave(load_steps=load_steps)
+    (result,) = engine.run([Ask(prompt, greedy(4))])
+    assert tokens_of(result) == expected
+    assert result.num_cached_tokens == 192
+    assert engine.scheduler._radix.counters.hit_tokens == hits + 64
+
+
+def test_nothing_is_loaded_where_the_tree_has_as_much(engine):
+    prompt = words(110)
+    answer(engine, prompt)
+    behave()
+    engine.run([Ask(prompt, greedy(1))])
+    (result,) = engine.run([Ask(prompt + words(15, seed=1), greedy(1))])
+    assert result.num_cached_tokens == 110
+    assert engine.scheduler._radix.counters.partial_block_hits
 
 
 def test_jump_forward_is_off_beside_a_connector(engine):
@@ -165,7 +177,7 @@ def test_blocks_are_kept_until_they_are_sent(engine):
     assert pool.get_num_free_blocks() < pool.num_gpu_blocks - 1
     behave()
     engine.run([Ask(words(300, seed=seed), greedy(1)) for seed in range(2, 6)])
-    settle(engine)
+    engine.settle()
     assert len(STORE) == 3
     forget(engine)
     (result,) = engine.run([Ask(prompt, greedy(4))])
@@ -197,7 +209,7 @@ def test_random_requests_get_stocks_tokens(start, load_steps):
             plugin, kv_transfer_config=config, num_gpu_blocks_override=20, max_model_len=512
         )
         tokens = engine.tokens(random_requests(1)) + engine.tokens(random_requests(2))
-        settle(engine)
+        engine.settle()
         engine.check_nothing_is_left()
         return tokens
 
@@ -218,3 +230,27 @@ def test_vllms_example_connector_stores_and_loads_beside_the_tree(start, tmp_pat
     assert tokens_of(second) == tokens_of(first)
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 96)
     engine.check_nothing_is_left()
+
+
+def test_prefill_in_one_engine_and_decode_in_another(start, tmp_path):
+    """vLLM's example of disaggregation, with the plugin on both sides: what goes over is files."""
+
+    def config(role: str) -> KVTransferConfig:
+        return KVTransferConfig(
+            kv_connector="ExampleConnector",
+            kv_role=role,
+            kv_connector_extra_config={"shared_storage_path": str(tmp_path)},
+        )
+
+    prompts = [words(num_tokens, num_tokens) for num_tokens in (100, 140, 180)]
+    alone = start(None, max_model_len=512)
+    expected = alone.run([Ask(prompt, greedy(6)) for prompt in prompts])
+    prefill = start({}, kv_transfer_config=config("kv_producer"), max_model_len=512)
+    first = [tokens_of(result) for result in prefill.run([Ask(p, greedy(1)) for p in prompts])]
+    decode = start({}, kv_transfer_config=config("kv_consumer"), max_model_len=512)
+    asks = [Ask(prompt + token, greedy(5)) for prompt, token in zip(prompts, first, strict=True)]
+    results = decode.run(asks)
+    found = [token + tokens_of(result) for token, result in zip(first, results, strict=True)]
+    assert found == [tokens_of(result) for result in expected]
+    assert [result.num_cached_tokens for result in results] == [96, 128, 160]
+    decode.check_nothing_is_left()

@@ -74,6 +74,29 @@ def test_what_an_asynchronous_load_never_brought_is_not_found(status):
     assert cache.hit([*PREFIX, 1]) == 0
 
 
+@pytest.mark.parametrize("external", [16, 20, 6])
+def test_of_what_is_found_and_then_loaded_only_the_first_is_sure(external):
+    """Some connectors load parts of blocks."""
+    cache = Cache(connector=True)
+    cache.serve(PREFIX[:32])
+    loading = cache.request([*PREFIX, 7])
+    assert cache.allocate(loading, external=external, delay=True) == 32
+    loading.status = RequestStatus.FINISHED_ABORTED
+    cache.manager.free(loading)
+    assert cache.hit([*PREFIX, 1]) == 32
+
+
+def test_what_is_computed_after_a_load_is_found_to_the_token():
+    cache = Cache(connector=True)
+    request = cache.request([*PREFIX[:55], 7])
+    cache.allocate(request, external=48, delay=True)
+    cache.manager.cache_blocks(request, 48)  # Scheduler._update_waiting_for_remote_kv
+    cache.manager.allocate_slots(request, 7)
+    request.num_computed_tokens = 55
+    cache.manager.free(request)
+    assert cache.hit([*PREFIX, 1]) == 55
+
+
 def test_a_block_that_failed_to_load_does_not_come_back_with_who_shared_it():
     cache = Cache(connector=True)
     first, second = cache.request([*PREFIX, 7]), cache.request([*PREFIX, 8])
@@ -140,13 +163,9 @@ def test_hits_are_counted_by_where_they_are():
     cache = Cache()
     cache.serve([*PREFIX, 1, 2, 3])
     request = cache.request([*PREFIX, 1, 2, 9])
-    request.prefill_stats.set(
-        num_prompt_tokens=100, num_local_cached_tokens=66, num_external_cached_tokens=32
-    )
     cache.manager.record_prefix_cache_stats(request, cache.allocate(request))
     counters = cache.manager.counters
     assert (counters.hit_tokens, counters.partial_block_hit_tokens) == (66, 2)
-    assert counters.connector_hit_tokens == 32
 
 
 def test_what_a_running_request_and_a_pin_hold_is_protected():

@@ -21,7 +21,11 @@ STATS: dict[str, Any] = {
         "hit_tokens": 150,
         "partial_block_hits": 2,
         "partial_block_hit_tokens": 22,
-        "connector_hit_tokens": 64,
+        "host_hit_tokens": 64,
+        "disk_hit_tokens": 32,
+        "p2p_hit_tokens": 0,
+        "other_tier_hit_tokens": 0,
+        "tier_declined_tokens": 8,
         "retained_tails": 1,
         "evicted_blocks": 3,
         "evicted_tokens": 40,
@@ -66,7 +70,8 @@ def test_hits_are_told_by_tier_and_add_up() -> None:
     found = samples(STATS)
     assert found["sgl_vllm:tier_hit_tokens_total{whole_blocks}"] == 128
     assert found["sgl_vllm:tier_hit_tokens_total{partial_block}"] == 22
-    assert found["sgl_vllm:tier_hit_tokens_total{connector}"] == 64
+    assert found["sgl_vllm:tier_hit_tokens_total{host}"] == 64
+    assert found["sgl_vllm:tier_hit_tokens_total{disk}"] == 32
     assert found["sgl_vllm:prefix_hit_tokens_total"] == 150
 
 

@@ -1,0 +1,1 @@
+"""What lies below the GPU: vLLM's KV connectors beside the tree, and a file tier with checksums."""

@@ -1,0 +1,191 @@
+"""A live KV connector beside the tree: asked where a load is worth it, what it brings counted.
+
+Owns which of vLLM's questions reach the connector, and the measurements that `load_rule` needs.
+Does not own what is stored and loaded, which is the connector's, nor the order of things, which is
+vLLM's: it asks a connector only for what comes after the whole blocks that the tree has, and takes
+its answer only if that is more than the tree has of the next block.
+
+                 in the tree            | partial |
+    hit      [0 ........................|... hit) |        stays, and is copied, unless
+    load                                |------------ loaded ------------)  goes further
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
+
+from sgl_vllm.radix.manager import RadixKVCacheManager
+from sgl_vllm.tiers.load_rule import LoadRule
+
+logger = init_logger("vllm.sgl_vllm.tiers")
+
+_COUNTED_AS = {"host": "host_hit_tokens", "disk": "disk_hit_tokens", "p2p": "p2p_hit_tokens"}
+"""vLLM's names of tiers; what has another counts as `other_tier_hit_tokens`."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What vLLM was told of a request.
+
+    Attributes:
+        is_async: it would load between forward passes.
+        declined: so many tokens were found, but are not loaded; 0 if it was not even asked.
+    """
+
+    is_async: bool = False
+    declined: int | None = None
+
+
+class Tiers:
+    """What is below the GPU, as the scheduler sees it.
+
+    The rule says nothing of requests that were told where their KV is (`kv_transfer_params`), nor
+    of loads within a forward pass, whose time cannot be told from the pass's.
+
+    Args:
+        connector: the scheduler's. Three of its methods go through here from now on; whoever holds
+            a reference keeps it.
+        radix: its counters count.
+    """
+
+    def __init__(
+        self, connector: KVConnectorBase_V1, radix: RadixKVCacheManager, rule: LoadRule
+    ) -> None:
+        self._radix = radix
+        self._rule = rule
+        self._connector = connector
+        self._stock_ask = connector.get_num_new_matched_tokens
+        self._stock_allocated = connector.update_state_after_alloc
+        self._stock_output = connector.update_connector_output
+        vars(connector).update(
+            get_num_new_matched_tokens=self._ask,
+            update_state_after_alloc=self._allocated,
+            update_connector_output=self._output,
+        )
+        self._answers: WeakKeyDictionary[Request, _Answer] = WeakKeyDictionary()
+        """The last one for each request that waits."""
+        self._loads: dict[str, tuple[int, float]] = {}
+        """By request: tokens on their way, and since when."""
+        self._passes: dict[int, tuple[int, float]] = {}
+        """By scheduler output: tokens to compute, and when the pass could begin."""
+        self._last_pass_ended = 0.0
+        self._loads_in_pass = False
+        self.failed = False
+
+    # -- in the connector's place -------------------------------------------------------------
+
+    def _ask(self, request: Request, num_local: int) -> tuple[int | None, bool]:
+        answer = self._answers[request] = _Answer()
+        has_choice = not (request.kv_transfer_params or request.skip_reading_prefix_cache)
+        if has_choice and self._guarded(self._is_too_short, request, num_local):
+            answer.declined = 0
+            return 0, False
+        found, answer.is_async = self._stock_ask(request, num_local)
+        if has_choice and found and self._guarded(self._rule.declines, found):
+            answer.declined = found
+            return 0, False
+        return found, answer.is_async
+
+    def _is_too_short(self, request: Request, num_local: int) -> bool:
+        """Whether all that could be found would not be loaded: to ask may already fetch it from a
+        disk. vLLM's own connector has to be asked for a preempted request, which it may be storing
+        still."""
+        most = request.num_tokens - num_local
+        most -= most % self._radix.block_size
+        return most > 0 and not request.num_preemptions and self._rule.declines(most)
+
+    def _allocated(self, request: Request, blocks: KVCacheBlocks, num_external: int) -> None:
+        """A request is admitted, and so many tokens are loaded for it. For one whose load is done
+        nobody was asked again."""
+        self._stock_allocated(request, blocks, num_external)
+        answer = self._answers.pop(request, None)
+        if answer is not None:
+            self._guarded(self._count, request, answer, num_external)
+
+    def _count(self, request: Request, answer: _Answer, num_external: int) -> None:
+        counters = self._radix.counters
+        is_first = not request.num_preemptions
+        if answer.declined is not None:
+            self._rule.declined()
+            counters.tier_declined_tokens += is_first * answer.declined
+            counters.tier_requests_not_asked += is_first * (answer.declined == 0)
+        if not num_external:
+            return
+        if answer.is_async:
+            self._loads[request.request_id] = num_external, time.perf_counter()
+        else:
+            self._loads_in_pass = True
+        if is_first:
+            sources = self._connector.get_external_cache_hit_sources(request, num_external)
+            for tier, num_tokens in sources.items():
+                name = _COUNTED_AS.get(tier.value, "other_tier_hit_tokens")
+                setattr(counters, name, getattr(counters, name) + num_tokens)
+
+    def _output(self, output: KVConnectorOutput) -> None:
+        self._stock_output(output)
+        self._guarded(self._measure_loads, output)
+
+    def _measure_loads(self, output: KVConnectorOutput) -> None:
+        now = time.perf_counter()
+        has_failed = bool(output.invalid_block_ids or output.failed_recving)
+        for request_id in output.finished_recving or ():
+            num_tokens, since = self._loads.pop(request_id, (0, now))
+            if not has_failed:
+                self._rule.loaded(num_tokens, now - since)
+
+    # -- around a forward pass ----------------------------------------------------------------
+
+    def pass_begins(self, output: SchedulerOutput) -> None:
+        num_tokens = output.total_num_scheduled_tokens
+        if num_tokens and not self._loads_in_pass:
+            self._passes[id(output)] = num_tokens, time.perf_counter()
+        self._loads_in_pass = False
+
+    def pass_ends(self, output: SchedulerOutput) -> None:
+        """It began when it was scheduled, or when the one before it ended."""
+        now = time.perf_counter()
+        num_tokens, since = self._passes.pop(id(output), (0, now))
+        self._rule.passes.add(num_tokens, now - max(since, self._last_pass_ended))
+        self._last_pass_ended = now
+
+    # -- safety, and what is shown ------------------------------------------------------------
+
+    def _guarded(self, step: Callable[..., Result], *args: Any) -> Result | None:
+        """Do a step; if it fails, and from then on, None: the connector goes on as in vLLM."""
+        if self.failed:
+            return None
+        try:
+            return step(*args)
+        except Exception:
+            self.failed = True
+            logger.exception(
+                "the rule of what a KV connector loads failed and is switched off; the connector "
+                "goes on without it. Please report this with the lines below"
+            )
+            return None
+
+    def stats(self) -> dict[str, Any]:
+        """The constants of the rule in seconds, None while they are not known; `break_even_tokens`
+        is None where loading is never cheaper."""
+        load, compute = self._rule.loads.fit(), self._rule.passes.fit()
+        break_even = self._rule.break_even
+        return {
+            "connector": type(self._connector).__name__,
+            "load_fixed_s": load.fixed_s if load else None,
+            "load_token_s": load.token_s if load else None,
+            "compute_token_s": compute.token_s if compute else None,
+            "break_even_tokens": break_even if break_even < float("inf") else None,
+        }

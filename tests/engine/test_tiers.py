@@ -1,0 +1,261 @@
+"""vLLM's native offloading below the tree: host memory, and files below that."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from vllm.config import KVTransferConfig
+
+from sgl_vllm.tiers.load_rule import KEPT
+from tests.engine import host_tiers
+from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
+
+ALWAYS = {"tier_rule": "always"}
+BLOCK = 32
+NUM_GPU_BLOCKS = 24
+HOST_CHUNKS = 16
+"""A quarter of what the longest test needs: what it has computed is in files, too."""
+
+
+def ask(engine: Engine, prompt: list[int], max_tokens: int = 4):
+    (result,) = engine.run([Ask(prompt, greedy(max_tokens))])
+    engine.settle()
+    return result
+
+
+def push_out(engine: Engine, seed: int = 1000, count: int = 6) -> None:
+    """Compute so much else that nothing earlier is left on the device, nor in host memory."""
+    for number in range(count):
+        ask(engine, words(300, seed + number), 1)
+
+
+def counters(engine: Engine) -> dict[str, int]:
+    return engine.scheduler.sgl_vllm_stats()["radix"]
+
+
+@pytest.fixture(scope="module")
+def chunk_bytes(start) -> int:
+    """Of a block in host memory: whole pages."""
+    engine = start(None)
+    spec = engine.scheduler.kv_cache_config.kv_cache_groups[0]
+    num_bytes = spec.kv_cache_spec.page_size_bytes * len(spec.layer_names)
+    return -(-num_bytes // 4096) * 4096
+
+
+@pytest.fixture
+def tiered(start, chunk_bytes, tmp_path) -> Iterator[Callable[..., Engine]]:
+    """Start an engine with both tiers: `tiered(plugin)`, or `tiered(None)` for stock vLLM."""
+    engines: list[Engine] = []
+
+    def start_tiered(plugin, num_gpu_blocks: int = NUM_GPU_BLOCKS, files=host_tiers.checked_files):
+        config = host_tiers.config(HOST_CHUNKS * chunk_bytes, files(tmp_path))
+        engines.append(
+            start(
+                plugin,
+                kv_transfer_config=KVTransferConfig(**config),
+                num_gpu_blocks_override=num_gpu_blocks,
+                max_model_len=512,
+            )
+        )
+        return engines[-1]
+
+    yield start_tiered
+    engines[-1].settle()
+    engines[-1].check_nothing_is_left()
+
+
+def test_what_is_evicted_is_found_in_files_then_in_host_memory_then_in_the_tree(tiered):
+    engine = tiered(ALWAYS)
+    prompt = words(300)
+    first = ask(engine, prompt)
+    push_out(engine)
+    before = counters(engine)
+    from_files = ask(engine, prompt)
+    from_tree = ask(engine, prompt)
+    assert engine.llm.reset_prefix_cache()
+    from_host = ask(engine, prompt)
+    after = counters(engine)
+    found = [result.num_cached_tokens for result in (from_files, from_tree, from_host)]
+    assert found == [288, 299, 288]
+    tiers = ("disk_hit_tokens", "hit_tokens", "host_hit_tokens")
+    assert [after[tier] - before[tier] for tier in tiers] == found
+    answers = [tokens_of(result) for result in (first, from_files, from_tree, from_host)]
+    assert answers == [answers[0]] * 4
+
+
+def test_only_what_the_tree_does_not_have_is_loaded_by_whole_blocks(tiered):
+    engine = tiered(ALWAYS)
+    prompt = words(300)
+    first = ask(engine, prompt)
+    assert engine.llm.reset_prefix_cache()
+    ask(engine, prompt[:110], 1)
+    before = counters(engine)
+    second = ask(engine, prompt)
+    after = counters(engine)
+    assert tokens_of(second) == tokens_of(first)
+    assert second.num_cached_tokens == 288
+    # 96 tokens and the 14 of a partial block are in the tree: the load begins at the block.
+    assert after["hit_tokens"] - before["hit_tokens"] == 96
+    assert after["host_hit_tokens"] - before["host_hit_tokens"] == 192
+
+
+def test_a_partial_tail_stays_in_the_tree_and_is_not_loaded(tiered):
+    engine = tiered(ALWAYS)
+    prompt = words(110)
+    ask(engine, prompt, 1)
+    before = counters(engine)
+    longer = prompt + words(15, seed=1)
+    result = ask(engine, longer)
+    after = counters(engine)
+    assert result.num_cached_tokens == 110
+    assert after["partial_block_hits"] - before["partial_block_hits"] == 1
+    assert after["host_hit_tokens"] == before["host_hit_tokens"]
+    assert engine.llm.reset_prefix_cache()
+    engine.scheduler.reset_connector_cache()
+    assert tokens_of(ask(engine, longer)) == tokens_of(result)
+
+
+def random_asks(seed: int) -> list[Ask]:
+    """Groups that share a beginning; together far more than the device and host memory hold."""
+    rng = random.Random(seed)
+    groups = [words(rng.randrange(40, 250), seed=100 + group) for group in range(5)]
+    return [
+        Ask(
+            rng.choice(groups) + words(rng.randrange(1, 70), seed=1000 + number % 12),
+            greedy(rng.randrange(1, 40)),
+        )
+        for number in range(30)
+    ]
+
+
+@pytest.mark.parametrize("plugin", [ALWAYS, {}], ids=["always", "as measured"])
+def test_random_requests_get_stocks_tokens(tiered, start, plugin):
+    """With a device so small that requests are preempted while loads and stores go on."""
+
+    def run(engine: Engine) -> list:
+        return engine.tokens(random_asks(1)) + engine.tokens(random_asks(2))
+
+    expected = run(start(None, num_gpu_blocks_override=NUM_GPU_BLOCKS, max_model_len=512))
+    engine = tiered(plugin, num_gpu_blocks=18)
+    assert run(engine) == expected
+    engine.settle()
+    found = counters(engine)
+    if plugin:
+        assert found["disk_hit_tokens"] > 100 and found["host_hit_tokens"]
+    assert found["partial_block_hits"] > 5
+    assert not engine.scheduler._tiers.failed
+
+
+def block_hashes(engine: Engine, prompt: list[int]) -> list[bytes]:
+    """Of the prompt's whole blocks, as vLLM gives them to connectors."""
+    seen: list[list[bytes]] = []
+    connector = engine.scheduler.connector
+    ask_connector = connector.get_num_new_matched_tokens
+
+    def spy(request, num_local):
+        seen.append(list(request.block_hashes))
+        return ask_connector(request, num_local)
+
+    connector.get_num_new_matched_tokens = spy
+    ask(engine, prompt, 1)
+    connector.get_num_new_matched_tokens = ask_connector
+    return seen[0]
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(1000)
+        byte = file.read(1)[0]
+        file.seek(1000)
+        file.write(bytes([byte ^ 0x40]))
+
+
+def zero(path: Path) -> None:
+    """As after a power failure that lost what was not yet on the disk."""
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def swap(path: Path) -> None:
+    """Another block's file in its place."""
+    other = next(each for each in path.parents[2].rglob("*.bin") if each != path)
+    path.write_bytes(other.read_bytes())
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut, flip, zero, swap])
+def test_a_damaged_file_is_a_miss(tiered, tmp_path, damage):
+    engine = tiered(ALWAYS)
+    prompt = words(300)
+    first = ask(engine, prompt)
+    (path,) = tmp_path.rglob(f"{block_hashes(engine, prompt)[4].hex()}.bin")
+    push_out(engine)
+    damage(path)
+    second = ask(engine, prompt)
+    assert tokens_of(second) == tokens_of(first)
+    assert second.num_cached_tokens == 4 * BLOCK
+    # It is written again with what was computed instead.
+    push_out(engine, seed=2000)
+    assert ask(engine, prompt).num_cached_tokens == 288
+
+
+def test_files_of_an_earlier_engine_are_found_and_checked(tiered, tmp_path):
+    prompt = words(300)
+    first = ask(tiered(ALWAYS), prompt)
+    engine = tiered(ALWAYS)
+    second = ask(engine, prompt)
+    assert (tokens_of(second), second.num_cached_tokens) == (tokens_of(first), 288)
+    assert counters(engine)["disk_hit_tokens"] == 288
+
+
+def test_short_prefixes_are_computed_and_nobody_asks_for_them(tiered):
+    engine = tiered({"tier_min_tokens": 128})
+    short, long = words(100), words(300, seed=1)
+    expected = [tokens_of(ask(engine, prompt)) for prompt in (short, long)]
+    assert engine.llm.reset_prefix_cache()
+    results = [ask(engine, prompt) for prompt in (short, long)]
+    assert [tokens_of(result) for result in results] == expected
+    assert [result.num_cached_tokens for result in results] == [0, 288]
+    assert counters(engine)["tier_requests_not_asked"] == 2
+    assert counters(engine)["tier_declined_tokens"] == 0
+
+
+def test_what_is_found_but_too_short_to_load_is_computed(tiered):
+    engine = tiered({"tier_min_tokens": 128})
+    prompt = words(100)
+    engine.run([Ask(prompt + words(60, seed=1), greedy(1))])
+    engine.settle()
+    assert engine.llm.reset_prefix_cache()
+    longer = ask(engine, prompt + words(60, seed=2))
+    assert longer.num_cached_tokens == 0
+    assert counters(engine)["tier_declined_tokens"] == 96
+
+
+def test_the_rule_is_measured_and_decides(tiered):
+    engine = tiered({})
+    for seed, num_tokens in enumerate((40, 100, 300)):
+        ask(engine, words(num_tokens, seed))
+        assert engine.llm.reset_prefix_cache()
+        result = ask(engine, words(num_tokens, seed))
+        assert result.num_cached_tokens > 0
+    measured = engine.scheduler.sgl_vllm_stats()["tiers"]
+    assert measured["connector"] == "OffloadingConnector"
+    assert measured["compute_token_s"] > 0 and measured["load_fixed_s"] is not None
+    # From here on a load takes 0.1 s, as much as computing 100 tokens.
+    rule = engine.scheduler._tiers._rule
+    for num_tokens in (32, 64, 128, 256):
+        for _ in range(KEPT):
+            rule.loaded(num_tokens, 0.1)
+            rule.passes.add(num_tokens, 1e-3 * num_tokens)
+    prompts = words(90, seed=7), words(300, seed=8)
+    expected = [tokens_of(ask(engine, prompt)) for prompt in prompts]
+    assert engine.llm.reset_prefix_cache()
+    results = [ask(engine, prompt) for prompt in prompts]
+    assert [tokens_of(result) for result in results] == expected
+    assert [result.num_cached_tokens for result in results] == [0, 288]

@@ -1,0 +1,148 @@
+"""What reaches a KV connector, with a connector and a tree that only note what they are told."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from sgl_vllm.radix.manager import RadixCounters
+from sgl_vllm.tiers.connector import Tiers
+from sgl_vllm.tiers.load_rule import LoadRule
+
+
+class Request:
+    def __init__(self, num_tokens: int, **more) -> None:
+        self.request_id = "a"
+        self.num_tokens = num_tokens
+        self.num_preemptions = 0
+        self.kv_transfer_params = None
+        self.skip_reading_prefix_cache = False
+        vars(self).update(more)
+
+
+class Connector:
+    """Has `found` tokens of everybody, the first 32 on a disk."""
+
+    def __init__(self, found: int | None, is_async: bool) -> None:
+        self.answer = found, is_async
+        self.asked: list[int] = []
+        self.loaded: list[int] = []
+
+    def get_num_new_matched_tokens(self, request, num_local):
+        self.asked.append(num_local)
+        return self.answer
+
+    def update_state_after_alloc(self, request, blocks, num_external):
+        self.loaded.append(num_external)
+
+    def update_connector_output(self, output):
+        pass
+
+    def get_external_cache_hit_sources(self, request, num_external):
+        on_disk = min(32, num_external)
+        return {CacheHitSource.DISK: on_disk, CacheHitSource.HOST: num_external - on_disk}
+
+
+class Below:
+    """A connector under the rule, and what a scheduler does with it."""
+
+    def __init__(self, found: int | None = 96, is_async: bool = True, **rule) -> None:
+        self.connector = Connector(found, is_async)
+        self.counters = RadixCounters()
+        radix = SimpleNamespace(block_size=32, counters=self.counters)
+        self.rule = LoadRule(**rule)
+        self.tiers = Tiers(self.connector, radix, self.rule)
+
+    def admit(self, request: Request, num_local: int = 0) -> int | None:
+        found, _ = self.connector.get_num_new_matched_tokens(request, num_local)
+        if found is not None:
+            self.connector.update_state_after_alloc(request, None, found)
+        return found
+
+
+def test_what_is_worth_it_is_loaded_and_counted_by_tier():
+    below = Below()
+    assert below.admit(Request(200), num_local=64) == 96
+    assert below.connector.loaded == [96]
+    assert (below.counters.disk_hit_tokens, below.counters.host_hit_tokens) == (32, 64)
+
+
+def test_who_has_too_little_left_is_not_asked_for():
+    below = Below(min_tokens=128)
+    assert below.admit(Request(200), num_local=96) == 0
+    assert (below.connector.asked, below.connector.loaded) == ([], [0])
+    assert below.counters.tier_requests_not_asked == 1
+    assert below.counters.tier_declined_tokens == 0
+
+
+def test_what_is_found_and_too_little_is_declined():
+    below = Below(min_tokens=128)
+    assert below.admit(Request(400)) == 0
+    assert (below.connector.asked, below.connector.loaded) == ([0], [0])
+    assert below.counters.tier_declined_tokens == 96
+    assert below.counters.tier_requests_not_asked == 0
+
+
+def test_an_answer_that_comes_later_stays_open():
+    below = Below(found=None, min_tokens=128)
+    assert below.admit(Request(400)) is None
+    assert below.connector.loaded == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{"kv_transfer_params": {"do_remote_prefill": True}}, {"skip_reading_prefix_cache": True}],
+)
+def test_who_has_no_choice_is_always_asked_for(kind):
+    below = Below(min_tokens=10_000)
+    assert below.admit(Request(40, **kind)) == 96
+
+
+def test_a_preempted_request_is_asked_for_and_counted_once():
+    below = Below(min_tokens=128)
+    assert below.admit(Request(40, num_preemptions=1)) == 0
+    assert below.connector.asked == [0]
+    assert below.counters == RadixCounters()
+
+
+def test_a_request_whose_load_is_done_goes_on_without_a_question():
+    below = Below()
+    request = Request(200)
+    below.admit(request)
+    below.connector.update_state_after_alloc(request, None, 0)
+    assert below.connector.loaded == [96, 0]
+    assert below.counters.disk_hit_tokens == 32
+
+
+def test_loads_that_end_well_are_measured():
+    below = Below()
+    done = SimpleNamespace(finished_recving={"a"}, invalid_block_ids=set(), failed_recving=set())
+    failed = SimpleNamespace(finished_recving={"a"}, invalid_block_ids={7}, failed_recving=set())
+    for output, num_measured in ((failed, 0), (done, 1)):
+        below.admit(Request(200))
+        below.connector.update_connector_output(output)
+        assert sum(map(len, below.rule.loads._sizes.values())) == num_measured
+
+
+def test_loads_within_a_pass_are_not_measured_nor_is_the_pass():
+    below = Below(is_async=False)
+    step = SimpleNamespace(total_num_scheduled_tokens=100)
+    for num_measured in (0, 1):
+        if not num_measured:
+            below.admit(Request(200))
+        below.tiers.pass_begins(step)
+        time.sleep(0.001)
+        below.tiers.pass_ends(step)
+        assert len(below.rule.passes._sizes) == num_measured
+    assert not below.rule.loads._sizes
+
+
+def test_an_error_in_the_rule_leaves_the_connector_as_it_was():
+    below = Below()
+    below.rule.declines = lambda num_tokens: 1 / 0
+    assert below.admit(Request(200)) == 96
+    assert below.tiers.failed
+    assert below.connector.loaded == [96]
