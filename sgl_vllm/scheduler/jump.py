@@ -198,13 +198,19 @@ class JumpForward:
             if output.finish_reason is not None or not output.new_token_ids:
                 continue
             request = scheduler.requests.get(output.request_id)
-            if request is None or request.status != RequestStatus.RUNNING:  # preempted in flight
+            if request is None or not self.may_jump(request):
                 continue
-            forced = self._take(request) if self.may_jump(request) else []
-            if forced:
+            forced = self._take(request)
+            if forced and request.status == RequestStatus.RUNNING:
                 self._drop_in_flight(request)
                 self._append(request, forced, output)
                 left.add(request)
+            elif forced:  # preempted while the token was in flight: it waits to compute all again
+                self._append(request, forced, output)
+                if request.is_finished():
+                    scheduler.waiting.remove_request(request)
+                    scheduler.deferred_waiting.discard(request)
+                    scheduler._free_request(request)
         if not left:
             return
         scheduler.running = remove_all(scheduler.running, left)
@@ -314,7 +320,7 @@ class JumpForward:
             if data.sampling_params.min_tokens:
                 params = data.sampling_params = copy.copy(data.sampling_params)
                 params.min_tokens = max(0, params.min_tokens - request.num_output_tokens)
-        # Who did not run in the step before has its output rebuilt, as that many of its last tokens.
+        # Of who did not run in the step before, the runner takes so many last tokens as output.
         cached = scheduler_output.scheduled_cached_reqs
         for index, request_id in enumerate(cached.req_ids) if cached.all_token_ids else ():
             if request_id in cached.all_token_ids:

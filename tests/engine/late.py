@@ -2,7 +2,8 @@
 
 The engine core's `step` and `step_with_batch_queue` are vLLM's own, so that with asynchronous
 scheduling a step is scheduled before the tokens of the one before are known. The runners keep what
-vLLM's V1 and V2 runners keep, by the same rules, and know nothing but what the scheduler tells them.
+vLLM's V1 and V2 runners keep, by the same rules, and know only what the scheduler tells them.
+
 What a pass samples depends on every token that it has fed for the request so far, and `KvMemory`
 holds that these are the tokens whose keys and values it reads.
 """
@@ -113,11 +114,9 @@ class Runner:
             if number is None:
                 sampled.append([])
                 continue
-            choices = legal.get(request_id)
-            token = number % self.vocab_size
-            if choices is not None:
-                token = int(choices[number % len(choices)])
-            sampled.append([token])
+            choices = legal.get(request_id, np.arange(self.vocab_size))
+            # Where nothing is legal, a sampler takes the first token.
+            sampled.append([int(choices[number % len(choices)]) if len(choices) else 0])
         ids = list(self._chosen)
         self.keep_sampled(dict(zip(ids, sampled, strict=True)))
         output = runner_output(ids, sampled)

@@ -1,4 +1,4 @@
-"""A step is always in flight: the real engine and the V1 runner, scheduling asynchronously, on a CPU."""
+"""With a step always in flight: the real engine and the V1 runner, asynchronously, on a CPU."""
 
 from __future__ import annotations
 
@@ -32,15 +32,18 @@ def start_overlapped(start, **engine_args) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("max_num_batched_tokens", [1024, 128], ids=str)
-def test_mixed_requests_get_the_same_tokens(start, max_num_batched_tokens):
-    settings = {
-        "block_size": 32,
-        "num_gpu_blocks_override": 50,
-        "max_num_batched_tokens": max_num_batched_tokens,
-    }
-    asks = mixed_requests(2000, count=160, seed=max_num_batched_tokens)
+def test_mixed_requests_get_the_same_tokens(start):
+    settings = {"block_size": 32, "num_gpu_blocks_override": 50, "max_num_batched_tokens": 128}
+    asks = mixed_requests(2000, count=80, seed=7)
     want = start(async_scheduling=False, **settings).tokens(asks)
+    engine = start(plugin={}, async_scheduling=True, **settings)
+    assert engine.tokens(asks) == want
+    engine.check_nothing_is_left()
+    stats = engine.scheduler.sgl_vllm_stats()
+    assert stats["radix"]["partial_block_hits"] > 10
+    off = {name for name, reason in stats["parts"].items() if "unverified=true" in reason}
+    assert off == {"jump_forward", "select"}
+
     reference = start(plugin={"radix": False}, async_scheduling=False, **settings)
     decode_one_by_one(reference)
     constrained = [index for index, ask in enumerate(asks) if is_constrained(ask)]
@@ -52,10 +55,8 @@ def test_mixed_requests_get_the_same_tokens(start, max_num_batched_tokens):
     got = engine.tokens(asks)
     engine.check_nothing_is_left()
     assert [index for index in range(len(asks)) if got[index] != want[index]] == []
-    stats = engine.scheduler.sgl_vllm_stats()
-    assert stats["radix"]["partial_block_hits"] > 10
-    jumps = stats["jump_forward"]
-    assert jumps["forced_tokens"] > 300 and jumps["errors"] == 0
+    jumps = engine.scheduler.sgl_vllm_stats()["jump_forward"]
+    assert jumps["forced_tokens"] > 150 and jumps["errors"] == 0
     assert 0 < jumps["stale_tokens"] <= jumps["jumps"]
 
 
@@ -78,7 +79,7 @@ def test_a_jump_ends_where_decoding_one_by_one_ends(start):
                 assert other[token].logprob == pytest.approx(row[token].logprob, abs=1e-3), case
 
 
-@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[5]], ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[5]], ids=str)
 def test_a_cache_that_they_fill_holds_nobody_up(start, shape):
     block_size = shape[0]
     todo = jobs(block_size, 24, seed=block_size)
@@ -91,7 +92,7 @@ def test_a_cache_that_they_fill_holds_nobody_up(start, shape):
     wanted = run(reference, todo, 10_000, None).answers
     engine = start_tiny(start, *shape, plugin=ON, async_scheduling=True)
     assert engine.core.batch_queue_size == 2
-    for disturb in (None, *map(random.Random, range(3))):
+    for disturb in (None, random.Random(0), random.Random(1)):
         done = run(engine, todo, 10_000, disturb)
         assert done.answers == {name: wanted[name] for name in done.answers}
         assert len(done.answers) + len(done.partial) == len(todo)
