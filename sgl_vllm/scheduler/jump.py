@@ -208,7 +208,7 @@ class JumpForward:
             elif forced:  # preempted while the token was in flight: it waits to compute all again
                 self._append(request, forced, output)
                 if request.is_finished():
-                    scheduler.waiting.remove_request(request)
+                    scheduler.waiting.remove_requests([request])
                     scheduler.deferred_waiting.discard(request)
                     scheduler._free_request(request)
         if not left:

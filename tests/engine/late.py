@@ -67,6 +67,7 @@ class Runner:
         self.vocab_size = config.model_config.get_vocab_size()
         self.rows: dict[str, Row] = {}
         self.num_passes = 0
+        self.sessions: set[str] = set()
         self._memory = KvMemory(num_blocks + 1, scheduler.block_size)
         self._chosen: dict[str, int | None] = {}
         self._scores: dict[str, LogprobsTensors] = {}
@@ -257,7 +258,7 @@ class V2Runner(Runner):
         assert new.prompt_token_ids is not None and new.prefill_token_ids is not None
         known = self.rows.pop(new.req_id, None)
         assert len(self.rows) < self.max_num_reqs, "no free slot"
-        if known is not None:  # penalties and limits count from the end of the prompt
+        if known is not None and new.req_id not in self.sessions:  # it counts from the prompt's end
             assert new.prompt_token_ids == known.prompt
         num_prompt = len(new.prompt_token_ids)
         assert new.prefill_token_ids[:num_prompt] == new.prompt_token_ids
@@ -356,7 +357,10 @@ class LateCore(EngineCore):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        resumable: bool = False,
     ) -> None:
+        """`resumable`: more input follows, under the same name, and last of all some that is not;
+        only this, which is not read, ends the session."""
         params = params.clone()
         params.update_from_generation_config({}, self._eos_token_id)
         request, _ = self.preprocess_add_request(
@@ -371,9 +375,12 @@ class LateCore(EngineCore):
                 cache_salt=cache_salt,
                 data_parallel_rank=None,
                 priority=priority,
+                resumable=resumable,
             )
         )
-        self.answers[name] = Answer()
+        if resumable:
+            self.runner.sessions.add(name)
+        self.answers.setdefault(name, Answer())
         self.scheduler.add_request(request)
 
     @property
@@ -390,7 +397,7 @@ class LateCore(EngineCore):
         for result in (results or {}).values():
             for output in result.outputs:
                 answer = self.answers[output.request_id]
-                assert answer.finish_reason is None
+                assert answer.finish_reason is None or output.request_id in self.runner.sessions
                 answer.tokens += output.new_token_ids
                 if output.new_prompt_logprobs_tensors is not None:
                     answer.scores = output.new_prompt_logprobs_tensors.logprobs[:, 0].tolist()

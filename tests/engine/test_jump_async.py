@@ -290,6 +290,27 @@ def test_scores_are_those_of_the_whole_prompt_computed(runner, shape):
     assert core.scheduler.sgl_vllm_stats()["select"]["scored_requests"] == len(endings)
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_streaming_input_goes_on_as_it_does_without_them(runner):
+    """It is resumed the same way, also while a step is in flight."""
+
+    def with_sessions(core: LateCore, jobs: list[Job]) -> list[list[int]]:
+        names = [f"session {n}" for n in range(4)]
+        for number, name in enumerate(names):
+            for part in range(3):
+                prompt = [*range(10 + 30 * number, 20 + 30 * number + part)]
+                core.send(name, prompt, params(max_tokens=3 + number), resumable=True)
+            core.send(name, [1], params())
+        serve(core, jobs)
+        return [core.answers[name].tokens for name in names]
+
+    alone = with_sessions(LateCore({"jump_forward": False}, async_scheduling=False), [])
+    core = LateCore(runner=runner, block_size=16)
+    assert with_sessions(core, mixed_jobs(30, seed=4)) == alone
+    assert [len(tokens) for tokens in alone] == [9, 12, 15, 18]
+    assert jump_counts(core)["stale_tokens"] > 0
+
+
 # -- the test itself -------------------------------------------------------------------------------
 
 
