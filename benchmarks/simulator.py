@@ -92,13 +92,16 @@ class Clock:
                 module.time = time  # type: ignore[attr-defined]
 
 
-def make_scheduler(arm: str, settings: EngineSettings, **scheduler_args: Any) -> Scheduler:
+def make_scheduler(
+    arm: str, settings: EngineSettings, *, with_tokenizer: bool = False, **scheduler_args: Any
+) -> Scheduler:
     """A scheduler of vLLM (`arm` "stock") or of the plugin ("sgl"), as the engine core makes it;
-    `scheduler_args` are further ones of vLLM's `SchedulerConfig`."""
+    `scheduler_args` are further ones of vLLM's `SchedulerConfig`. Structured output needs a
+    tokenizer."""
     length = settings.max_model_len
     model_config = ModelConfig(
-        model=str(DEMO_MODEL),  # its weights and vocabulary play no part
-        skip_tokenizer_init=True,
+        model=str(DEMO_MODEL),  # its weights play no part
+        skip_tokenizer_init=not with_tokenizer,
         max_model_len=length,
         hf_overrides={"max_position_embeddings": length},
         enforce_eager=True,

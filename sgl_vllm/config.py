@@ -73,6 +73,8 @@ class Options:
         schema_reading: what a JSON schema means. stock: as the backend that the server would have
             without the plugin; spec: as its specification says, and what cannot be had of it is
             refused.
+        unverified: jump_forward and select also where no GPU has run them yet: with asynchronous
+            scheduling, and on vLLM's V2 model runner.
     """
 
     radix: bool = True
@@ -96,6 +98,7 @@ class Options:
     schedule_cheapest_victim: bool = False
     jump_mode: str = "canonical"
     schema_reading: str = "stock"
+    unverified: bool = False
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

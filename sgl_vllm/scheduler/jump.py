@@ -10,8 +10,16 @@ what is forced (`fsm/forced_tokens.py`).
 
 vLLM drains `kv_holding_waiting` before anything else and resumes its requests like a streaming
 session that got more input. On the V1 runner they must then carry all their tokens as the prompt
-(`rewrite_resumed`). Requests that hold blocks while they wait cannot be preempted by vLLM, so a
-step that could schedule nothing must release one (`release_one_if_stuck`).
+(`rewrite_resumed`); the V2 runner is told them apart from the prompt by vLLM. Requests that hold
+blocks while they wait cannot be preempted by vLLM, so a step that could schedule nothing must
+release one (`release_one_if_stuck`).
+
+With asynchronous scheduling the next step is in flight when t arrives. It computes t, which is as
+it should be, and samples a token after it that is stale, for f1 follows:
+
+    step n     samples token t                       in flight: step n+1 computes t
+    jump       appends f1 .. fk                      what step n+1 samples will be dropped
+    step n+2   computes f1 .. fk in one pass         step n+1 arrives, and is dropped
 
 A pattern that begins with forced text is opened before the first pass (`open`): the text is output
 already, but nothing of it is sent before that pass has sampled.
@@ -28,7 +36,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.interface import PauseState
@@ -53,10 +61,12 @@ MAX_ERRORS = 8
 
 @dataclass(slots=True)
 class JumpCounters:
-    """Counts since start. A jump is a run of forced tokens, at the start or later."""
+    """Counts since start. A jump is a run of forced tokens, at the start or later; a stale token
+    was sampled by a pass in flight at a jump, and dropped."""
 
     jumps: int = 0
     forced_tokens: int = 0
+    stale_tokens: int = 0
     released_when_stuck: int = 0
     errors: int = 0
 
@@ -95,6 +105,8 @@ class JumpForward:
         self._has_logprobs = logprobs_mode in ("raw_logprobs", "processed_logprobs")
         self._given_up: WeakSet[Request] = WeakSet()
         self._jumped: WeakSet[Request] = WeakSet()
+        self._num_as_prompt: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
+        """How many tokens of its output the V1 runner takes for the prompt of a request."""
         self._openings: dict[str, Opening] = {}
         self.counters = JumpCounters()
 
@@ -189,9 +201,16 @@ class JumpForward:
             if request is None or not self.may_jump(request):
                 continue
             forced = self._take(request)
-            if forced:
+            if forced and request.status == RequestStatus.RUNNING:
+                self._drop_in_flight(request)
                 self._append(request, forced, output)
                 left.add(request)
+            elif forced:  # preempted while the token was in flight: it waits to compute all again
+                self._append(request, forced, output)
+                if request.is_finished():
+                    scheduler.waiting.remove_requests([request])
+                    scheduler.deferred_waiting.discard(request)
+                    scheduler._free_request(request)
         if not left:
             return
         scheduler.running = remove_all(scheduler.running, left)
@@ -246,6 +265,16 @@ class JumpForward:
         """Switched off by errors."""
         return self.counters.errors >= MAX_ERRORS
 
+    def _drop_in_flight(self, request: Request) -> None:
+        """Before forced tokens are appended: what the passes in flight compute of the tokens that
+        are there stays, and what they sample is dropped when it arrives."""
+        if request.num_in_flight_tokens:
+            request.drop_stale_output = True
+            request.num_stale_output_tokens = request.num_in_flight_tokens
+            request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
+            self.counters.stale_tokens += request.num_output_placeholders
+            request.num_output_placeholders = 0
+
     def _append(self, request: Request, forced: list[int], output: EngineCoreOutput) -> None:
         """Stop conditions are checked token by token, as if each had been sampled."""
         num_before = request.num_output_tokens
@@ -274,29 +303,42 @@ class JumpForward:
     # -- around a step's schedule -------------------------------------------------------------
 
     def rewrite_resumed(self, scheduler_output: SchedulerOutput) -> None:
-        """Give the runner all tokens of the jumped requests that run again in this step."""
-        if not self._jumped:
-            return
-        for data in scheduler_output.scheduled_new_reqs:
-            request = self._scheduler.requests[data.req_id]
-            if request in self._jumped:
-                data.prompt_token_ids = list(request._all_token_ids)
-                if data.sampling_params.min_tokens:  # of which the runner counts from zero again
-                    params = data.sampling_params = copy.copy(data.sampling_params)
-                    params.min_tokens = max(0, params.min_tokens - request.num_output_tokens)
-                self._jumped.discard(request)
+        """Give the V1 runner all tokens of the jumped requests that run again in this step.
+
+        From then on it counts the output of such a request from there.
+        """
+        scheduler = self._scheduler
+        for data in scheduler_output.scheduled_new_reqs if self._jumped else ():
+            request = scheduler.requests[data.req_id]
+            if request not in self._jumped:
+                continue
+            self._jumped.discard(request)
+            if scheduler.use_v2_model_runner:
+                continue
+            self._num_as_prompt[request] = request.num_output_tokens
+            data.prompt_token_ids = list(request._all_token_ids)
+            if data.sampling_params.min_tokens:
+                params = data.sampling_params = copy.copy(data.sampling_params)
+                params.min_tokens = max(0, params.min_tokens - request.num_output_tokens)
+        # Of who did not run in the step before, the runner takes so many last tokens as output.
+        cached = scheduler_output.scheduled_cached_reqs
+        for index, request_id in enumerate(cached.req_ids) if cached.all_token_ids else ():
+            if request_id in cached.all_token_ids:
+                num_as_prompt = self._num_as_prompt.get(scheduler.requests[request_id], 0)
+                cached.num_output_tokens[index] -= num_as_prompt
 
     def release_one_if_stuck(self, scheduler_output: SchedulerOutput) -> None:
         """If nothing could be scheduled, let the last waiting jumped request give up its blocks.
 
         So the engine always gets on. Nothing is scheduled only while nobody runs (who ran last has
-        been preempted, and made room): the blocks in use are those of waiting requests. Each such
-        step gives back what one of them holds, so that after fewer steps than requests wait the
-        first of them has room, alone in the cache if need be. Who was released keeps its tokens,
-        and computes them again like one preempted.
+        been preempted, and made room), or who runs awaits its last token, in flight: otherwise the
+        blocks in use are those of waiting requests. Each such step gives back what one of them
+        holds, so that after fewer steps than requests wait the first of them has room, alone in the
+        cache if need be. Who was released keeps its tokens, and computes them again like one
+        preempted.
         """
         scheduler = self._scheduler
-        if scheduler_output.num_scheduled_tokens or not self._jumped:
+        if scheduler_output.num_scheduled_tokens or scheduler.running or not self._jumped:
             return
         if scheduler.pause_state == PauseState.PAUSED_ALL:
             return

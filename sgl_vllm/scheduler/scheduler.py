@@ -166,10 +166,11 @@ class SglSchedulerMixin(Scheduler):
             if stock == "guidance" and options.schema_reading == "stock":
                 return "guidance is asked for (schema_reading=spec reads schemas as it does)"
             return self._why_no_grammars()
-        if self.use_v2_model_runner:
-            return "not verified on vLLM's V2 model runner yet"
-        if isinstance(self, AsyncScheduler):
-            return "not verified with asynchronous scheduling yet (--no-async-scheduling)"
+        if not options.unverified:
+            if self.use_v2_model_runner:
+                return "not verified on a GPU with vLLM's V2 model runner (unverified=true)"
+            if isinstance(self, AsyncScheduler):
+                return "not verified on a GPU with asynchronous scheduling (unverified=true)"
         if part == "select":
             return "it needs radix" if "radix" in self._off else None
         if options.jump_mode == "canonical" and (reason := self._why_no_grammars()):
@@ -273,19 +274,21 @@ class SglSchedulerMixin(Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        score_from = {r.request_id: first for r, first in self._score_from.items()}
+        num_scored_tokens = {
+            request.request_id: request.num_prompt_tokens - first_scored
+            for request, first_scored in self._score_from.items()
+        }
         if self._tiers is not None:
             self._tiers.pass_ends(scheduler_output)
         if self._jump is not None:
             self._jump.before_update(model_runner_output)
         results = super().update_from_output(scheduler_output, model_runner_output)
         outputs = [output for result in results.values() for output in result.outputs]
-        for output in outputs if score_from else ():
+        for output in outputs if num_scored_tokens else ():
             tensors = output.new_prompt_logprobs_tensors
-            first_scored = score_from.get(output.request_id)
-            if tensors is not None and first_scored is not None:
-                # Row i scores token i + 1. Which rows before were computed depends on the cache.
-                output.new_prompt_logprobs_tensors = _rows_from(tensors, first_scored - 1)
+            num_scored = num_scored_tokens.get(output.request_id)
+            if tensors is not None and num_scored is not None:
+                output.new_prompt_logprobs_tensors = _last_rows(tensors, num_scored)
                 self._num_scored_requests += 1
         if self._jump is not None:
             self._jump.after_step(outputs)
@@ -495,9 +498,11 @@ class SglAsyncScheduler(SglSchedulerMixin, AsyncScheduler):
     """Over vLLM's asynchronous scheduler, the default on GPUs."""
 
 
-def _rows_from(tensors: Any, first: int) -> Any:
-    """The same prompt log-probabilities without the rows before the first, which no pass computed:
-    the runner hands out uninitialized memory there."""
+def _last_rows(tensors: Any, count: int) -> Any:
+    """The last so many rows of prompt log-probabilities, of which there is one for each token but
+    the first. How many of those before were computed depends on the cache; the V1 runner has
+    uninitialized memory in place of the others, and the V2 runner nothing."""
+    first = len(tensors.logprobs) - count
     return tensors._replace(
         logprob_token_ids=tensors.logprob_token_ids[first:],
         logprobs=tensors.logprobs[first:],

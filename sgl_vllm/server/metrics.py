@@ -56,6 +56,11 @@ _COUNTERS = {
     "grammar_errors": ("fsm", "errors", "Unexpected errors in a grammar; see the log."),
     "jumps": ("jump_forward", "jumps", "Times forced text was appended to a request."),
     "forced_tokens": ("jump_forward", "forced_tokens", "Output tokens that no pass had to decide."),
+    "stale_tokens": (
+        "jump_forward",
+        "stale_tokens",
+        "Tokens that a pass in flight at a jump sampled, and that were dropped.",
+    ),
     "released_when_stuck": (
         "jump_forward",
         "released_when_stuck",

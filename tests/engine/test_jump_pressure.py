@@ -135,9 +135,11 @@ def want(start) -> dict[int, Run]:
     return {size: run(engine, jobs(size, 24, seed=size), 10_000, None) for size in (32, 128)}
 
 
-def start_tiny(start, block_size, num_blocks, at_once, chunked, policy) -> Engine:
+def start_tiny(
+    start, block_size, num_blocks, at_once, chunked, policy, *, plugin=None, **engine_args
+) -> Engine:
     engine: Engine = start(
-        plugin={},
+        plugin=plugin or {},
         max_model_len=MAX_MODEL_LEN,
         block_size=block_size,
         num_gpu_blocks_override=num_blocks,
@@ -145,6 +147,7 @@ def start_tiny(start, block_size, num_blocks, at_once, chunked, policy) -> Engin
         enable_chunked_prefill=chunked,
         max_num_batched_tokens=64 if chunked else 512,
         scheduling_policy=policy,
+        **engine_args,
     )
     engine.core.structured_output_manager._use_async_grammar_compilation = False
     return engine

@@ -99,17 +99,3 @@ def test_mixed_requests_get_the_same_tokens(start, block_size, num_blocks, max_n
     assert stats["jump_forward"]["forced_tokens"] > 500
     different = [index for index in range(len(asks)) if got[index] != want[index]]
     assert not different, [(i, i % 8, want[i], got[i]) for i in different[:3]]
-
-
-def test_the_asynchronous_scheduler_gives_the_same_tokens(start):
-    """Only its bookkeeping: on CPUs vLLM keeps no step in flight, so none is here either."""
-    settings = {"block_size": 32, "num_gpu_blocks_override": 50}
-    asks = mixed_requests(2000, count=80, seed=7)
-    want = start(**settings).tokens(asks)
-    engine = start(scheduler_cls="sgl_vllm.scheduler.scheduler.SglAsyncScheduler", **settings)
-    assert engine.tokens(asks) == want
-    engine.check_nothing_is_left()
-    stats = engine.scheduler.sgl_vllm_stats()
-    assert stats["parts"]["radix"] == stats["parts"]["schedule"] == "on"
-    assert "asynchronous" in stats["parts"]["jump_forward"]
-    assert stats["radix"]["partial_block_hits"] > 10

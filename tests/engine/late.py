@@ -1,0 +1,426 @@
+"""vLLM's engine core and its real schedulers over a runner without a model, whose tokens come late.
+
+The engine core's `step` and `step_with_batch_queue` are vLLM's own, so that with asynchronous
+scheduling a step is scheduled before the tokens of the one before are known. The runners keep what
+vLLM's V1 and V2 runners keep, by the same rules, and know only what the scheduler tells them.
+
+What a pass samples depends on every token that it has fed for the request so far, and `KvMemory`
+holds that these are the tokens whose keys and values it reads.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from vllm import SamplingParams
+from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsTensors, ModelRunnerOutput
+
+from benchmarks.comparison import SGL, EngineSettings
+from benchmarks.simulator import KvMemory, make_block_hasher, make_scheduler, runner_output
+
+MAX_MODEL_LEN = 256
+UNKNOWN = -1
+"""A token that only the device knows yet."""
+
+
+@dataclass
+class Row:
+    """What a runner holds of one request.
+
+    Attributes:
+        prompt, output: as the runner was told, and as it has sampled since.
+        fed: of every computed position, the token that is there.
+        scores: of prompt tokens, each by the pass that computed the token before; None if the
+            request does not ask for them, or not any more.
+    """
+
+    prompt: list[int]
+    blocks: list[int]
+    num_computed: int
+    output: list[int] = field(default_factory=list)
+    fed: list[int] = field(default_factory=list)
+    scores: dict[int, float] | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.output
+
+
+class Runner:
+    """Stands in for the executor. The rules that differ are the subclasses'."""
+
+    def __init__(self, scheduler: Scheduler, num_blocks: int) -> None:
+        config = scheduler.vllm_config
+        self.is_async = bool(config.scheduler_config.async_scheduling)
+        self.max_num_reqs = config.scheduler_config.max_num_seqs
+        self.vocab_size = config.model_config.get_vocab_size()
+        self.rows: dict[str, Row] = {}
+        self.num_passes = 0
+        self.sessions: set[str] = set()
+        self._memory = KvMemory(num_blocks + 1, scheduler.block_size)
+        self._chosen: dict[str, int | None] = {}
+        self._scores: dict[str, LogprobsTensors] = {}
+
+    def execute_model(self, scheduled: SchedulerOutput, non_block: bool = False) -> Future[Any]:
+        self.update(scheduled)
+        result: Future[Any] = Future()
+        if not scheduled.num_scheduled_tokens:
+            result.set_result(EMPTY_MODEL_RUNNER_OUTPUT)
+            return result
+        self.num_passes += 1
+        reads = []
+        self._chosen, self._scores = {}, {}
+        for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
+            row = self.rows[request_id]
+            start, end = row.num_computed, row.num_computed + num_tokens
+            tokens = self.input_tokens(request_id, start, end)
+            assert len(tokens) == num_tokens and UNKNOWN not in tokens, (request_id, tokens)
+            row.fed = (row.fed if len(row.fed) >= start else row.tokens)[:start] + tokens
+            contents = KvMemory.contents(np.array(row.fed))
+            reads.append((request_id, row.blocks, contents, start))
+            is_chunk = end < self.num_known(request_id)
+            self._chosen[request_id] = None if is_chunk else int(contents[-1] >> np.uint64(20))
+            row.num_computed = end
+            if row.scores is not None:
+                for index in range(start, min(end, len(row.prompt) - 1)):
+                    row.scores[index + 1] = score(int(contents[index]), row.prompt[index + 1])
+                if end >= len(row.prompt):
+                    self._scores[request_id] = self.score_rows(row, row.scores)
+                    row.scores = None
+        self._memory.run(scheduled.kv_cache_block_copies or (), reads)
+        result.set_result(None)
+        return result
+
+    def sample_tokens(self, grammar: GrammarOutput | None, non_block: bool = False) -> Any:
+        legal = {}
+        if grammar is not None:
+            for request_id, mask in zip(
+                grammar.structured_output_request_ids, grammar.grammar_bitmask, strict=True
+            ):
+                bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+                legal[request_id] = np.flatnonzero(bits[: self.vocab_size])
+        sampled: list[list[int]] = []
+        for request_id, number in self._chosen.items():
+            if number is None:
+                sampled.append([])
+                continue
+            choices = legal.get(request_id, np.arange(self.vocab_size))
+            # Where nothing is legal, a sampler takes the first token.
+            sampled.append([int(choices[number % len(choices)]) if len(choices) else 0])
+        ids = list(self._chosen)
+        self.keep_sampled(dict(zip(ids, sampled, strict=True)))
+        output = runner_output(ids, sampled)
+        output.prompt_logprobs_dict = self._scores
+        if not non_block:
+            return output
+        result: Future[ModelRunnerOutput] = Future()
+        result.set_result(output)
+        return result
+
+    def update(self, scheduled: SchedulerOutput) -> None:
+        raise NotImplementedError
+
+    def input_tokens(self, request_id: str, start: int, end: int) -> list[int]:
+        raise NotImplementedError
+
+    def num_known(self, request_id: str) -> int:
+        """How many tokens have to be computed before one is sampled."""
+        raise NotImplementedError
+
+    def keep_sampled(self, sampled: dict[str, list[int]]) -> None:
+        raise NotImplementedError
+
+    def score_rows(self, row: Row, scores: dict[int, float]) -> LogprobsTensors:
+        raise NotImplementedError
+
+
+def score(content: int, token: int) -> float:
+    """What the model makes of a prompt token after these."""
+    return -((content >> 20) + token) % 1000 / 100
+
+
+def rows_of(tokens: list[int], scores: list[float]) -> LogprobsTensors:
+    return LogprobsTensors(
+        torch.tensor(tokens).reshape(-1, 1),
+        torch.tensor(scores).reshape(-1, 1),
+        torch.ones(len(tokens), dtype=torch.int64),
+    )
+
+
+class V1Runner(Runner):
+    """By `GPUModelRunner._update_states`, `_prepare_input_ids` and `_bookkeeping_sync`.
+
+    A batch persists from step to step, and with it which rows have a token of the step before on
+    the device. Who leaves the batch loses that, and is rebuilt from what the scheduler sends.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._batch: set[str] = set()
+        self._on_device: dict[str, int] = {}
+
+    def _leave_batch(self, request_id: str) -> None:
+        self._batch.discard(request_id)
+        self._on_device.pop(request_id, None)
+
+    def update(self, scheduled: SchedulerOutput) -> None:
+        for request_id in scheduled.finished_req_ids:
+            self.rows.pop(request_id, None)
+            self._leave_batch(request_id)
+        cached = scheduled.scheduled_cached_reqs
+        for request_id in self._batch - (
+            scheduled.num_scheduled_tokens.keys() - cached.resumed_req_ids
+        ):
+            self._leave_batch(request_id)
+        for new in scheduled.scheduled_new_reqs:
+            self._leave_batch(new.req_id)
+            (blocks,) = new.block_ids
+            assert new.prompt_token_ids is not None
+            known = self.rows.get(new.req_id)
+            self.rows[new.req_id] = row = Row(
+                list(new.prompt_token_ids), list(blocks), new.num_computed_tokens
+            )
+            row.scores = known.scores if known is not None else no_scores_yet(new)
+        for index, request_id in enumerate(cached.req_ids):
+            row = self.rows[request_id]
+            row.num_computed = cached.num_computed_tokens[index]
+            num_output = cached.num_output_tokens[index]
+            del row.output[num_output:]
+            new_blocks = cached.new_block_ids[index]
+            if request_id in cached.resumed_req_ids:
+                assert request_id not in self._batch and new_blocks is not None
+                row.blocks = list(new_blocks[0])
+            elif new_blocks is not None:
+                row.blocks += new_blocks[0]
+            if request_id not in self._batch and self.is_async and num_output > 0:
+                row.output = cached.all_token_ids[request_id][-num_output:]
+        self._batch |= scheduled.num_scheduled_tokens.keys()
+        assert len(self._batch) <= self.max_num_reqs
+
+    def input_tokens(self, request_id: str, start: int, end: int) -> list[int]:
+        tokens = self.rows[request_id].tokens[start:end]
+        if request_id in self._on_device:
+            tokens[-1] = self._on_device[request_id]
+        return tokens
+
+    def num_known(self, request_id: str) -> int:
+        return len(self.rows[request_id].tokens)
+
+    def keep_sampled(self, sampled: dict[str, list[int]]) -> None:
+        for request_id, tokens in sampled.items():
+            self.rows[request_id].output += [UNKNOWN] * len(tokens) if self.is_async else tokens
+        if self.is_async:
+            self._on_device = {name: tokens[0] for name, tokens in sampled.items() if tokens}
+
+    def score_rows(self, row: Row, scores: dict[int, float]) -> LogprobsTensors:
+        """A row for every token but the first, without meaning where nothing was computed."""
+        places = range(1, len(row.prompt))
+        return rows_of(row.prompt[1:], [scores.get(place, float("nan")) for place in places])
+
+
+class V2Runner(Runner):
+    """By `add_requests`, `update_requests` and the kernels of `v1/worker/gpu/input_batch.py`.
+
+    Everything is on the device: it counts computed tokens itself, and what it sampled last it feeds
+    next. A request has a slot until the scheduler says that it has ended or was preempted.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._last_sampled: dict[str, int] = {}
+        self._prefill_len: dict[str, int] = {}
+
+    def update(self, scheduled: SchedulerOutput) -> None:
+        for request_id in scheduled.finished_req_ids | (scheduled.preempted_req_ids or set()):
+            self.rows.pop(request_id, None)
+        for new in scheduled.scheduled_new_reqs:
+            self._add(new)
+        cached = scheduled.scheduled_cached_reqs
+        for index, request_id in enumerate(cached.req_ids):
+            row = self.rows[request_id]
+            assert row.num_computed == cached.num_computed_tokens[index]
+            new_blocks = cached.new_block_ids[index]
+            if new_blocks is not None:
+                row.blocks += new_blocks[0]
+
+    def _add(self, new: NewRequestData) -> None:
+        assert new.prompt_token_ids is not None and new.prefill_token_ids is not None
+        known = self.rows.pop(new.req_id, None)
+        assert len(self.rows) < self.max_num_reqs, "no free slot"
+        if known is not None and new.req_id not in self.sessions:  # it counts from the prompt's end
+            assert new.prompt_token_ids == known.prompt
+        num_prompt = len(new.prompt_token_ids)
+        assert new.prefill_token_ids[:num_prompt] == new.prompt_token_ids
+        (blocks,) = new.block_ids
+        output = new.prefill_token_ids[num_prompt:]
+        self.rows[new.req_id] = Row(
+            list(new.prompt_token_ids), list(blocks), new.num_computed_tokens, output
+        )
+        self._prefill_len[new.req_id] = len(new.prefill_token_ids)
+        if not output:
+            self.rows[new.req_id].scores = no_scores_yet(new)
+
+    def input_tokens(self, request_id: str, start: int, end: int) -> list[int]:
+        if start < self._prefill_len[request_id]:
+            return self.rows[request_id].tokens[start:end]
+        return [self._last_sampled[request_id]]
+
+    def num_known(self, request_id: str) -> int:
+        return self._prefill_len[request_id]
+
+    def keep_sampled(self, sampled: dict[str, list[int]]) -> None:
+        for request_id, tokens in sampled.items():
+            if tokens:
+                self.rows[request_id].output += tokens
+                self._last_sampled[request_id] = tokens[0]
+
+    def score_rows(self, row: Row, scores: dict[int, float]) -> LogprobsTensors:
+        """Rows of what was computed."""
+        return rows_of([row.prompt[place] for place in scores], list(scores.values()))
+
+
+def no_scores_yet(new: NewRequestData) -> dict[int, float] | None:
+    params = new.sampling_params
+    return None if params is None or params.prompt_logprobs is None else {}
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    scores: list[float] | None = None
+    report: dict[str, Any] | None = None
+
+
+class LateCore(EngineCore):
+    """An engine without a model. `answers` has what was sent for each request so far."""
+
+    def __init__(
+        self,
+        plugin: dict[str, Any] | None = None,
+        *,
+        runner: type[Runner] = V1Runner,
+        async_scheduling: bool = True,
+        num_blocks: int = 400,
+        block_size: int = 32,
+        max_num_seqs: int = 16,
+        max_num_batched_tokens: int = 512,
+        **scheduler_args: Any,
+    ) -> None:
+        settings = EngineSettings(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            async_scheduling=async_scheduling,
+            plugin={"unverified": True, **(plugin or {})},
+        )
+        scheduler: Any = make_scheduler(SGL, settings, with_tokenizer=True, **scheduler_args)
+        scheduler.use_v2_model_runner = runner is V2Runner
+        self.scheduler = scheduler
+        self.runner = runner(scheduler, num_blocks)
+        self.answers: dict[str, Answer] = {}
+        # What the engine core makes of its configuration, as far as its steps read it.
+        self.vllm_config = scheduler.vllm_config
+        self.model_executor = self.runner  # type: ignore[assignment]
+        self.structured_output_manager = scheduler.structured_output_manager
+        self.structured_output_manager._use_async_grammar_compilation = False
+        self.request_block_hasher = make_block_hasher(scheduler)
+        self.mm_receiver_cache = None
+        self.batch_queue_size = 2 if async_scheduling else 1
+        self.batch_queue = deque(maxlen=2) if async_scheduling else None
+        self.step_fn = self.step_with_batch_queue if async_scheduling else self.step
+        self.is_mm_encoder_only = self.is_pooling_model = self.check_for_draft_tokens = False
+        self.log_stats = False
+        self.aborts_queue = queue.Queue()
+        self._weight_version = None
+        self._num_usable_blocks = num_blocks
+
+    def send(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        resumable: bool = False,
+    ) -> None:
+        """`resumable`: more input follows, under the same name, and last of all some that is not;
+        only this, which is not read, ends the session."""
+        params = params.clone()
+        params.update_from_generation_config({}, self._eos_token_id)
+        request, _ = self.preprocess_add_request(
+            EngineCoreRequest(
+                request_id=name,
+                prompt_token_ids=list(prompt),
+                mm_features=None,
+                sampling_params=params,
+                pooling_params=None,
+                arrival_time=0.0,
+                lora_request=None,
+                cache_salt=cache_salt,
+                data_parallel_rank=None,
+                priority=priority,
+                resumable=resumable,
+            )
+        )
+        if resumable:
+            self.runner.sessions.add(name)
+        self.answers.setdefault(name, Answer())
+        self.scheduler.add_request(request)
+
+    @property
+    def _eos_token_id(self) -> int:
+        return self.structured_output_manager.tokenizer.eos_token_id
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.scheduler.has_requests() or self.batch_queue)
+
+    def advance(self) -> None:
+        """One turn of the engine core's loop."""
+        results, _ = self.step_fn()
+        for result in (results or {}).values():
+            for output in result.outputs:
+                answer = self.answers[output.request_id]
+                assert answer.finish_reason is None or output.request_id in self.runner.sessions
+                answer.tokens += output.new_token_ids
+                if output.new_prompt_logprobs_tensors is not None:
+                    answer.scores = output.new_prompt_logprobs_tensors.logprobs[:, 0].tolist()
+                if output.finish_reason is not None:
+                    answer.finish_reason = str(output.finish_reason)
+                    answer.stop_reason = output.stop_reason
+                    answer.report = output.kv_transfer_params
+
+    def finish(self, max_steps: int = 20_000) -> None:
+        """Until nothing is left to do, of which nothing may be left."""
+        for _ in range(max_steps):
+            if not self.is_busy:
+                break
+            self.advance()
+        self.check_nothing_is_left()
+
+    def check_nothing_is_left(self) -> None:
+        scheduler: Any = self.scheduler
+        assert not scheduler.requests and not scheduler.running
+        assert not scheduler.waiting and not scheduler.kv_holding_waiting
+        pool = scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == self._num_usable_blocks
+        assert scheduler._radix is None or scheduler._radix.tree is not None
+        if scheduler._radix is not None:
+            scheduler._radix.pool.check_invariants()
+        assert not self.runner.rows

@@ -1,0 +1,114 @@
+"""With a step always in flight: the real engine and the V1 runner, asynchronously, on a CPU."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engine.engine import Ask, Engine
+from tests.engine.one_by_one import decode_one_by_one
+from tests.engine.overlap import allow_async_scheduling
+from tests.engine.test_jump_forward import CASES, card
+from tests.engine.test_jump_pressure import MAX_MODEL_LEN, SHAPES, jobs, run, start_tiny
+from tests.engine.test_same_answers import is_constrained, mixed_requests
+from tests.engine.test_select import CHOICE_TOKENS, PREFIX_TOKENS, choices, scores, scoring
+
+ON = {"unverified": True}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def overlap() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        allow_async_scheduling(patch)
+        yield
+
+
+def start_overlapped(start, **engine_args) -> Engine:
+    engine: Engine = start(plugin=ON, async_scheduling=True, **engine_args)
+    assert engine.core.batch_queue_size == 2
+    assert set(engine.scheduler.sgl_vllm_stats()["parts"].values()) == {"on"}
+    return engine
+
+
+def test_mixed_requests_get_the_same_tokens(start):
+    settings = {"block_size": 32, "num_gpu_blocks_override": 50, "max_num_batched_tokens": 128}
+    asks = mixed_requests(2000, count=80, seed=7)
+    want = start(async_scheduling=False, **settings).tokens(asks)
+    engine = start(plugin={}, async_scheduling=True, **settings)
+    assert engine.tokens(asks) == want
+    engine.check_nothing_is_left()
+    stats = engine.scheduler.sgl_vllm_stats()
+    assert stats["radix"]["partial_block_hits"] > 10
+    off = {name for name, reason in stats["parts"].items() if "unverified=true" in reason}
+    assert off == {"jump_forward", "select"}
+
+    reference = start(plugin={"radix": False}, async_scheduling=False, **settings)
+    decode_one_by_one(reference)
+    constrained = [index for index, ask in enumerate(asks) if is_constrained(ask)]
+    for index, tokens in zip(
+        constrained, reference.tokens([asks[i] for i in constrained]), strict=True
+    ):
+        want[index] = tokens
+    engine = start_overlapped(start, **settings)
+    got = engine.tokens(asks)
+    engine.check_nothing_is_left()
+    assert [index for index in range(len(asks)) if got[index] != want[index]] == []
+    jumps = engine.scheduler.sgl_vllm_stats()["jump_forward"]
+    assert jumps["forced_tokens"] > 150 and jumps["errors"] == 0
+    assert 0 < jumps["stale_tokens"] <= jumps["jumps"]
+
+
+def test_a_jump_ends_where_decoding_one_by_one_ends(start):
+    results = {}
+    for overlapped in (False, True):
+        if overlapped:
+            engine = start_overlapped(start, max_logprobs=-1)
+        else:
+            engine = start(plugin={"radix": False}, async_scheduling=False, max_logprobs=-1)
+            decode_one_by_one(engine)
+        asks = [Ask(engine.encode("A card: "), card(**params)) for params in CASES.values()]
+        results[overlapped] = [output.outputs[0] for output in engine.run(asks)]
+        engine.check_nothing_is_left()
+    for case, want, got in zip(CASES, results[False], results[True], strict=True):
+        assert (got.token_ids, got.text) == (want.token_ids, want.text), case
+        assert (got.finish_reason, got.stop_reason) == (want.finish_reason, want.stop_reason), case
+        if want.logprobs is not None:
+            for token, row, other in zip(got.token_ids, want.logprobs, got.logprobs, strict=True):
+                assert other[token].logprob == pytest.approx(row[token].logprob, abs=1e-3), case
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[5]], ids=str)
+def test_a_cache_that_they_fill_holds_nobody_up(start, shape):
+    block_size = shape[0]
+    todo = jobs(block_size, 24, seed=block_size)
+    reference = start(
+        plugin={"radix": False, "schedule": False},
+        async_scheduling=False,
+        max_model_len=MAX_MODEL_LEN,
+    )
+    decode_one_by_one(reference)
+    wanted = run(reference, todo, 10_000, None).answers
+    engine = start_tiny(start, *shape, plugin=ON, async_scheduling=True)
+    assert engine.core.batch_queue_size == 2
+    for disturb in (None, random.Random(0), random.Random(1)):
+        done = run(engine, todo, 10_000, disturb)
+        assert done.answers == {name: wanted[name] for name in done.answers}
+        assert len(done.answers) + len(done.partial) == len(todo)
+        for name, tokens in done.partial.items():
+            assert tokens == wanted[name][0][: len(tokens)]
+    counts = engine.scheduler.sgl_vllm_stats()["jump_forward"]
+    assert counts["errors"] == 0 and counts["stale_tokens"] > 0
+
+
+def test_scores_are_stocks_and_the_prefix_is_not_computed_again(start):
+    prefix, endings = choices()
+    engine = start_overlapped(start, block_size=128)
+    want = engine.run([Ask(prefix + ending, scoring()) for ending in endings])
+    engine.reset_counts()
+    got = engine.run([Ask(prefix + ending, scoring(PREFIX_TOKENS)) for ending in endings])
+    assert engine.computed_tokens < PREFIX_TOKENS
+    for one, other in zip(got, want, strict=True):
+        assert scores(one, CHOICE_TOKENS) == pytest.approx(scores(other, CHOICE_TOKENS), abs=1e-4)
+    engine.check_nothing_is_left()
