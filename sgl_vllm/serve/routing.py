@@ -247,18 +247,18 @@ class PrefixRouter:
         prefixes = self._hasher.prefixes(units, namespace)
         cached = self._cached(prefixes)
         waiting = self._waiting(loads)
+        slot = self._pick(prefixes.num_tokens, cached, waiting)
         costs = prefixes.num_tokens - cached + waiting
-        entry = self._cheapest(costs, waiting)
         if group is not None:
-            entry = self._stay((namespace, group), entry, costs)
-        route = Route(
-            entry.name, prefixes.num_tokens, int(cached[entry.slot]), float(costs[entry.slot])
-        )
+            slot = self._stay((namespace, group), slot, costs)
+        entry = self._slots[slot]
+        assert entry is not None
+        route = Route(entry.name, prefixes.num_tokens, int(cached[slot]), float(costs[slot]))
         entry.sent.send(prefixes.keys, now_s)
         self._in_queue[route] = self._open[route] = entry
-        self._queued[entry.slot] += route.num_uncached_tokens
-        self._sent[entry.slot] += route.num_uncached_tokens
-        self._running[entry.slot] += 1
+        self._queued[slot] += route.num_uncached_tokens
+        self._sent[slot] += route.num_uncached_tokens
+        self._running[slot] += 1
         return route
 
     def first_token(self, route: Route) -> None:
@@ -308,27 +308,32 @@ class PrefixRouter:
         waiting: NDArray[np.float64] = queued + running * self.cost.running_tokens + self._closed
         return waiting
 
-    def _cheapest(self, costs: NDArray[np.float64], waiting: NDArray[np.float64]) -> _Worker:
-        """Of equals the one where the least waits, then the one that has computed the least."""
+    def _pick(
+        self, num_tokens: int, cached: NDArray[np.float64], waiting: NDArray[np.float64]
+    ) -> int:
+        """The slot with the least cost; of equals the one where the least waits, then the one that
+        was sent the least to compute."""
+        costs = num_tokens - cached + waiting
         slots = np.flatnonzero(costs == costs.min())
         if len(slots) > 1:
             slots = slots[np.lexsort((self._sent[slots], waiting[slots]))]
-        entry = self._slots[slots[0]]
-        assert entry is not None
-        return entry
+        return int(slots[0])
 
     def _stay(
-        self, group: tuple[Namespace, Hashable], cheapest: _Worker, costs: NDArray[np.float64]
-    ) -> _Worker:
-        """Where the group is, or where it moves to."""
-        entry = self._groups.get(group, cheapest)
-        if costs[entry.slot] > costs[cheapest.slot] + self.cost.group_patience_tokens:
-            entry = cheapest
-        self._groups[group] = entry
+        self, group: tuple[Namespace, Hashable], cheapest: int, costs: NDArray[np.float64]
+    ) -> int:
+        """The slot where the group is, or where it moves to."""
+        entry = self._groups.get(group)
+        slot = cheapest if entry is None else entry.slot
+        if costs[slot] > costs[cheapest] + self.cost.group_patience_tokens:
+            slot = cheapest
+        moved_to = self._slots[slot]
+        assert moved_to is not None
+        self._groups[group] = moved_to
         self._groups.move_to_end(group)
         if len(self._groups) > MAX_GROUPS:
             self._groups.popitem(last=False)
-        return entry
+        return slot
 
     def _expire_some(self, now_s: float) -> None:
         """One worker's turn: with N workers, what is too old is counted on for N more choices."""
