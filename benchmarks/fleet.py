@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks import traces
 from benchmarks.ab.result import percentile
@@ -38,10 +39,11 @@ class FleetResult:
     """What one policy came to with so many workers. Times are simulated.
 
     Attributes:
-        imbalance: the busiest worker's seconds of computing over the mean of all.
-        busy_share: the mean worker's seconds of computing over those from first arrival to last
-            end.
-        max_sent_share: the most requests that a worker got, over the mean.
+        imbalance: of load: the requests that a worker has, waiting or running, in the mean over
+            time; the most loaded worker's over the mean of all.
+        work_imbalance: the same of the prompt tokens that a worker computes.
+        sent_imbalance: the same of the requests that a worker gets.
+        busy_share: of the time from the first arrival to the last end, in the mean of the workers.
     """
 
     policy: str
@@ -54,8 +56,9 @@ class FleetResult:
     ttft_p50_s: float
     ttft_p99_s: float
     imbalance: float
+    work_imbalance: float
+    sent_imbalance: float
     busy_share: float
-    max_sent_share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,8 @@ class Fleet:
         self._under_way: dict[Request, tuple[Any, float, tuple[int, int, int]]] = {}
         self._ttfts_s: list[float] = []
         self._num_sent = np.zeros(run.num_workers)
+        self._num_computed = np.zeros(run.num_workers)
+        self._held_s = np.zeros(run.num_workers)  # summed over requests
         self._num_prompt = self._num_cached = 0
 
     def run(self) -> FleetResult:
@@ -188,8 +193,10 @@ class Fleet:
             assert request.num_cached is not None
             self._num_prompt += request.num_prompt
             self._num_cached += request.num_cached
+            self._num_computed[number] += request.num_prompt - request.num_cached
         for request in ended.finished:
-            choice, _, where = self._under_way.pop(request)
+            choice, arrival_s, where = self._under_way.pop(request)
+            self._held_s[number] += self._now_s - arrival_s
             self._policy.finished(choice)
             self._send_followers(*where)
             self._on_call_done()
@@ -215,7 +222,7 @@ class Fleet:
                     heapq.heappush(self._events, event)
 
     def _result(self, span_s: float) -> FleetResult:
-        busy_s = np.array([worker.busy_s for worker in self._workers])
+        busy_s = sum(worker.busy_s for worker in self._workers)
         return FleetResult(
             policy=self._run.policy,
             num_workers=self._run.num_workers,
@@ -226,7 +233,12 @@ class Fleet:
             ttft_mean_s=sum(self._ttfts_s) / len(self._ttfts_s),
             ttft_p50_s=percentile(self._ttfts_s, 50),
             ttft_p99_s=percentile(self._ttfts_s, 99),
-            imbalance=float(busy_s.max() / busy_s.mean()),
-            busy_share=float(busy_s.mean() / span_s),
-            max_sent_share=float(self._num_sent.max() / self._num_sent.mean()),
+            imbalance=_imbalance(self._held_s),
+            work_imbalance=_imbalance(self._num_computed),
+            sent_imbalance=_imbalance(self._num_sent),
+            busy_share=busy_s / len(self._workers) / span_s,
         )
+
+
+def _imbalance(values: NDArray[np.float64]) -> float:
+    return float(values.max() / values.mean())
