@@ -110,7 +110,7 @@ class Route:
 class _Worker:
     """A worker's place in the arrays, and what it has cached."""
 
-    __slots__ = ("expects_number", "name", "sent", "slot", "told")
+    __slots__ = ("expects_number", "has_gap", "name", "sent", "slot", "told")
 
     def __init__(self, name: Worker, slot: int, sent: SentCache, told: ToldCache | None) -> None:
         self.name = name
@@ -118,6 +118,7 @@ class _Worker:
         self.sent = sent
         self.told = told
         self.expects_number: int | None = None  # of the next batch of events
+        self.has_gap = False  # just before the last one
 
 
 class PrefixRouter:
@@ -359,7 +360,8 @@ class PrefixRouter:
                 worker that has started anew.
 
         Returns:
-            False after a gap: the adapter may ask the worker to tell it again.
+            False after a gap. The adapter may have the batches told again, from any number on that
+            the worker remembers, if it applies them next.
 
         Raises:
             UnknownWorker: there is no such worker.
@@ -373,10 +375,11 @@ class PrefixRouter:
         if number is not None:
             expected = entry.expects_number
             if expected is not None and number != expected:
-                if 0 < number < expected:
+                is_old = number < expected
+                if is_old and number > 0 and not entry.has_gap:
                     return True
                 told.clear()
-                if number:
+                if not is_old:
                     is_whole = False
                     self.num_gaps += 1
                     logger.warning(
@@ -387,6 +390,7 @@ class PrefixRouter:
                         worker,
                     )
             entry.expects_number = number + 1
+            entry.has_gap = not is_whole
         for event in events:
             self._apply(told, event)
         return is_whole

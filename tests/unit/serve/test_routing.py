@@ -239,6 +239,18 @@ def test_a_gap_in_the_numbers_is_said_and_all_is_learnt_anew(caplog):
     assert router.cached_tokens(text) == {"a": 2 * BLOCK}
 
 
+def test_after_a_gap_the_batches_can_be_told_again():
+    router, text = told_router(), tokens(4 * BLOCK)
+    first, second = stored(text[: 2 * BLOCK], "ab"), stored(text[2 * BLOCK :], "cd", "b")
+    assert router.apply_events("a", [first], 5)
+    assert not router.apply_events("a", [second], 7)
+    for number, events in enumerate([[first], [], [second]], 5):
+        assert router.apply_events("a", events, number)
+    assert router.cached_tokens(text) == {"a": 4 * BLOCK - 1}
+    assert router.apply_events("a", [BlockRemoved(["b"])], 6)  # an old one, once more
+    assert router.cached_tokens(text) == {"a": 4 * BLOCK - 1}
+
+
 def test_a_batch_told_twice_counts_once_and_a_restart_is_seen():
     router, text = told_router(), tokens(2 * BLOCK)
     router.apply_events("a", [], 0)
