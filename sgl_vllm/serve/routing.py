@@ -415,6 +415,8 @@ class PrefixRouter:
             num_blocks = next(
                 (i for i, keys in enumerate(extra_keys) if not _is_text(keys)), len(extra_keys)
             )
+            if not num_blocks:
+                return
             tokens = np.array(event.token_ids[: num_blocks * self.block_size], dtype=np.int32)
             told.store(
                 event.block_hashes[:num_blocks],

@@ -276,6 +276,8 @@ def test_images_other_tiers_and_begun_blocks_are_left_out():
     image = [None, (("image", 3),), None]
     router.apply_events("a", [stored(text, "abc", extra_keys=image)])
     assert router.cached_tokens(text) == {"a": BLOCK}
+    router.apply_events("a", [stored(text[:BLOCK], "y", extra_keys=image[1:2])])
+    router.apply_events("a", [stored(text[:0], "")])
     router.apply_events("a", [stored(text[BLOCK : 2 * BLOCK], "x", "a", medium="CPU")])
     router.apply_events("a", [stored(text[BLOCK : 2 * BLOCK], "x", "a", group_idx=1)])
     router.apply_events("a", [stored(text[BLOCK : BLOCK + 5], "x", "a", block_size=5)])
