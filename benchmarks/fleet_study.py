@@ -32,7 +32,7 @@ COLUMNS: tuple[tuple[str, str, int, str], ...] = (
 PICTURES = (
     ("hit_rate", "hit rate, % of prompt tokens", 100.0),
     ("ttft_p99_s", "time to first token, p99, s", 1.0),
-    ("imbalance", "load of the most loaded worker / mean", 1.0),
+    ("imbalance", "load, most loaded worker / mean", 1.0),
 )
 # Okabe and Ito's colours, as in simulate_plot.
 STYLES = {
