@@ -6,7 +6,7 @@ BIN := $(ROOT)/.venv/bin
 IN_ROOT := cd "$(ROOT)" &&
 TEST_FOLDERS = $(wildcard $(foreach part,unit browser engine server,$(ROOT)/tests/$(part)))
 
-.PHONY: help install demo test unit gpu soak check reference format clean distclean
+.PHONY: help install demo test unit gpu soak ray check reference format clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -31,6 +31,10 @@ gpu:  ## on a machine with CUDA: tests, kernel times, comparison with stock (doc
 soak: install  ## ten times the random examples; 20,000 requests compared with stock (minutes)
 	@$(IN_ROOT) SGL_VLLM_TEST_EFFORT=10 "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"
 	@$(IN_ROOT) "$(BIN)/python" -m tests.engine.soak
+
+ray: install  ## the tests of replicas on Ray Serve, which it installs (0.4 GB; minutes)
+	@$(IN_ROOT) "$(BIN)/python" -m pip install --quiet --no-deps --requirement constraints/ray.txt
+	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/serve"
 
 check: install  ## ruff (lint and format) and mypy, the examples included
 	@$(IN_ROOT) "$(BIN)/ruff" check .

@@ -132,6 +132,17 @@ def _of_schedule(content: Any) -> list[Finding]:
     ]
 
 
+def _of_routing(content: Any) -> list[Finding]:
+    found = []
+    for source, cost in content.items():
+        times = f"{cost['decision_p50_us']:,.0f} us, {cost['decision_p99_us']:,.0f} us"
+        found += [
+            (f"{source}: a decision, p50, p99", times),
+            (f"{source}: bytes per cached token", f"{cost['bytes_per_cached_token']:.2f}"),
+        ]
+    return found
+
+
 MICROS: Mapping[str, Micro] = {
     "radix": Micro(
         "benchmarks.radix",
@@ -167,6 +178,13 @@ MICROS: Mapping[str, Micro] = {
         (),
         ("--waiting", "200", "--tokens", "1000", "--steps", "30"),
         _of_schedule,
+    ),
+    "routing": Micro(
+        "benchmarks.routing",
+        "what a router's choice of a worker costs",
+        (),
+        ("--workers", "8", "--cached-tokens", "100000", "--decisions", "200"),
+        _of_routing,
     ),
 }
 

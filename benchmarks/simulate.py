@@ -5,9 +5,11 @@
         --cache-fraction 0.2 --load 0.8 --json result.json
     python -m benchmarks.simulate --trace chat --policy lpm,fcfs --cache-fraction 0.1,0.3,1 \\
         --load 0.5,1 --jobs 2 --plot policies.svg
+    python -m benchmarks.simulate --trace long_chat --workers 1,4,16 --cache-fraction 0.5 --load 0.8
 
 Owns the command line: what is run, and where the results go. The runs are `simulate_grid`'s, the
-tables and the JSON `simulate_report`'s, the picture `simulate_plot`'s, the traces `traces`'.
+tables and the JSON `simulate_report`'s, the picture `simulate_plot`'s, the traces `traces`'. With
+`--workers`, all but the command line is `fleet_study`'s.
 """
 
 from __future__ import annotations
@@ -27,8 +29,11 @@ from tqdm import tqdm
 from benchmarks import simulate_plot, traces
 from benchmarks.comparison import ARMS, STOCK, Combination, Comparison, EngineSettings
 from benchmarks.cost_model import CostModel
+from benchmarks.fleet import FleetRun
+from benchmarks.fleet_policies import POLICIES
+from benchmarks.fleet_study import Study
 from benchmarks.simulate_grid import Run, run_all, silence_vllm
-from benchmarks.simulate_report import as_document, grid_table, table
+from benchmarks.simulate_report import as_document, given, grid_table, table
 from benchmarks.traces import GENERATORS, Reuse, Trace
 from sgl_vllm.config import OptionError, Options, words_to_mapping
 
@@ -44,6 +49,11 @@ arrive at random (Poisson), at that part of what the modelled machine can serve 
 
 --policy, --load and the cache's size take several values each, with commas between. All of them are
 combined, stock is run once for each size and load, and the table has a row for each combination.
+
+--workers N[,N...] compares policies of a router before N workers instead, each a light model of an
+engine with stock vLLM's cache and a cache of the size asked for. N copies of the trace arrive, so
+the load per worker is the same for every N; it takes one --load and one cache size. See
+docs/routing.md.
 """
 
 
@@ -106,6 +116,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--off", action="append", default=[], choices=("radix", "schedule"), help="a part, by name")
     add("--plugin-config", nargs="+", default=[], metavar="KEY=VALUE", help="as for the server")
+    add = parser.add_argument_group("many workers").add_argument
+    add(
+        "--workers",
+        type=_several(_positive),
+        metavar="N[,N...]",
+        help="compare policies of a router before so many workers",
+    )
+    add(
+        "--routing",
+        type=_several(str),
+        default=tuple(POLICIES),
+        metavar="P[,P...]",
+        help=f"of {', '.join(POLICIES)} (default: all)",
+    )
     cost = parser.add_argument_group("the cost model, in seconds")
     cost.add_argument(
         "--cost-model",
@@ -125,7 +149,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="draw hit rate and TTFT p99 by cache size and policy (.png or .svg)",
+        help="draw hit rate and TTFT p99 by cache size and policy, or with --workers by their "
+        "number (.png or .svg)",
     )
     parser.add_argument(
         "--jobs", type=_positive, default=1, metavar="N", help="processes (default: 1)"
@@ -147,6 +172,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except (OptionError, OSError, ValueError) as error:
         parser.error(str(error))
     reuse = traces.reuse(trace)
+    if arguments.workers is not None:
+        return compare_routing(arguments, options, cost, trace, reuse)
     concurrency = arguments.concurrency
     if concurrency is None and arguments.load is None and not trace.is_timed:
         concurrency = DEFAULT_CONCURRENCY
@@ -198,6 +225,43 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
+def compare_routing(
+    arguments: argparse.Namespace, options: Options, cost: CostModel, trace: Trace, reuse: Reuse
+) -> int:
+    """The command with --workers."""
+    (combination,) = combinations(arguments, options)
+    settings = make_settings(arguments, combination, options, trace, reuse)
+    settings = dataclasses.replace(settings, plugin={}, async_scheduling=False)
+    span_s = offered_s(combination, trace, reuse, cost, settings)
+    assert span_s is not None
+    runs = [
+        FleetRun(policy, num_workers, settings, cost, span_s, arguments.seed)
+        for num_workers in arguments.workers
+        for policy in arguments.routing
+    ]
+    num_calls = trace.num_calls * sum(run.num_workers for run in runs)
+    with tqdm(total=num_calls, unit="call", delay=2, leave=False, disable=None) as bar:
+        # The longest first, so that none of the processes is left with one at the end.
+        in_order = sorted(runs, key=lambda run: -run.num_workers)
+        results = run_all(trace, in_order, arguments.jobs, bar.update)
+    found = {(one.num_workers, one.policy): one for one in results}
+    study = Study(
+        trace,
+        reuse,
+        settings,
+        cost,
+        span_s,
+        [found[run.num_workers, run.policy] for run in runs],
+    )
+    print(study.table())
+    if arguments.json is not None:
+        document = study.as_document(given(vars(arguments)))
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    if arguments.plot is not None:
+        study.draw(arguments.plot)
+    return 0
+
+
 def _positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
@@ -228,11 +292,27 @@ def check(arguments: argparse.Namespace) -> None:
         raise ValueError("--policy is the plugin's: it has no meaning with --scheduler stock")
     if len(arguments.policy or ()) > 1 and "schedule" in arguments.off:
         raise ValueError("with --off schedule, every --policy is vLLM's own: give none")
+    if arguments.workers is not None:
+        check_routing(arguments)
     if arguments.plot is not None:
         simulate_plot.check(arguments.plot)
     for file in (arguments.json, arguments.plot):
         if file is not None and not file.absolute().parent.is_dir():
             raise ValueError(f"there is no folder {file.absolute().parent} to write {file} to")
+
+
+def check_routing(arguments: argparse.Namespace) -> None:
+    """As `check`, with --workers."""
+    if unknown := [name for name in arguments.routing if name not in POLICIES]:
+        raise ValueError(f"--routing has no {unknown[0]!r}; choose from {', '.join(POLICIES)}")
+    if len(arguments.load or ()) != 1:
+        raise ValueError("--workers needs one --load: how much each worker is offered")
+    if len(arguments.cache_tokens or arguments.cache_fraction) != 1:
+        raise ValueError("--workers takes one cache size: each worker's")
+    for name in ("scheduler", "policy", "off", "plugin_config", "check_kv"):
+        if getattr(arguments, name):
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"{option} has no meaning with --workers, whose engines are modelled")
 
 
 def combinations(arguments: argparse.Namespace, options: Options) -> list[Combination]:

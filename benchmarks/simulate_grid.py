@@ -14,7 +14,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from benchmarks import traces
 from benchmarks.comparison import EngineSettings, Result
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
 POLL_S = 0.2
+
+
+Outcome_co = TypeVar("Outcome_co", covariant=True)
+
+
+class Runnable(Protocol[Outcome_co]):
+    """What can be run on a trace, in any process."""
+
+    def carry_out(self, trace: Trace, on_call_done: Callable[[], object]) -> Outcome_co: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,22 @@ class Run:
     concurrency: int | None = None
     check_kv: bool = False
 
+    def carry_out(self, trace: Trace, on_call_done: Callable[[], object]) -> Result:
+        """Raises simulator.SimulationError."""
+        if self.span_s is not None:
+            trace = traces.with_span(trace, self.span_s, self.seed)
+        from benchmarks.simulator import Simulation  # vLLM takes seconds to import
+
+        return Simulation(
+            trace,
+            self.arm,
+            self.settings,
+            self.cost,
+            concurrency=self.concurrency,
+            check_kv=self.check_kv,
+            on_call_done=on_call_done,
+        ).run()
+
 
 def silence_vllm() -> None:
     """Before vLLM is imported: errors only, unless the environment asks for more."""
@@ -52,26 +77,12 @@ def silence_vllm() -> None:
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
 
 
-def run_one(trace: Trace, run: Run, on_call_done: Callable[[], object]) -> Result:
-    """Raises simulator.SimulationError."""
-    if run.span_s is not None:
-        trace = traces.with_span(trace, run.span_s, run.seed)
-    from benchmarks.simulator import Simulation  # vLLM takes seconds to import
-
-    return Simulation(
-        trace,
-        run.arm,
-        run.settings,
-        run.cost,
-        concurrency=run.concurrency,
-        check_kv=run.check_kv,
-        on_call_done=on_call_done,
-    ).run()
-
-
 def run_all(
-    trace: Trace, runs: Sequence[Run], num_processes: int, on_calls_done: Callable[[int], object]
-) -> list[Result]:
+    trace: Trace,
+    runs: Sequence[Runnable[Outcome_co]],
+    num_processes: int,
+    on_calls_done: Callable[[int], object],
+) -> list[Outcome_co]:
     """The results, in the order of `runs`; `on_calls_done` hears how many calls ended since it last
     did.
 
@@ -79,7 +90,7 @@ def run_all(
         SimulationError: of any run; the others are given up.
     """
     if min(num_processes, len(runs)) == 1:
-        return [run_one(trace, run, lambda: on_calls_done(1)) for run in runs]
+        return [run.carry_out(trace, lambda: on_calls_done(1)) for run in runs]
     # Not forked: vLLM has threads by now.
     context = multiprocessing.get_context("spawn")
     num_done = context.Value("q", 0)
@@ -123,7 +134,7 @@ def _set_up_worker(trace: Trace, num_done: Synchronized[int]) -> None:
     _work = _Work(trace, num_done)
 
 
-def _run_in_worker(run: Run) -> Result:
+def _run_in_worker(run: Runnable[Outcome_co]) -> Outcome_co:
     assert _work is not None
     num_done = _work.num_done
 
@@ -131,4 +142,4 @@ def _run_in_worker(run: Run) -> Result:
         with num_done.get_lock():
             num_done.value += 1
 
-    return run_one(_work.trace, run, count)
+    return run.carry_out(_work.trace, count)

@@ -40,7 +40,7 @@ def table(trace: Trace, comparison: Comparison) -> str:
     """One comparison as text, a row for each of `ROWS`."""
     settings, arms = comparison.settings, comparison.results
     lines = [
-        _asked(trace, comparison.reuse),
+        asked(trace, comparison.reuse),
         f"cache: {settings.cache_tokens:,} tokens in blocks of {settings.block_size} "
         f"({comparison.cache_share:.2f} of the working set); "
         f"best possible hit rate {comparison.reuse.best_hit_rate:.4f}",
@@ -83,7 +83,7 @@ def grid_table(trace: Trace, comparisons: Sequence[Comparison]) -> str:
             # Over the first of its columns, and to the left edge of that column's heading.
             groups = groups.ljust(len(headings) - len(column.heading)) + column.group
     lines = [
-        _asked(trace, first.reuse),
+        asked(trace, first.reuse),
         f"cache: in blocks of {first.settings.block_size}, as a share of the working set; "
         f"best possible hit rate {first.reuse.best_hit_rate:.4f}",
         *_parts_off(first),
@@ -151,14 +151,10 @@ def as_document(
     combination = dataclasses.asdict(comparison.combination)
     if arguments["policy"] is None:
         del combination["policy"]
-    given = {
-        name: value if isinstance(value, str | int | float | list | None) else str(value)
-        for name, value in {**arguments, **combination}.items()
-    }
     ratios = {name: comparison.ratio(name, better) for name, _, _, better in ROWS}
     return {
-        "versions": {name: _version(name) for name in ("sgl-vllm", "vllm")},
-        "arguments": given,
+        "versions": versions(),
+        "arguments": given({**arguments, **combination}),
         "engine": dataclasses.asdict(comparison.settings),
         "cost_model": dataclasses.asdict(cost),
         "trace": {
@@ -173,7 +169,19 @@ def as_document(
     }
 
 
-def _asked(trace: Trace, reuse: Reuse) -> str:
+def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as JSON has them."""
+    return {
+        name: value if isinstance(value, str | int | float | list | None) else str(value)
+        for name, value in arguments.items()
+    }
+
+
+def versions() -> dict[str, str | None]:
+    return {name: _version(name) for name in ("sgl-vllm", "vllm")}
+
+
+def asked(trace: Trace, reuse: Reuse) -> str:
     return (
         f"{trace.name}: {trace.num_calls:,} calls of {len(trace.programs):,} programs, "
         f"{reuse.prompt_tokens:,} prompt tokens, working set {reuse.working_set_tokens:,}"

@@ -227,6 +227,23 @@ def _short_chat(writer: _Writer) -> Iterator[Program]:
         yield Program(tuple(calls))
 
 
+def _long_chat(writer: _Writer) -> Iterator[Program]:
+    """Conversations about long texts, in the shape of Mooncake's conversation trace: 512 tokens
+    that all begin with, prompts of 12,000 tokens in the mean and 7,000 in the median, replies of
+    340, 1.6 turns, minutes between them."""
+    system_prompt = writer.text(512, 512)
+    while True:
+        length = round(writer.rng.lognormal(np.log(6000), 1.15))
+        history = _join(system_prompt, writer.text(min(length, 120_000), min(length, 120_000)))
+        calls: list[Call] = []
+        for _ in range(int(writer.rng.geometric(0.61))):
+            length = 1 + round(writer.rng.exponential(340))
+            prompt, reply = _join(history, writer.text(20, 300)), writer.text(length, length)
+            calls.append(writer.then(prompt, reply, calls, writer.pause_s(150.0)))
+            history = _join(prompt, reply)
+        yield Program(tuple(calls))
+
+
 def _tree_of_thought(writer: _Writer) -> Iterator[Program]:
     """3 levels, 3 wide: 39 calls. Siblings have the same prompt and differ in their replies."""
     width, num_levels = 3, 3
@@ -292,6 +309,7 @@ def _no_sharing(writer: _Writer) -> Iterator[Program]:
 GENERATORS: dict[str, Callable[[_Writer], Iterator[Program]]] = {
     "chat": _chat,
     "short_chat": _short_chat,
+    "long_chat": _long_chat,
     "tree_of_thought": _tree_of_thought,
     "react": _react,
     "fork_join": _fork_join,

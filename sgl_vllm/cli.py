@@ -71,6 +71,17 @@ def run_program_file(options: argparse.Namespace) -> int:
     return run_program.main(options)
 
 
+def ray_serve(options: argparse.Namespace) -> int:
+    from sgl_vllm.serve import ray_app
+
+    try:
+        ray_app.run(options.config, host=options.host, port=options.port)
+    except ray_app.RayServeError as error:
+        print(f"sgl-vllm: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def show_tree(options: argparse.Namespace) -> int:
     server = _server_of(options)
     console = Console(highlight=False)
@@ -193,6 +204,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     run_program.declare(command)
     command.set_defaults(command=run_program_file)
+
+    command = commands.add_parser(
+        "ray-serve",
+        help="several replicas of a model on Ray Serve, routed by what they have cached",
+        description="Serves the models of a file of Ray Serve LLM (its LLMServingArgs), each with "
+        "the plugin and with our router of requests where the file names no other. An example is "
+        "examples/serving/ray.yaml; docs/ray.md says what was tested.",
+    )
+    command.add_argument("config", type=Path, metavar="CONFIG.yaml", help="with `llm_configs`")
+    command.add_argument("--host", default="127.0.0.1", help="to listen at (default: %(default)s)")
+    command.add_argument("--port", type=int, default=8000, help="default: %(default)s")
+    command.set_defaults(command=ray_serve)
 
     key = argparse.ArgumentParser(add_help=False)
     key.add_argument(

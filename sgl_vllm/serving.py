@@ -108,7 +108,7 @@ class VllmServer:
         self._log_is_ours = log_path is None
         self._on_wait = on_wait
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
 
         on_cpu = (vllm := compat.installed_vllm()) is not None and vllm.build == "cpu"
@@ -294,7 +294,8 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port that nobody listens at; somebody else may take it before the caller does."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

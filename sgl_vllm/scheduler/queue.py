@@ -23,6 +23,7 @@ from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from sgl_vllm.hints import fork_group_in
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.tree import NO_MATCH, TOKEN_BYTES, Match, Node, common_prefix_length
 from sgl_vllm.scheduler.fairness import DeficitCounters
@@ -32,12 +33,6 @@ from sgl_vllm.scheduler.traces import RequestTraces
 logger = init_logger("vllm.sgl_vllm.schedule")
 
 Result = TypeVar("Result")
-
-PROGRAM, FORK_GROUP = "sgl_program", "sgl_fork_group"
-"""Keys in a request's `extra_args` (HTTP: `vllm_xargs`), strings or numbers: requests of one client
-with the same program and fork group are kept together in the queue."""
-
-MAX_HINT_LENGTH = 256
 
 MAX_SCORED = 64
 """So many requests are matched in one step at most: 5 us each, and 16 ns per token of a new one."""
@@ -419,19 +414,5 @@ def fork_group_of(request: Request, client: Hashable) -> Hashable:
     """What the request says of itself in `extra_args` (HTTP: `vllm_xargs`); None for nothing."""
     params = request.sampling_params
     extra = params.extra_args if params is not None else None
-    if not extra or (group := extra.get(FORK_GROUP)) is None:
-        return None
-    program = extra.get(PROGRAM)
-    for name, value in ((FORK_GROUP, group), (PROGRAM, program)):
-        # The size of a number first: Python refuses to write out very large ones.
-        is_large = isinstance(value, int) and value.bit_length() > 64
-        if is_large or not isinstance(value, str | int | None) or len(str(value)) > MAX_HINT_LENGTH:
-            logger.warning(
-                "%s of request %s is not used: it is a whole number of 64 bits or a string of at "
-                "most %d characters",
-                name,
-                request.request_id,
-                MAX_HINT_LENGTH,
-            )
-            return None
-    return client, program, group
+    group = fork_group_in(extra, request.request_id)
+    return group and (client, *group)

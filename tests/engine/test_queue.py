@@ -36,7 +36,7 @@ def count_calls(monkeypatch, owner: type, name: str) -> list[None]:
 
 
 class Records(logging.Handler):
-    """What the queue logs from a level on."""
+    """What a logger gets from a level on."""
 
     def __init__(self, level: int) -> None:
         super().__init__(level)
@@ -46,21 +46,21 @@ class Records(logging.Handler):
         self.records.append(record)
 
 
-def records_from(level: int) -> Iterator[list[logging.LogRecord]]:
-    handler, logger = Records(level), logging.getLogger("vllm.sgl_vllm.schedule")
+def records_from(level: int, part: str) -> Iterator[list[logging.LogRecord]]:
+    handler, logger = Records(level), logging.getLogger(f"vllm.sgl_vllm.{part}")
     logger.addHandler(handler)
     yield handler.records
     logger.removeHandler(handler)
 
 
 @pytest.fixture
-def warnings_of_queue() -> Iterator[list[logging.LogRecord]]:
-    yield from records_from(logging.WARNING)
+def warnings_of_hints() -> Iterator[list[logging.LogRecord]]:
+    yield from records_from(logging.WARNING, "hints")
 
 
 @pytest.fixture
 def errors_of_queue() -> Iterator[list[logging.LogRecord]]:
-    yield from records_from(logging.ERROR)
+    yield from records_from(logging.ERROR, "schedule")
 
 
 class Anything:
@@ -327,22 +327,22 @@ def test_a_group_of_one_tenant_is_not_that_of_another():
     ],
     ids=["list", "dict", "fraction", "long text", "program"],
 )
-def test_a_bad_hint_is_one_warning_and_nothing_else(hints, warnings_of_queue):
+def test_a_bad_hint_is_one_warning_and_nothing_else(hints, warnings_of_hints):
     machine = Machine(max_num_seqs=1)
     machine.add(words(30), extra_args=hints)
     machine.add(words(30), **in_group("p", 0))
-    assert len(warnings_of_queue) == 1
-    assert "is not used" in warnings_of_queue[0].getMessage()
-    assert "x" * 20 not in warnings_of_queue[0].getMessage()
+    assert len(warnings_of_hints) == 1
+    assert "is not used" in warnings_of_hints[0].getMessage()
+    assert "x" * 20 not in warnings_of_hints[0].getMessage()
     machine.run()
     assert len(machine.ended) == 2
 
 
-def test_a_program_without_a_fork_group_is_no_hint(warnings_of_queue):
+def test_a_program_without_a_fork_group_is_no_hint(warnings_of_hints):
     machine = Machine()
     machine.add(words(30), extra_args={"sgl_program": ["whatever"]})
     machine.run()
-    assert not warnings_of_queue
+    assert not warnings_of_hints
 
 
 # -- tenants --------------------------------------------------------------------------------------

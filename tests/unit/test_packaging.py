@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import sgl_vllm
 from sgl_vllm import compat
@@ -85,6 +86,16 @@ def test_the_pins_hold_what_we_and_the_tests_need() -> None:
     extras = PROJECT["optional-dependencies"]
     needed = [*PROJECT["dependencies"], *extras["server"], *extras["dev"]]
     assert {name_of(requirement) for requirement in needed} <= pinned
+
+
+def test_the_ray_extra_asks_for_what_make_ray_tests_and_for_no_vllm() -> None:
+    asked = [Requirement(line) for line in PROJECT["optional-dependencies"]["ray"]]
+    pinned = dict(pins("ray.txt")) | dict(pins("cpu.txt"))
+    for requirement in asked:
+        if requirement.name != "sgl-vllm":
+            assert requirement.specifier.contains(pinned[name_of(requirement.name)])
+    ray = next(requirement for requirement in asked if requirement.name == "ray")
+    assert ray.extras == {"serve"}  # `llm` pins a vLLM
 
 
 def test_one_registry_address_in_the_project() -> None:

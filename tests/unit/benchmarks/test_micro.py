@@ -110,6 +110,11 @@ def test_findings_are_read_from_what_the_benchmarks_write() -> None:
         "2.00",
         "1.50",
     ]
+    told = {"decision_p50_us": 90.0, "decision_p99_us": 200.0, "bytes_per_cached_token": 9.876}
+    assert MICROS["routing"].findings({"told": told}) == [
+        ("told: a decision, p50, p99", "90 us, 200 us"),
+        ("told: bytes per cached token", "9.88"),
+    ]
 
 
 # -- the process
