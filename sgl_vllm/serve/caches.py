@@ -229,7 +229,7 @@ class ToldCache:
     met, and only their beginnings are in the index. A block that is removed while longer ones are
     held stays as a row without being held, until it is stored again or the last of them is gone.
 
-    Some 160 bytes a block of 16 tokens, what the index takes included. 3 us for each that is stored.
+    Some 160 bytes a block of 16 tokens, with what the index takes; 3 us for each that is stored.
     """
 
     def __init__(self, index: ToldIndex, bit: int, hasher: PrefixHasher) -> None:
