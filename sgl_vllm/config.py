@@ -70,6 +70,8 @@ class Options:
             tokens, not the newest.
         jump_mode: what counts as forced. canonical: text, in its canonical spelling; exact: only
             tokens that are the one legal next token, so that output is stock's to the token.
+        rank_routing: with `--data-parallel-size`, a request goes to the rank where it has the least
+            to compute and to wait for; otherwise to where the fewest requests are.
         schema_reading: what a JSON schema means. stock: as the backend that the server would have
             without the plugin; spec: as its specification says, and what cannot be had of it is
             refused.
@@ -97,6 +99,7 @@ class Options:
     schedule_fair_quantum: int = 0
     schedule_cheapest_victim: bool = False
     jump_mode: str = "canonical"
+    rank_routing: bool = True
     schema_reading: str = "stock"
     unverified: bool = False
 

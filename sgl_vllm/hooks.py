@@ -17,6 +17,7 @@ _POOL = "vllm.v1.core.block_pool:BlockPool"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _GRAMMAR = "vllm.v1.structured_output.backend_xgrammar:XgrammarGrammar"
 _MASKS = "vllm.v1.structured_output"
+_RANKS = "vllm.v1.engine.core_client:DPLBAsyncMPClient"
 _QUEUE = "vllm.v1.core.sched.request_queue:RequestQueue"
 
 _HOOKS: dict[str, tuple[str, ...]] = {
@@ -73,12 +74,17 @@ _HOOKS: dict[str, tuple[str, ...]] = {
         f"{_GRAMMAR}.rollback(num_tokens)",
     ),
     "select": (f"{_SCHEDULER}.add_request(request)", f"{_SCHEDULER}.update_from_output"),
+    "rank_routing": (
+        f"{_RANKS}.get_core_engine_for_request(request)",
+        f"{_RANKS}.process_engine_outputs(outputs)",
+    ),
 }
-"""By part, as `module:path`, with the parameters it must have in parentheses."""
+"""By part, or by option that has its own, as `module:path`, with the parameters it must have in
+parentheses."""
 
 
 def missing_hooks(part: str) -> list[str]:
-    """What `part` needs and the installed vLLM does not have, as `path(parameters)`."""
+    """What `part` (or `rank_routing`) needs and the installed vLLM does not have, as `path(parameters)`."""
     return [hook.partition(":")[2] for hook in _HOOKS[part] if not _has_hook(hook)]
 
 

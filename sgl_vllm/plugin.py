@@ -8,13 +8,15 @@ Only then is the engine's resolved configuration given our scheduler.
 Patched, each by wrapping and calling the original: `EngineArgs.add_cli_args`, `.from_cli_args`,
 `.create_engine_config`, and `EngineCore.__init__`, after which our scheduler may say that nobody
 needs block hashes, and may change how its workers copy. Added: `EngineCore.sgl_vllm_call`, the way
-of the server's routes to the scheduler. Without being named, the wrappers change nothing.
+of the server's routes to the scheduler. Without being named, the wrappers change nothing. Being
+named for several data-parallel engines, we also wrap the choice of one for a request.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +24,8 @@ from typing import Any
 from sgl_vllm.compat import Support, installed_vllm, server_requirements, unsupported_message
 from sgl_vllm.config import CONFIG_ENV, CONFIG_KEY, OptionError, Options, words_to_mapping
 from sgl_vllm.hooks import PARTS, missing_hooks
+
+logger = logging.getLogger("vllm.sgl_vllm")
 
 PLUGIN_NAME = "sgl_vllm"
 _PLUGIN_GROUPS = (
@@ -169,9 +173,63 @@ def _wrap_create_engine_config(engine_args: Any) -> None:
             **(vllm_config.additional_config or {}),
             CONFIG_KEY: options.to_mapping(),
         }
+        if options.rank_routing and vllm_config.parallel_config.data_parallel_size > 1:
+            _wrap_choice_of_ranks()
         return vllm_config
 
     engine_args.create_engine_config = create_engine_config
+
+
+def _wrap_choice_of_ranks() -> None:
+    """Data-parallel engines: a client has a `RankRouter` from its first request on, or None."""
+    if missing := missing_hooks("rank_routing"):
+        logger.warning("sgl-vllm: rank_routing off: this vLLM lacks %s", ", ".join(missing))
+        return
+    from vllm.v1.engine.core_client import DPLBAsyncMPClient as Client
+
+    attribute = "_sgl_vllm_rank_router"
+    if hasattr(Client, attribute):
+        return
+    choose_by_load = Client.get_core_engine_for_request
+    process_outputs = Client.process_engine_outputs
+
+    @functools.wraps(choose_by_load)
+    def get_core_engine_for_request(self: Any, request: Any) -> Any:
+        if attribute not in vars(self):
+            setattr(self, attribute, _rank_router(self))
+        router = vars(self)[attribute]
+        rank = router.choose(request) if router is not None else None
+        if rank is None:
+            return choose_by_load(self, request)
+        request.data_parallel_rank = rank
+        try:
+            return choose_by_load(self, request)
+        finally:
+            request.data_parallel_rank = None
+
+    @functools.wraps(process_outputs)
+    async def process_engine_outputs(self: Any, outputs: Any) -> None:
+        await process_outputs(self, outputs)
+        router = getattr(self, attribute)
+        if router is not None:
+            router.hear(outputs)
+
+    setattr(Client, attribute, None)
+    Client.get_core_engine_for_request = get_core_engine_for_request
+    Client.process_engine_outputs = staticmethod(process_engine_outputs)
+
+
+def _rank_router(client: Any) -> Any:
+    """None for a client of engines that the plugin is not active in, or is not to choose for."""
+    config = client.vllm_config
+    values = (config.additional_config or {}).get(CONFIG_KEY)
+    if values is None or not Options.from_mapping(values).rank_routing:
+        return None
+    if not config.cache_config.enable_prefix_caching:
+        return None
+    from sgl_vllm.serve.ranks import RankRouter
+
+    return RankRouter(client)
 
 
 # -- being named ----------------------------------------------------------------------------------

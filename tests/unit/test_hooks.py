@@ -5,6 +5,6 @@ import pytest
 from sgl_vllm.hooks import PARTS, missing_hooks
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [*PARTS, "rank_routing"])
 def test_the_installed_vllm_has_all_that_a_part_needs(part):
     assert missing_hooks(part) == []

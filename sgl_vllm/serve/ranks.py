@@ -1,0 +1,179 @@
+"""vLLM's own data parallelism: which rank a request goes to, chosen in the API server's process.
+
+Owns what a `PrefixRouter` needs to know of vLLM's client of several engines: its requests, its
+outputs, its load figures, and where its engines publish KV events. Imports vLLM only to follow
+those; `plugin.py` puts it in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sgl_vllm.hints import fork_group_in
+from sgl_vllm.serve.kv_events import KVEventSource, follow
+from sgl_vllm.serve.prefixes import Namespace
+from sgl_vllm.serve.routing import Load, PrefixRouter, Route
+
+logger = logging.getLogger("vllm.sgl_vllm.ranks")
+
+BEGINNING_TOKENS = 16
+"""Tokens per numbered step of a prompt, where no KV events name the engines' blocks."""
+
+
+class RankRouter:
+    """Chooses ranks for one client, a `vllm.v1.engine.core_client.DPLBAsyncMPClient`.
+
+    With KV events all API servers know what each rank has cached. Without, each knows what it has
+    sent itself. Costs what `PrefixRouter.choose` does, and a look-up per output while prompts wait.
+    An error switches it off, with one warning: vLLM then chooses by load, as it does without it.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        config = client.vllm_config
+        self._sources = _event_sources(config)
+        num_ranks = len(client.core_engines)
+        cache = config.cache_config
+        num_tokens = (cache.num_gpu_blocks or 0) * cache.block_size // num_ranks
+        self._router = PrefixRouter(
+            block_size=cache.block_size if self._sources else BEGINNING_TOKENS,
+            **({"capacity_tokens": num_tokens} if num_tokens else {}),
+        )
+        self._routes: dict[str, Route] = {}
+        self._waiting: dict[str, Route] = {}
+        self._followers: dict[int, asyncio.Task[None]] = {}
+        self.failed = False
+
+    def choose(self, request: Any) -> int | None:
+        """The rank for a new `EngineCoreRequest`; None if vLLM is to choose."""
+        if self.failed or not _is_open(request, self._client):
+            return None
+        try:
+            self._keep_ranks()
+            route = self._router.choose(
+                np.asarray(request.prompt_token_ids, dtype=np.int32),
+                self._loads(),
+                group=fork_group_in(
+                    getattr(request.sampling_params, "extra_args", None), request.request_id
+                ),
+                namespace=_namespace(request),
+            )
+        except Exception:
+            self._fail()
+            return None
+        self._routes[request.request_id] = self._waiting[request.request_id] = route
+        rank: int = route.worker  # type: ignore[assignment]
+        if rank < len(self._client.lb_engines):  # as vLLM counts the ones that it sends itself
+            self._client.lb_engines[rank][0] += self._client.client_count
+        return rank
+
+    def hear(self, outputs: Any) -> None:
+        """The outputs of one engine's step: whose prompt is computed, and who has ended."""
+        for output in outputs.outputs if self._waiting else ():
+            if (route := self._waiting.pop(output.request_id, None)) is not None:
+                self._router.first_token(route)
+        for request_id in (outputs.finished_requests or ()) if self._routes else ():
+            self._waiting.pop(request_id, None)
+            if (route := self._routes.pop(request_id, None)) is not None:
+                self._router.finished(route)
+
+    def _keep_ranks(self) -> None:
+        """As many workers as there are engines, whose number may change while serving."""
+        num_ranks = len(self._client.core_engines)
+        for rank in range(len(self._router.workers), num_ranks):
+            self._router.add_worker(rank, has_events=rank in self._sources)
+            if rank in self._sources:
+                task = asyncio.get_running_loop().create_task(
+                    follow(self._sources[rank], partial(self._router.apply_events, rank))
+                )
+                task.add_done_callback(partial(self._events_ended, rank))
+                self._followers[rank] = task
+        for rank in range(num_ranks, len(self._router.workers)):
+            self._router.remove_worker(rank)
+            if task := self._followers.pop(rank, None):
+                task.cancel()
+
+    def _events_ended(self, rank: int, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or self._followers.get(rank) is not task:
+            return
+        logger.warning(
+            "KV events of rank %d cannot be followed (%r): what it has cached is guessed from what "
+            "this API server sends it",
+            rank,
+            task.exception(),
+        )
+        self._router.remove_worker(rank)
+        self._router.add_worker(rank)
+
+    def _loads(self) -> dict[int, Load] | None:
+        """Also what other API servers have sent: vLLM's coordinator tells it every 100 ms."""
+        count = self._client.client_count
+        if count == 1:
+            return None
+        loads = {}
+        for rank, (waiting, running, _) in enumerate(self._client.lb_engines):
+            if rank < len(self._router.workers):
+                own = self._router.load(rank)
+                running = max(count * own.num_running, int(waiting + running))
+                loads[rank] = Load(count * own.num_queued_tokens, running)
+        return loads
+
+    def _fail(self) -> None:
+        logger.exception(
+            "the prefix-aware choice of a rank failed and is switched off; vLLM chooses by load. "
+            "Please report this with the lines below"
+        )
+        self.failed = True
+        self._routes.clear()
+        self._waiting.clear()
+        for task in self._followers.values():
+            task.cancel()
+        self._followers.clear()
+
+
+def _is_open(request: Any, client: Any) -> bool:
+    """Whether nobody has chosen yet, and there are tokens to go by."""
+    return (
+        bool(request.prompt_token_ids)
+        and request.data_parallel_rank is None
+        and request.pooling_params is None
+        and request.request_id not in client.reqs_in_flight
+    )
+
+
+def _namespace(request: Any) -> Namespace:
+    """Images stand in the prompt as so many equal tokens: who they are goes with the tenant."""
+    lora = request.lora_request
+    names = [feature.identifier for feature in request.mm_features or ()]
+    salt = "\0".join([request.cache_salt or "", *names]) if names else request.cache_salt
+    return Namespace(lora.lora_name if lora is not None else None, salt)
+
+
+def _event_sources(config: Any) -> dict[int, KVEventSource]:
+    """By rank, where its engine publishes; empty unless all ranks are here and publish for us."""
+    events = config.kv_events_config
+    parallel = config.parallel_config
+    is_local = parallel.data_parallel_size_local == parallel.data_parallel_size
+    if events is None or not events.enable_kv_cache_events or events.publisher != "zmq":
+        return {}
+    if not events.replay_endpoint or not is_local:
+        logger.info(
+            "KV events are not used to choose ranks: that takes a replay_endpoint, and all ranks "
+            "on this machine"
+        )
+        return {}
+    from vllm.distributed.kv_events import ZmqEventPublisher
+
+    def endpoint(pattern: str, rank: int) -> str:
+        offset = ZmqEventPublisher.offset_endpoint_port(pattern, rank)
+        return str(offset).replace("*", "127.0.0.1")
+
+    return {
+        rank: KVEventSource(endpoint(events.endpoint, rank), endpoint(events.replay_endpoint, rank))
+        for rank in range(parallel.data_parallel_size)
+    }

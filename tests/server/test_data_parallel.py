@@ -1,0 +1,68 @@
+"""Two data-parallel engines behind two API servers, which know by KV events what each has cached."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.conftest import serve
+
+CONVERSATIONS, TURNS = 8, 4
+BLOCK_SIZE = 32
+TURN = 3 * BLOCK_SIZE
+
+
+@pytest.fixture(scope="module")
+def server():
+    ports = [free_port_pair() for _ in range(2)]
+    events = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://127.0.0.1:{ports[0]}",
+        "replay_endpoint": f"tcp://127.0.0.1:{ports[1]}",
+    }
+    options = ["--data-parallel-size", "2", "--block-size", str(BLOCK_SIZE)]
+    options += ["--kv-events-config", json.dumps(events)]
+    with serve(plugin=True, extra_args=options) as running:
+        yield running
+
+
+def free_port_pair() -> int:
+    """The first of two free ports in a row: the second engine takes the next."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+def test_conversations_find_their_cache_whichever_api_server_they_meet(server):
+    prompts = [[17 * i + j % 251 + 5 for j in range(TURN * TURNS)] for i in range(CONVERSATIONS)]
+    before = server.counters()
+    for turn in range(1, TURNS + 1):
+        for prompt in prompts:
+            body = {"model": "demo", "prompt": prompt[: TURN * turn], "max_tokens": 1}
+            httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
+    did = server.counters() - before
+    # By turns or by load, every other request would compute again what the other engine has.
+    assert did.computed_prompt_tokens <= 1.1 * CONVERSATIONS * TURN * TURNS
+    by_engine = prompt_tokens_by_engine(server.url)
+    assert len(by_engine) == 2 and min(by_engine) >= 0.25 * sum(by_engine)
+
+
+def prompt_tokens_by_engine(url: str) -> list[float]:
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+    return [
+        sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "vllm:prompt_tokens_total"
+    ]
