@@ -10,11 +10,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-logger = logging.getLogger("vllm.sgl_vllm.hints")
+from sgl_vllm.request_keys import FORK_GROUP, PROGRAM
 
-PROGRAM, FORK_GROUP = "sgl_program", "sgl_fork_group"
-"""Keys in a request's `extra_args` (HTTP: `vllm_xargs`), strings or numbers: requests of one client
-with the same program and fork group are kept together."""
+logger = logging.getLogger("vllm.sgl_vllm.hints")
 
 MAX_HINT_LENGTH = 256
 

@@ -84,7 +84,7 @@ parentheses."""
 
 
 def missing_hooks(part: str) -> list[str]:
-    """What `part` (or `rank_routing`) needs and the installed vLLM does not have, as `path(parameters)`."""
+    """What a part, or `rank_routing`, needs and this vLLM has not, as `path(parameters)`."""
     return [hook.partition(":")[2] for hook in _HOOKS[part] if not _has_hook(hook)]
 
 

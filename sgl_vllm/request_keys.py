@@ -1,9 +1,13 @@
 """What a request may ask of the plugin: keys in its `extra_args` (HTTP: `vllm_xargs`).
 
-Those that the language writes and the engine reads. Stock vLLM ignores them.
+The language writes them; the engine, or a router before it, reads them. Stock vLLM ignores them.
 """
 
 from __future__ import annotations
+
+PROGRAM, FORK_GROUP = "sgl_program", "sgl_fork_group"
+"""Strings or numbers: requests of one client with the same program and fork group are kept
+together."""
 
 REPORT = "sgl_report"
 """Anything but 0 asks which part of the output was forced; told under the same key of

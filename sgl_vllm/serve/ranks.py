@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from sgl_vllm.hints import fork_group_in
 from sgl_vllm.serve.kv_events import KVEventSource, follow
 from sgl_vllm.serve.prefixes import Namespace
-from sgl_vllm.serve.routing import Load, PrefixRouter, Route
+from sgl_vllm.serve.routing import Load, PrefixRouter, Route, Worker
 
 logger = logging.getLogger("vllm.sgl_vllm.ranks")
 
@@ -47,6 +48,9 @@ class RankRouter:
         self._routes: dict[str, Route] = {}
         self._waiting: dict[str, Route] = {}
         self._followers: dict[int, asyncio.Task[None]] = {}
+        self._told: Any = None
+        self._others: list[int] = []
+        self._most_own: Counter[int] = Counter()
         self.failed = False
 
     def choose(self, request: Any) -> int | None:
@@ -68,8 +72,7 @@ class RankRouter:
             return None
         self._routes[request.request_id] = self._waiting[request.request_id] = route
         rank: int = route.worker  # type: ignore[assignment]
-        if rank < len(self._client.lb_engines):  # as vLLM counts the ones that it sends itself
-            self._client.lb_engines[rank][0] += self._client.client_count
+        self._most_own[rank] = max(self._most_own[rank], self._router.load(rank).num_running)
         return rank
 
     def hear(self, outputs: Any) -> None:
@@ -95,8 +98,8 @@ class RankRouter:
                 self._followers[rank] = task
         for rank in range(num_ranks, len(self._router.workers)):
             self._router.remove_worker(rank)
-            if task := self._followers.pop(rank, None):
-                task.cancel()
+            if (follower := self._followers.pop(rank, None)) is not None:
+                follower.cancel()
 
     def _events_ended(self, rank: int, task: asyncio.Task[None]) -> None:
         if task.cancelled() or self._followers.get(rank) is not task:
@@ -110,18 +113,28 @@ class RankRouter:
         self._router.remove_worker(rank)
         self._router.add_worker(rank)
 
-    def _loads(self) -> dict[int, Load] | None:
-        """Also what other API servers have sent: vLLM's coordinator tells it every 100 ms."""
-        count = self._client.client_count
-        if count == 1:
+    def _loads(self) -> dict[Worker, Load] | None:
+        """With what the other API servers have sent, which vLLM's coordinator tells every 100 ms.
+
+        Its figures have this one's requests in them, some that have ended since. So the most that
+        this one had there since the figures before is taken off: others count too little rather
+        than that requests keep away from where nobody is.
+        """
+        if self._client.client_count == 1:
             return None
-        loads = {}
-        for rank, (waiting, running, _) in enumerate(self._client.lb_engines):
-            if rank < len(self._router.workers):
-                own = self._router.load(rank)
-                running = max(count * own.num_running, int(waiting + running))
-                loads[rank] = Load(count * own.num_queued_tokens, running)
-        return loads
+        own = [self._router.load(rank) for rank in self._router.workers]
+        told = self._client.lb_engines
+        if told is not self._told:
+            self._told = told
+            self._others = [
+                max(0, int(waiting + running) - self._most_own[rank])
+                for rank, (waiting, running, _) in enumerate(told)
+            ]
+            self._most_own = Counter({rank: load.num_running for rank, load in enumerate(own)})
+        return {
+            rank: Load(load.num_queued_tokens, load.num_running + others)
+            for rank, (load, others) in enumerate(zip(own, self._others, strict=False))
+        }
 
     def _fail(self) -> None:
         logger.exception(
@@ -161,10 +174,11 @@ def _event_sources(config: Any) -> dict[int, KVEventSource]:
     is_local = parallel.data_parallel_size_local == parallel.data_parallel_size
     if events is None or not events.enable_kv_cache_events or events.publisher != "zmq":
         return {}
-    if not events.replay_endpoint or not is_local:
-        logger.info(
-            "KV events are not used to choose ranks: that takes a replay_endpoint, and all ranks "
-            "on this machine"
+    is_bound = "*" in events.endpoint or events.endpoint.startswith("ipc://")
+    if not (is_bound and events.replay_endpoint and is_local):
+        logger.warning(
+            "KV events are not used to choose ranks: that takes an endpoint that the engines bind "
+            "(tcp://*:PORT or ipc://PATH), a replay_endpoint, and all ranks on this machine"
         )
         return {}
     from vllm.distributed.kv_events import ZmqEventPublisher

@@ -68,14 +68,16 @@ def test_others_load_counts_with_several_api_servers():
     plain = client(count=2)
     router = RankRouter(plain)
     home = serve(router, "first", SYSTEM)
-    plain.lb_engines[home] = [0, 40, 0.1]
+    plain.lb_engines = [[0, 40, 0.1] if rank == home else [0, 0, 0.0] for rank in range(2)]
     assert serve(router, "second", [*SYSTEM, 1]) == 1 - home
 
 
-def test_vllm_hears_of_what_was_chosen_for_it():
-    plain = client(count=3)
-    rank = RankRouter(plain).choose(request("a", SYSTEM))
-    assert plain.lb_engines[rank][0] == 3
+def test_own_requests_that_have_ended_since_are_not_taken_for_others():
+    plain = client(count=2)
+    router = RankRouter(plain)
+    home = serve(router, "first", SYSTEM)
+    plain.lb_engines = [[0, 1, 0.1] if rank == home else [0, 0, 0.0] for rank in range(2)]
+    assert serve(router, "second", [*SYSTEM, 1]) == home
 
 
 @pytest.mark.parametrize(
@@ -114,9 +116,10 @@ def test_only_those_meet_who_share_a_cache(fields):
 def test_ranks_may_come_and_go():
     plain = client(3)
     router = RankRouter(plain)
-    assert {serve(router, str(i), [*range(1000 * i, 1000 * i + 300)]) for i in range(3)} == {0, 1, 2}
+    prompts = [[*range(1000 * i, 1000 * i + 300)] for i in range(3)]
+    assert {serve(router, str(i), prompt) for i, prompt in enumerate(prompts)} == {0, 1, 2}
     plain.core_engines = [0]
-    assert {serve(router, str(i), [*range(1000 * i, 1000 * i + 300)]) for i in range(3)} == {0}
+    assert {serve(router, str(i), prompt) for i, prompt in enumerate(prompts)} == {0}
 
 
 def test_an_error_leaves_the_choice_to_vllm_and_is_said_once(monkeypatch, caplog):
@@ -137,3 +140,35 @@ def test_nothing_is_kept_of_what_has_ended():
     router.hear(outputs(finished=["aborted"]))
     assert not router._routes and not router._waiting
     assert router._router.load(aborted) == ranks.Load(0, 0)
+
+
+def config_with_events(endpoint, replay="ipc:///run/inproc-replay", num_local=2):
+    plain = client().vllm_config
+    plain.parallel_config.data_parallel_size_local = num_local
+    plain.kv_events_config = SimpleNamespace(
+        enable_kv_cache_events=True, publisher="zmq", endpoint=endpoint, replay_endpoint=replay
+    )
+    return plain
+
+
+def test_each_engines_events_are_looked_for_where_vllm_publishes_them():
+    found = ranks._event_sources(config_with_events("tcp://*:5557"))
+    assert [found[rank].endpoint for rank in range(2)] == [
+        "tcp://127.0.0.1:5557",
+        "tcp://127.0.0.1:5558",
+    ]
+    assert found[1].replay_endpoint == "ipc:///run/inproc-replay_dp1"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        config_with_events("tcp://127.0.0.1:5557"),  # where the engines connect to someone
+        config_with_events("tcp://*:5557", replay=None),
+        config_with_events("tcp://*:5557", num_local=1),
+    ],
+    ids=["not bound", "no replay", "several machines"],
+)
+def test_events_that_cannot_be_followed_are_said_to_be(config, caplog):
+    assert ranks._event_sources(config) == {}
+    assert "not used to choose ranks" in caplog.text
