@@ -4,8 +4,9 @@ The adapter between vLLM 0.32 and `decode_step`. For a batch of one query token 
 plan that pays, it calls our kernel; for all else FlashAttention, unchanged. vLLM itself has nothing
 of the kind: its cascade attention is gone, and `common_prefix_len` is always 0.
 
-    register()                                   # in every process, before the engine is made
-    vllm serve MODEL --attention-backend CUSTOM
+    vllm serve MODEL --plugin sgl_vllm --plugin-config prefix_attention=true
+
+which calls `register` in every process and chooses the backend.
 
 **Has not run on a GPU, nor in an engine.** Tested on the CPU: when it applies, the plan from a
 batch's metadata, and whose `forward` is called with what. Not tested: anything that starts with

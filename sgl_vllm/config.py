@@ -51,6 +51,8 @@ class Options:
         radix_pin_share: at most this share of the cache can be pinned (0 to 1).
         radix_slot_copy: on a GPU, a hit inside a block copies its matched slots by one kernel for
             all layers, not the whole block layer by layer.
+        prefix_attention: on a GPU, decode steps whose requests share cached blocks read these once
+            for all of them, where that pays; other steps are FlashAttention's as before.
         tier_rule: what a KV connector has below the GPU is loaded where that is measured to be
             cheaper than computing it again (measured), or wherever it is found (always).
         tier_min_tokens: and never fewer tokens than this.
@@ -88,6 +90,7 @@ class Options:
     radix_ttl_s: float = 0.0
     radix_pin_share: float = 0.25
     radix_slot_copy: bool = False
+    prefix_attention: bool = False
     tier_rule: str = "measured"
     tier_min_tokens: int = 0
     tree_text: bool = False

@@ -37,6 +37,9 @@ _PLUGIN_GROUPS = (
 _ACTIVE_ONLY_IF_NAMED = {"lora_hf_hub_resolver"}
 """vLLM's plugins that are installed and do nothing until VLLM_PLUGINS names them."""
 
+_PREFIX_ATTENTION_ENV = "SGL_VLLM_PREFIX_ATTENTION"
+"""Set for the processes that this one starts: each registers the attention backend by itself."""
+
 _CLI_OPTIONS = "_sgl_vllm_cli_options"
 
 
@@ -65,6 +68,8 @@ def register() -> None:
     _wrap_add_cli_args(EngineArgs)
     _wrap_from_cli_args(EngineArgs)
     _wrap_create_engine_config(EngineArgs)
+    if os.environ.get(_PREFIX_ATTENTION_ENV):
+        _register_prefix_attention()
 
 
 def _engine_call(engine: Any, what: str, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -159,6 +164,8 @@ def _wrap_create_engine_config(engine_args: Any) -> None:
                 f"{PLUGIN_NAME} brings its own scheduler and cannot share the engine with "
                 f"--scheduler-cls {self.scheduler_cls}: name one of the two"
             )
+        if options.prefix_attention:
+            _use_prefix_attention(self)
         vllm_config = original(self, *args, **kwargs)
         scheduler_config = vllm_config.scheduler_config
         if scheduler_config.scheduler_cls is not None:
@@ -178,6 +185,32 @@ def _wrap_create_engine_config(engine_args: Any) -> None:
         return vllm_config
 
     engine_args.create_engine_config = create_engine_config
+
+
+def _use_prefix_attention(engine_args: Any) -> None:
+    """Have the engine's workers register the backend, and choose it; or say why not."""
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    chosen = engine_args.attention_backend
+    if not current_platform.is_cuda():
+        logger.warning("sgl-vllm: prefix_attention has no effect: it needs a CUDA GPU")
+    elif chosen not in (None, AttentionBackendEnum.FLASH_ATTN):
+        logger.warning(
+            "sgl-vllm: prefix_attention has no effect: it is FlashAttention with groups, and "
+            "--attention-backend names %s",
+            chosen.name,
+        )
+    else:
+        os.environ[_PREFIX_ATTENTION_ENV] = "1"
+        _register_prefix_attention()
+        engine_args.attention_backend = AttentionBackendEnum.CUSTOM
+
+
+def _register_prefix_attention() -> None:
+    from sgl_vllm.kernels import attention_backend
+
+    attention_backend.register()
 
 
 def _wrap_choice_of_ranks() -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.exceptions import VLLMValidationError
+from vllm.platforms.cpu import CpuPlatform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from sgl_vllm import plugin
 from sgl_vllm.config import OptionError
+from sgl_vllm.kernels import attention_backend
 from sgl_vllm.plugin import ActivationError, _allow_in_environment, probe_parts, register
 from tests.engine.engine import MODEL, Ask
 
@@ -181,3 +186,32 @@ def test_a_bad_grammar_fails_its_own_request_only(start, broken):
     good = engine.run([Ask([20, 21, 22], SamplingParams(max_tokens=5, ignore_eos=True))])[0]
     assert len(good.outputs[0].token_ids) == 5
     engine.check_nothing_is_left()
+
+
+@pytest.fixture
+def registrations(monkeypatch):
+    """How often the attention backend was registered."""
+    counted = []
+    monkeypatch.setattr(attention_backend, "register", lambda: counted.append(1))
+    monkeypatch.setenv("SGL_VLLM_PREFIX_ATTENTION", "")
+    return counted
+
+
+def test_prefix_attention_is_chosen_on_a_gpu(monkeypatch, registrations):
+    monkeypatch.setattr(CpuPlatform, "is_cuda", lambda self: True)
+    asked = SimpleNamespace(attention_backend=None)
+    plugin._use_prefix_attention(asked)
+    assert asked.attention_backend is AttentionBackendEnum.CUSTOM and len(registrations) == 1
+    assert os.environ["SGL_VLLM_PREFIX_ATTENTION"]  # for the workers
+
+
+@pytest.mark.parametrize("is_cuda, chosen", [(False, None), (True, "TRITON_ATTN")])
+def test_prefix_attention_says_where_it_has_no_effect(monkeypatch, registrations, is_cuda, chosen):
+    said = []
+    monkeypatch.setattr(plugin.logger, "warning", lambda text, *_: said.append(text))
+    monkeypatch.setattr(CpuPlatform, "is_cuda", lambda self: is_cuda)
+    chosen = chosen and AttentionBackendEnum[chosen]
+    asked = SimpleNamespace(attention_backend=chosen)
+    plugin._use_prefix_attention(asked)
+    assert asked.attention_backend is chosen and not registrations
+    assert len(said) == 1 and "prefix_attention has no effect" in said[0]
