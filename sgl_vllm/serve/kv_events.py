@@ -7,13 +7,16 @@ nothing of the engine's time: it publishes whether anyone listens or not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 from zmq import DEALER, SUB
 from zmq.asyncio import Context
+
+from sgl_vllm.serve.routing import Worker
 
 REPLAY_TIMEOUT_S = 5.0
 """An engine answers at once; one that does not has ended, or has no such socket."""
@@ -36,6 +39,48 @@ class KVEventSource:
 
     def as_stats(self) -> dict[str, str]:
         return asdict(self)
+
+
+class Followers:
+    """Whose events are followed, a task each. One that has failed is not tried again.
+
+    Args:
+        apply: takes a worker's batch, as `PrefixRouter.apply_events`.
+        on_failure: told of a worker whose events cannot be followed, when they are not any more.
+        loop: where the tasks run, if not in the loop that `follow` is called in.
+    """
+
+    def __init__(
+        self,
+        apply: Callable[[Worker, list[Any], int], bool],
+        on_failure: Callable[[Worker, BaseException | None], None],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._apply = apply
+        self._on_failure = on_failure
+        self._loop = loop
+        self._tasks: dict[Worker, asyncio.Task[None]] = {}
+
+    def __contains__(self, worker: Worker) -> bool:
+        task = self._tasks.get(worker)
+        return task is not None and not task.done()
+
+    def follow(self, worker: Worker, source: KVEventSource) -> None:
+        """From now on, unless it is already, or has failed."""
+        if worker not in self._tasks:
+            loop = self._loop or asyncio.get_running_loop()
+            task = loop.create_task(follow(source, partial(self._apply, worker)))
+            self._tasks[worker] = task
+            task.add_done_callback(partial(self._ended, worker))
+
+    def keep(self, workers: Collection[Worker]) -> None:
+        """The others are gone."""
+        for worker in [worker for worker in self._tasks if worker not in workers]:
+            self._tasks.pop(worker).cancel()
+
+    def _ended(self, worker: Worker, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and self._tasks.get(worker) is task:
+            self._on_failure(worker, task.exception())
 
 
 async def follow(source: KVEventSource, apply: Apply) -> None:

@@ -30,19 +30,8 @@ class Placement:
     def __init__(self, router: PrefixRouter, render: Renderer | None = None) -> None:
         self.router = router
         self._render = render
-        self._workers: dict[Worker, bool] = {}
         self._routes: dict[str, Route] = {}
         self._has_failed = False
-
-    def set_workers(self, workers: Mapping[Worker, bool]) -> None:
-        """These are the replicas from now on, each with whether its KV events are followed."""
-        for worker, has_events in self._workers.items():
-            if workers.get(worker) is not has_events:
-                self.router.remove_worker(worker)
-        for worker, has_events in workers.items():
-            if self._workers.get(worker) is not has_events:
-                self.router.add_worker(worker, has_events=has_events)
-        self._workers = dict(workers)
 
     def place(
         self,

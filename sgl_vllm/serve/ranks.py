@@ -7,16 +7,14 @@ those; `plugin.py` puts it in.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from sgl_vllm.hints import fork_group_in
-from sgl_vllm.serve.kv_events import KVEventSource, follow
+from sgl_vllm.serve.kv_events import Followers, KVEventSource
 from sgl_vllm.serve.prefixes import Namespace
 from sgl_vllm.serve.routing import Load, PrefixRouter, Route, Worker
 
@@ -47,7 +45,7 @@ class RankRouter:
         )
         self._routes: dict[str, Route] = {}
         self._waiting: dict[str, Route] = {}
-        self._followers: dict[int, asyncio.Task[None]] = {}
+        self._followers = Followers(self._router.apply_events, self._not_followed)
         self._told: Any = None
         self._others: list[int] = []
         self._most_own: Counter[int] = Counter()
@@ -58,7 +56,8 @@ class RankRouter:
         if self.failed or not _is_open(request, self._client):
             return None
         try:
-            self._keep_ranks()
+            if len(self._router.workers) != len(self._client.core_engines):
+                self._set_ranks()
             route = self._router.choose(
                 np.asarray(request.prompt_token_ids, dtype=np.int32),
                 self._loads(),
@@ -71,7 +70,8 @@ class RankRouter:
             self._fail()
             return None
         self._routes[request.request_id] = self._waiting[request.request_id] = route
-        rank: int = route.worker  # type: ignore[assignment]
+        rank = route.worker
+        assert isinstance(rank, int)
         self._most_own[rank] = max(self._most_own[rank], self._router.load(rank).num_running)
         return rank
 
@@ -85,33 +85,22 @@ class RankRouter:
             if (route := self._routes.pop(request_id, None)) is not None:
                 self._router.finished(route)
 
-    def _keep_ranks(self) -> None:
+    def _set_ranks(self) -> None:
         """As many workers as there are engines, whose number may change while serving."""
-        num_ranks = len(self._client.core_engines)
-        for rank in range(len(self._router.workers), num_ranks):
-            self._router.add_worker(rank, has_events=rank in self._sources)
-            if rank in self._sources:
-                task = asyncio.get_running_loop().create_task(
-                    follow(self._sources[rank], partial(self._router.apply_events, rank))
-                )
-                task.add_done_callback(partial(self._events_ended, rank))
-                self._followers[rank] = task
-        for rank in range(num_ranks, len(self._router.workers)):
-            self._router.remove_worker(rank)
-            if (follower := self._followers.pop(rank, None)) is not None:
-                follower.cancel()
+        ranks = range(len(self._client.core_engines))
+        self._followers.keep(ranks)
+        for rank in self._sources.keys() & ranks:
+            self._followers.follow(rank, self._sources[rank])
+        self._router.set_workers({rank: rank in self._followers for rank in ranks})
 
-    def _events_ended(self, rank: int, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or self._followers.get(rank) is not task:
-            return
+    def _not_followed(self, rank: Worker, error: BaseException | None) -> None:
         logger.warning(
             "KV events of rank %d cannot be followed (%r): what it has cached is guessed from what "
             "this API server sends it",
             rank,
-            task.exception(),
+            error,
         )
-        self._router.remove_worker(rank)
-        self._router.add_worker(rank)
+        self._set_ranks()
 
     def _loads(self) -> dict[Worker, Load] | None:
         """With what the other API servers have sent, which vLLM's coordinator tells every 100 ms.
@@ -122,7 +111,7 @@ class RankRouter:
         """
         if self._client.client_count == 1:
             return None
-        own = [self._router.load(rank) for rank in self._router.workers]
+        own = [self._router.load(rank) for rank in range(len(self._router.workers))]
         told = self._client.lb_engines
         if told is not self._told:
             self._told = told
@@ -144,9 +133,7 @@ class RankRouter:
         self.failed = True
         self._routes.clear()
         self._waiting.clear()
-        for task in self._followers.values():
-            task.cancel()
-        self._followers.clear()
+        self._followers.keep(())
 
 
 def _is_open(request: Any, client: Any) -> bool:

@@ -23,10 +23,10 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
-from sgl_vllm.serve.kv_events import KVEventSource, follow
+from sgl_vllm.serve.kv_events import Followers, KVEventSource
 from sgl_vllm.serve.placement import Placement
 from sgl_vllm.serve.rendering import renderer_of
-from sgl_vllm.serve.routing import CostModel, PrefixRouter
+from sgl_vllm.serve.routing import CostModel, PrefixRouter, Worker
 
 logger = logging.getLogger("ray.serve")
 
@@ -71,7 +71,7 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         )
         self._placement = Placement(router, renderer_of(tokenizer) if tokenizer else None)
         self._follows_events = tokenizer is not None
-        self._followers: dict[ReplicaID, asyncio.Task[None]] = {}
+        self._followers = Followers(router.apply_events, self._not_followed, self._event_loop)
 
     async def choose_replicas(
         self,
@@ -126,38 +126,22 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         self._set_workers()
 
     def _set_workers(self) -> None:
-        for replica_id in self._followers.keys() - self.curr_replicas.keys():
-            self._followers.pop(replica_id).cancel()
+        followers = self._followers
+        followers.keep(self.curr_replicas)
         if self._follows_events:
             for replica_id, replica in self.curr_replicas.items():
-                stats = (replica.routing_stats or {}).get(EVENTS_KEY)
-                if stats and replica_id not in self._followers:
-                    self._followers[replica_id] = self._event_loop.create_task(
-                        self._follow(replica_id, KVEventSource(**stats))
-                    )
-        self._placement.set_workers(
-            {
-                replica_id: (task := self._followers.get(replica_id)) is not None
-                and not task.done()
-                for replica_id in self.curr_replicas
-            }
+                if stats := (replica.routing_stats or {}).get(EVENTS_KEY):
+                    followers.follow(replica_id, KVEventSource(**stats))
+        self._placement.router.set_workers({one: one in followers for one in self.curr_replicas})
+
+    def _not_followed(self, replica_id: Worker, error: BaseException | None) -> None:
+        logger.error(
+            "sgl-vllm: the KV events of %s cannot be followed. What it has cached is guessed "
+            "from what it is sent.",
+            replica_id,
+            exc_info=error,
         )
-
-    async def _follow(self, replica_id: ReplicaID, source: KVEventSource) -> None:
-        """What a replica has cached, as its engine tells, until it has gone."""
-
-        def apply(events: list[Any], number: int) -> bool:
-            return self._placement.router.apply_events(replica_id, events, number)
-
-        try:
-            await follow(source, apply)
-        except Exception:
-            logger.exception(
-                "sgl-vllm: the KV events of %s cannot be followed. What it has cached is guessed "
-                "from what it is sent.",
-                replica_id,
-            )
-            self._event_loop.call_soon(self._set_workers)  # when this task is done
+        self._set_workers()
 
 
 def _two_of(replicas: list[RunningReplica]) -> list[RunningReplica]:

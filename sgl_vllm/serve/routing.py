@@ -219,6 +219,16 @@ class PrefixRouter:
         for group in [group for group, one in self._groups.items() if one is entry]:
             del self._groups[group]
 
+    def set_workers(self, workers: Mapping[Worker, bool]) -> None:
+        """These are the workers from now on, each with whether it has events. One for which that
+        has changed begins anew."""
+        for worker, entry in list(self._workers.items()):
+            if workers.get(worker) is not (entry.told is not None):
+                self.remove_worker(worker)
+        for worker, has_events in workers.items():
+            if worker not in self._workers:
+                self.add_worker(worker, has_events=has_events)
+
     # -- a request ------------------------------------------------------------------------------
 
     def choose(

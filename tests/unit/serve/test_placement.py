@@ -13,7 +13,7 @@ LONG = "a long beginning that two requests have in common, " * 40
 @pytest.fixture
 def placement() -> Placement:
     placement = Placement(PrefixRouter())
-    placement.set_workers({"a": False, "b": False})
+    placement.router.set_workers({"a": False, "b": False})
     return placement
 
 
@@ -73,10 +73,10 @@ def test_the_end_at_a_replica_that_refused_it_is_not_its_end(placement):
 def test_a_replica_that_has_gone_takes_what_is_known_of_it_along(placement):
     first = place(placement, "1", LONG)
     (other,) = {"a", "b"} - {first}
-    placement.set_workers({other: False})
+    placement.router.set_workers({other: False})
     assert place(placement, "2", LONG) == other
     placement.finished("1")  # of no interest any more
-    placement.set_workers({other: False, first: False})
+    placement.router.set_workers({other: False, first: False})
     assert placement.router.load(first).num_running == 0
 
 
@@ -88,7 +88,7 @@ def test_tenants_do_not_meet(placement):
 
 def test_a_replica_whose_events_are_followed_from_now_on_is_another(placement):
     first = place(placement, "1", LONG)
-    placement.set_workers({"a": False, "b": False} | {first: True})
+    placement.router.set_workers({"a": False, "b": False} | {first: True})
     assert placement.router.load(first).num_running == 0
     assert placement.router.apply_events(first, [], 0)
 
@@ -98,7 +98,7 @@ def test_when_routing_fails_requests_go_by_load_and_it_is_said_once(caplog):
         raise RuntimeError("no such template")
 
     placement = Placement(PrefixRouter(), fail)
-    placement.set_workers({"a": False})
+    placement.router.set_workers({"a": False})
     with caplog.at_level(logging.WARNING, logger="ray.serve"):
         assert [place(placement, str(number), LONG) for number in range(3)] == [None] * 3
     assert len(caplog.records) == 1
