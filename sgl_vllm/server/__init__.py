@@ -26,6 +26,7 @@ from fastapi.routing import APIRouter
 from starlette.datastructures import State
 from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
+from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from sgl_vllm.server import pins, tree
 from sgl_vllm.server.engines import ask_engines, merge_stats
@@ -38,7 +39,12 @@ router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
 
 @router.get("/stats")
 async def stats(request: Request) -> dict[str, Any]:
-    return merge_stats(await ask_engines(request.app.state.engine_client, "stats"))
+    return await _stats(request.app)
+
+
+async def _stats(app: FastAPI) -> dict[str, Any]:
+    """Of all engines behind `app`, whichever of several API servers it is."""
+    return merge_stats(await ask_engines(app.state.engine_client, "stats"))
 
 
 @router.post("/flush_cache")
@@ -54,9 +60,6 @@ class SglEndpointPlugin:
     name = "sgl_vllm"
     required_tasks = ("generate",)
 
-    def __init__(self) -> None:
-        self._collector = SglCollector()
-
     def attach_router(self, app: FastAPI) -> None:
         for routes in (router, tree.router, pins.router):
             app.include_router(routes)
@@ -69,22 +72,18 @@ class SglEndpointPlugin:
         else:
             batch.attach(app)
             app.include_router(score.router)
-        app.add_middleware(MetricsMiddleware, refresh=self._refresh)
+        registry, collector = get_prometheus_registry(), SglCollector()
+        registry.register(collector)
+        app.add_middleware(MetricsMiddleware, collector=collector, registry=registry, ask=_stats)
 
     async def init_state(
         self, engine_client: EngineClient | None, state: State, args: Namespace
     ) -> None:
-        self._client = engine_client
-        self._collector.register()
         processor = getattr(engine_client, "output_processor", None)
         if getattr(processor, "tracing_enabled", False):
             from sgl_vllm.server import spans
 
             spans.add_to_spans(processor)
-
-    async def _refresh(self) -> None:
-        if self._client is not None:
-            self._collector.stats = merge_stats(await ask_engines(self._client, "stats"))
 
 
 def endpoint_plugin() -> SglEndpointPlugin:

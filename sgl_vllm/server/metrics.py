@@ -1,7 +1,8 @@
 """The plugin's counters in vLLM's own Prometheus registry, prefix `sgl_vllm:`.
 
 Owns nothing that counts: the engine does. A scrape of `/metrics` asks it first, so the numbers are
-of that moment, and between scrapes nothing runs.
+of that moment, and between scrapes nothing runs. Of several API servers each asks all its engines,
+so whichever answers a scrape tells the whole of it, once.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from prometheus_client.core import (
-    REGISTRY,
+    CollectorRegistry,
     CounterMetricFamily,
     GaugeMetricFamily,
     Metric,
     SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 logger = logging.getLogger("vllm.sgl_vllm.server")
@@ -100,12 +105,6 @@ class SglCollector(Collector):
 
     def __init__(self) -> None:
         self.stats: dict[str, Any] = {}
-        self._registered = False
-
-    def register(self) -> None:
-        if not self._registered:
-            REGISTRY.register(self)
-            self._registered = True
 
     def describe(self) -> list[Metric]:
         return []
@@ -146,16 +145,39 @@ class SglCollector(Collector):
 
 
 class MetricsMiddleware:
-    """Refreshes the counters before `/metrics` is answered; any other request passes untouched."""
+    """Asks for the counters before `/metrics` is answered; any other request passes untouched.
 
-    def __init__(self, app: ASGIApp, refresh: Callable[[], Awaitable[None]]) -> None:
+    vLLM answers from the process's registry, or from one it makes for that answer out of what
+    several processes have counted (`PROMETHEUS_MULTIPROC_DIR`). To the second nobody can add, so
+    there this gives the answer: the same, and ours.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        collector: SglCollector,
+        registry: CollectorRegistry,
+        ask: Callable[[FastAPI], Awaitable[dict[str, Any]]],
+    ) -> None:
+        """`registry` is vLLM's, with `collector` in it; `ask(app)` what that shows."""
         self._app = app
-        self._refresh = refresh
+        self._collector = collector
+        self._registry = registry
+        self._ask = ask
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].rstrip("/") == "/metrics":
-            try:
-                await asyncio.wait_for(self._refresh(), REFRESH_TIMEOUT_S)
-            except Exception as error:
-                logger.warning("sgl_vllm: metrics are not refreshed: %r", error)
-        await self._app(scope, receive, send)
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] != "http" or path.rstrip("/") != "/metrics":
+            return await self._app(scope, receive, send)
+        try:
+            stats = await asyncio.wait_for(self._ask(scope["app"]), REFRESH_TIMEOUT_S)
+        except Exception as error:
+            # Not the last ones: another API server may have told more since, so that counters would
+            # seem to be reset.
+            stats = {}
+            logger.warning("sgl_vllm: /metrics is without the plugin's: %r", error)
+        self._collector.stats = stats
+        if self._registry is REGISTRY:
+            return await self._app(scope, receive, send)
+        page = await run_in_threadpool(generate_latest, self._registry)
+        await Response(page, headers={"Content-Type": CONTENT_TYPE_LATEST})(scope, receive, send)

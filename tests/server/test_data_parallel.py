@@ -1,4 +1,7 @@
-"""Two data-parallel engines behind two API servers, which know by KV events what each has."""
+"""Two data-parallel engines behind two API servers, which know by KV events what each has.
+
+Whichever API server is asked, it tells the same of the engines.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from sgl_vllm.serving import read_counters
 from tests.server.conftest import serve
 
 CONVERSATIONS, TURNS = 8, 4
 BLOCK_SIZE = 32
 TURN = 3 * BLOCK_SIZE
+SCRAPES = 16
+"""Each over a connection of its own: the odds that one API server gets all are 1 in 2^15."""
 LOAD_IS_TOLD_S = 0.1
 """So often vLLM's coordinator tells the API servers how many requests each engine has."""
 
@@ -48,6 +54,22 @@ def test_conversations_find_their_cache_whichever_api_server_they_meet(server):
     assert len(by_engine) == 2 and min(by_engine) >= 0.25 * sum(by_engine)
 
 
+def test_whichever_api_server_is_asked_tells_of_all_engines_once(server):
+    read_counters(server.url)  # waits until nothing runs
+    before = radix_stats(server.url)
+    for token in range(4):
+        complete(server.url, [token + 300] * 40)
+    page, *others = [ours_of(server.url) for _ in range(SCRAPES)]
+    assert all(other == page for other in others)
+    assert page["sgl_vllm:prefix_lookups_total"] == before["lookups"] + 4
+    assert page["sgl_vllm:prefix_lookup_tokens_total"] == before["prompt_tokens"] + 4 * 40
+    assert page["sgl_vllm:cache_tokens"] == before["cache_tokens"]
+    after = radix_stats(server.url)
+    assert page["sgl_vllm:tree_tokens"] == after["tree_tokens"] > before["tree_tokens"]
+    assert page["sgl_vllm:prefix_hit_tokens_total"] == after["hit_tokens"]
+    assert page['sgl_vllm:part_on{part="radix"}'] == 1
+
+
 def complete(url: str, prompt: list[int]) -> dict[str, Any]:
     """The usage, of a request over a connection of its own."""
     body = {"model": "demo", "prompt": prompt, "max_tokens": 1}
@@ -66,3 +88,16 @@ def prompt_tokens_by_engine(url: str) -> list[float]:
         for sample in family.samples
         if sample.name == "vllm:prompt_tokens_total"
     ]
+
+
+def radix_stats(url: str) -> dict[str, Any]:
+    return httpx.get(f"{url}/v1/sgl/stats").raise_for_status().json()["radix"]
+
+
+def ours_of(url: str) -> dict[str, float]:
+    """The plugin's part of a scrape over a connection of its own, each sample of which is new."""
+    page = httpx.get(f"{url}/metrics").raise_for_status().text
+    samples = [line.rsplit(" ", 1) for line in page.splitlines() if line.startswith("sgl_vllm:")]
+    told = {name: float(value) for name, value in samples}
+    assert len(told) == len(samples)
+    return told

@@ -1,4 +1,4 @@
-"""What `/metrics` shows of an engine's answer, and that it is documented."""
+"""What `/metrics` shows of the engines' answers, and that it is documented."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
 import sgl_vllm
 from sgl_vllm.server.engines import merge_stats
 from sgl_vllm.server.metrics import PREFIX, SglCollector
+from tests.fake_engines import FakeEngine, fake_server
 
 PAGE = Path(sgl_vllm.__file__).parent.parent / "docs" / "operations.md"
 
@@ -107,3 +113,47 @@ def test_every_metric_is_documented_and_every_documented_one_is_there() -> None:
     told = {family.name.removeprefix(PREFIX): family.type for family in collector.collect()}
     documented = re.findall(r"^\| `(\w+)[^|]*\| (\w+) \|", PAGE.read_text(), re.MULTILINE)
     assert dict(documented) == told
+
+
+# -- one API server of several
+
+
+@pytest.fixture
+def shared_counts(monkeypatch, tmp_path) -> None:
+    """As vLLM has it where several processes count: what is told is put together per scrape."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+
+
+def told_by(page: httpx.Response) -> dict[str, float]:
+    assert page.status_code == 200 and page.headers["Content-Type"].startswith("text/plain")
+    families = text_string_to_metric_families(page.text)
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+@pytest.mark.usefixtures("shared_counts")
+def test_an_api_server_tells_of_all_engines_what_they_say_at_that_moment() -> None:
+    engines = [FakeEngine(stats={"forward_passes": passes}) for passes in (7, 20)]
+    client = TestClient(fake_server(*engines))
+    assert told_by(client.get("/metrics")) == {"sgl_vllm:forward_passes_total": 27}
+    engines[0].answers["stats"] = {"forward_passes": 8}
+    assert told_by(client.get("/metrics/")) == {"sgl_vllm:forward_passes_total": 28}
+
+
+@pytest.mark.usefixtures("shared_counts")
+def test_no_older_counts_are_told_when_an_engine_does_not_answer() -> None:
+    engine = FakeEngine(stats={"forward_passes": 7})
+    client = TestClient(fake_server(engine))
+    assert told_by(client.get("/metrics"))
+
+    def fail() -> None:
+        raise RuntimeError("the engine is gone")
+
+    engine.answers["stats"] = fail
+    assert told_by(client.get("/metrics")) == {}
+
+
+@pytest.mark.usefixtures("shared_counts")
+def test_a_server_behind_a_path_tells_the_same() -> None:
+    client = TestClient(fake_server(FakeEngine(stats={"forward_passes": 7}), root_path="/one"))
+    for path in ("/metrics", "/one/metrics"):
+        assert told_by(client.get(path)) == {"sgl_vllm:forward_passes_total": 7}
