@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import sgl_vllm
 from sgl_vllm.server.engines import merge_stats
-from sgl_vllm.server.metrics import PREFIX, SglCollector
+from sgl_vllm.server.metrics import _COUNTERS, _GAUGES, _SUMMARIES, PREFIX, SglCollector
 from tests.fake_engines import FakeEngine, fake_server
 
 PAGE = Path(sgl_vllm.__file__).parent.parent / "docs" / "operations.md"
@@ -56,7 +56,13 @@ STATS: dict[str, Any] = {
         "compile_s": 0.5,
     },
     "structured_output": {"masked_steps": 20, "mask_s": 0.25},
-    "jump_forward": {"jumps": 3, "forced_tokens": 30, "released_when_stuck": 0, "errors": 0},
+    "jump_forward": {
+        "jumps": 3,
+        "forced_tokens": 30,
+        "stale_tokens": 1,
+        "released_when_stuck": 0,
+        "errors": 0,
+    },
     "select": {"scored_requests": 2},
 }
 
@@ -111,6 +117,7 @@ def test_every_metric_is_documented_and_every_documented_one_is_there() -> None:
     collector = SglCollector()
     collector.stats = STATS
     told = {family.name.removeprefix(PREFIX): family.type for family in collector.collect()}
+    assert told.keys() >= {*_COUNTERS, *_GAUGES, *_SUMMARIES}, "STATS lacks some"
     documented = re.findall(r"^\| `(\w+)[^|]*\| (\w+) \|", PAGE.read_text(), re.MULTILINE)
     assert dict(documented) == told
 
