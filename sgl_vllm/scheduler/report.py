@@ -23,6 +23,7 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.request import Request
 
 from sgl_vllm.request_keys import REPORT
+from sgl_vllm.scheduler.records import follow
 
 logger = init_logger("vllm.sgl_vllm.report")
 
@@ -78,25 +79,10 @@ class ForcedReports:
     def attach(
         self, outputs: Iterable[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:
-        """Put the report of each request that ends into its output.
-
-        A stop string ends a request outside of the engine, so with one every output has to carry
-        what there is so far.
-        """
-        if not self._records:
-            return
-        for output in outputs:
-            record = self._records.get(output.request_id)
-            if record is None:
-                continue
-            if output.finished:
-                del self._records[output.request_id]
-            params = record.request.sampling_params
-            if output.kv_transfer_params is None and (output.finished or params.stop):
+        """Put the report of each request into the outputs that have to carry it."""
+        for output, record, is_due in follow(self._records, outputs, unfinished):
+            if is_due and output.kv_transfer_params is None:
                 output.kv_transfer_params = self._answer(record, output.finish_reason)
-        if len(self._records) > len(unfinished):  # some were aborted
-            for request_id in self._records.keys() - unfinished.keys():
-                del self._records[request_id]
 
     def _answer(self, record: Record, finish_reason: FinishReason | None) -> dict[str, Any] | None:
         """None after an unexpected error, which must not end the engine."""

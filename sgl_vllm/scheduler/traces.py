@@ -15,6 +15,8 @@ from typing import Any
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.request import Request
 
+from sgl_vllm.scheduler.records import follow
+
 SPAN_HEADER = "sgl_vllm"
 """In an output's `trace_headers`: the attributes as JSON."""
 
@@ -44,47 +46,33 @@ class RequestTraces:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._records: dict[str, tuple[Request, RequestTrace]] = {}
+        self._records: dict[str, RequestTrace] = {}
 
     def begin(self, request: Request) -> None:
-        self._records[request.request_id] = request, RequestTrace()
+        self._records[request.request_id] = RequestTrace()
 
     def admitted(self, request: Request, num_passes: int) -> None:
         """`num_passes` later ones have been admitted before it, in the wait that has just ended."""
-        if (record := self._records.get(request.request_id)) is not None:
-            record[1].passed_over += num_passes
+        if (trace := self._records.get(request.request_id)) is not None:
+            trace.passed_over += num_passes
 
     def jumped(self, request: Request, num_tokens: int) -> None:
-        if (record := self._records.get(request.request_id)) is not None:
-            record[1].jumps += 1
-            record[1].forced_tokens += num_tokens
+        if (trace := self._records.get(request.request_id)) is not None:
+            trace.jumps += 1
+            trace.forced_tokens += num_tokens
 
     def attach(
         self, outputs: Iterable[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:
-        """Put the record of each request that ends into its output.
-
-        A stop string ends a request outside of the engine, so with one every output carries what
-        there is so far.
-        """
-        for output in outputs:
-            record = self._records.get(output.request_id)
-            if record is None:
-                continue
-            request, trace = record
+        """Put the record of each request into the outputs that have to carry it."""
+        for output, trace, is_due in follow(self._records, outputs, unfinished):
             if (prefill := output.prefill_stats) is not None:
                 trace.cached_tokens = prefill.num_local_cached_tokens
                 trace.partial_block_cached_tokens = trace.cached_tokens % self._block_size
                 trace.connector_cached_tokens = prefill.num_external_cached_tokens
-            params = request.sampling_params
-            if output.finished or (params is not None and params.stop):
+            if is_due:
                 headers = {SPAN_HEADER: json.dumps(asdict(trace))}
                 output.trace_headers = {**(output.trace_headers or {}), **headers}
-            if output.finished:
-                del self._records[output.request_id]
-        if len(self._records) > len(unfinished):  # some were aborted
-            for request_id in self._records.keys() - unfinished.keys():
-                del self._records[request_id]
 
 
 def take_attributes(output: EngineCoreOutput) -> dict[str, Any]:
