@@ -24,7 +24,12 @@ class App:
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
 
-    def deploy(self, router: str | None = None, **deployment: Any) -> None:
+    def deploy(
+        self,
+        router: str | None = None,
+        engine_kwargs: dict[str, Any] | None = None,
+        **deployment: Any,
+    ) -> None:
         """Returns when its replicas are ready. `deployment` is of Ray's `deployment_config`."""
         deployment = {"health_check_period_s": 2, **deployment}
         if router is not None:
@@ -43,6 +48,7 @@ class App:
                         "enforce_eager": True,
                         "max_model_len": MAX_MODEL_LEN,
                         "enable_prompt_tokens_details": True,
+                        **(engine_kwargs or {}),
                     },
                     "runtime_env": {
                         "env_vars": {
