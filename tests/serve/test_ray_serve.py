@@ -89,12 +89,24 @@ def test_two_replicas_find_what_one_engine_finds(app: App, of_one_engine):
         app.deploy(router, num_replicas=2, engine_kwargs={"num_gpu_blocks_override": NUM_BLOCKS})
         for name, workload in WORKLOADS.items():
             results[name] = counted(app.url, workload)
+        assert is_chosen(app.url)
         app.delete()
     for name, one in of_one_engine.items():
         assert ours[name].texts == one.texts == in_turns[name].texts
         assert ours[name].cached_tokens >= 0.95 * one.cached_tokens
         assert ours[name].cached_tokens > in_turns[name].cached_tokens
     assert ours["chat_short"].cached_tokens >= 1.5 * in_turns["chat_short"].cached_tokens
+
+
+@sgl.function
+def choose(s: sgl.ProgramState) -> None:
+    s += sgl.user("Is it so?")
+    s += sgl.assistant(sgl.select("answer", ["yes", "no"]))
+
+
+def is_chosen(url: str) -> bool:
+    state = choose.run(backend=sgl.VLLM(url, model="model"))
+    return state["answer"] in ("yes", "no") and state.usage.calls > 0
 
 
 def test_a_router_learns_from_the_engines_what_they_have(app: App):

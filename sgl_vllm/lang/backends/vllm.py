@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,7 @@ from sgl_vllm.lang.backends.openai_api import (
 from sgl_vllm.lang.backends.service import Once
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.request_keys import PROGRAM, REPORT, SCORE_FROM
-from sgl_vllm.scoring import ChoiceTokens, scored_rows
+from sgl_vllm.scoring import ChoiceTokens, all_answers, scored_rows
 
 _request_numbers = itertools.count(1)
 
@@ -310,6 +311,21 @@ class VLLM(OnVLLM, OpenAIBackend):
         answer = await self.call("POST", f"{self.url}/tokenize", body)
         with self.reading():
             return [int(token) for token in answer["tokens"]]
+
+    async def tokenized(self, prompts: Sequence[Prompt]) -> tuple[list[list[int]], list[Usage]]:
+        """Of a gateway that tokenizes texts alone (Ray Serve LLM), a chat's tokens are asked with a
+        generated one."""
+        try:
+            return await super().tokenized(prompts)
+        except BackendError as error:
+            is_refused = error.status in (400, 404, 405, 422)
+            if not (is_refused and any(isinstance(prompt, ChatPrompt) for prompt in prompts)):
+                raise
+        asked = {**_ONE_TOKEN, "return_token_ids": True}
+        answers = await all_answers([self._run_model(prompt, asked) for prompt in prompts])
+        with self.reading():
+            ids = [[int(token) for token in answer["prompt_token_ids"]] for answer in answers]
+            return ids, [read_usage(answer) for answer in answers]
 
     async def _model_name(self) -> str:
         return self._model or (await self._server().model.answer()).name

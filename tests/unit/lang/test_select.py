@@ -85,7 +85,10 @@ def test_the_unconditional_method_scores_the_choices_alone_too(server):
     assert [body["prompt"] for body in scoring(server)][1] == [[1, ord("a")], [1, ord("b")]]
 
 
-def test_a_select_in_a_chat_continues_the_assistant_turn(server):
+@pytest.mark.parametrize("tokenizes_chats", [True, False], ids=["vLLM", "Ray Serve LLM"])
+def test_a_select_in_a_chat_continues_the_assistant_turn(server, tokenizes_chats):
+    server.tokenizes_chats = tokenizes_chats
+
     @sgl.function
     def program(s):
         s += sgl.user("Well?")
