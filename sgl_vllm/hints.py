@@ -7,8 +7,8 @@ whom and which replica computes. Knows no vLLM.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
 
 from sgl_vllm.request_keys import FORK_GROUP, PROGRAM
 
@@ -19,15 +19,33 @@ MAX_HINT_LENGTH = 256
 Hint = str | int | None
 
 
-def fork_group_in(extra: Mapping[str, Any] | None, request_id: str) -> tuple[Hint, Hint] | None:
-    """(program, fork group) as the request says; None if it says nothing.
+class Hints(NamedTuple):
+    """What a request says of itself; None where it says nothing."""
 
-    A hint that cannot be read is not used, and a warning logged.
+    program: Hint = None
+    fork_group: Hint = None
+
+    @property
+    def together(self) -> Hashable:
+        """Equal for requests that one engine should have, a program's or else a fork group's; None
+        for one that belongs to none."""
+        if self.program is not None:
+            return PROGRAM, self.program
+        return None if self.fork_group is None else (FORK_GROUP, self.fork_group)
+
+
+NO_HINTS = Hints()
+
+
+def hints_in(extra: Mapping[str, Any] | None, request_id: str) -> Hints:
+    """What the request says in `extra`.
+
+    If one of its hints cannot be read none is used, and a warning logged.
     """
-    if not extra or (group := extra.get(FORK_GROUP)) is None:
-        return None
-    program = extra.get(PROGRAM)
-    for name, value in ((FORK_GROUP, group), (PROGRAM, program)):
+    if not extra:
+        return NO_HINTS
+    hints = Hints(extra.get(PROGRAM), extra.get(FORK_GROUP))
+    for name, value in zip((PROGRAM, FORK_GROUP), hints, strict=True):
         # The size of a number first: Python refuses to write out very large ones.
         is_large = isinstance(value, int) and value.bit_length() > 64
         if is_large or not isinstance(value, Hint) or len(str(value)) > MAX_HINT_LENGTH:
@@ -38,5 +56,5 @@ def fork_group_in(extra: Mapping[str, Any] | None, request_id: str) -> tuple[Hin
                 request_id,
                 MAX_HINT_LENGTH,
             )
-            return None
-    return program, group
+            return NO_HINTS
+    return hints

@@ -6,8 +6,8 @@ The language writes them; the engine, or a router before it, reads them. Stock v
 from __future__ import annotations
 
 PROGRAM, FORK_GROUP = "sgl_program", "sgl_fork_group"
-"""Strings or numbers: requests of one client with the same program and fork group are kept
-together."""
+"""Strings or numbers: of one client's requests, those with the same program and fork group are
+kept together in the queue, and those with the same program at one of several engines."""
 
 REPORT = "sgl_report"
 """Anything but 0 asks which part of the output was forced; told under the same key of

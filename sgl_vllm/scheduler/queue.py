@@ -23,7 +23,7 @@ from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from sgl_vllm.hints import fork_group_in
+from sgl_vllm.hints import hints_in
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.tree import NO_MATCH, TOKEN_BYTES, Match, Node, common_prefix_length
 from sgl_vllm.scheduler.fairness import DeficitCounters
@@ -414,5 +414,5 @@ def fork_group_of(request: Request, client: Hashable) -> Hashable:
     """What the request says of itself in `extra_args` (HTTP: `vllm_xargs`); None for nothing."""
     params = request.sampling_params
     extra = params.extra_args if params is not None else None
-    group = fork_group_in(extra, request.request_id)
-    return group and (client, *group)
+    hints = hints_in(extra, request.request_id)
+    return None if hints.fork_group is None else (client, *hints)

@@ -65,7 +65,11 @@ class Placement:
                 for worker in self.router.workers
             }
             route = self.router.choose(
-                asked.units, loads, group=asked.group, namespace=asked.namespace
+                asked.units,
+                loads,
+                max_output_tokens=asked.max_output_tokens,
+                group=asked.group,
+                namespace=asked.namespace,
             )
         except Exception:
             if not self._has_failed:

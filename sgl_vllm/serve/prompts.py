@@ -1,4 +1,4 @@
-"""What a router sees of a request: its prompt, who may share its cache, and its fork group.
+"""What a router sees of a request: its prompt, who may share its cache, and what it asks for.
 
 Reads the bodies of OpenAI's completions and chat completions, as JSON or as vLLM's request objects.
 A text stands for the prompt where there is no tokenizer. It is no chat template's text, but begins
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
-from sgl_vllm.hints import fork_group_in
+from sgl_vllm.hints import hints_in
 from sgl_vllm.serve.prefixes import Namespace, Units
 
 Renderer = Callable[[Mapping[str, Any]], Sequence[int]]
@@ -31,12 +31,14 @@ class Asked(NamedTuple):
     Attributes:
         units: the prompt, tokens or text; of several prompts in one request, the first.
         namespace: who may share its cached tokens.
-        group: the fork group that it belongs to, if it says so.
+        group: the program or fork group that it belongs to, if it says so.
+        max_output_tokens: its own limit, if it has one.
     """
 
     units: Units
     namespace: Namespace
     group: Hashable
+    max_output_tokens: int | None
 
 
 def read_request(
@@ -54,8 +56,14 @@ def read_request(
     if units is None:
         return None
     salt = body.get("cache_salt")
-    group = fork_group_in(body.get("vllm_xargs"), request_id)
-    return Asked(units, Namespace(lora, salt if isinstance(salt, str) else None), group)
+    hints = hints_in(body.get("vllm_xargs"), request_id)
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    return Asked(
+        units,
+        Namespace(lora, salt if isinstance(salt, str) else None),
+        hints.together,
+        limit if isinstance(limit, int) and limit > 0 else None,
+    )
 
 
 def _units(body: Mapping[str, Any], render: Renderer | None) -> Units | None:

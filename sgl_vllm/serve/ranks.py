@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sgl_vllm.hints import fork_group_in
+from sgl_vllm.hints import hints_in
 from sgl_vllm.serve.kv_events import Followers, KVEventSource
 from sgl_vllm.serve.prefixes import Namespace
 from sgl_vllm.serve.routing import Load, PrefixRouter, Route, Worker
@@ -58,12 +58,12 @@ class RankRouter:
         try:
             if len(self._router.workers) != len(self._client.core_engines):
                 self._set_ranks()
+            params = request.sampling_params
             route = self._router.choose(
                 np.asarray(request.prompt_token_ids, dtype=np.int32),
                 self._loads(),
-                group=fork_group_in(
-                    getattr(request.sampling_params, "extra_args", None), request.request_id
-                ),
+                max_output_tokens=getattr(params, "max_tokens", None),
+                group=hints_in(getattr(params, "extra_args", None), request.request_id).together,
                 namespace=_namespace(request),
             )
         except Exception:

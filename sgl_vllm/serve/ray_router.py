@@ -48,7 +48,7 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         block_size: int = 16,
         capacity_tokens: int = 1_000_000,
         max_age_s: float = 3600.0,
-        cost: Mapping[str, float] | None = None,
+        cost: Mapping[str, Any] | None = None,
         tokenizer: str | None = None,
     ) -> None:
         """Ray calls it with `request_router_kwargs`.

@@ -69,7 +69,7 @@ class Load:
 class CostModel:
     """What a choice costs, in the time that one uncached prompt token takes to compute.
 
-        cost = uncached tokens + queued tokens + running requests * running_tokens
+        cost = uncached tokens + queued tokens + tokens that its running requests still write
 
     A prompt's tokens are computed by whoever gets it, the rest is waited for: with nothing waiting
     a request goes where its prefix is, with much waiting there it goes where computing the prefix
@@ -77,12 +77,12 @@ class CostModel:
     a request that has no prefix anywhere goes where the least waits.
 
     Attributes:
-        running_tokens: what a running request stands for: the decoding that it has before it.
+        output_tokens: what a running request is taken to write, where its own limit is not less.
         group_patience_tokens: a request of a fork group leaves its group's worker if another is
             cheaper by more than this.
     """
 
-    running_tokens: float = 500.0
+    output_tokens: int = 500
     group_patience_tokens: float = 8192.0
 
 
@@ -94,12 +94,14 @@ class Route:
         worker: where the request goes.
         num_tokens: of its prompt (of text, estimated).
         num_cached_tokens: of these, expected to be cached there.
+        num_output_tokens: taken to be written for it.
         cost: see `CostModel`.
     """
 
     worker: Worker
     num_tokens: int
     num_cached_tokens: int
+    num_output_tokens: int
     cost: float
 
     @property
@@ -165,6 +167,7 @@ class PrefixRouter:
         self._expire_next = 0
         self._queued = np.zeros(0)
         self._running = np.zeros(0)
+        self._writing = np.zeros(0)  # tokens that those which run still write, at most
         self._sent = np.zeros(0)  # uncached tokens ever
         self._closed = np.zeros(0)  # infinite where a slot has no worker
         self._in_queue: dict[Route, _Worker] = {}
@@ -187,7 +190,7 @@ class PrefixRouter:
         slot = next((i for i, one in enumerate(self._slots) if one is None), len(self._slots))
         if slot == len(self._slots):
             self._slots.append(None)
-            for name in ("_queued", "_running", "_sent", "_closed"):
+            for name in ("_queued", "_running", "_writing", "_sent", "_closed"):
                 setattr(self, name, np.append(getattr(self, name), 0.0))
         bit = 1 << slot
         capacity = self.capacity_tokens if capacity_tokens is None else capacity_tokens
@@ -198,7 +201,7 @@ class PrefixRouter:
             ToldCache(self._told_index, bit, self._hasher) if has_events else None,
         )
         self._slots[slot] = self._workers[worker] = entry
-        self._queued[slot] = self._running[slot] = self._closed[slot] = 0.0
+        self._queued[slot] = self._running[slot] = self._writing[slot] = self._closed[slot] = 0.0
         # As if it had had its share: a new worker is not sent all that nobody has cached.
         others = [self._sent[one.slot] for one in self._workers.values() if one is not entry]
         self._sent[slot] = min(others, default=0.0)
@@ -236,6 +239,7 @@ class PrefixRouter:
         units: Units,
         loads: Mapping[Worker, Load] | None = None,
         *,
+        max_output_tokens: int | None = None,
         group: Hashable = None,
         namespace: Namespace = NO_NAMESPACE,
     ) -> Route:
@@ -246,6 +250,7 @@ class PrefixRouter:
                 kind again: send it one of them.
             loads: of workers of which more is known than this router's own book holds. It counts
                 instead; who is not in it has what the book says.
+            max_output_tokens: the request's own limit, if it has one.
             group: requests with one group belong to one program: they stay at one worker while
                 that is not much dearer (`CostModel.group_patience_tokens`).
             namespace: who may share the request's cached tokens.
@@ -266,12 +271,20 @@ class PrefixRouter:
             slot = self._stay((namespace, group), slot, costs)
         entry = self._slots[slot]
         assert entry is not None
-        route = Route(entry.name, prefixes.num_tokens, int(cached[slot]), float(costs[slot]))
+        output_tokens = self.cost.output_tokens
+        route = Route(
+            entry.name,
+            prefixes.num_tokens,
+            int(cached[slot]),
+            output_tokens if max_output_tokens is None else min(max_output_tokens, output_tokens),
+            float(costs[slot]),
+        )
         entry.sent.send(prefixes.keys, now_s)
         self._in_queue[route] = self._open[route] = entry
         self._queued[slot] += route.num_uncached_tokens
         self._sent[slot] += route.num_uncached_tokens
         self._running[slot] += 1
+        self._writing[slot] += route.num_output_tokens
         return route
 
     def first_token(self, route: Route) -> None:
@@ -286,6 +299,7 @@ class PrefixRouter:
         entry = self._open.pop(route, None)
         if entry is not None:
             self._running[entry.slot] -= 1
+            self._writing[entry.slot] -= route.num_output_tokens
 
     def load(self, worker: Worker) -> Load:
         """What this router has sent to it and not heard the end of."""
@@ -311,14 +325,13 @@ class PrefixRouter:
 
     def _waiting(self, loads: Mapping[Worker, Load] | None) -> NDArray[np.float64]:
         """What a request would have to wait for, by slot; infinite where there is no worker."""
-        queued, running = self._queued, self._running
-        if loads:
-            queued, running = queued.copy(), running.copy()
-            for worker, load in loads.items():
-                if (entry := self._workers.get(worker)) is not None:
-                    queued[entry.slot] = load.num_queued_tokens
-                    running[entry.slot] = load.num_running
-        waiting: NDArray[np.float64] = queued + running * self.cost.running_tokens + self._closed
+        waiting: NDArray[np.float64] = self._queued + self._writing + self._closed
+        for worker, load in (loads or {}).items():
+            if (entry := self._workers.get(worker)) is not None:
+                slot = entry.slot
+                own = self._running[slot]
+                of_each = self._writing[slot] / own if own else self.cost.output_tokens
+                waiting[slot] = load.num_queued_tokens + load.num_running * of_each
         return waiting
 
     def _pick(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from vllm.config.kv_events import KVEventsConfig
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
@@ -11,6 +12,8 @@ from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 
 from sgl_vllm.radix.keys import RequestNamespace
 from sgl_vllm.radix.tree import RadixTree, pack
+from sgl_vllm.serve.prefixes import Namespace
+from sgl_vllm.serve.routing import PrefixRouter
 from tests.engine.engine import Ask, Engine, greedy, words
 
 BLOCK = 32
@@ -21,6 +24,7 @@ class Router:
 
     def __init__(self) -> None:
         self.known: set = set()
+        self.listeners: list = []
         self.stored: list[BlockStored] = []
 
     def publish(self, batch) -> None:
@@ -28,6 +32,8 @@ class Router:
             self.apply(event)
 
     def apply(self, event) -> None:
+        for listener in self.listeners:
+            listener(event)
         if isinstance(event, AllBlocksCleared):
             self.known.clear()
         elif isinstance(event, BlockRemoved):
@@ -86,6 +92,32 @@ def test_whole_blocks_are_told_and_partial_tails_are_not(engine, router):
     check(engine, router)
     engine.run([Ask(words(100)[:90] + words(9, seed=1), greedy())])
     check(engine, router)
+
+
+@pytest.mark.parametrize("salt", [None, "a"])
+def test_a_prefix_router_knows_what_a_prompt_has_cached(engine, router, salt):
+    prefixes = PrefixRouter(block_size=BLOCK)
+    prefixes.add_worker("engine", has_events=True)
+    router.listeners.append(lambda event: prefixes.apply_events("engine", [event]))
+    tree = engine.scheduler._radix.pool.tree
+    rng = random.Random(0)
+    beginnings = [words(rng.randrange(20, 250), seed=number) for number in range(5)]
+    prompts = [
+        rng.choice(beginnings)[: rng.randrange(10, 250)]
+        + words(rng.randrange(1, 90), seed=100 + rng.randrange(9))
+        for _ in range(30)
+    ]
+    num_known = 0
+    for number, prompt in enumerate(prompts):  # more than the cache holds: blocks are evicted
+        engine.run([Ask(prompt, greedy(5), cache_salt=salt)])
+        check(engine, router)
+        for other in prompts[: number + 1]:
+            known = prefixes.cached_tokens(np.array(other), Namespace(salt=salt))["engine"]
+            held = tree.match(RequestNamespace(salt=salt), pack(other)).num_tokens
+            assert known == min(held // BLOCK * BLOCK, len(other) - 1)
+            num_known += known
+        assert not any(prefixes.cached_tokens(np.array(prompt), Namespace(salt="other")).values())
+    assert num_known
 
 
 def test_a_flush_is_told(engine, router):

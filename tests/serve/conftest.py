@@ -16,6 +16,7 @@ os.environ.update(QUIET_ENVIRONMENT | {"RAY_USAGE_STATS_ENABLED": "0"})
 
 MODEL = "shape:33m"
 MAX_MODEL_LEN = 4096
+BLOCK_SIZE = 32
 
 
 class App:
@@ -24,38 +25,49 @@ class App:
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
 
-    def deploy(self, router: str | None = None, **deployment: Any) -> None:
+    def deploy(
+        self,
+        router: str | None = None,
+        *,
+        router_kwargs: dict[str, Any] | None = None,
+        engine_kwargs: dict[str, Any] | None = None,
+        server_cls: str | None = None,
+        **deployment: Any,
+    ) -> None:
         """Returns when its replicas are ready. `deployment` is of Ray's `deployment_config`."""
-        deployment = {"health_check_period_s": 2, **deployment}
+        routing: dict[str, Any] = {"request_routing_stats_period_s": 1}
         if router is not None:
-            deployment["request_router_config"] = {"request_router_class": router}
-        arguments = {
-            "llm_configs": [
-                {
-                    "model_loading_config": {
-                        "model_id": "model",
-                        "model_source": str(resolve_model(MODEL)),
-                    },
-                    "accelerator_config": {"kind": "cpu"},
-                    "deployment_config": deployment,
-                    "engine_kwargs": {
-                        "dtype": "float32",
-                        "enforce_eager": True,
-                        "max_model_len": MAX_MODEL_LEN,
-                        "enable_prompt_tokens_details": True,
-                    },
-                    "runtime_env": {
-                        "env_vars": {
-                            **CPU_ENVIRONMENT,
-                            "OMP_NUM_THREADS": "1",
-                        }
-                    },
-                }
-            ]
+            routing["request_router_class"] = router
+        if router_kwargs is not None:
+            routing["request_router_kwargs"] = router_kwargs
+        model = {
+            "model_loading_config": {
+                "model_id": "model",
+                "model_source": str(resolve_model(MODEL)),
+            },
+            "accelerator_config": {"kind": "cpu"},
+            "deployment_config": {
+                "health_check_period_s": 2,
+                "request_router_config": routing,
+                **deployment,
+            },
+            "engine_kwargs": {
+                "dtype": "float32",
+                "enforce_eager": True,
+                "max_model_len": MAX_MODEL_LEN,
+                "block_size": BLOCK_SIZE,
+                "enable_prompt_tokens_details": True,
+                **(engine_kwargs or {}),
+            },
+            "runtime_env": {"env_vars": {**CPU_ENVIRONMENT, "OMP_NUM_THREADS": "1"}},
         }
+        if server_cls is not None:
+            model["server_cls"] = server_cls
         from ray import serve
 
-        serve.run(ray_app.build_app(arguments), name=ray_app.APP_NAME, route_prefix="/")
+        serve.run(
+            ray_app.build_app({"llm_configs": [model]}), name=ray_app.APP_NAME, route_prefix="/"
+        )
 
     def delete(self) -> None:
         from ray import serve

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections import Counter
@@ -15,13 +16,15 @@ from benchmarks.ab.workloads import chat, tree_of_thought
 from benchmarks.ab.workloads.base import Item, Texts, Vocabulary, Workload
 from benchmarks.models import resolve_model
 from sgl_vllm.serving import VllmServer
-from tests.serve.conftest import MAX_MODEL_LEN, MODEL, App
+from tests.serve.conftest import BLOCK_SIZE, MAX_MODEL_LEN, MODEL, App
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make ray")
 
 ROUND_ROBIN = "ray.serve.experimental.round_robin_router:RoundRobinRouter"
-NUM_PROGRAMS = {"chat_short": 8, "tree_of_thought": 2}
-AT_A_TIME = 4
+NUM_PROGRAMS = {"chat_short": 20, "tree_of_thought": 2}
+AT_A_TIME = 8
+NUM_BLOCKS = 160
+"""Of each replica, for 5,120 tokens: both together have what the conversations under way need."""
 GIVE_UP_S = 300
 
 
@@ -65,13 +68,17 @@ WORKLOADS = {"chat_short": chat.SHORT, "tree_of_thought": tree_of_thought.WORKLO
 
 @pytest.fixture(scope="module")
 def of_one_engine() -> dict[str, Counted]:
-    options = ["--enable-prompt-tokens-details"]
+    """With the cache of two replicas."""
     with VllmServer(
         resolve_model(MODEL),
         plugin=True,
         served_model_name="model",
         max_model_len=MAX_MODEL_LEN,
-        extra_args=options,
+        block_size=BLOCK_SIZE,
+        extra_args=[
+            "--enable-prompt-tokens-details",
+            *("--num-gpu-blocks-override", str(2 * NUM_BLOCKS)),
+        ],
     ) as server:
         return {name: counted(server.url, workload) for name, workload in WORKLOADS.items()}
 
@@ -79,14 +86,53 @@ def of_one_engine() -> dict[str, Counted]:
 def test_two_replicas_find_what_one_engine_finds(app: App, of_one_engine):
     ours, in_turns = {}, {}
     for router, results in ((None, ours), (ROUND_ROBIN, in_turns)):
-        app.deploy(router, num_replicas=2)
+        app.deploy(router, num_replicas=2, engine_kwargs={"num_gpu_blocks_override": NUM_BLOCKS})
         for name, workload in WORKLOADS.items():
             results[name] = counted(app.url, workload)
+        assert is_chosen(app.url)
         app.delete()
     for name, one in of_one_engine.items():
-        assert ours[name].texts == one.texts
-        assert ours[name].cached_tokens >= 0.9 * one.cached_tokens
+        assert ours[name].texts == one.texts == in_turns[name].texts
+        assert ours[name].cached_tokens >= 0.95 * one.cached_tokens
         assert ours[name].cached_tokens > in_turns[name].cached_tokens
+    assert ours["chat_short"].cached_tokens >= 1.5 * in_turns["chat_short"].cached_tokens
+
+
+@sgl.function
+def choose(s: sgl.ProgramState) -> None:
+    s += sgl.user("Is it so?")
+    s += sgl.assistant(sgl.select("answer", ["yes", "no"]))
+
+
+def is_chosen(url: str) -> bool:
+    state = choose.run(backend=sgl.VLLM(url, model="model"))
+    return state["answer"] in ("yes", "no") and state.usage.calls > 0
+
+
+def test_a_router_learns_from_the_engines_what_they_have(app: App):
+    """It remembers nothing of what it sends, so all that it knows are the engines' KV events."""
+    app.deploy(
+        num_replicas=2,
+        server_cls="sgl_vllm.serve.ray_server:KVEventServer",
+        router_kwargs={
+            "tokenizer": str(resolve_model(MODEL)),
+            "block_size": BLOCK_SIZE,
+            "capacity_tokens": 0,
+        },
+    )
+    vocabulary = Vocabulary.of(resolve_model(MODEL))
+    prompts = [Texts(vocabulary, seed).text(1000) for seed in range(4)]
+    time.sleep(5)  # until the router has heard of the events
+    num_cached = []
+    for round_number in range(6):
+        for prompt in random.Random(round_number).sample(prompts, len(prompts)):
+            body = {"model": "model", "prompt": f"{prompt} {round_number}", "max_tokens": 1}
+            answer = httpx.post(f"{app.url}/v1/completions", json=body, timeout=60)
+            usage = answer.raise_for_status().json()["usage"]
+            num_cached.append((usage["prompt_tokens_details"] or {}).get("cached_tokens", 0))
+            time.sleep(0.3)  # events come some time after the answer
+    print(f"cached: {num_cached}")
+    assert all(num_tokens > 900 for num_tokens in num_cached[len(prompts) :])
 
 
 def test_a_replica_that_is_killed_hangs_nobody_and_is_not_chosen_again(app: App):

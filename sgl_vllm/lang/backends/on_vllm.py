@@ -8,6 +8,7 @@ engine itself in `engine.py`.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,11 +69,15 @@ class OnVLLM(Backend):
             )
         return ids
 
+    async def tokenized(self, prompts: Sequence[Prompt]) -> tuple[list[list[int]], list[Usage]]:
+        """The tokens of each, and what it has cost to be told them."""
+        return await scoring.all_answers([self.tokenize(prompt) for prompt in prompts]), []
+
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
     ) -> ScoreAnswer:
         prompts = [prompt, *(prompt.extended(choice) for choice in choices)]
-        prefix_ids, *full_ids = await scoring.all_answers([self.tokenize(p) for p in prompts])
+        (prefix_ids, *full_ids), costs = await self.tokenized(prompts)
         try:
             scored = await scoring.score(
                 self,
@@ -83,7 +88,7 @@ class OnVLLM(Backend):
             )
         except scoring.NothingToScoreError as error:
             raise BackendError(str(error)) from None
-        return ScoreAnswer(scored.choices, sum(scored.costs, Usage()))
+        return ScoreAnswer(scored.choices, sum((*costs, *scored.costs), Usage()))
 
     def media_io_kwargs(self, prompt: ChatPrompt) -> dict[str, Any]:
         """How the media of a prompt are to be read, in vLLM's words; empty for its defaults."""

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +40,8 @@ from sgl_vllm.lang.backends.openai_api import (
 )
 from sgl_vllm.lang.backends.service import Once
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
-from sgl_vllm.request_keys import REPORT, SCORE_FROM
-from sgl_vllm.scoring import ChoiceTokens, scored_rows
+from sgl_vllm.request_keys import PROGRAM, REPORT, SCORE_FROM
+from sgl_vllm.scoring import ChoiceTokens, all_answers, scored_rows
 
 _request_numbers = itertools.count(1)
 
@@ -222,7 +223,7 @@ class VLLM(OnVLLM, OpenAIBackend):
     async def _run_model(
         self, prompt: Prompt, body: dict[str, Any], watch: Watch | None = None
     ) -> dict[str, Any]:
-        body = {**await self._common(), **prompt_body(prompt), **body}
+        body = await self._of_program({**prompt_body(prompt), **body})
         if prompt == TextPrompt(""):  # vLLM refuses an empty string, but not the token it is
             body["prompt"] = await self.ids_of_empty_prompt()
         if isinstance(prompt, ChatPrompt) and (media := self.media_io_kwargs(prompt)):
@@ -240,6 +241,13 @@ class VLLM(OnVLLM, OpenAIBackend):
         program = program_id.get()
         ids = {"request_id": f"{program}-{next(_request_numbers)}"} if program else {}
         return {"model": await self._model_name(), **ids}
+
+    async def _of_program(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A request for tokens, which says what program it is of: routers keep those together."""
+        body = {**await self._common(), **body}
+        if program := program_id.get():
+            body["vllm_xargs"] = {PROGRAM: program, **body.get("vllm_xargs", {})}
+        return body
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """One request that runs the model, at "completions" or "chat/completions"."""
@@ -264,9 +272,8 @@ class VLLM(OnVLLM, OpenAIBackend):
         return answer
 
     async def warm_ids(self, ids: list[int]) -> Usage:
-        answer = await self.post(
-            "completions", {**await self._common(), "prompt": ids, **_ONE_TOKEN}
-        )
+        body = await self._of_program({"prompt": ids, **_ONE_TOKEN})
+        answer = await self.post("completions", body)
         with self.reading():
             return read_usage(answer)
 
@@ -280,13 +287,12 @@ class VLLM(OnVLLM, OpenAIBackend):
         self, sequences: list[list[int]], start: int
     ) -> tuple[list[tuple[float, ...]], Usage]:
         body = {
-            **await self._common(),
             "prompt": sequences,
             **_ONE_TOKEN,
             "prompt_logprobs": 0,
             "vllm_xargs": {SCORE_FROM: start},
         }
-        answer = await self.post("completions", body)
+        answer = await self.post("completions", await self._of_program(body))
         with self.reading():
             rows = [
                 tuple(
@@ -305,6 +311,21 @@ class VLLM(OnVLLM, OpenAIBackend):
         answer = await self.call("POST", f"{self.url}/tokenize", body)
         with self.reading():
             return [int(token) for token in answer["tokens"]]
+
+    async def tokenized(self, prompts: Sequence[Prompt]) -> tuple[list[list[int]], list[Usage]]:
+        """Of a gateway that tokenizes texts alone (Ray Serve LLM), a chat's tokens are asked with a
+        generated one."""
+        try:
+            return await super().tokenized(prompts)
+        except BackendError as error:
+            is_refused = error.status in (400, 404, 405, 422)
+            if not (is_refused and any(isinstance(prompt, ChatPrompt) for prompt in prompts)):
+                raise
+        asked = {**_ONE_TOKEN, "return_token_ids": True}
+        answers = await all_answers([self._run_model(prompt, asked) for prompt in prompts])
+        with self.reading():
+            ids = [[int(token) for token in answer["prompt_token_ids"]] for answer in answers]
+            return ids, [read_usage(answer) for answer in answers]
 
     async def _model_name(self) -> str:
         return self._model or (await self._server().model.answer()).name

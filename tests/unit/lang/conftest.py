@@ -79,7 +79,8 @@ class FakeServer:
 
     `tokens_of` is how a completion is cut into tokens, `tokens_per_chunk` how many of them a
     stream sends at a time, `tells_tokens` whether it says how many have come, and `chunk_s` how
-    long it takes to a chunk. `gone` has the requests whose clients went before the answer ended.
+    long it takes to a chunk. Without `tokenizes_chats` it is a gateway that tokenizes texts alone.
+    `gone` has the requests whose clients went before the answer ended.
     """
 
     url: str = ""
@@ -93,6 +94,7 @@ class FakeServer:
     tokens_of: Callable[[str], list[str]] = lambda text: re.findall("ab|.", text, re.DOTALL)
     tokens_per_chunk: int = 1
     tells_tokens: bool = True
+    tokenizes_chats: bool = True
     chunk_s: float = 0.0
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     gone: list[dict[str, Any]] = field(default_factory=list)
@@ -245,6 +247,8 @@ def make_app(running: RunningServer) -> Recorder:
 
     @app.post("/tokenize")
     async def tokenize_route(body: dict[str, Any]) -> Any:
+        if "messages" in body and not running.fake.tokenizes_chats:
+            return JSONResponse({"detail": "Field required: prompt"}, 400)
         text = render(body) if "messages" in body else body["prompt"]
         return {"tokens": tokenize(text)}
 
@@ -343,7 +347,8 @@ def make_app(running: RunningServer) -> Recorder:
                     "content": [{"token": c, "logprob": -0.5, "top_logprobs": []} for c in text]
                 }
             choices.append(choice)
-        return {"choices": choices, "usage": usage(len(prompt), len(text))}
+        told = {"prompt_token_ids": tokenize(prompt)} if body.get("return_token_ids") else {}
+        return {"choices": choices, "usage": usage(len(prompt), len(text)), **told}
 
     return Recorder(running, app)
 

@@ -161,7 +161,8 @@ def test_the_defaults_are_sglangs_and_are_sent_in_full(server):
 
     program.run()
     (body,) = server.bodies("/v1/completions")
-    assert body.pop("request_id").startswith("sgl-")
+    program_id = body.pop("vllm_xargs")["sgl_program"]
+    assert body.pop("request_id").startswith(f"{program_id}-") and program_id.startswith("sgl-")
     assert body == {
         "model": "fake",
         "prompt": "x",

@@ -42,7 +42,7 @@ def test_all_choices_are_scored_in_one_request_from_the_end_of_the_prefix(server
     choose("Q:", ["no", "yes"])
     (body,) = scoring(server)
     assert body["prompt"] == [[1, *map(ord, "Q:no")], [1, *map(ord, "Q:yes")]]
-    assert body["vllm_xargs"] == {"sgl_score_from": 3}
+    assert body["vllm_xargs"]["sgl_score_from"] == 3
     assert (body["max_tokens"], body["temperature"], body["prompt_logprobs"]) == (1, 0.0, 0)
 
 
@@ -51,7 +51,7 @@ def test_a_token_merged_over_the_seam_is_scored_for_every_choice(server):
     state = choose("Xa", ["b", "c"])
     (body,) = scoring(server)
     assert body["prompt"] == [[1, ord("X"), PAIR], [1, ord("X"), ord("a"), ord("c")]]
-    assert body["vllm_xargs"] == {"sgl_score_from": 2}
+    assert body["vllm_xargs"]["sgl_score_from"] == 2
     assert state.get_meta_info("pick")["token_logprobs"] == [[-0.5], [-1.0, -1.0]]
     assert state["pick"] == "b"
 
@@ -68,7 +68,7 @@ def test_a_logprob_of_zero_is_not_a_missing_one(server):
 def test_select_on_an_empty_prompt_scores_after_the_beginning_token(server):
     server.logprob = lambda token, position: -float(token)
     assert choose("", ["b", "a"])["pick"] == "a"
-    assert scoring(server)[0]["vllm_xargs"] == {"sgl_score_from": 1}
+    assert scoring(server)[0]["vllm_xargs"]["sgl_score_from"] == 1
 
 
 def test_the_unconditional_method_scores_the_choices_alone_too(server):
@@ -85,7 +85,10 @@ def test_the_unconditional_method_scores_the_choices_alone_too(server):
     assert [body["prompt"] for body in scoring(server)][1] == [[1, ord("a")], [1, ord("b")]]
 
 
-def test_a_select_in_a_chat_continues_the_assistant_turn(server):
+@pytest.mark.parametrize("tokenizes_chats", [True, False], ids=["vLLM", "Ray Serve LLM"])
+def test_a_select_in_a_chat_continues_the_assistant_turn(server, tokenizes_chats):
+    server.tokenizes_chats = tokenizes_chats
+
     @sgl.function
     def program(s):
         s += sgl.user("Well?")

@@ -82,11 +82,19 @@ def test_objects_are_read_as_bodies_are():
     }
     assert asked(SimpleNamespace(**body)) == asked(body)
     assert asked(body).namespace == Namespace(None, "tenant")
-    assert asked(body).group == ("p", 3)
+    assert asked(body).group is not None
+    assert asked(body).group == asked({"prompt": "x", "vllm_xargs": {"sgl_program": "p"}}).group
 
 
 def test_an_adapter_is_a_namespace():
     assert asked({"prompt": "x"}, lora="sql").namespace == Namespace("sql", None)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_of_its_own_is_read(name):
+    assert asked({"prompt": "x", name: 7}).max_output_tokens == 7
+    assert asked({"prompt": "x", name: "seven"}).max_output_tokens is None
+    assert asked({"prompt": "x"}).max_output_tokens is None
 
 
 def test_a_bad_hint_is_no_group():

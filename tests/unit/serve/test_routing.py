@@ -108,6 +108,17 @@ def test_known_loads_count_instead_of_the_routers_own_book():
     assert router.choose(tokens(1000), {home: Load(num_queued_tokens=5000)}).worker == away
 
 
+def test_who_writes_little_is_little_load():
+    router = router_of("a", "b")
+    home = serve(router, tokens(1000))
+    for number in range(20):
+        request = np.concatenate([tokens(1000), tokens(8, 1 + number)])
+        route = router.choose(request, max_output_tokens=4)
+        router.first_token(route)
+        assert route.worker == home
+    assert router.choose(tokens(1000), loads={home: Load(0, 300)}).worker != home
+
+
 def test_the_book_follows_a_request_to_its_end():
     router = router_of("a")
     route = router.choose(tokens(100))
