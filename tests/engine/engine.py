@@ -42,6 +42,18 @@ class Ask:
         return {"prompt_token_ids": self.prompt, **salt}
 
 
+def random_asks(num_asks: int, groups: list[list[int]], seed: int) -> list[Ask]:
+    """Each begins as one of `groups`; some are equal."""
+    rng = random.Random(seed)
+    return [
+        Ask(
+            rng.choice(groups) + words(rng.randrange(1, 60), seed=1000 + number % 12),
+            greedy(rng.randrange(1, 40)),
+        )
+        for number in range(num_asks)
+    ]
+
+
 def tokens_of(result: RequestOutput) -> list[int]:
     return list(result.outputs[0].token_ids)
 

@@ -11,6 +11,7 @@ holds that these are the tokens whose keys and values it reads.
 from __future__ import annotations
 
 import queue
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -57,7 +58,7 @@ class Row:
         return self.prompt + self.output
 
 
-class Runner:
+class Runner(ABC):
     """Stands in for the executor. The rules that differ are the subclasses'."""
 
     def __init__(self, scheduler: Scheduler, num_blocks: int) -> None:
@@ -128,21 +129,21 @@ class Runner:
         result.set_result(output)
         return result
 
-    def update(self, scheduled: SchedulerOutput) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def update(self, scheduled: SchedulerOutput) -> None: ...
 
-    def input_tokens(self, request_id: str, start: int, end: int) -> list[int]:
-        raise NotImplementedError
+    @abstractmethod
+    def input_tokens(self, request_id: str, start: int, end: int) -> list[int]: ...
 
+    @abstractmethod
     def num_known(self, request_id: str) -> int:
         """How many tokens have to be computed before one is sampled."""
-        raise NotImplementedError
 
-    def keep_sampled(self, sampled: dict[str, list[int]]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def keep_sampled(self, sampled: dict[str, list[int]]) -> None: ...
 
-    def score_rows(self, row: Row, scores: dict[int, float]) -> LogprobsTensors:
-        raise NotImplementedError
+    @abstractmethod
+    def score_rows(self, row: Row, scores: dict[int, float]) -> LogprobsTensors: ...
 
 
 def score(content: int, token: int) -> float:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from vllm.config import KVTransferConfig
 
 from tests.engine import memory_connector
-from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
+from tests.engine.engine import Ask, Engine, greedy, random_asks, tokens_of, words
 from tests.engine.memory_connector import BEHAVIOUR, STORE, Behaviour
 
 
@@ -184,17 +182,8 @@ def test_blocks_are_kept_until_they_are_sent(engine):
     assert (tokens_of(result), result.num_cached_tokens) == (expected, 96)
 
 
-def random_requests(seed: int) -> list[Ask]:
-    """Groups that share a beginning; together far more than the cache holds."""
-    rng = random.Random(seed)
-    groups = [words(rng.randrange(40, 200), seed=100 + group) for group in range(4)]
-    return [
-        Ask(
-            rng.choice(groups) + words(rng.randrange(1, 60), seed=1000 + number % 12),
-            greedy(rng.randrange(1, 40)),
-        )
-        for number in range(24)
-    ]
+# Together far more than the cache holds.
+BEGINNINGS = [words(num_tokens, seed=100 + num_tokens) for num_tokens in (50, 90, 145, 195)]
 
 
 @pytest.mark.parametrize("load_steps", [0, 2])
@@ -208,7 +197,7 @@ def test_random_requests_get_stocks_tokens(start, load_steps):
         engine = start(
             plugin, kv_transfer_config=config, num_gpu_blocks_override=20, max_model_len=512
         )
-        tokens = engine.tokens(random_requests(1)) + engine.tokens(random_requests(2))
+        tokens = [engine.tokens(random_asks(24, BEGINNINGS, seed)) for seed in (1, 2)]
         engine.settle()
         engine.check_nothing_is_left()
         return tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from vllm.config import KVTransferConfig
 
 from sgl_vllm.tiers.load_rule import KEPT
 from tests.engine import host_tiers
-from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
+from tests.engine.engine import Ask, Engine, greedy, random_asks, tokens_of, words
 
 ALWAYS = {"tier_rule": "always"}
 BLOCK = 32
@@ -119,17 +118,8 @@ def test_a_partial_tail_stays_in_the_tree_and_is_not_loaded(tiered):
     assert tokens_of(ask(engine, longer)) == tokens_of(result)
 
 
-def random_asks(seed: int) -> list[Ask]:
-    """Groups that share a beginning; together far more than the device and host memory hold."""
-    rng = random.Random(seed)
-    groups = [words(rng.randrange(40, 250), seed=100 + group) for group in range(5)]
-    return [
-        Ask(
-            rng.choice(groups) + words(rng.randrange(1, 70), seed=1000 + number % 12),
-            greedy(rng.randrange(1, 40)),
-        )
-        for number in range(30)
-    ]
+# Together far more than the device and host memory hold.
+BEGINNINGS = [words(num_tokens, seed=100 + num_tokens) for num_tokens in (50, 90, 160, 205, 240)]
 
 
 @pytest.mark.parametrize("plugin", [ALWAYS, {}], ids=["always", "as measured"])
@@ -137,7 +127,7 @@ def test_random_requests_get_stocks_tokens(tiered, start, plugin):
     """With a device so small that requests are preempted while loads and stores go on."""
 
     def run(engine: Engine) -> list:
-        return engine.tokens(random_asks(1)) + engine.tokens(random_asks(2))
+        return [engine.tokens(random_asks(30, BEGINNINGS, seed)) for seed in (1, 2)]
 
     expected = run(start(None, num_gpu_blocks_override=NUM_GPU_BLOCKS, max_model_len=512))
     engine = tiered(plugin, num_gpu_blocks=18)
