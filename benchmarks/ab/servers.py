@@ -8,6 +8,7 @@ stay up as the memory holds; the one that was asked least recently makes room fo
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -71,6 +72,7 @@ class ServerSettings:
         return BYTES_PER_STORED * stored + int((cache_gib + PROCESSES_GIB) * 2**30)
 
 
+@functools.cache  # all that is installed here is looked through
 def on_cpu() -> bool:
     """Whether the vLLM installed here, if there is one, is a CPU build."""
     vllm = compat.installed_vllm()

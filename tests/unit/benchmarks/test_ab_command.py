@@ -137,7 +137,8 @@ def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
 def serving(fake: FakeVllm) -> Iterator[FakeVllm]:
     with ThreadingHTTPServer(("127.0.0.1", 0), _handler(fake)) as server:
         fake.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        # Looks every poll_interval (s) whether it is to end.
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield fake
         server.shutdown()
 

@@ -19,15 +19,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 import sgl_vllm as sgl
+from tests.unit.lang.http_server import HttpServer
 
 BEGIN = 1
 PAIR = 0x110000  # the token "ab"
@@ -365,55 +364,33 @@ class RunningServer:
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.fake = FakeServer(self.url)
         self.is_dead = False
-        config = uvicorn.Config(make_app(self), log_level="critical", lifespan="off")
-        self._uvicorn = uvicorn.Server(config)
+        self._server = HttpServer(make_app(self))
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
-        self._loop = asyncio.new_event_loop()
         with contextlib.suppress(ValueError, OSError):  # a socket that `die` has closed
-            self._loop.run_until_complete(self._uvicorn.serve([self._socket]))
+            self._server.run([self._socket])
 
     @property
     def num_connections(self) -> int:
-        return len(self._uvicorn.server_state.connections)
+        return len(self._server.server_state.connections)
 
     def renew(self) -> None:
         self.fake = FakeServer(self.url)
-        if hasattr(self, "_loop"):
-            self._loop.call_soon_threadsafe(self.hang_up)
-
-    def hang_up(self) -> None:
-        """On the server's own loop: drop every connection."""
-        for connection in list(self._uvicorn.server_state.connections):
-            connection.transport.abort()
+        self._server.soon(self._server.hang_up)
 
     def die(self) -> None:
         """On the server's own loop: drop every connection, as a killed process does."""
         self.is_dead = True
-        self.hang_up()
+        self._server.hang_up()
         self._socket.close()
 
     def stop(self) -> None:
         self.is_dead = True
-        self._uvicorn.should_exit = self._uvicorn.force_exit = True
+        self._server.end()
         self._thread.join(timeout=10)
         self._socket.close()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def few_certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Every HTTP client reads all the world's certificates, which takes it 0.1 s; here one."""
-    import certifi
-
-    end = "-----END CERTIFICATE-----"
-    first, *_ = Path(certifi.where()).read_text().split(end)
-    path = tmp_path_factory.mktemp("certificates") / "one.pem"
-    path.write_text(first + end + "\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SSL_CERT_FILE", str(path))
-        yield
 
 
 @pytest.fixture(scope="session")

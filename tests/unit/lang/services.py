@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from tests.unit.lang.http_server import HttpServer
 
 
 @dataclass
@@ -76,15 +77,13 @@ def serving(service: Service, routes: dict[str, Answer]) -> Iterator[Service]:
     """`service` in a thread, on a free port of loopback."""
     listening = socket.create_server(("127.0.0.1", 0))
     service.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server = uvicorn.Server(
-        uvicorn.Config(make_app(service, routes), log_level="critical", lifespan="off")
-    )
+    server = HttpServer(make_app(service, routes))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
         yield service
     finally:
-        server.should_exit = server.force_exit = True
+        server.end()
         thread.join(timeout=10)
         listening.close()
 

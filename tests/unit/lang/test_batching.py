@@ -12,7 +12,6 @@ from typing import Any
 
 import openai
 import pytest
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from hypothesis import given, settings
@@ -27,6 +26,7 @@ from sgl_vllm.lang.backends.batching import (
     UnansweredError,
     lines_of,
 )
+from tests.unit.lang.http_server import HttpServer
 
 TIMEOUT_S = 20
 Body = dict[str, Any]
@@ -154,8 +154,7 @@ def on_bench(
     async def main() -> None:
         script = Script()
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            config = uvicorn.Config(script.app(), log_level="critical", lifespan="off")
-            server = uvicorn.Server(config)
+            server = HttpServer(script.app())
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
             async with openai.AsyncOpenAI(
@@ -165,7 +164,7 @@ def on_bench(
                 async with asyncio.timeout(TIMEOUT_S):
                     await test(bench)
                     await until(lambda: not bench.batcher._tasks)
-            server.should_exit = server.force_exit = True
+            server.end()
             await serving
 
     asyncio.run(main())

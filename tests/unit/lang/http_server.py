@@ -1,0 +1,47 @@
+"""uvicorn for scripted apps, which ends as soon as it is told to.
+
+uvicorn's own looks every 0.1 s whether it is to end, and waits as long again for what it serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+
+
+class HttpServer(uvicorn.Server):
+    def __init__(self, app: Any) -> None:
+        super().__init__(uvicorn.Config(app, log_level="critical", lifespan="off"))
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ends = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self.on_tick(0)  # makes the headers that all answers have
+        if not self.should_exit:
+            await self._ends.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = None
+        for server in self.servers:
+            server.close()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """On the server's own loop: drop every connection."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """From any thread: `call` on the server's own loop, if it serves."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(call)
+
+    def end(self) -> None:
+        """From any thread."""
+        self.should_exit = True
+        self.soon(self._ends.set)
