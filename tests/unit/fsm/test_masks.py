@@ -22,22 +22,8 @@ DEMO_MODEL = Path(sgl_vllm.__file__).parent / "demo" / "model"
 
 
 def legal_by_steps(vocabulary: Vocabulary, state) -> set[int]:
-    """Token by token, sharing the states of common beginnings."""
-    legal, memory = set(), {b"": state}
-    for token, piece in enumerate(vocabulary.token_bytes):
-        if not piece:
-            continue
-        size = len(piece)
-        while piece[:size] not in memory:
-            size -= 1
-        here = memory[piece[:size]]
-        while size < len(piece):
-            here = None if here is None else here.step(piece[size])
-            size += 1
-            memory[piece[:size]] = here
-        if here is not None:
-            legal.add(token)
-    return legal
+    pieces = enumerate(vocabulary.token_bytes)
+    return {token for token, piece in pieces if piece and after(state, piece) is not None}
 
 
 def legal_by_mask(masks: Masks, vocabulary: Vocabulary, state) -> set[int]:

@@ -206,7 +206,7 @@ def test_the_time_limit_of_a_batch_bounds_the_hint_too(server):
         s += "The same long beginning of everything that is asked here. " * 4 + word + sgl.gen("a")
 
     started = time.monotonic()
-    states = program.run_batch([("x",), ("y",)], timeout_s=2)
+    states = program.run_batch([("x",), ("y",)], timeout_s=1)
     assert all("a" in state for state in states)
     assert time.monotonic() - started < 20
 
