@@ -77,6 +77,8 @@ def run(
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sgl.global_config, "default_backend", None)
     monkeypatch.delitem(sys.modules, "neighbour", raising=False)
+    # The client waits half a second before it tries again.
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
 
     def run(*arguments: str) -> Outcome:
         try:

@@ -124,6 +124,7 @@ def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
+            self.send_header("retry-after-ms", "1")  # heeded after an error
             self.end_headers()
             self.wfile.write(body)
 
