@@ -341,7 +341,7 @@ def build(rust_regex: str) -> bytes:
 
 
 def _from_bytes(data: bytes) -> ByteDfa:
-    numbers = np.frombuffer(data, np.int32)
+    numbers = np.frombuffer(bytearray(data), np.int32)  # for what is read-only numba compiles anew
     num_states, start = int(numbers[0]), int(numbers[1])
     stop = 2 + int(np.argmax(numbers[2:] == -1))
     accepting = np.zeros(num_states, np.bool_)
@@ -378,7 +378,9 @@ def combined(a: ByteDfa, b: ByteDfa, *, minus: bool = False) -> ByteDfa:
     if a.num_states * b.num_states > _MAX_PRODUCT:
         raise TooComplexError("patterns together need too many states")
     joint, classes = np.unique(a.classes.astype(np.int32) * 256 + b.classes, return_inverse=True)
-    table_a, table_b = a.by_class[:, joint >> 8], b.by_class[:, joint & 255]
+    # `take` gives row after row, whatever their number: for another layout numba compiles anew.
+    table_a = np.take(a.by_class, joint >> 8, axis=1)
+    table_b = np.take(b.by_class, joint & 255, axis=1)
     pairs, table = tables.product(table_a, a.start, table_b, b.start, not minus, MAX_STATES)
     if not len(pairs):
         raise TooComplexError(f"patterns together need more than {MAX_STATES} states")

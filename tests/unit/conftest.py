@@ -13,9 +13,10 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 
-def pytest_collection_finish() -> None:
-    """No garbage collection need look again at all that is imported: with torch and vLLM among it,
-    that takes half a second each time."""
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> None:
+    """No garbage collection need look again at what stays: with torch and vLLM among it, that takes
+    half a second each time."""
     gc.collect()
     gc.freeze()
 

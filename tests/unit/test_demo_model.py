@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -23,6 +24,15 @@ from tools.demo_model.selftest import Examinee
 from tools.demo_model.tokenizer import TURN_END, chat_turn
 from tools.demo_model.training import GradientWorkers, TrainedTokens, TrainingPlan, rows
 from tools.train_demo_model import write_folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """All is so small that a second thread only waits for the first."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

@@ -139,10 +139,12 @@ def test_a_document_of_the_grid_names_its_own_combination() -> None:
     json.dumps(document)
 
 
-@pytest.mark.parametrize("suffix", simulate_plot.SUFFIXES)
-@pytest.mark.parametrize("arms", [(), (STOCK,), (SGL,)])
+@pytest.mark.parametrize(
+    ("arms", "suffix"),
+    [*(((), suffix) for suffix in simulate_plot.SUFFIXES), ((STOCK,), ".svg"), ((SGL,), ".svg")],
+)
 def test_a_picture_is_drawn_whatever_was_run(
-    suffix: str, arms: tuple[str, ...], tmp_path: Path
+    arms: tuple[str, ...], suffix: str, tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
     grid = [

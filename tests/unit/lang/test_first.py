@@ -138,6 +138,7 @@ def test_if_all_fail_the_first_branchs_error_is_raised(server):
 
 def test_what_the_predicate_raises_ends_the_program_and_its_requests(server):
     server.fault = slow_unless("0")
+    server.latency_s = 0.1  # by then both have come
 
     @sgl.function
     def program(s):
