@@ -19,7 +19,7 @@ demo: install  ## a program on stock vLLM and on vLLM with the plugin, side by s
 	@$(IN_ROOT) exec "$(BIN)/sgl-vllm" demo
 
 test: check  ## lint, types and every test: pure parts, the tree page, the engine, the server
-	@$(IN_ROOT) "$(BIN)/python" -m pytest $(TEST_FOLDERS)
+	@$(IN_ROOT) "$(BIN)/python" -m pytest --durations 40 $(TEST_FOLDERS)
 	@$(IN_ROOT) ! nvidia-smi -L >/dev/null 2>&1 || exec "$(BIN)/python" -m pytest tests/gpu
 
 unit: install  ## the tests of the pure parts (seconds)
