@@ -23,6 +23,7 @@ from sgl_vllm.fsm.regex import (
     json_string_search,
     minimal,
 )
+from sgl_vllm.fsm.tables import byte_classes, equal_blocks, live_states, product, reachable
 from tests.effort import examples
 
 ALPHABET = 'abA1_ "\\\n\x01/é€😀'
@@ -296,6 +297,14 @@ def test_combinations_are_those_of_sets(a, b):
     a, b = dfa_of(a), dfa_of(b)
     assert language(combined(a, b)) == language(a) & language(b)
     assert language(combined(a, b, minus=True)) == language(a) - language(b)
+
+
+def test_loops_over_tables_are_compiled_once_whatever_the_tables():
+    """It takes seconds; numba does it again for another layout, and for what is read-only."""
+    for one, other in itertools.product(("a", "a*", "[ab]+c"), repeat=2):
+        combined(full_match(one), full_match(other))
+    for loop in (byte_classes, live_states, equal_blocks, reachable, product):
+        assert len(loop.signatures) == 1
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -55,6 +55,7 @@ class Failed(Exception):
 
 @functools.cache
 def run_interpreted(*files: Path) -> subprocess.CompletedProcess[str]:
+    """Once for all files: to import torch and triton takes longer than most tests."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ, VARIABLE: "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
