@@ -129,6 +129,7 @@ def test_a_readers_text_is_that_of_one_variable_even_if_its_name_is_given_again(
     state = program.run(backend=Scripted(), stream=True)
     text = "".join(state.text_iter("x"))
     assert text in ("answer1", "answer2")
+    state.sync()
     assert state["x"] == "answer2"
 
 
