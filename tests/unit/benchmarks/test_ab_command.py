@@ -98,6 +98,7 @@ def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
                 self._json({"tokens": fake.ids(body["prompt"])})
             elif self.path == "/v1/completions":
                 body.pop("request_id", None)  # no two requests have the same
+                body.get("vllm_xargs", {}).pop("sgl_program", None)  # nor two programs
                 if "n" in body and "stream" not in body:  # how fast is it?
                     time.sleep(0.001 * body["max_tokens"] + 1e-5 * len(body["prompt"]))
                     self._json({})
