@@ -30,6 +30,7 @@ from sgl_vllm.serve.prefixes import (
     Prefixes,
     PrefixHasher,
     Units,
+    ladder_length,
 )
 
 logger = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ class PrefixRouter:
         self.num_gaps = 0  # in the numbers of event batches
         self._clock = clock
         self._hasher = PrefixHasher(block_size)
-        self._sent_tree = SentTree(self._hasher)
+        self._sent_tree = SentTree()
         self._told_index = ToldIndex()
         self._workers: dict[Worker, _Worker] = {}
         self._slots: list[_Worker | None] = []
@@ -314,14 +315,15 @@ class PrefixRouter:
 
     def _cached(self, prefixes: Prefixes) -> NDArray[np.float64]:
         """By slot. Less than all of the prompt: its last token is computed in any case."""
-        cached = np.zeros(len(self._slots))
-        num_bytes = -(-len(self._slots) // 8)
+        num_slots = len(self._slots)
+        num_bytes = -(-num_slots // 8)
         found = self._sent_tree.matches(prefixes.keys) + self._told_index.matches(prefixes.keys)
-        for count, workers in sorted(found):
-            bits = np.frombuffer(workers.to_bytes(num_bytes, "little"), np.uint8)
-            has_it = np.unpackbits(bits, count=len(cached), bitorder="little").view(np.bool_)
-            cached[has_it] = prefixes.lengths[count - 1] * self.block_size
-        return np.minimum(cached, max(0, prefixes.num_tokens - 1), out=cached)
+        most = max(0, prefixes.num_tokens - 1)
+        nums = np.array([min(ladder_length(n) * self.block_size, most) for n, _ in found], float)
+        sets = b"".join(workers.to_bytes(num_bytes, "little") for _, workers in found)
+        bits = np.frombuffer(sets, np.uint8).reshape(len(found), num_bytes)
+        has_it = np.unpackbits(bits, axis=1, count=num_slots, bitorder="little")
+        return np.maximum.reduce(nums[:, None] * has_it, axis=0, initial=0.0)
 
     def _waiting(self, loads: Mapping[Worker, Load] | None) -> NDArray[np.float64]:
         """What a request would have to wait for, by slot; infinite where there is no worker."""

@@ -110,7 +110,7 @@ def check(router: PrefixRouter) -> None:
         bit = 1 << entry.slot
         own = [node for node in nodes if node.workers & bit]
         assert set(own) == set(entry.sent._sent_s)
-        num_grains = sum(router._sent_tree._num_grains(node) for node in own)
+        num_grains = sum(node.num_grains for node in own)
         assert num_grains == entry.sent.num_grains <= entry.sent.capacity_grains
     for node in nodes:
         assert node.workers and len(node.keys)
@@ -208,7 +208,7 @@ def test_the_ladder_is_dense_at_first_and_has_64_steps_between_a_length_and_its_
 def test_a_text_can_be_continued_from_any_grain(text: list[int], place: int) -> None:
     hasher = PrefixHasher(BLOCK)
     grains = hasher.grains(array(tuple(text)))
-    whole = hasher.states(grains, 7, 0).tolist()
+    whole = hasher.states(grains, 7).tolist()
     place = min(place, len(grains))
     state = whole[place - 1] if place else 7
-    assert hasher.states(grains[place:], state, place).tolist() == whole[place:]
+    assert hasher.states(grains[place:], state).tolist() == whole[place:]
