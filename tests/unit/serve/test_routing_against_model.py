@@ -204,6 +204,16 @@ def test_the_ladder_is_dense_at_first_and_has_64_steps_between_a_length_and_its_
     assert 5000 - lengths[-1] < 5000 / 64
 
 
+def test_texts_that_differ_in_few_high_bits_have_different_numbers() -> None:
+    hasher = PrefixHasher()
+    text = np.zeros(64, dtype=np.uint8)
+    keys = set()
+    for number in range(1 << 12):
+        text[[7, 15]] = number >> 6 << 2, (number & 63) << 2
+        keys.update(hasher.prefixes(text.tobytes()).keys.tolist())
+    assert len(keys) == 1 << 12
+
+
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=40), st.integers(0, 19))
 def test_a_text_can_be_continued_from_any_grain(text: list[int], place: int) -> None:
     hasher = PrefixHasher(BLOCK)
