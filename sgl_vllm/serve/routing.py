@@ -131,8 +131,9 @@ class PrefixRouter:
     and is otherwise taken to be what was sent there, the least recently sent forgotten first
     (`capacity_tokens`, `max_age_s`).
 
-    Before 64 workers with 1M cached tokens each a choice takes 70 to 120 us in the median, and 160
-    to 260 us at p99, where prompts have 99,000 tokens (`benchmarks.routing`).
+    Before 64 workers with 1M cached tokens each a choice takes 40 to 50 us in the median, and some
+    100 us on a prompt of 99,000 tokens (`benchmarks.routing`). Making one takes up to a second or
+    two: loops are compiled, or loaded.
 
     Memory is bounded by the workers' caches: of one without events, some 600 bytes for each request
     that is not forgotten (at most one for each `block_size` tokens of `capacity_tokens`) and 8 for
