@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sgl_vllm.fsm.loops import compiled
 from sgl_vllm.fsm.tables import byte_set
+from sgl_vllm.loops import compiled
 
 Nodes = NDArray[np.int32]
 TokenIds = NDArray[np.int32]

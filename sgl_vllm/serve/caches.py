@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sgl_vllm.serve.prefixes import Namespace, PrefixHasher, seed_of
+from sgl_vllm.serve.prefixes import Namespace, PrefixHasher, ladder_length, seed_of
 
 NONE = -1
 
@@ -50,6 +50,10 @@ class _Node:
     def end(self) -> int:
         return self.start + len(self.keys)
 
+    @property
+    def num_grains(self) -> int:
+        return ladder_length(self.end) - ladder_length(self.start)
+
     def num_common(self, keys: Keys) -> int:
         """How many of its own are those of a request, which has the first of them."""
         own, other = self.keys, keys[self.start : self.end]
@@ -64,8 +68,7 @@ class SentTree:
     Some 600 bytes a node, of which a request adds one or two, and 8 for each of its beginnings.
     """
 
-    def __init__(self, hasher: PrefixHasher) -> None:
-        self._hasher = hasher
+    def __init__(self) -> None:
         self._root = _Node(None, 0, np.empty(0, dtype=np.int64), 0)
         self._caches: dict[int, SentCache] = {}  # by their bit
 
@@ -121,9 +124,6 @@ class SentTree:
             workers ^= bit
         return head
 
-    def _num_grains(self, node: _Node) -> int:
-        return self._hasher.ladder_length(node.end) - self._hasher.ladder_length(node.start)
-
 
 class SentCache:
     """What was sent to one worker: by guess, what it has cached.
@@ -148,7 +148,7 @@ class SentCache:
                 self._sent_s.move_to_end(node)
             else:
                 node.workers |= self._bit
-                self.num_grains += self._tree._num_grains(node)
+                self.num_grains += node.num_grains
             self._sent_s[node] = now_s
         while self.num_grains > self.capacity_grains:
             self._forget_oldest()
@@ -168,7 +168,7 @@ class SentCache:
 
     def _forget_oldest(self) -> None:
         node, _ = self._sent_s.popitem(last=False)
-        self.num_grains -= self._tree._num_grains(node)
+        self.num_grains -= node.num_grains
         node.workers &= ~self._bit
         if not node.workers:  # then nobody has what continues it
             assert node.parent is not None
@@ -275,10 +275,10 @@ class ToldCache:
             return
         else:
             state, length = self._states[parent], self._lengths[parent]
-        states = self._hasher.states(self._hasher.grains(tokens), state, length)
-        indices, found = self._hasher.keys_at(states, length)
+        states = self._hasher.states(self._hasher.grains(tokens), state)
+        ladder_lengths, ladder_keys = self._hasher.ladder_keys(states, length)
         keys = np.full(len(states), NONE, dtype=np.int64)
-        keys[indices] = found
+        keys[ladder_lengths - length - 1] = ladder_keys
         for name, state, key in zip(block_hashes, states.tolist(), keys.tolist(), strict=True):
             length += 1
             row = self._rows.get(name)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_vllm.serve.prefixes import Namespace, PrefixHasher
+from sgl_vllm.serve.prefixes import Namespace, PrefixHasher, ladder_length
 from sgl_vllm.serve.routing import PrefixRouter
 from tests.unit.serve.test_routing import AllBlocksCleared, BlockRemoved, BlockStored
 
@@ -110,7 +110,7 @@ def check(router: PrefixRouter) -> None:
         bit = 1 << entry.slot
         own = [node for node in nodes if node.workers & bit]
         assert set(own) == set(entry.sent._sent_s)
-        num_grains = sum(router._sent_tree._num_grains(node) for node in own)
+        num_grains = sum(node.num_grains for node in own)
         assert num_grains == entry.sent.num_grains <= entry.sent.capacity_grains
     for node in nodes:
         assert node.workers and len(node.keys)
@@ -197,18 +197,29 @@ def test_what_is_told_is_known_exactly(
 
 def test_the_ladder_is_dense_at_first_and_has_64_steps_between_a_length_and_its_double() -> None:
     hasher = PrefixHasher(BLOCK)
-    lengths = hasher.prefixes(np.zeros(BLOCK * 5000, dtype=np.int32)).lengths.tolist()
+    prefixes = hasher.prefixes(np.zeros(BLOCK * 5000, dtype=np.int32))
+    lengths = [ladder_length(number) for number in range(1, len(prefixes.keys) + 1)]
     assert lengths[: len(LADDER)] == LADDER
     for length in (128, 256, 1024, 2048):
         assert sum(length < one <= 2 * length for one in lengths) == 64
     assert 5000 - lengths[-1] < 5000 / 64
 
 
+def test_texts_that_differ_in_few_high_bits_have_different_numbers() -> None:
+    hasher = PrefixHasher()
+    text = np.zeros(64, dtype=np.uint8)
+    keys = set()
+    for number in range(1 << 12):
+        text[[7, 15]] = number >> 6 << 2, (number & 63) << 2
+        keys.update(hasher.prefixes(text.tobytes()).keys.tolist())
+    assert len(keys) == 1 << 12
+
+
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=40), st.integers(0, 19))
 def test_a_text_can_be_continued_from_any_grain(text: list[int], place: int) -> None:
     hasher = PrefixHasher(BLOCK)
     grains = hasher.grains(array(tuple(text)))
-    whole = hasher.states(grains, 7, 0).tolist()
+    whole = hasher.states(grains, 7).tolist()
     place = min(place, len(grains))
     state = whole[place - 1] if place else 7
-    assert hasher.states(grains[place:], state, place).tolist() == whole[place:]
+    assert hasher.states(grains[place:], state).tolist() == whole[place:]

@@ -1,4 +1,4 @@
-"""How loops over tables and tries are compiled: by numba, kept on disk where that is possible."""
+"""How loops over arrays are compiled: by numba, kept on disk where that is possible."""
 
 from __future__ import annotations
 
