@@ -395,7 +395,6 @@ def test_blocks_whose_release_is_deferred_are_cached_but_not_evictable(cache, en
 
 
 def test_speculative_decoding_switches_the_tree_off(engine):
-    """Not on an engine: once numba is loaded, vLLM cannot start another one in this process."""
     config = copy.copy(engine.scheduler.vllm_config)
     assert unsupported_reason(config, engine.scheduler.kv_cache_config) is None
     config.speculative_config = object()
