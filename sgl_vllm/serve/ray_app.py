@@ -8,13 +8,17 @@ OpenAI routes and everything else are Ray's: `build_app` can be named as an `imp
 from __future__ import annotations
 
 import copy
+import inspect
+import pkgutil
 import signal
+import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sgl_vllm.config import CONFIG_KEY
+from sgl_vllm.config import CONFIG_KEY, OptionError, Options
+from sgl_vllm.serve.routing import CostModel
 
 ROUTER = "sgl_vllm.serve.ray_router:PrefixCostRouter"
 APP_NAME = "sgl-vllm"
@@ -54,6 +58,11 @@ def with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def build_app(arguments: Mapping[str, Any]) -> Any:
     """A Ray Serve application, from the `args` of its file."""
     filled = with_defaults(arguments)
+    for model in filled["llm_configs"]:
+        try:
+            Options.from_mapping(model["engine_kwargs"]["additional_config"][CONFIG_KEY])
+        except OptionError as error:
+            raise RayServeError(f"additional_config.{CONFIG_KEY}: {error}") from error
     try:
         from ray.serve.llm import build_openai_app
     except ImportError as error:
@@ -61,7 +70,25 @@ def build_app(arguments: Mapping[str, Any]) -> Any:
             f"Ray Serve LLM cannot be imported here: {error}. Beside your vLLM, install what it "
             "needs: pip install 'sgl-vllm[ray]'"
         ) from error
+    for model in filled["llm_configs"]:
+        _check_router(model["deployment_config"]["request_router_config"])
     return build_openai_app(filled)
+
+
+def _check_router(config: Mapping[str, Any]) -> None:
+    """Ray finds out in a callback, after which requests wait for ever."""
+    path = config["request_router_class"]
+    kwargs = config.get("request_router_kwargs") or {}
+    try:
+        router = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise RayServeError(f"request_router_class {path!r} cannot be imported: {error}") from error
+    try:
+        inspect.signature(router.initialize_state).bind(None, **kwargs)
+        if path == ROUTER:
+            CostModel(**kwargs.get("cost") or {})
+    except TypeError as error:
+        raise RayServeError(f"request_router_kwargs: {error}; docs/ray.md has them all") from error
 
 
 def run(path: Path, *, host: str, port: int) -> None:
@@ -70,6 +97,10 @@ def run(path: Path, *, host: str, port: int) -> None:
     Raises RayServeError.
     """
     arguments = read_yaml(path)
+    try:
+        socket.create_server((host, port)).close()  # Ray says so after many lines
+    except OSError as error:
+        raise RayServeError(f"{host}:{port} cannot be listened at: {error}. See --port") from error
     try:
         app = build_app(arguments)  # Ray's builder connects to the cluster
     except ConnectionError as error:
@@ -103,7 +134,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise RayServeError("PyYAML is not installed: pip install 'sgl-vllm[ray]'") from error
     try:
         content = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RayServeError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise RayServeError(f"{path} is not a mapping of names to values")

@@ -23,7 +23,7 @@ from vllm.distributed.kv_events import BlockStored, KVEventBatch, ZmqEventPublis
 
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.serve.kv_events import KVEventSource
-from sgl_vllm.serve.ray_app import ROUTER
+from sgl_vllm.serve.ray_app import ROUTER, RayServeError, build_app
 from sgl_vllm.serve.ray_router import EVENTS_KEY, PrefixCostRouter
 from sgl_vllm.serve.rendering import renderer_of
 
@@ -202,3 +202,18 @@ def test_what_an_engine_tells_of_itself_counts(tmp_path):
         asyncio.run(run())
     finally:
         publisher.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"request_router_class": "sgl_vllm.serve.ray_router:PrefixCostRuter"}, "PrefixCostRuter"),
+        ({"request_router_kwargs": {"capacity_toknes": 1}}, "capacity_toknes"),
+        ({"request_router_kwargs": {"cost": {"output_toknes": 1}}}, "output_toknes"),
+    ],
+)
+def test_what_a_router_does_not_take_is_said_before_ray_starts(config, said):
+    model = {"model_loading_config": {"model_id": "m"}}
+    model["deployment_config"] = {"request_router_config": config}
+    with pytest.raises(RayServeError, match=said):
+        build_app({"llm_configs": [model]})

@@ -313,18 +313,21 @@ class VLLM(OnVLLM, OpenAIBackend):
             return [int(token) for token in answer["tokens"]]
 
     async def tokenized(self, prompts: Sequence[Prompt]) -> tuple[list[list[int]], list[Usage]]:
-        """Of a gateway that tokenizes texts alone (Ray Serve LLM), a chat's tokens are asked with a
-        generated one."""
+        """Where a gateway does not tokenize (Ray Serve LLM), the tokens come with a generated one
+        each."""
         try:
             return await super().tokenized(prompts)
         except BackendError as error:
-            is_refused = error.status in (400, 404, 405, 422)
-            if not (is_refused and any(isinstance(prompt, ChatPrompt) for prompt in prompts)):
+            if error.status not in (400, 404, 405, 422):
                 raise
         asked = {**_ONE_TOKEN, "return_token_ids": True}
         answers = await all_answers([self._run_model(prompt, asked) for prompt in prompts])
         with self.reading():
-            ids = [[int(token) for token in answer["prompt_token_ids"]] for answer in answers]
+            told = [  # of a chat in the answer, of a completion in its choice
+                answer.get("prompt_token_ids") or answer["choices"][0]["prompt_token_ids"]
+                for answer in answers
+            ]
+            ids = [[int(token) for token in tokens] for tokens in told]
             return ids, [read_usage(answer) for answer in answers]
 
     async def _model_name(self) -> str:

@@ -78,8 +78,8 @@ class FakeServer:
 
     `tokens_of` is how a completion is cut into tokens, `tokens_per_chunk` how many of them a
     stream sends at a time, `tells_tokens` whether it says how many have come, and `chunk_s` how
-    long it takes to a chunk. Without `tokenizes_chats` it is a gateway that tokenizes texts alone.
-    `gone` has the requests whose clients went before the answer ended.
+    long it takes to a chunk. Without `tokenizes` it is a gateway that refuses to. `gone` has the
+    requests whose clients went before the answer ended.
     """
 
     url: str = ""
@@ -93,7 +93,7 @@ class FakeServer:
     tokens_of: Callable[[str], list[str]] = lambda text: re.findall("ab|.", text, re.DOTALL)
     tokens_per_chunk: int = 1
     tells_tokens: bool = True
-    tokenizes_chats: bool = True
+    tokenizes: bool = True
     chunk_s: float = 0.0
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     gone: list[dict[str, Any]] = field(default_factory=list)
@@ -246,8 +246,8 @@ def make_app(running: RunningServer) -> Recorder:
 
     @app.post("/tokenize")
     async def tokenize_route(body: dict[str, Any]) -> Any:
-        if "messages" in body and not running.fake.tokenizes_chats:
-            return JSONResponse({"detail": "Field required: prompt"}, 400)
+        if not running.fake.tokenizes:
+            return JSONResponse({"detail": "This model does not support the task"}, 400)
         text = render(body) if "messages" in body else body["prompt"]
         return {"tokens": tokenize(text)}
 
@@ -306,6 +306,8 @@ def make_app(running: RunningServer) -> Recorder:
                     "finish_reason": completion.finish_reason,
                     "logprobs": None,
                 }
+                if body.get("return_token_ids"):
+                    choice["prompt_token_ids"] = ids
                 if "logprobs" in body:
                     choice["logprobs"] = {
                         "tokens": list(text),

@@ -56,6 +56,14 @@ def test_a_token_merged_over_the_seam_is_scored_for_every_choice(server):
     assert state["pick"] == "b"
 
 
+def test_what_a_gateway_that_does_not_tokenize_costs_is_told(server):
+    server.tokenizes = False
+    state = choose("Q:", ["no", "yes"])
+    (body,) = scoring(server)
+    assert body["prompt"] == [[1, *map(ord, "Q:no")], [1, *map(ord, "Q:yes")]]
+    assert state.usage.calls == len(server.calls) == 4
+
+
 def test_a_tie_is_won_by_the_first_choice():
     assert choose("Q:", ["one", "two", "six"])["pick"] == "one"
 
@@ -85,9 +93,9 @@ def test_the_unconditional_method_scores_the_choices_alone_too(server):
     assert [body["prompt"] for body in scoring(server)][1] == [[1, ord("a")], [1, ord("b")]]
 
 
-@pytest.mark.parametrize("tokenizes_chats", [True, False], ids=["vLLM", "Ray Serve LLM"])
-def test_a_select_in_a_chat_continues_the_assistant_turn(server, tokenizes_chats):
-    server.tokenizes_chats = tokenizes_chats
+@pytest.mark.parametrize("tokenizes", [True, False], ids=["vLLM", "Ray Serve LLM"])
+def test_a_select_in_a_chat_continues_the_assistant_turn(server, tokenizes):
+    server.tokenizes = tokenizes
 
     @sgl.function
     def program(s):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
@@ -55,18 +56,36 @@ def test_the_example_says_what_is_filled_in():
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("- a list", "mapping"), ("{", "cannot be read"), ("applications: []", "llm_configs")],
+    [
+        ("- a list", "mapping"),
+        ("{", "cannot be read"),
+        ("applications: []", "llm_configs"),
+        (b"\xff\xfe", "cannot be read"),
+    ],
 )
 def test_a_file_that_is_none_is_one_clear_message(tmp_path, capsys, content, said):
     path = tmp_path / "config.yaml"
-    path.write_text(content)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
     assert cli.main(["ray-serve", str(path)]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_a_wrong_option_of_the_plugin_is_said_before_anything_starts():
+    wrong = of_one(engine_kwargs={"additional_config": {"sgl_vllm": {"radixx": True}}})
+    with pytest.raises(ray_app.RayServeError, match="did you mean 'radix'"):
+        ray_app.build_app(wrong)
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["ray-serve", str(EXAMPLE), "--port", str(port)]) == 1
+    assert "--port" in capsys.readouterr().err
 
 
 def test_without_ray_the_message_says_how_to_install_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setitem(sys.modules, "ray.serve", None)
     monkeypatch.setitem(sys.modules, "ray.serve.llm", None)
-    assert cli.main(["ray-serve", str(EXAMPLE)]) == 1
+    assert cli.main(["ray-serve", str(EXAMPLE), "--port", "0"]) == 1
     assert "pip install 'sgl-vllm[ray]'" in capsys.readouterr().err
