@@ -46,6 +46,12 @@ class RankRouter:
         self._routes: dict[str, Route] = {}
         self._waiting: dict[str, Route] = {}
         self._followers = Followers(self._router.apply_events, self._not_followed)
+        logger.info(
+            "requests go to the one of %d engines where they have the least to compute; what each "
+            "has cached is known %s",
+            num_ranks,
+            "by its KV events" if self._sources else "by what this API server has sent it",
+        )
         self._told: Any = None
         self._others: list[int] = []
         self._most_own: Counter[int] = Counter()
