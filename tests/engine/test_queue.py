@@ -324,8 +324,9 @@ def test_a_group_of_one_tenant_is_not_that_of_another():
         {"sgl_fork_group": 1.5},
         {"sgl_fork_group": "x" * 257},
         {"sgl_fork_group": "good", "sgl_program": ["bad"]},
+        {"sgl_program": ["bad"]},
     ],
-    ids=["list", "dict", "fraction", "long text", "program"],
+    ids=["list", "dict", "fraction", "long text", "program", "program alone"],
 )
 def test_a_bad_hint_is_one_warning_and_nothing_else(hints, warnings_of_hints):
     machine = Machine(max_num_seqs=1)
@@ -338,10 +339,15 @@ def test_a_bad_hint_is_one_warning_and_nothing_else(hints, warnings_of_hints):
     assert len(machine.ended) == 2
 
 
-def test_a_program_without_a_fork_group_is_no_hint(warnings_of_hints):
-    machine = Machine()
-    machine.add(words(30), extra_args={"sgl_program": ["whatever"]})
+def test_a_program_alone_moves_nobody(warnings_of_hints):
+    """It is for routers before several engines."""
+    machine = Machine({"schedule_policy": "fcfs", "schedule_max_delay": 100.0}, max_num_seqs=1)
+    for number in range(3):
+        for program in "pq":
+            hint = {"extra_args": {"sgl_program": program}}
+            machine.add(words(30), name=f"{program}{number}", **hint)
     machine.run()
+    assert machine.admitted == ["p0", "q0", "p1", "q1", "p2", "q2"]
     assert not warnings_of_hints
 
 
