@@ -34,7 +34,7 @@ soak: install  ## ten times the random examples; 20,000 requests compared with s
 
 ray: install  ## the tests of replicas on Ray Serve, which it installs (0.4 GB; minutes)
 	@$(IN_ROOT) "$(BIN)/python" -m pip install --quiet --no-deps --requirement constraints/ray.txt
-	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/serve"
+	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/ray"
 
 check: install  ## ruff (lint and format) and mypy, the examples included
 	@$(IN_ROOT) "$(BIN)/ruff" check .

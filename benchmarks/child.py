@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sgl_vllm.serving import GUARD
+from sgl_vllm.server_process import GUARD
 
 POLL_S = 0.2
 STOP_TIMEOUT_S = 2.0

@@ -20,7 +20,7 @@ from rich.progress import (
 import sgl_vllm as sgl
 from benchmarks.ab.servers import Arm
 from benchmarks.child import Steps
-from sgl_vllm import compat
+from sgl_vllm.vllm_api import versions as vllm_versions
 
 
 def positive(text: str) -> int:
@@ -71,7 +71,7 @@ def show_steps(progress: Progress, task: TaskID, steps: Steps | None) -> None:
 
 def versions(*packages: str) -> dict[str, str]:
     """Of what runs here, with these packages; servers that run elsewhere may have others."""
-    vllm = compat.installed_vllm()
+    vllm = vllm_versions.installed_vllm()
     found = {"sgl_vllm": sgl.__version__, "python": sys.version.split()[0]}
     if vllm is not None:
         found["vllm"] = f"{vllm.version} ({vllm.build})"

@@ -36,8 +36,8 @@ from benchmarks.ab.rounds import take_turn
 from benchmarks.ab.servers import ArmFailed, Pool
 from benchmarks.ab.workloads import WORKLOADS
 from benchmarks.command import progress_bars
-from sgl_vllm import compat
-from sgl_vllm.serving import ServerFailed, sigterm_as_interrupt
+from sgl_vllm.server_process import ServerFailed, sigterm_as_interrupt
+from sgl_vllm.vllm_api import versions
 
 FILE = Path(__file__).with_name("results") / "counts.json"
 MAX_PROGRAMS = 2
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             errors.print("interrupted; everything is stopped")
             return 130
-    vllm = compat.installed_vllm()
+    vllm = versions.installed_vllm()
     version = vllm.version if vllm else None
     if arguments.json:
         arguments.json.write_text(_written(version, now))

@@ -28,7 +28,7 @@ from benchmarks.cost_model import CostModel
 from benchmarks.fleet_policies import POLICIES
 from benchmarks.fleet_worker import Request, Worker
 from benchmarks.traces import Tokens, Trace
-from sgl_vllm.serve.prefixes import PrefixHasher
+from sgl_vllm.routing.prefix_hashes import PrefixHasher
 
 START_SHARE = 0.1
 """Copies begin within this share of the time over which the trace arrives."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.traces import Tokens
-from sgl_vllm.serve.routing import PrefixRouter
+from sgl_vllm.routing.router import PrefixRouter
 
 
 @dataclass(frozen=True, slots=True, eq=False)

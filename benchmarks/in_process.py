@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from sgl_vllm.serving import CPU_ENVIRONMENT
+from sgl_vllm.server_process import CPU_ENVIRONMENT
 
 
 def prepare_engine_in_this_process() -> None:

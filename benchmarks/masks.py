@@ -77,7 +77,7 @@ BACKENDS = {
     "xgrammar": Source(f"{_VLLM}.backend_xgrammar", "XgrammarBackend", ("xgrammar",)),
     "guidance": Source(f"{_VLLM}.backend_guidance", "GuidanceBackend", ("llguidance",)),
     "outlines": Source(f"{_VLLM}.backend_outlines", "OutlinesBackend", ("outlines_core",)),
-    "sgl": Source("sgl_vllm.fsm.backend", "SglBackend", ()),
+    "sgl": Source("sgl_vllm.fsm.vllm.backend", "SglBackend", ()),
 }
 
 

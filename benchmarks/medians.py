@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from rich.table import Table
 
 from benchmarks.comparison import ratio
-from sgl_vllm.serving import Counters
+from sgl_vllm.server_process import Counters
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

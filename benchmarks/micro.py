@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks.child import ChildFailed, run_for_json
 from benchmarks.command import check_folders, progress_bars, show_steps
-from sgl_vllm.serving import sigterm_as_interrupt
+from sgl_vllm.server_process import sigterm_as_interrupt
 
 COMMENT = """\
 Each runs as a command of its own, `python -m benchmarks.NAME`, which has more options and prints

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from benchmarks.in_process import prepare_engine_in_this_process
 from benchmarks.models import resolve_model
-from sgl_vllm.hooks import PARTS
+from sgl_vllm.vllm_api.probe import PARTS
 
 
 def main() -> None:

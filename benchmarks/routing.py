@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from benchmarks.ab.result import percentile
 from benchmarks.traces import Tokens, generate
-from sgl_vllm.serve.routing import PrefixRouter
+from sgl_vllm.routing.router import PrefixRouter
 
 SOURCES = ("sent", "told")
 BLOCK_SIZE = 16

@@ -21,9 +21,14 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from sgl_vllm.compat import Support, installed_vllm, server_requirements, unsupported_message
 from sgl_vllm.config import CONFIG_ENV, CONFIG_KEY, OptionError, Options, words_to_mapping
-from sgl_vllm.hooks import PARTS, missing_hooks
+from sgl_vllm.vllm_api.probe import PARTS, missing_hooks
+from sgl_vllm.vllm_api.versions import (
+    Support,
+    installed_vllm,
+    server_requirements,
+    unsupported_message,
+)
 
 logger = logging.getLogger("vllm.sgl_vllm")
 
@@ -260,7 +265,7 @@ def _rank_router(client: Any) -> Any:
         return None
     if not config.cache_config.enable_prefix_caching:
         return None
-    from sgl_vllm.serve.ranks import RankRouter
+    from sgl_vllm.routing.ranks import RankRouter
 
     return RankRouter(client)
 

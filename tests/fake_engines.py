@@ -11,7 +11,7 @@ from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddlew
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeResponse
 from vllm.lora.request import LoRARequest
 
-from sgl_vllm.server import SglEndpointPlugin
+from sgl_vllm.routes import SglEndpointPlugin
 
 
 def tokens_of(text: str) -> list[int]:

@@ -145,7 +145,11 @@ def is_current(target: str) -> bool:
 def fingerprint(target: str) -> str:
     """Changes with the pins, the package's metadata, the installer, the interpreter, the path."""
     digest = hashlib.sha256(f"{target} {VENV} {os.path.realpath(VENV_PYTHON)}".encode())
-    inputs = [ROOT / "pyproject.toml", Path(__file__), ROOT / "sgl_vllm" / "metadata_shim.py"]
+    inputs = [
+        ROOT / "pyproject.toml",
+        Path(__file__),
+        ROOT / "sgl_vllm" / "vllm_api" / "metadata_shim.py",
+    ]
     for path in [*inputs, *sorted((ROOT / "constraints").glob("*.txt"))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -186,8 +190,8 @@ def pinned(constraints: str, package: str) -> str:
 
 
 def load_metadata_shim():
-    """`sgl_vllm.metadata_shim`, loaded by its path: the package itself is not installed yet."""
-    path = ROOT / "sgl_vllm" / "metadata_shim.py"
+    """`sgl_vllm.vllm_api.metadata_shim`, loaded by path: the package is not installed yet."""
+    path = ROOT / "sgl_vllm" / "vllm_api" / "metadata_shim.py"
     spec = importlib.util.spec_from_file_location("metadata_shim", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

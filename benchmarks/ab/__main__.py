@@ -26,7 +26,7 @@ from benchmarks.ab.variants import CAN_BE_OFF
 from benchmarks.ab.workloads import WORKLOADS
 from benchmarks.command import positive, progress_bars
 from sgl_vllm.config import SCHEDULE_POLICIES
-from sgl_vllm.serving import ServerFailed, sigterm_as_interrupt
+from sgl_vllm.server_process import ServerFailed, sigterm_as_interrupt
 
 COMMENT = """\
 Stock vLLM and vLLM with `--plugin sgl_vllm` run by turns, A B A B ..., one at a time: same model,

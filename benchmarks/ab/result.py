@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.medians import ByTurns, Row, counted, figures_table, median_figures
-from sgl_vllm.serving import Counters
+from sgl_vllm.server_process import Counters
 
 # Sequences at once from which a pass costs more with each further one, roughly.
 COMPUTE_BOUND_FROM_ON_CPU = 8

@@ -23,7 +23,7 @@ from benchmarks.ab.servers import Arm, Pool
 from benchmarks.ab.variants import STOCK, Variant
 from benchmarks.command import show_wait, versions
 from benchmarks.medians import median_figures
-from sgl_vllm.serving import read_counters, usable_cores
+from sgl_vllm.server_process import read_counters, usable_cores
 
 
 def compare(

@@ -19,8 +19,8 @@ from typing import Any, Literal
 import httpx
 
 from benchmarks.models import DEMO_MODEL
-from sgl_vllm import compat
-from sgl_vllm.serving import Counters, VllmServer, read_counters
+from sgl_vllm.server_process import Counters, VllmServer, read_counters
+from sgl_vllm.vllm_api import versions
 
 Arm = Literal["stock", "sgl"]
 ARMS: tuple[Arm, Arm] = ("stock", "sgl")
@@ -75,7 +75,7 @@ class ServerSettings:
 @functools.cache  # all that is installed here is looked through
 def on_cpu() -> bool:
     """Whether the vLLM installed here, if there is one, is a CPU build."""
-    vllm = compat.installed_vllm()
+    vllm = versions.installed_vllm()
     return vllm is not None and vllm.build == "cpu"
 
 
@@ -86,8 +86,8 @@ def default_block_size_tokens() -> int:
 @contextmanager
 def started(arm: Arm, settings: ServerSettings, on_wait: Callable[[float], None]) -> Iterator[str]:
     """The URL of a new server, which ends with the block. Errors get the end of its log."""
-    if compat.installed_vllm() is None:
-        raise ArmFailed(compat.unsupported_message(None) or "no vLLM is installed")
+    if versions.installed_vllm() is None:
+        raise ArmFailed(versions.unsupported_message(None) or "no vLLM is installed")
     with_plugin = arm == "sgl"
     server = VllmServer(
         settings.model,

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.ab.client import ClientOptions
 from benchmarks.ab.servers import NAMES, Arm
-from sgl_vllm.hooks import PARTS
+from sgl_vllm.vllm_api.probe import PARTS
 
 FORK_HINT = "fork_hint"
 CAN_BE_OFF = (*PARTS, FORK_HINT)

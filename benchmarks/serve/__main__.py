@@ -37,7 +37,7 @@ from benchmarks.serve import result
 from benchmarks.serve.datasets import DATASETS, Asked
 from benchmarks.serve.load import LoadSettings, bench_arguments, put_load
 from benchmarks.serve.result import Comparison, DatasetResult, Round
-from sgl_vllm.serving import ServerFailed, read_counters, sigterm_as_interrupt
+from sgl_vllm.server_process import ServerFailed, read_counters, sigterm_as_interrupt
 
 NUM_PROMPTS = 128
 QUICK_NUM_PROMPTS = 32

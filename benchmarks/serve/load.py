@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.child import ChildFailed, Steps, run_for_json, tail
 from benchmarks.serve.datasets import Asked
-from sgl_vllm.serving import QUIET_ENVIRONMENT
+from sgl_vllm.server_process import QUIET_ENVIRONMENT
 
 RESULT_FILE = "result.json"
 # It lists the first ten, some way above the end of its output.

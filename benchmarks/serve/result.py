@@ -16,7 +16,7 @@ from rich.text import Text
 
 from benchmarks.comparison import ratio
 from benchmarks.medians import ByTurns, Row, counted, figures_table
-from sgl_vllm.serving import Counters
+from sgl_vllm.server_process import Counters
 
 MS_PER_S = 1000.0
 

@@ -179,7 +179,7 @@ class Dfa:
         return dfa.state(index), (EMPTY,) if dfa.accepting[index] else ()
 
 
-class Text:
+class JsonString:
     """A terminal: the rest of a JSON string, counting its characters, to the closing quote.
 
     `low` more characters at least, `high` at most (None: any number). Shared by all grammars.
@@ -190,7 +190,7 @@ class Text:
 
     __slots__ = ("body", "first", "high", "index", "low", "names")
 
-    _known: ClassVar[dict[tuple[object, ...], Text]] = {}
+    _known: ClassVar[dict[tuple[object, ...], JsonString]] = {}
 
     def __init__(
         self,
@@ -220,16 +220,16 @@ class Text:
         low: int = 0,
         high: int | None = None,
         names: tuple[bytes, ...] = (),
-    ) -> Text:
+    ) -> JsonString:
         key = (body, index, low, high, names)
         known = cls._known.get(key)
         if known is None:
             if len(cls._known) > _MAX_KNOWN_TEXTS:
                 cls._known.clear()
-            known = cls._known[key] = Text(body, index, low, high, names)
+            known = cls._known[key] = JsonString(body, index, low, high, names)
         return known
 
-    def step(self, byte: int) -> tuple[Text | None, tuple[Expression, ...]]:
+    def step(self, byte: int) -> tuple[JsonString | None, tuple[Expression, ...]]:
         index = self.body.rows[self.index][byte]
         if index == -2:
             return None, (EMPTY,)
@@ -238,7 +238,7 @@ class Text:
             low = max(0, low - 1)
             high = None if high is None else high - 1
         names = tuple([n[1:] for n in self.names if n and n[0] == byte]) if self.names else ()
-        return Text.of(self.body, index, low, high, names), ()
+        return JsonString.of(self.body, index, low, high, names), ()
 
 
 _MAX_KNOWN_TEXTS = 100_000
@@ -314,7 +314,7 @@ COUNTED_STRING = StringBody("characters")
 NAME_STRING = StringBody("needed")
 PLAIN_STRING = StringBody("none")
 
-Terminal: TypeAlias = Literals | Dfa | Text
+Terminal: TypeAlias = Literals | Dfa | JsonString
 Expression: TypeAlias = Seq | Alt | Lazy | Terminal
 
 EMPTY = Seq()
@@ -330,17 +330,17 @@ def literal(text: bytes) -> Expression:
 # -- states -----------------------------------------------------------------------------------
 
 
-class Then:
+class Continuation:
     """A linked list of what follows a terminal."""
 
     __slots__ = ("expression", "then")
 
-    def __init__(self, expression: Expression, then: Then | None) -> None:
+    def __init__(self, expression: Expression, then: Continuation | None) -> None:
         self.expression = expression
         self.then = then
 
 
-Thread: TypeAlias = "tuple[Terminal, Then | None]"
+Thread: TypeAlias = "tuple[Terminal, Continuation | None]"
 
 
 class State:
@@ -417,8 +417,8 @@ class Automaton:
 
     def __init__(self, expression: Expression) -> None:
         self._states: dict[tuple[frozenset[Thread], bool], State] = {}
-        self._thens: dict[tuple[Expression, Then | None], Then] = {}
-        self._after: dict[Then | None, State] = {}
+        self._thens: dict[tuple[Expression, Continuation | None], Continuation] = {}
+        self._after: dict[Continuation | None, State] = {}
         self._expression = expression
         self._start: State | None = None
         self._begin()
@@ -457,7 +457,7 @@ class Automaton:
             known = self._states[key] = State(self, tuple(threads), accepting)
         return known
 
-    def after(self, then: Then | None) -> State:
+    def after(self, then: Continuation | None) -> State:
         """The state in which what follows a terminal begins."""
         known = self._after.get(then)
         if known is None:
@@ -466,18 +466,20 @@ class Automaton:
             known = self._after[then] = self.state(threads, accepting)
         return known
 
-    def begin(self, expression: Expression, then: Then | None) -> State:
+    def begin(self, expression: Expression, then: Continuation | None) -> State:
         """The state in which `expression`, followed by `then`, begins."""
         return self.after(then if expression is EMPTY else self._then(expression, then))
 
-    def reach(self, expression: Expression, then: Then | None, threads: dict[Thread, None]) -> bool:
+    def reach(
+        self, expression: Expression, then: Continuation | None, threads: dict[Thread, None]
+    ) -> bool:
         """Add the threads with which `expression`, followed by `then`, begins.
 
         Returns: whether the text may end here.
         """
         accepting = False
         stack = [(expression, then)]
-        seen: set[tuple[Expression, Then | None]] = set()
+        seen: set[tuple[Expression, Continuation | None]] = set()
         while stack:
             expression, then = stack.pop()
             if isinstance(expression, Seq):
@@ -507,9 +509,9 @@ class Automaton:
                 threads[expression, then] = None
         return accepting
 
-    def _then(self, expression: Expression, then: Then | None) -> Then:
+    def _then(self, expression: Expression, then: Continuation | None) -> Continuation:
         key = expression, then
         known = self._thens.get(key)
         if known is None:
-            known = self._thens[key] = Then(expression, then)
+            known = self._thens[key] = Continuation(expression, then)
         return known

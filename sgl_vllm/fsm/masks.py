@@ -29,12 +29,12 @@ from sgl_vllm.fsm.automaton import (
     EMPTY,
     QUOTE,
     Automaton,
+    Continuation,
     Expression,
+    JsonString,
     Literals,
     State,
     Terminal,
-    Text,
-    Then,
 )
 from sgl_vllm.fsm.vocabulary import (
     NO_IDS,
@@ -159,7 +159,7 @@ class Masks:
         if isinstance(terminal, Literals):
             return _spelled(root, terminal)
         key: object = terminal
-        if isinstance(terminal, Text):
+        if isinstance(terminal, JsonString):
             # Beyond the longest token, how many characters are left makes no difference.
             most = self._counted_walk(root, terminal).most_items
             high = terminal.high
@@ -183,7 +183,7 @@ class Masks:
     def _walk(self, trie_set: TrieSet, terminal: Terminal) -> Entered:
         if isinstance(terminal, Literals):
             return _spelled(trie_set, terminal)
-        if isinstance(terminal, Text):
+        if isinstance(terminal, JsonString):
             return self._counted_walk(trie_set, terminal).take(terminal, trie_set)
         dfa = terminal.dfa
         row, ids, nodes = walk(
@@ -192,7 +192,7 @@ class Masks:
         leaving = ((self._vocabulary.trie_set(nodes), EMPTY),) if len(nodes) else ()
         return Entered(() if row is None else (row,), ids, leaving)
 
-    def _counted_walk(self, trie_set: TrieSet, terminal: Text) -> _Counted:
+    def _counted_walk(self, trie_set: TrieSet, terminal: JsonString) -> _Counted:
         key = trie_set, terminal.body, terminal.index
         known = self._counted.get(key)
         if known is None:
@@ -225,7 +225,7 @@ class _Found:
         self.lists: list[TokenIds] = []
         self.pending: list[tuple[TrieSet, State]] = []
 
-    def add(self, entered: Entered, automaton: Automaton, then: Then | None) -> None:
+    def add(self, entered: Entered, automaton: Automaton, then: Continuation | None) -> None:
         for row in entered.rows:
             self.rows[id(row)] = row
         if len(entered.ids):
@@ -292,7 +292,7 @@ class _Counted:
         self._inside: dict[int, Row] = {}
         self._closing: dict[bytes, Row] = {}
 
-    def take(self, terminal: Text, trie_set: TrieSet) -> Entered:
+    def take(self, terminal: JsonString, trie_set: TrieSet) -> Entered:
         vocabulary = trie_set.vocabulary
         high = self.most_items if terminal.high is None else min(terminal.high, self.most_items)
         ids = self._ids[: np.searchsorted(self._begun, high, side="right")]

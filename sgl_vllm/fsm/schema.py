@@ -6,9 +6,9 @@ and is another backend's (`backend.py`): it is better to hand a schema on than t
 Members of an object come in the order of `properties`, then any others: what stock's backends ask
 for, and what makes keys forced text. Two readings of the same schema exist in the field:
 
-    Reading.SPEC      JSON schema as its specification says (so do llguidance's users)
-    Reading.STRICT    as vLLM's default backend, xgrammar: nothing but the listed properties unless
-                      `additionalProperties` says so, and `properties` means an object
+    SchemaSemantics.SPEC      JSON schema as its specification says (so do llguidance's users)
+    SchemaSemantics.STRICT    as vLLM's default backend, xgrammar: nothing but the listed properties
+                      unless `additionalProperties` says so, and `properties` means an object
 
 so a server answers as stock does, and whoever wants the specification can have it.
 """
@@ -34,10 +34,10 @@ from sgl_vllm.fsm.automaton import (
     Alt,
     ByteDfa,
     Expression,
+    JsonString,
     Lazy,
     Literals,
     Seq,
-    Text,
     TooComplexError,
     literal,
 )
@@ -57,7 +57,7 @@ class UnsupportedSchemaError(ValueError):
     """A schema that this module does not take on."""
 
 
-class Reading(enum.Enum):
+class SchemaSemantics(enum.Enum):
     """What a schema means where backends differ."""
 
     SPEC = "spec"
@@ -170,7 +170,10 @@ _OTHERS_FORMATS = _names(
 
 
 def compile_schema(
-    schema: Schema | str, *, reading: Reading = Reading.SPEC, any_whitespace: bool = True
+    schema: Schema | str,
+    *,
+    reading: SchemaSemantics = SchemaSemantics.SPEC,
+    any_whitespace: bool = True,
 ) -> Expression:
     """The JSON texts that are valid against `schema`.
 
@@ -205,9 +208,9 @@ def compile_schema(
 
 
 class _Compiler:
-    def __init__(self, root: Schema, reading: Reading, any_whitespace: bool) -> None:
+    def __init__(self, root: Schema, reading: SchemaSemantics, any_whitespace: bool) -> None:
         self._root = root
-        self._strict = reading is Reading.STRICT
+        self._strict = reading is SchemaSemantics.STRICT
         self.blank: Expression = (
             regex.compile_trusted(r"[ \n\r\t]*").expression if any_whitespace else EMPTY
         )
@@ -360,7 +363,7 @@ class _Compiler:
         """Any JSON value."""
         if self._any is None:
             lazy = self._any = Lazy(lambda: Alt(options))
-            string = self._quoted(Text.of(STRING))
+            string = self._quoted(JsonString.of(STRING))
             member = Seq(string, self.colon, lazy)
             options = (
                 Literals(((b"true", None), (b"false", None), (b"null", None))),
@@ -371,7 +374,7 @@ class _Compiler:
             )
         return self._any
 
-    def _quoted(self, text: Text) -> Expression:
+    def _quoted(self, text: JsonString) -> Expression:
         return Literals(((b'"', text),))
 
     def _enclosed(self, begin: bytes, end: bytes, inner: Expression) -> Expression:
@@ -653,7 +656,7 @@ class _Compiler:
             body = STRING
             if bounded:  # in the strict reading without escapes, as stock's
                 body = PLAIN_STRING if self._strict else COUNTED_STRING
-            return self._quoted(Text.of(body, 0, low, high))
+            return self._quoted(JsonString.of(body, 0, low, high))
         if bounded:
             if max(low, high or 0) > 300:
                 raise UnsupportedSchemaError("a pattern with a long bound of length")
@@ -837,7 +840,7 @@ class _Compiler:
             else:
                 # A listed name must not come back in another spelling.
                 inner = tuple(sorted(q[1:-1] for q in quoted.values()))
-                key = self._quoted(Text.of(NAME_STRING if inner else STRING, names=inner))
+                key = self._quoted(JsonString.of(NAME_STRING if inner else STRING, names=inner))
             options.append(Seq(key, self.colon, self.value(additional)))
         if not options:
             return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sgl_vllm.loops import compiled
+from sgl_vllm.jit import compiled
 
 
 def byte_set(flags: NDArray[np.bool_]) -> int:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sgl_vllm.fsm.tables import byte_set
-from sgl_vllm.loops import compiled
+from sgl_vllm.jit import compiled
 
 Nodes = NDArray[np.int32]
 TokenIds = NDArray[np.int32]

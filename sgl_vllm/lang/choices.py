@@ -1,7 +1,8 @@
 """How `select` decides: pure scoring methods.
 
-Owns the arithmetic from token log-probabilities (`sgl_vllm.scoring`) to a decision. Knows no server
-and no tokenizer: log-probabilities (natural logarithm) come in per choice, a `Decision` goes out.
+Owns the arithmetic from token log-probabilities (`sgl_vllm.protocol.scoring`) to a decision. Knows
+no server and no tokenizer: log-probabilities (natural logarithm) come in per choice, and a
+`Decision` goes out.
 Ties are stable: the choice that was listed first wins. A log-probability of exactly 0.0 is a value
 like any other.
 """
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sgl_vllm.scoring import ChoiceTokens
+from sgl_vllm.protocol.scoring import ChoiceTokens
 
 
 @dataclass(frozen=True)

@@ -20,23 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sgl_vllm.lang import ir
 from sgl_vllm.lang.errors import ProgramError
-from sgl_vllm.lang.graph import (
-    Evaluate,
-    EvaluateDeferred,
-    Fork,
-    Graph,
-    Join,
-    Node,
-    ReadPrompt,
-    SetVariable,
-    Write,
-)
-from sgl_vllm.lang.graph_view import text_of
 from sgl_vllm.lang.interpreter import Read, Stream, new_future, result_of
 from sgl_vllm.lang.ir import Computed, Expr, ExprList, Gen, Select, Text, Tool, Var
 from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.state import ProgramGroup, ProgramState, State, meta_info
-from sgl_vllm.lang.trace import trace
 from sgl_vllm.lang.tracing.deferred import (
     Argument,
     Deferred,
@@ -48,6 +35,19 @@ from sgl_vllm.lang.tracing.deferred import (
     Template,
     concatenation,
 )
+from sgl_vllm.lang.tracing.graph import (
+    Evaluate,
+    EvaluateDeferred,
+    Fork,
+    Graph,
+    Join,
+    Node,
+    ReadPrompt,
+    SetVariable,
+    Write,
+)
+from sgl_vllm.lang.tracing.graph_view import text_of
+from sgl_vllm.lang.tracing.trace import trace
 from sgl_vllm.lang.transcript import Transcript, Variable
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from sgl_vllm.lang.transcript import Transcript
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.compiler import CompiledProgram
-    from sgl_vllm.lang.graph import Graph
+    from sgl_vllm.lang.tracing.graph import Graph
 
 # How many programs of a batch are under way at the same time with num_threads="auto": what a
 # vLLM server batches by default.
@@ -140,7 +140,7 @@ class Program:
         decides on what only a run knows; `TraceError.graph` is then what comes before. `backend`
         is there for SGLang's programs and means nothing.
         """
-        from sgl_vllm.lang.trace import trace
+        from sgl_vllm.lang.tracing.trace import trace
 
         return trace(self, *args, **known)
 
@@ -163,7 +163,7 @@ class Program:
 
     def _shared_prompt(self, items: Sequence[Mapping[str, Any]]) -> Transcript:
         """What the prompts of all `items` begin with, as far as tracing tells."""
-        from sgl_vllm.lang.trace import shared_prefix
+        from sgl_vllm.lang.tracing.trace import shared_prefix
 
         return Transcript.of(shared_prefix(self, items))
 
@@ -368,7 +368,7 @@ class Program:
 
         An item is a dict of arguments or a sequence of positional ones. What all items' prompts
         begin with is sent to the server first, as far as it can be told without running the
-        function (`sgl_vllm.lang.trace.shared_prefix`). At most `num_threads` programs are under
+        function (`tracing.trace.shared_prefix`). At most `num_threads` programs are under
         way at a time ("auto": 256); a thread is held only while a function body runs, so that
         programs that do not read in their body, and ``async def`` ones, need few. With
         `generator_style` an iterator is returned, which gives each state as soon as it and those

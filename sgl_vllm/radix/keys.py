@@ -25,7 +25,7 @@ and with it only that its cached tokens would fit again."""
 _INSIDE = -(2**30)
 
 
-class RequestNamespace(NamedTuple):
+class CacheNamespace(NamedTuple):
     """Who shares what: the adapter's name and path, the tenant's `cache_salt`, and a digest of the
     prompt's embeddings, for those who send some."""
 
@@ -34,7 +34,7 @@ class RequestNamespace(NamedTuple):
     embeddings: bytes | None = None
 
 
-def namespace_of(request: Request) -> RequestNamespace | None:
+def namespace_of(request: Request) -> CacheNamespace | None:
     """The tree's namespace for `request`; None if it has to stay out of the tree.
 
     Streaming sessions (`resumable`) do: what they have computed they may take back.
@@ -49,7 +49,7 @@ def namespace_of(request: Request) -> RequestNamespace | None:
         digest = hashlib.sha256(rows.view(torch.uint8).numpy().tobytes())
         digest.update(bytes(request.prompt_is_token_ids or ()))
         embeddings = digest.digest()
-    return RequestNamespace(adapter, request.cache_salt or None, embeddings)
+    return CacheNamespace(adapter, request.cache_salt or None, embeddings)
 
 
 class TokenKeys:

@@ -29,7 +29,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.radix.eviction import POLICIES
-from sgl_vllm.radix.keys import RequestNamespace
+from sgl_vllm.radix.keys import CacheNamespace
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.tree import NO_MATCH, TOKEN_BYTES, Match, Node, RadixTree, pack
 
@@ -64,7 +64,7 @@ class RadixCounters:
 class Pin:
     """A cached prefix that is not evicted: the pool counts its blocks as used."""
 
-    namespace: RequestNamespace
+    namespace: CacheNamespace
     tokens: bytes
     blocks: list[KVCacheBlock]
     num_tokens: int
@@ -177,7 +177,7 @@ class RadixKVCacheManager(KVCacheManager):
         return self.pool.guarded(self._match, request) or NO_MATCH
 
     def _match(self, request: Request) -> Match:
-        return self.pool.match(self.pool.trail_of(request))
+        return self.pool.match(self.pool.state_of(request))
 
     def num_shared_now(self, request: Request) -> int:
         """How many tokens a look-up would find in the middle of a step: like `match`, but of blocks
@@ -220,7 +220,7 @@ class RadixKVCacheManager(KVCacheManager):
 
     def _find(self, request: Request, limit: int) -> tuple[KVCacheBlocks, int] | None:
         """The cached blocks of `request`, for at most `limit` tokens."""
-        trail = self.pool.trail_of(request)
+        trail = self.pool.state_of(request)
         match = self.pool.match(trail)
         num_tokens = min(match.num_tokens, limit)
         if num_tokens <= 0:
@@ -276,7 +276,7 @@ class RadixKVCacheManager(KVCacheManager):
             self.pool.guarded(self._use_hit, request)
 
     def _use_hit(self, request: Request) -> None:
-        trail = self.pool.trail_of(request)
+        trail = self.pool.state_of(request)
         if trail is not None and self.tree is not None:
             self.tree.hit(trail.found, request.priority)
 
@@ -301,7 +301,7 @@ class RadixKVCacheManager(KVCacheManager):
             **kwargs,
         )
         if num_external_computed_tokens and blocks is not None:
-            trail = self.pool.trail_of(request)
+            trail = self.pool.state_of(request)
             if trail is not None:
                 trail.num_loaded = num_new_computed_tokens + num_external_computed_tokens
         return blocks
@@ -329,7 +329,7 @@ class RadixKVCacheManager(KVCacheManager):
             if num_scheduled * self.block_size > request.num_computed_tokens:
                 # Taken out of the step that would have computed it, or its load has failed. What it
                 # found in the cache is not its own to take out.
-                trail = self.pool.trail_of(request)
+                trail = self.pool.state_of(request)
                 num_kept = max(request.num_computed_tokens, trail.num_found if trail else 0)
                 self.pool.unindex(blocks[num_kept // self.block_size : num_scheduled])
             num_tokens = self._num_to_index(request)
@@ -357,7 +357,7 @@ class RadixKVCacheManager(KVCacheManager):
         num_tokens = min(
             request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens
         )
-        trail = self.pool.trail_of(request)
+        trail = self.pool.state_of(request)
         if trail is not None and 0 < num_tokens <= trail.num_loaded:
             cached = self.coordinator.single_type_managers[0].num_cached_block
             num_tokens = min(num_tokens, cached.get(request.request_id, 0) * self.block_size)
@@ -367,7 +367,7 @@ class RadixKVCacheManager(KVCacheManager):
         """How many tokens `request` will have left in the cache, for vLLM's statistics."""
         if self.tree is None:
             return super().estimate_cached_tokens(request)
-        if self.pool.trail_of(request) is None:
+        if self.pool.state_of(request) is None:
             return 0
         return self._num_to_index(request)
 
@@ -422,7 +422,7 @@ class RadixKVCacheManager(KVCacheManager):
         """
         if self.tree is None:
             raise ValueError("the radix tree is switched off by an error: see the server's log")
-        namespace = RequestNamespace(adapter, cache_salt or None)
+        namespace = CacheNamespace(adapter, cache_salt or None)
         tokens = pack(token_ids)
         blocks, num_tokens = self._pinnable(namespace, tokens)
         if not blocks:
@@ -451,9 +451,7 @@ class RadixKVCacheManager(KVCacheManager):
     def pins(self) -> dict[str, Pin]:
         return dict(self._pins)
 
-    def _pinnable(
-        self, namespace: RequestNamespace, tokens: bytes
-    ) -> tuple[list[KVCacheBlock], int]:
+    def _pinnable(self, namespace: CacheNamespace, tokens: bytes) -> tuple[list[KVCacheBlock], int]:
         assert self.tree is not None
         match = self.tree.match(namespace, tokens)
         block_ids = self.tree.block_ids(match, match.num_tokens)

@@ -28,7 +28,7 @@ from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
 from sgl_vllm.radix.eviction import EvictionPolicy
-from sgl_vllm.radix.keys import RequestNamespace, TokenKeys, namespace_of
+from sgl_vllm.radix.keys import CacheNamespace, TokenKeys, namespace_of
 from sgl_vllm.radix.tree import NO_MATCH, TOKEN_BYTES, Match, Node, RadixTree, Tokens
 
 logger = init_logger("vllm.sgl_vllm.radix")
@@ -49,7 +49,7 @@ class EvictionCounters:
 
 
 @dataclass(slots=True)
-class Trail:
+class RequestState:
     """How a live request stands in the tree.
 
     Attributes:
@@ -61,7 +61,7 @@ class Trail:
     """
 
     request: Request
-    namespace: RequestNamespace | None
+    namespace: CacheNamespace | None
     tokens: Tokens
     own: Node | None = None
     found: Match = NO_MATCH
@@ -106,7 +106,7 @@ class RadixBlockPool(BlockPool):
     moved: Callable[[Sequence[int]], None]
     """Told which blocks the tree has forgotten, whoever uses them."""
     _keys: TokenKeys
-    _trails: dict[str, Trail]
+    _trails: dict[str, RequestState]
     _scheduled: dict[str, tuple[Request, list[KVCacheBlock], int]]
     """Whole blocks that this step will compute, by request, and are not in the tree yet: most of
     them get there with the rest of their request."""
@@ -115,7 +115,7 @@ class RadixBlockPool(BlockPool):
 
     # -- a request and the tree ---------------------------------------------------------------
 
-    def trail_of(self, request: Request) -> Trail | None:
+    def state_of(self, request: Request) -> RequestState | None:
         """None if the request stays out of the tree."""
         trail = self._trails.get(request.request_id)
         if trail is None or trail.request is not request:
@@ -124,25 +124,25 @@ class RadixBlockPool(BlockPool):
             trail.tokens += self._keys.pack(request, len(trail.tokens) // TOKEN_BYTES)
         return trail if trail.namespace is not None else None
 
-    def _new_trail(self, request: Request) -> Trail:
+    def _new_trail(self, request: Request) -> RequestState:
         try:
             namespace = namespace_of(request)
             tokens = self._keys.pack(request) if namespace is not None else b""
-            return Trail(request, namespace, tokens)
+            return RequestState(request, namespace, tokens)
         except Exception:
             logger.exception(
                 "request %s has something in its prompt that the radix tree cannot compare: it is "
                 "served without the prefix cache. Please report this with the lines below",
                 request.request_id,
             )
-            return Trail(request, None, b"")
+            return RequestState(request, None, b"")
 
     def forget_request(self, request: Request) -> None:
         """`request` has given up its blocks, or is gone."""
         self._trails.pop(request.request_id, None)
         self._scheduled.pop(request.request_id, None)
 
-    def match(self, trail: Trail | None) -> Match:
+    def match(self, trail: RequestState | None) -> Match:
         """The longest cached prefix of a request, all of it possibly."""
         if trail is None or trail.namespace is None or self.tree is None:
             return NO_MATCH
@@ -188,7 +188,7 @@ class RadixBlockPool(BlockPool):
     ) -> bool:
         """Put the first `num_tokens` of `request` into the tree; `blocks` hold their KV. False if
         the request stays out of it."""
-        trail = self.trail_of(request)
+        trail = self.state_of(request)
         if trail is None or self.tree is None:
             return False
         tree, own = self.tree, trail.own

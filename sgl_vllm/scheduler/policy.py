@@ -72,7 +72,7 @@ class Bound:
     max_wait_s: float = float("inf")
 
 
-class WaitingLine(Generic[Item]):
+class WaitingQueue(Generic[Item]):
     """Everyone who waits, and the order in which they are admitted.
 
     Each who is popped is then put back, or counts as admitted with the next `settle`.

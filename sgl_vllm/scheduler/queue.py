@@ -23,11 +23,11 @@ from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from sgl_vllm.hints import hints_in
+from sgl_vllm.protocol.hints import hints_in
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.tree import NO_MATCH, TOKEN_BYTES, Match, Node, common_prefix_length
 from sgl_vllm.scheduler.fairness import DeficitCounters
-from sgl_vllm.scheduler.policy import WaitingLine
+from sgl_vllm.scheduler.policy import WaitingQueue
 from sgl_vllm.scheduler.traces import RequestTraces
 
 logger = init_logger("vllm.sgl_vllm.schedule")
@@ -85,7 +85,7 @@ class PrefixScores:
         if self._tree is not None:
             self._tree.unwatch(request)
 
-    def refresh(self, line: WaitingLine[Request]) -> None:
+    def refresh(self, line: WaitingQueue[Request]) -> None:
         """Score who has come, and whose score may have changed."""
         self._find_changed(line)
         for request in list(itertools.islice(self._to_score, MAX_SCORED)):
@@ -97,7 +97,7 @@ class PrefixScores:
             else:
                 line.score(request, self._match_stock(request))
 
-    def _find_changed(self, line: WaitingLine[Request]) -> None:
+    def _find_changed(self, line: WaitingQueue[Request]) -> None:
         if self._tree is not None:
             assert self._radix is not None
             if self._radix.tree is self._tree:
@@ -108,10 +108,10 @@ class PrefixScores:
             self._scored_at = time.monotonic()
             self._to_score.update(dict.fromkeys(line))
 
-    def _score_by_tree(self, request: Request, line: WaitingLine[Request]) -> None:
+    def _score_by_tree(self, request: Request, line: WaitingQueue[Request]) -> None:
         assert self._radix is not None and self._tree is not None
         match = self._radix.match(request)
-        trail = self._radix.pool.trail_of(request)
+        trail = self._radix.pool.state_of(request)
         if trail is None or self._radix.tree is None:
             line.score(request, NO_MATCH)
             return
@@ -156,7 +156,7 @@ class CacheAwareQueue(RequestQueue):
     def __init__(
         self,
         scheduler: Scheduler,
-        line: WaitingLine[Request],
+        line: WaitingQueue[Request],
         radix: RadixKVCacheManager | None,
         fairness: DeficitCounters | None,
         traces: RequestTraces | None = None,
@@ -295,14 +295,14 @@ class CacheAwareQueue(RequestQueue):
     def _find_leader(self, request: Request) -> str | None:
         """The id of a request that `request`, with those that go on alike, should wait for."""
         assert self._radix is not None
-        trail = self._radix.pool.trail_of(request)
+        trail = self._radix.pool.state_of(request)
         if trail is None:
             return None
         num_shared = self._radix.num_shared_now(request)
         place = num_shared * TOKEN_BYTES
         next_token = trail.tokens[place : place + TOKEN_BYTES]
         for other in self._at_their_prompt():
-            other_trail = self._radix.pool.trail_of(other)
+            other_trail = self._radix.pool.state_of(other)
             if (
                 other_trail is None
                 or other_trail.namespace != trail.namespace

@@ -28,22 +28,22 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from sgl_vllm import __version__
 from sgl_vllm.config import CONFIG_KEY, Options
-from sgl_vllm.fsm.backend import GrammarExecutor, SglBackend, bytes_of_tokens
-from sgl_vllm.fsm.schema import Reading
-from sgl_vllm.hooks import PARTS, missing_hooks
+from sgl_vllm.fsm.schema import SchemaSemantics
+from sgl_vllm.fsm.vllm.backend import GrammarExecutor, SglBackend, bytes_of_tokens
+from sgl_vllm.jump.jump import JumpForward
+from sgl_vllm.jump.report import ForcedReports
+from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.radix import manager as radix_manager
 from sgl_vllm.radix import slot_copies
 from sgl_vllm.radix.manager import RadixKVCacheManager
-from sgl_vllm.request_keys import SCORE_FROM
 from sgl_vllm.scheduler.fairness import DeficitCounters
-from sgl_vllm.scheduler.jump import JumpForward
-from sgl_vllm.scheduler.policy import Bound, WaitingLine
+from sgl_vllm.scheduler.policy import Bound, WaitingQueue
 from sgl_vllm.scheduler.preemption import CheapestVictim
 from sgl_vllm.scheduler.queue import CacheAwareQueue
-from sgl_vllm.scheduler.report import ForcedReports
 from sgl_vllm.scheduler.traces import RequestTraces
 from sgl_vllm.tiers.connector import Tiers
 from sgl_vllm.tiers.load_rule import LoadRule
+from sgl_vllm.vllm_api.probe import PARTS, missing_hooks
 
 logger = init_logger("vllm.sgl_vllm")
 
@@ -104,7 +104,7 @@ class SglSchedulerMixin(Scheduler):
             quantum = options.schedule_fair_quantum
             self.waiting = self._queue = CacheAwareQueue(
                 self,
-                WaitingLine(options.schedule_policy, bound, options.schedule_window),
+                WaitingQueue(options.schedule_policy, bound, options.schedule_window),
                 self._radix,
                 DeficitCounters(quantum) if quantum else None,
                 self._traces,
@@ -208,7 +208,7 @@ class SglSchedulerMixin(Scheduler):
             self.vllm_config,
             tokenizer=manager.tokenizer,
             vocab_size=self.vllm_config.model_config.get_vocab_size(),
-            reading=Reading.SPEC if by_spec else Reading.STRICT,
+            reading=SchemaSemantics.SPEC if by_spec else SchemaSemantics.STRICT,
             use_automata="fsm" not in self._off,
             stock="guidance" if stock == "guidance" else "xgrammar",
         )

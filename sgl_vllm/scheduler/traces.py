@@ -15,7 +15,7 @@ from typing import Any
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.request import Request
 
-from sgl_vllm.scheduler.records import follow
+from sgl_vllm.jump.records import follow
 
 SPAN_HEADER = "sgl_vllm"
 """In an output's `trace_headers`: the attributes as JSON."""

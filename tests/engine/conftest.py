@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sgl_vllm.serving import CPU_ENVIRONMENT, QUIET_ENVIRONMENT
+from sgl_vllm.server_process import CPU_ENVIRONMENT, QUIET_ENVIRONMENT
 from tests.engine.engine import Engine
 
 ENVIRONMENT = {

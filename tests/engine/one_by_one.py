@@ -15,7 +15,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-from sgl_vllm.scheduler.jump import JumpForward
+from sgl_vllm.jump.jump import JumpForward
 
 
 class NarrowedGrammar(StructuredOutputGrammar):

@@ -17,8 +17,8 @@ from typing import Any
 from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 
-from sgl_vllm.request_keys import SCORE_FROM
-from sgl_vllm.scoring import scored_rows
+from sgl_vllm.protocol.request_keys import SCORE_FROM
+from sgl_vllm.protocol.scoring import scored_rows
 from tests.engine.engine import Ask, Engine
 from tests.engine.one_by_one import decode_one_by_one
 from tests.engine.programs import MAX_MODEL_LEN, Call, Phase, Program

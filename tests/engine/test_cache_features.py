@@ -15,7 +15,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request, RequestStatus
 
-from sgl_vllm.radix.keys import RequestNamespace
+from sgl_vllm.radix.keys import CacheNamespace
 from sgl_vllm.radix.manager import unsupported_reason
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.tree import pack
@@ -28,7 +28,7 @@ SMALL = {"num_gpu_blocks_override": 24, "max_model_len": 512}
 
 def in_tree(engine: Engine, prompt: list[int]) -> int:
     """How much of it is cached, without using it."""
-    return engine.scheduler._radix.tree.match(RequestNamespace(), pack(prompt)).num_tokens
+    return engine.scheduler._radix.tree.match(CacheNamespace(), pack(prompt)).num_tokens
 
 
 def answer(engine: Engine, prompt: list[int], max_tokens: int = 1) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 import sgl_vllm as sgl
 from sgl_vllm.lang.backends.base import TextPrompt
 from sgl_vllm.lang.loop import background_loop
-from sgl_vllm.serving import VllmServer
+from sgl_vllm.server_process import VllmServer
 from tests.engine.engine import MODEL
 
 LONG = "Once upon a time there was a hare who lived at the edge of a large and dark forest. " * 4

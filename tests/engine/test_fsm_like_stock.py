@@ -17,8 +17,8 @@ from transformers import AutoTokenizer
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 
 from sgl_vllm.demo import MODEL_PATH
-from sgl_vllm.fsm.backend import GrammarExecutor, SglBackend, SglGrammar, choices_of_grammar
-from sgl_vllm.fsm.schema import Reading
+from sgl_vllm.fsm.schema import SchemaSemantics
+from sgl_vllm.fsm.vllm.backend import GrammarExecutor, SglBackend, SglGrammar, choices_of_grammar
 
 WALKS = 6
 STEPS = 40
@@ -38,7 +38,7 @@ def backend(**changes: Any) -> SglBackend:
         config,  # type: ignore[arg-type]
         tokenizer=tokenizer,
         vocab_size=len(tokenizer),
-        **{"reading": Reading.STRICT, **changes},
+        **{"reading": SchemaSemantics.STRICT, **changes},
     )
 
 
@@ -188,7 +188,7 @@ def test_what_is_not_read_alike_is_stock_s(
 
 
 def test_the_specification_s_reading_refuses_rather_than_leaves_out() -> None:
-    by_spec = backend(reading=Reading.SPEC)
+    by_spec = backend(reading=SchemaSemantics.SPEC)
     bounds = json.dumps({"type": "integer", "minimum": 3, "maximum": 12})
     assert isinstance(by_spec.compile_grammar(Options.JSON, bounds), SglGrammar)
     with pytest.raises(ValueError):

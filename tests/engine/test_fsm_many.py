@@ -13,8 +13,8 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 
 from sgl_vllm.fsm import automaton
-from sgl_vllm.fsm.backend import SglBackend
-from sgl_vllm.fsm.schema import Reading
+from sgl_vllm.fsm.schema import SchemaSemantics
+from sgl_vllm.fsm.vllm.backend import SglBackend
 from tests.engine.engine import Ask
 from tests.engine.test_fsm_like_stock import backend, bits
 
@@ -77,7 +77,7 @@ def walk(ours: SglBackend, kind: Options, spec: str, rng: random.Random) -> None
     ids=["schemas", "patterns"],
 )
 def test_memory_is_bounded_over_many_formats(kind, spec):
-    ours = backend(reading=Reading.SPEC)
+    ours = backend(reading=SchemaSemantics.SPEC)
     rng = random.Random(0)
     before = 0
     for number in range(NUM_FORMATS):

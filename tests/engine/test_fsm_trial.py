@@ -9,8 +9,8 @@ import psutil
 import pytest
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 
-from sgl_vllm.fsm import limits
-from sgl_vllm.fsm.backend import SglBackend
+from sgl_vllm.fsm.vllm import limits
+from sgl_vllm.fsm.vllm.backend import SglBackend
 from tests.engine.test_fsm_like_stock import backend
 
 MIB = 1 << 20
@@ -44,7 +44,7 @@ def processes_of_trials() -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process().children()
-        if "sgl_vllm.fsm.xgrammar_worker" in child.cmdline()
+        if "sgl_vllm.fsm.vllm.xgrammar_worker" in child.cmdline()
     ]
 
 

@@ -20,7 +20,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from benchmarks.simulator import SimulationError
-from sgl_vllm.scheduler.jump import JumpForward
+from sgl_vllm.jump.jump import JumpForward
 from tests.engine.late import MAX_MODEL_LEN, Answer, LateCore, Runner, V1Runner, V2Runner
 from tests.engine.one_by_one import decode_one_by_one
 from tests.engine.test_jump_pressure import PATTERNS

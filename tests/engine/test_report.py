@@ -9,7 +9,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from sgl_vllm.request_keys import REPORT
+from sgl_vllm.protocol.request_keys import REPORT
 from tests.engine.engine import Ask, Engine
 
 CARD = r'\{"name": "([A-Z][a-z]{2,8})", "age": ([1-9][0-9])\}'

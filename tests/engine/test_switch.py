@@ -153,7 +153,7 @@ def test_every_hook_is_in_the_installed_vllm():
 
 def test_an_unsupported_vllm_is_refused_by_name(monkeypatch):
     from sgl_vllm import plugin
-    from sgl_vllm.compat import InstalledVllm
+    from sgl_vllm.vllm_api.versions import InstalledVllm
 
     monkeypatch.setattr(plugin, "installed_vllm", lambda: InstalledVllm("vllm", "0.20.1", "cuda"))
     with pytest.raises(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sgl_vllm.serving import CPU_ENVIRONMENT, QUIET_ENVIRONMENT
+from sgl_vllm.server_process import CPU_ENVIRONMENT, QUIET_ENVIRONMENT
 from tests.gpu.configuration import Configuration, on_cpu
 
 CONFIGURATION = Configuration.of_environment()

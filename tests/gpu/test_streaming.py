@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from sgl_vllm.serving import VllmServer
+from sgl_vllm.server_process import VllmServer
 from tests.engine.programs import CARD, LETTER
 from tests.gpu.configuration import on_cpu, unverified
 from tests.gpu.conftest import CONFIGURATION, needs_exact

@@ -10,7 +10,7 @@ import pytest
 
 import sgl_vllm as sgl
 from sgl_vllm.demo import MODEL_PATH
-from sgl_vllm.serving import VllmServer
+from sgl_vllm.server_process import VllmServer
 
 MODEL = os.environ.get("SGL_VLLM_TEST_MODEL", str(MODEL_PATH))
 API_KEY = "a-key"

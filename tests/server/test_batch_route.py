@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sgl_vllm.request_keys import REPORT
+from sgl_vllm.protocol.request_keys import REPORT
 from tests.server.conftest import API_KEY
 
 HEADERS = {"Authorization": f"Bearer {API_KEY}"}

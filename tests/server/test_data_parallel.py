@@ -13,7 +13,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sgl_vllm.serving import read_counters
+from sgl_vllm.server_process import read_counters
 from tests.server.conftest import serve
 
 CONVERSATIONS, TURNS = 8, 4

@@ -8,7 +8,7 @@ import sys
 
 
 def test_the_demo_gives_the_same_answers_for_less_computing() -> None:
-    command = [sys.executable, "-m", "sgl_vllm.cli", "demo", "--json"]
+    command = [sys.executable, "-m", "sgl_vllm.commands.cli", "demo", "--json"]
     finished = subprocess.run(command, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     result = json.loads(finished.stdout)

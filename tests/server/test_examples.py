@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.models import resolve_model
-from sgl_vllm.serving import VllmServer
+from sgl_vllm.server_process import VllmServer
 from tests.server.conftest import API_KEY
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"

@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
-from sgl_vllm import cli
-from sgl_vllm.hooks import PARTS
+from sgl_vllm.commands import cli
+from sgl_vllm.vllm_api.probe import PARTS
 from tests.server.conftest import API_KEY
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -8,7 +8,7 @@ import sys
 import httpx
 import pytest
 
-from sgl_vllm.serving import ServerFailed
+from sgl_vllm.server_process import ServerFailed
 from tests.server.conftest import MODEL, serve
 
 

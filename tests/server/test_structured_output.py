@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from sgl_vllm.serving import VllmServer
+from sgl_vllm.server_process import VllmServer
 from tests.server.conftest import API_KEY, serve
 
 SHORT = {"type": "string", "maxLength": 8}

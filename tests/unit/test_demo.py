@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sgl_vllm.demo import run
+from sgl_vllm.commands import demo as run
+from sgl_vllm.commands.demo import Arm, CacheNode, CacheTree, Comparison
 from sgl_vllm.demo.program import CARD, Guide
-from sgl_vllm.demo.run import Arm, CacheNode, CacheTree, Comparison
-from sgl_vllm.serving import Counters
+from sgl_vllm.server_process import Counters
 
 CARD_OF_KOREA = {
     "name": "South Korea",

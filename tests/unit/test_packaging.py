@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import sgl_vllm
-from sgl_vllm import compat
+from sgl_vllm.vllm_api import versions
 
 ROOT = Path(sgl_vllm.__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -56,7 +56,7 @@ def test_the_server_extra_brings_no_second_vllm() -> None:
 def test_the_doctor_checks_what_the_server_extra_asks_for() -> None:
     checked = {
         f"{package}>={minimum}" + (f",<{end}" if end else "")
-        for package, minimum, end in compat.SERVER_PACKAGES
+        for package, minimum, end in versions.SERVER_PACKAGES
     }
     assert checked == set(PROJECT["optional-dependencies"]["server"])
 
@@ -71,7 +71,9 @@ def test_one_version_in_one_place() -> None:
 def test_every_package_is_pinned_once(file: str) -> None:
     names = [name for name, _ in pins(file)]
     assert sorted(names) == sorted(set(names))
-    assert compat.support_of(dict(pins(file))[f"vllm{'-cpu' * (file == 'cpu.txt')}"]) == "supported"
+    assert (
+        versions.support_of(dict(pins(file))[f"vllm{'-cpu' * (file == 'cpu.txt')}"]) == "supported"
+    )
 
 
 def test_the_cpu_pins_hold_nothing_that_needs_cuda() -> None:
@@ -157,7 +159,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(source: Path, tmp_path: Pa
     assert wheel.name.startswith(f"sgl_vllm-{sgl_vllm.__version__}-py3")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"sgl_vllm"}
-    assert {"sgl_vllm/py.typed", "sgl_vllm/cli.py", "sgl_vllm/_guard.py"} <= set(names)
+    assert {"sgl_vllm/py.typed", "sgl_vllm/commands/cli.py", "sgl_vllm/_guard.py"} <= set(names)
     assert "sgl_vllm/demo/model/config.json" in names
     assert "sgl_vllm/demo/model/model.safetensors" in names
     kernels = {name for name in names if name.startswith("sgl_vllm/kernels/")}

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm import cli
-from sgl_vllm.lang.run_program import MODULE_NAME, URL_VARIABLE
+from sgl_vllm.commands import cli
+from sgl_vllm.commands.run import MODULE_NAME, URL_VARIABLE
 from tests.unit.lang.conftest import FakeServer, RunningServer
 
 ROOT = Path(sgl.__file__).parent.parent
@@ -448,7 +448,14 @@ def test_help_teaches_by_examples(run: Run) -> None:
 
 
 def test_it_works_as_a_process_of_its_own(folder: Path, server: FakeServer) -> None:
-    command = [sys.executable, "-m", "sgl_vllm.cli", "run", str(folder / "story.py"), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "sgl_vllm.commands.cli",
+        "run",
+        str(folder / "story.py"),
+        "--json",
+    ]
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(
         [*command, "--var", "animal=hare", "--url", server.url],

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sgl_vllm.serving import Counters, ServerFailed, VllmServer
+from sgl_vllm.server_process import Counters, ServerFailed, VllmServer
 
 # Stands for vLLM: it has a worker process, answers /health, and shows one running request in the
 # first two readings of /metrics. It writes the ids of both processes to PIDS.
@@ -164,7 +164,7 @@ def owner_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A process of its own that has a server up, as the demo or a test run has."""
     script = f"""
 import sys, time
-from sgl_vllm.serving import VllmServer
+from sgl_vllm.server_process import VllmServer
 server = VllmServer("model")
 server.command = [part.replace("PORT", str(server.port)) for part in {owner_command(folder)!r}]
 server.start()

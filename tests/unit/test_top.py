@@ -9,8 +9,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from sgl_vllm import cli, top
-from sgl_vllm.top import Look, compare, draw
+from sgl_vllm.commands import cli, top
+from sgl_vllm.commands.top import Look, compare, draw
 
 METRICS = """\
 # TYPE vllm:num_requests_running gauge

@@ -142,7 +142,7 @@ def all_steps() -> list[Step]:
     ]
 
 
-DOCTOR = ("-m", "sgl_vllm.cli", "doctor")
+DOCTOR = ("-m", "sgl_vllm.commands.cli", "doctor")
 KERNEL_TIMES = ("-m", "benchmarks.kernels", "--json", "{out}/kernels.json")
 MAKE_MODEL = ("-m", "benchmarks.models", MODELS["7b"])
 

@@ -17,7 +17,7 @@ from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.errors import UnsupportedError
 from sgl_vllm.lang.ir import Role, Sampling
 from sgl_vllm.lang.media import Media
-from sgl_vllm.scoring import ChoiceTokens
+from sgl_vllm.protocol.scoring import ChoiceTokens
 
 logger = logging.getLogger("sgl_vllm")
 

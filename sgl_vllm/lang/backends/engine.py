@@ -33,8 +33,8 @@ from sgl_vllm.lang.backends.service import Once
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.ir import Sampling
 from sgl_vllm.lang.loop import background_loop
-from sgl_vllm.request_keys import REPORT, SCORE_FROM
-from sgl_vllm.scoring import all_answers, scored_rows
+from sgl_vllm.protocol.request_keys import REPORT, SCORE_FROM
+from sgl_vllm.protocol.scoring import all_answers, scored_rows
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -180,7 +180,7 @@ class Engine(OnVLLM):
         plugin = await self.has_plugin()
         stats = None
         if plugin:
-            from sgl_vllm.server.engines import ask_engines, merge_stats
+            from sgl_vllm.routes.engines import ask_engines, merge_stats
 
             stats = merge_stats(await ask_engines(engine, "stats"))
         return ServerInfo(

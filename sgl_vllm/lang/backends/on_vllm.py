@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sgl_vllm import scoring
 from sgl_vllm.lang.backends.base import (
     Backend,
     ChatPrompt,
@@ -22,7 +21,8 @@ from sgl_vllm.lang.backends.base import (
     Usage,
 )
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
-from sgl_vllm.request_keys import REPORT
+from sgl_vllm.protocol import scoring
+from sgl_vllm.protocol.request_keys import REPORT
 
 
 class OnVLLM(Backend):

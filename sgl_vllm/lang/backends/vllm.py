@@ -40,8 +40,8 @@ from sgl_vllm.lang.backends.openai_api import (
 )
 from sgl_vllm.lang.backends.service import Once
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
-from sgl_vllm.request_keys import PROGRAM, REPORT, SCORE_FROM
-from sgl_vllm.scoring import ChoiceTokens, all_answers, scored_rows
+from sgl_vllm.protocol.request_keys import PROGRAM, REPORT, SCORE_FROM
+from sgl_vllm.protocol.scoring import ChoiceTokens, all_answers, scored_rows
 
 _request_numbers = itertools.count(1)
 

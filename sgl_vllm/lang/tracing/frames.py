@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from sgl_vllm.lang.tracing.deferred import Deferred
 
 if TYPE_CHECKING:
-    from sgl_vllm.lang.graph import Graph
+    from sgl_vllm.lang.tracing.graph import Graph
     from sgl_vllm.lang.tracing.knowledge import Knowledge
 
 RUN_IT = "or run the program as it is, without compiling"

@@ -12,7 +12,7 @@ from rich.console import Console
 from benchmarks.ab import result
 from benchmarks.ab.result import Comparison, Figures, Limits, Round
 from benchmarks.medians import median_figures
-from sgl_vllm.serving import Counters
+from sgl_vllm.server_process import Counters
 
 ARM_KEYS = {
     "throughput_programs_s",

@@ -36,7 +36,7 @@ from sgl_vllm.lang.backends.base import (
     TextPrompt,
     Usage,
 )
-from sgl_vllm.scoring import ChoiceTokens
+from sgl_vllm.protocol.scoring import ChoiceTokens
 
 NAMES = ("mmlu", "mmlu_best", "hellaswag", "few_shot_gsm8k", "multi_chain", "rag")
 

@@ -24,7 +24,7 @@ from benchmarks.serve.__main__ import _parser, main, plan_of
 from benchmarks.serve.datasets import DATASETS, MAX_PROMPT_TOKENS, Asked
 from benchmarks.serve.load import LoadSettings, bench_arguments
 from benchmarks.serve.result import Comparison, DatasetResult, Round, joined
-from sgl_vllm.serving import Counters
+from sgl_vllm.server_process import Counters
 
 COUNTERS = Counters(
     forward_passes=40,

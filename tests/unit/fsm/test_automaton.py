@@ -17,10 +17,10 @@ from sgl_vllm.fsm.automaton import (
     STRING,
     Alt,
     Automaton,
+    JsonString,
     Lazy,
     Literals,
     Seq,
-    Text,
     TooComplexError,
     literal,
 )
@@ -136,7 +136,7 @@ def test_a_forced_run_is_the_longest_with_one_way_on(name):
 
 def test_keys_and_punctuation_are_forced():
     grammar = Automaton(
-        Seq(literal(b'{"name": "'), Text.of(STRING), literal(b', "age": '), literal(b"3}"))
+        Seq(literal(b'{"name": "'), JsonString.of(STRING), literal(b', "age": '), literal(b"3}"))
     )
     assert grammar.start.forced()[0] == b'{"name": "'
     run, end = after(grammar.start, b'{"name": "Ann"').forced()
@@ -189,7 +189,7 @@ def test_too_many_ways_at_once_are_refused(monkeypatch):
 def test_strings_are_counted_by_characters(text, low, high):
     within = low <= len(text) and (high is None or len(text) <= high)
     if high is None or low <= high:
-        grammar = Automaton(Text.of(COUNTED_STRING, 0, low, high))
+        grammar = Automaton(JsonString.of(COUNTED_STRING, 0, low, high))
         assert accepts(grammar, json.dumps(text, ensure_ascii=False)[1:]) == within
         halves = any(ord(c) > 0xFFFF for c in text)  # two escapes for one character
         assert accepts(grammar, json.dumps(text)[1:]) == (within and not halves)
@@ -201,11 +201,11 @@ def test_strings_are_counted_by_characters(text, low, high):
      b"\x80", b"\xff", b"\n", b"\x00", b"\\x", b"\\u12g4"],
 )  # fmt: skip
 def test_what_is_no_json_string_is_refused(data):
-    assert after(Automaton(Text.of(STRING)).start, data) is None
+    assert after(Automaton(JsonString.of(STRING)).start, data) is None
 
 
 def test_names_are_excluded_and_their_beginnings_are_not():
-    grammar = Automaton(Text.of(NAME_STRING, names=(b"ab", b"a\\n", b"")))
+    grammar = Automaton(JsonString.of(NAME_STRING, names=(b"ab", b"a\\n", b"")))
     refused = ["ab", r"a\n", "", r"\u0061b", r"a\u000a", r"a\/"]
     assert [t for t in refused if accepts(grammar, t + chr(QUOTE))] == []
     legal = ["a", "abc", "b", r"a\t", r"a\"", r"\u0001", "é"]

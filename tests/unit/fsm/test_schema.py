@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sgl_vllm.fsm import schema as schema_module
 from sgl_vllm.fsm.automaton import Automaton, TooComplexError
-from sgl_vllm.fsm.schema import Reading, UnsupportedSchemaError, compile_schema
+from sgl_vllm.fsm.schema import SchemaSemantics, UnsupportedSchemaError, compile_schema
 from tests.effort import examples
 from tests.unit.fsm.texts import accepts, after, random_text, random_walk
 
@@ -424,7 +424,7 @@ def test_both_readings_agree_where_a_schema_says_it_all(data):
         "additionalProperties": False,
     }
     schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 2}
-    strict, spec = automaton(schema, reading=Reading.STRICT), automaton(schema)
+    strict, spec = automaton(schema, reading=SchemaSemantics.STRICT), automaton(schema)
     rng = random.Random(0)
     for one, other in ((strict, spec), (spec, strict)):
         text = random_text(one.start, rng, 200)
@@ -433,8 +433,8 @@ def test_both_readings_agree_where_a_schema_says_it_all(data):
 
 def test_the_strict_reading_is_closed_and_implies_objects():
     schema = {"properties": {"a": {"type": "integer"}}}
-    assert not accepts(automaton(schema, reading=Reading.STRICT), "1")
-    assert not accepts(automaton(schema, reading=Reading.STRICT), '{"a": 1, "b": 2}')
+    assert not accepts(automaton(schema, reading=SchemaSemantics.STRICT), "1")
+    assert not accepts(automaton(schema, reading=SchemaSemantics.STRICT), '{"a": 1, "b": 2}')
     assert accepts(automaton(schema), "1") and accepts(automaton(schema), '{"a": 1, "b": 2}')
 
 

@@ -18,7 +18,7 @@ from sgl_vllm.lang.backends.base import (
     ScoreAnswer,
     Usage,
 )
-from sgl_vllm.scoring import ChoiceTokens
+from sgl_vllm.protocol.scoring import ChoiceTokens
 
 
 def text_of(prompt: Prompt) -> str:

@@ -13,7 +13,7 @@ from sgl_vllm.lang.choices import (
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
-from sgl_vllm.scoring import ChoiceTokens, first_scored_position
+from sgl_vllm.protocol.scoring import ChoiceTokens, first_scored_position
 
 METHODS = [
     token_length_normalized,

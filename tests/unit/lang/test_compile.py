@@ -17,8 +17,8 @@ from sgl_vllm.lang.compiler import (
     model_planner,
 )
 from sgl_vllm.lang.ir import Text
-from sgl_vllm.lang.trace import shared_prefix
 from sgl_vllm.lang.tracing.frames import TraceError
+from sgl_vllm.lang.tracing.trace import shared_prefix
 from tests.effort import examples
 from tests.unit.lang.conftest import LONG
 from tests.unit.lang.random_programs import program_of, sources

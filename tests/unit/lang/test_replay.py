@@ -34,7 +34,7 @@ from sgl_vllm.lang.backends.base import (
 )
 from sgl_vllm.lang.ir import DEFAULT_SAMPLING, Sampling
 from sgl_vllm.lang.media import Media
-from sgl_vllm.scoring import ChoiceTokens
+from sgl_vllm.protocol.scoring import ChoiceTokens
 from tests.unit.lang.scripted import ScriptedBackend
 
 KEY = "sk-a-secret-of-some-length"

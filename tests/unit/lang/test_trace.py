@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.graph import Evaluate, Fork, Join, Write
 from sgl_vllm.lang.ir import Gen, RoleBegin, RoleEnd, Text
-from sgl_vllm.lang.trace import shared_prefix, trace
 from sgl_vllm.lang.tracing.deferred import Arguments
 from sgl_vllm.lang.tracing.evaluation import MAX_STEPS
 from sgl_vllm.lang.tracing.frames import TraceError
+from sgl_vllm.lang.tracing.graph import Evaluate, Fork, Join, Write
+from sgl_vllm.lang.tracing.trace import shared_prefix, trace
 
 happened = []
 PROMPTS = {"en": "Answer: ", "de": "Antwort: "}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from sgl_vllm.radix.tree import Match, Node
-from sgl_vllm.scheduler.policy import ORDERS, OVERHEAD_TOKENS, Bound, WaitingLine
+from sgl_vllm.scheduler.policy import ORDERS, OVERHEAD_TOKENS, Bound, WaitingQueue
 from tests.effort import examples
 
 CACHE_AWARE = ("lpm", "dfs-weight")
@@ -67,7 +67,7 @@ class LineAgainstHistory(RuleBasedStateMachine):
     )
     def start(self, order, max_passes, max_delay, min_delay_tokens, max_wait_s, window):
         self.bound = Bound(max_passes, max_delay, min_delay_tokens, max_wait_s)
-        self.line: WaitingLine[Request] = WaitingLine(order, self.bound, window)
+        self.line: WaitingQueue[Request] = WaitingQueue(order, self.bound, window)
         self.window = window
         self.nodes = some_nodes()
         self.waiting: list[Request] = []
@@ -207,8 +207,8 @@ TestLineAgainstHistory.settings = settings(
 )
 
 
-def with_scores(order: str, matches: list[int]) -> WaitingLine[int]:
-    line: WaitingLine[int] = WaitingLine(order, LOOSE, window=100)
+def with_scores(order: str, matches: list[int]) -> WaitingQueue[int]:
+    line: WaitingQueue[int] = WaitingQueue(order, LOOSE, window=100)
     nodes = some_nodes()
     for number, matched in enumerate(matches):
         line.add(number, 100)
@@ -239,7 +239,7 @@ def test_to_ask_for_the_order_twice_does_not_change_it(matches, order):
 
 @given(st.integers(0, 8), st.integers(1, 3), st.sampled_from(sorted(ORDERS)))
 def test_a_stream_of_better_ones_passes_a_request_so_often_and_no_more(max_passes, per_step, order):
-    line: WaitingLine[int] = WaitingLine(order, Bound(max_passes, 1.0, 10**12), window=100)
+    line: WaitingQueue[int] = WaitingQueue(order, Bound(max_passes, 1.0, 10**12), window=100)
     numbers = count()
     line.add(unlucky := next(numbers), 100)
     admitted: list[int] = []
@@ -259,7 +259,7 @@ def test_a_stream_of_better_ones_passes_a_request_so_often_and_no_more(max_passe
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc")), max_size=30), st.data())
 def test_by_arrival_is_for_each_priority_who_came_first(requests, data):
-    line: WaitingLine[int] = WaitingLine("lpm", LOOSE, window=100)
+    line: WaitingQueue[int] = WaitingQueue("lpm", LOOSE, window=100)
     for number, (priority, client) in enumerate(requests):
         line.add(number, 100, priority=priority, client=client)
     for number in data.draw(st.permutations(range(len(requests)))):
@@ -273,7 +273,7 @@ def test_by_arrival_is_for_each_priority_who_came_first(requests, data):
 def after_overtaking(bound: Bound, num_cached: int, num_others: int = 0) -> list[str]:
     """The order when `first` has been overtaken once, by one of whom 50 of 100 tokens were thought
     to be cached, while so many others were there too; `better` would go before it."""
-    line: WaitingLine[str] = WaitingLine("lpm", bound, window=100)
+    line: WaitingQueue[str] = WaitingQueue("lpm", bound, window=100)
     others = [f"other {number}" for number in range(num_others)]
     for name in ("first", "quick", *others):
         line.add(name, 100)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sgl_vllm.radix.tree import Match
 from sgl_vllm.scheduler.fairness import MAX_DEBT_QUANTA, DeficitCounters
-from sgl_vllm.scheduler.policy import Bound, WaitingLine
+from sgl_vllm.scheduler.policy import Bound, WaitingQueue
 
 LOOSE = Bound(max_passes=10**9, max_delay=1.0, min_delay_tokens=10**12)
 
@@ -114,7 +114,7 @@ class Loop:
     or as many as `cached` says less."""
 
     def __init__(self, quantum: int, per_step: int, window: int = 1000) -> None:
-        self.line: WaitingLine[tuple[str, int]] = WaitingLine("lpm", LOOSE, window)
+        self.line: WaitingQueue[tuple[str, int]] = WaitingQueue("lpm", LOOSE, window)
         self.fairness = DeficitCounters(quantum)
         self.per_step = per_step
         self.num_sent = 0

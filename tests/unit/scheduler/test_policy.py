@@ -1,14 +1,14 @@
 """The order of admission, and its bound on overtaking."""
 
 from sgl_vllm.radix.tree import Match, Node
-from sgl_vllm.scheduler.policy import Bound, WaitingLine, depth_first_places
+from sgl_vllm.scheduler.policy import Bound, WaitingQueue, depth_first_places
 
 LOOSE = Bound(max_passes=1000, max_delay=1.0, min_delay_tokens=10**9)
 
 
-def line_of(order: str = "lpm", *matched: int, bound: Bound = LOOSE) -> WaitingLine[str]:
+def line_of(order: str = "lpm", *matched: int, bound: Bound = LOOSE) -> WaitingQueue[str]:
     """Requests a, b, c, ... of 100 tokens, of which so many are cached."""
-    line: WaitingLine[str] = WaitingLine(order, bound, window=100)
+    line: WaitingQueue[str] = WaitingQueue(order, bound, window=100)
     for name, num_tokens in zip("abcdefgh", matched, strict=False):
         line.add(name, 100)
         line.score(name, Match(num_tokens, None))
@@ -76,7 +76,7 @@ def test_who_was_delayed_by_a_share_of_the_backlog_goes_first():
 
 
 def test_who_has_waited_long_goes_first():
-    line = WaitingLine("lpm", Bound(1000, 1.0, 10**9, max_wait_s=10.0), window=100)
+    line = WaitingQueue("lpm", Bound(1000, 1.0, 10**9, max_wait_s=10.0), window=100)
     line.add("old", 100, arrival_s=0.0)
     line.add("new", 100, arrival_s=9.0)
     line.score("new", Match(50, None))
@@ -98,7 +98,7 @@ def test_an_important_request_goes_before_a_longer_prefix():
 
 
 def test_clients_that_have_had_their_share_go_last():
-    line: WaitingLine[str] = WaitingLine("lpm", LOOSE, window=100)
+    line: WaitingQueue[str] = WaitingQueue("lpm", LOOSE, window=100)
     for name, client in (("a", "greedy"), ("b", "modest"), ("c", "greedy")):
         line.add(name, 100, client=client)
     assert line.order(last_clients={"greedy"}) == ["b", "a", "c"]
@@ -123,7 +123,7 @@ def test_first_come_first_served_and_random_do_not_look_at_the_cache():
 
 
 def test_beyond_the_window_they_go_as_they_came():
-    line: WaitingLine[int] = WaitingLine("lpm", LOOSE, window=3)
+    line: WaitingQueue[int] = WaitingQueue("lpm", LOOSE, window=3)
     for number in range(200):
         line.add(number, 100)
         line.score(number, Match(number, None))

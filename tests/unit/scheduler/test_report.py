@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 
-from sgl_vllm.request_keys import REPORT
-from sgl_vllm.scheduler.report import ForcedReports
+from sgl_vllm.jump.report import ForcedReports
+from sgl_vllm.protocol.request_keys import REPORT
 
 PIECES = [b"", b"a", b"bc", "é".encode(), b"\xe6\x97", b"\xa5"]
 TOKENS = st.lists(st.integers(0, len(PIECES)), max_size=30)  # one more than there are pieces

@@ -1,0 +1,1 @@
+"""The command `sgl-vllm`, a module per subcommand."""

@@ -1,0 +1,300 @@
+"""Runs the demo's program on stock vLLM and on vLLM with the plugin, and shows both.
+
+Owns the two servers' order, what is compared, and how it is printed. The counts are the servers'
+own; answers are compared text for text.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+import sgl_vllm as sgl
+from sgl_vllm.demo import MODEL_PATH
+from sgl_vllm.demo.program import FIRST_COUNTRY, MORE_COUNTRIES, Guide, city_guide
+from sgl_vllm.server_process import Counters, ServerFailed, VllmServer, sigterm_as_interrupt
+from sgl_vllm.vllm_api import versions
+
+MAX_MODEL_LEN = 2048
+STOP_TIMEOUT_S = 5.0
+ROLE_STYLES = {"system": "dim", "user": "bold cyan", "assistant": "green"}
+MAX_TREE_CHILDREN = 6
+MAX_TREE_DEPTH = 6
+
+
+class DemoFailed(Exception):
+    """The message says what to do."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One server's run of the whole program."""
+
+    guides: tuple[Guide, ...]
+    messages: tuple[Mapping[str, str], ...]  # of the first country's conversation
+    counters: Counters
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class CacheNode:
+    """A node of the radix tree: a run of tokens that every prompt below it shares."""
+
+    num_tokens: int
+    hits: int
+    children: tuple[CacheNode, ...]
+
+
+@dataclass(frozen=True)
+class CacheTree:
+    """The radix tree of a server; a KV block holds `block_size_tokens`, on both servers."""
+
+    block_size_tokens: int
+    root: CacheNode
+
+
+@dataclass(frozen=True)
+class Comparison:
+    stock: Arm
+    plugin: Arm
+    tree: CacheTree
+
+    @property
+    def same_answers(self) -> bool:
+        return self.stock.guides == self.plugin.guides
+
+    def to_json(self) -> str:
+        def arm(run: Arm) -> dict[str, Any]:
+            counts = asdict(run.counters)
+            counts["computed_prompt_tokens"] = run.counters.computed_prompt_tokens
+            return {**counts, "wall_s": run.wall_s, "guides": [asdict(g) for g in run.guides]}
+
+        arms = {"stock": arm(self.stock), "plugin": arm(self.plugin)}
+        content = {"same_answers": self.same_answers, "arms": arms, "tree": asdict(self.tree)}
+        return json.dumps(content, indent=2)
+
+
+def main(model: Path | None = None, *, keep: bool = False, as_json: bool = False) -> int:
+    """The `demo` command. 0 if both servers gave the same answers, 1 if not or on failure."""
+    progress = Console(stderr=True, highlight=False)
+    with sigterm_as_interrupt():
+        try:
+            comparison = compare(_model_folder(model), progress, as_json=as_json, keep=keep)
+        except (DemoFailed, ServerFailed, sgl.BackendError, sgl.ProgramError) as failure:
+            progress.print(f"[red]demo:[/red] {escape(str(failure))}", soft_wrap=True)
+            return 1
+        except KeyboardInterrupt:
+            progress.print("interrupted; everything is stopped")
+            return 130
+    return 0 if comparison.same_answers else 1
+
+
+def compare(model: Path, progress: Console, *, as_json: bool, keep: bool) -> Comparison:
+    """Runs the program on one server after the other, and prints the result."""
+    with _server(model, progress, plugin=False) as server:
+        stock = run_program(server)
+    with _server(model, progress, plugin=True) as server:
+        plugin = run_program(server)
+        comparison = Comparison(stock, plugin, read_tree(server.url))
+        if as_json:
+            print(comparison.to_json())
+        else:
+            show(comparison, Console(highlight=False))
+        if keep:
+            progress.print(f"\nServing {server.url} with the plugin. Ctrl-C ends it.")
+            signal.pause()
+    return comparison
+
+
+def run_program(server: VllmServer) -> Arm:
+    """One country after the other; counts and time are of these only.
+
+    At the same time they would take fewer passes on both servers, but how many would be chance: it
+    depends on which requests happen to meet in a pass. (The branches of a fork still do.)
+    """
+    backend = sgl.VLLM(server.url)
+    _warm_up(server)
+    before = server.counters()
+    begun = time.monotonic()
+    first = city_guide.run(FIRST_COUNTRY, temperature=0, backend=backend)
+    more = city_guide.run_batch(
+        [{"country": country} for country in MORE_COUNTRIES],
+        temperature=0,
+        backend=backend,
+        num_threads=1,
+    )
+    wall_s = time.monotonic() - begun
+    guides = tuple(state.ret_value for state in (first, *more))
+    return Arm(guides, tuple(first.messages()), server.counters() - before, wall_s)
+
+
+def read_tree(url: str) -> CacheTree:
+    """The radix tree of a server with the plugin, without any text."""
+    answer = httpx.get(f"{url}/v1/sgl/tree", timeout=30)
+    if answer.status_code != 200:
+        raise DemoFailed(f"{url}/v1/sgl/tree answered {answer.status_code}: {answer.text[:200]}")
+    (engine,) = answer.json()["engines"]
+    return CacheTree(engine["block_size"], tree_of(engine["nodes"]))
+
+
+def tree_of(nodes: Sequence[Mapping[str, Any]]) -> CacheNode:
+    """The list of nodes, parents before children, as a tree under one empty root."""
+    children: list[list[CacheNode]] = [[] for _ in nodes]
+    top: list[CacheNode] = []
+    for index in reversed(range(len(nodes))):
+        node = nodes[index]
+        made = CacheNode(node["num_tokens"], node["hits"], tuple(reversed(children[index])))
+        (top if node["parent"] is None else children[node["parent"]]).append(made)
+    return CacheNode(0, 0, tuple(reversed(top)))
+
+
+def _warm_up(server: VllmServer) -> None:
+    """What the first request of a process pays for is no part of the comparison."""
+    body = {"model": server.served_model_name, "prompt": "Input: cat\nOutput:", "max_tokens": 4}
+    httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).raise_for_status()
+
+
+@contextmanager
+def _server(model: Path, progress: Console, *, plugin: bool) -> Iterator[VllmServer]:
+    name = "vLLM with the plugin" if plugin else "stock vLLM"
+    begun = time.monotonic()
+    with progress.status(f"starting {name}") as status:
+        server = VllmServer(
+            model,
+            plugin=plugin,
+            served_model_name="demo",
+            max_model_len=MAX_MODEL_LEN,
+            extra_args=_gpu_arguments(),
+            # The shipped model is so small that a second thread only waits for the first.
+            env={"OMP_NUM_THREADS": "1"} if model == MODEL_PATH else {},
+            stop_timeout_s=STOP_TIMEOUT_S,
+            on_wait=lambda waited_s: status.update(f"starting {name}: {waited_s:.0f} s"),
+        )
+        with server:
+            progress.print(f"{name} is up after {time.monotonic() - begun:.0f} s")
+            status.stop()
+            yield server
+
+
+def _gpu_arguments() -> tuple[str, ...]:
+    """A small model on a GPU: no compilation to wait for, and not the whole memory."""
+    vllm = versions.installed_vllm()
+    if vllm is None:
+        raise DemoFailed(versions.unsupported_message(None) or "")
+    if vllm.build == "cpu":
+        return ()
+    return ("--dtype", "float32", "--enforce-eager", "--gpu-memory-utilization", "0.5")
+
+
+def _model_folder(model: Path | None) -> Path:
+    folder = model or MODEL_PATH
+    if not (folder / "config.json").is_file():
+        raise DemoFailed(f"{folder} holds no model (no config.json); name one with --model PATH")
+    return folder
+
+
+# -- showing
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    first, *more = comparison.plugin.guides
+    console.rule(f"The conversation about {first.country}")
+    for message in comparison.plugin.messages:
+        style = ROLE_STYLES.get(message["role"], "")
+        console.print(Text.assemble((f"{message['role']:>9}  ", style), message["content"]))
+    console.rule("The other countries")
+    for guide in more:
+        console.print(_guide_table(guide))
+    console.rule("The radix tree afterwards")
+    console.print(draw_tree(comparison.tree.root))
+    console.rule("The same program on both")
+    console.print(
+        f"vLLM's defaults, with KV blocks of {comparison.tree.block_size_tokens} tokens.",
+        style="dim",
+    )
+    console.print(Group(_counts_table(comparison), _verdict(comparison)))
+
+
+def draw_tree(root: CacheNode) -> Tree:
+    """The tree with its largest branches; what is left out is counted."""
+    drawn = Tree(_label(root))
+    _draw_children(root, drawn, depth=1)
+    return drawn
+
+
+def _draw_children(node: CacheNode, drawn: Tree, depth: int) -> None:
+    ordered = sorted(node.children, key=subtree_tokens, reverse=True)
+    shown = ordered[:MAX_TREE_CHILDREN] if depth <= MAX_TREE_DEPTH else []
+    for child in shown:
+        _draw_children(child, drawn.add(_label(child)), depth + 1)
+    if rest := ordered[len(shown) :]:
+        tokens = sum(subtree_tokens(child) for child in rest)
+        drawn.add(f"[dim]and {len(rest)} more, {tokens} tokens[/dim]")
+
+
+def subtree_tokens(node: CacheNode) -> int:
+    return node.num_tokens + sum(subtree_tokens(child) for child in node.children)
+
+
+def _label(node: CacheNode) -> str:
+    hits = f", {node.hits} hits" if node.hits else ""
+    return f"{node.num_tokens} tokens[dim]{hits}[/dim]" if node.num_tokens else "root"
+
+
+def _guide_table(guide: Guide) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", style="dim", min_width=9)
+    table.add_column()
+    table.add_row("", f"[bold]{guide.country}[/bold]")
+    table.add_row("gen", escape(f"{guide.capital} {guide.dish}"))
+    table.add_row("fork", escape(" ".join(guide.tips)))
+    table.add_row("regex", escape(guide.card))
+    table.add_row("select", guide.continent)
+    return table
+
+
+def _counts_table(comparison: Comparison) -> Table:
+    stock, plugin = comparison.stock, comparison.plugin
+    table = Table(header_style="dim", box=None, pad_edge=False)
+    table.add_column("")
+    table.add_column("stock", justify="right")
+    table.add_column("plugin", justify="right")
+    for label, name in (
+        ("forward passes", "forward_passes"),
+        ("prompt tokens computed", "computed_prompt_tokens"),
+        ("prompt tokens from the cache", "cached_prompt_tokens"),
+        ("output tokens forced, not sampled", "forced_tokens"),
+    ):
+        table.add_row(label, *(str(getattr(arm.counters, name)) for arm in (stock, plugin)))
+    table.add_row("time", f"{stock.wall_s:.1f} s", f"{plugin.wall_s:.1f} s")
+    return table
+
+
+def _verdict(comparison: Comparison) -> Text:
+    if comparison.same_answers:
+        return Text("same answers: yes", style="green")
+    pairs = zip(comparison.stock.guides, comparison.plugin.guides, strict=True)
+    lines = ["same answers: NO"]
+    for stock, plugin in pairs:
+        for name, expected in asdict(stock).items():
+            if (got := asdict(plugin)[name]) != expected:
+                lines += [f"{stock.country}, {name}:", f"  stock  {expected}", f"  plugin {got}"]
+    return Text("\n".join(lines), style="red")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

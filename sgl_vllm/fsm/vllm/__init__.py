@@ -1,0 +1,1 @@
+"""Structured output inside vLLM: the contact of the pure automata with its backends."""

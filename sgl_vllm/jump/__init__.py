@@ -1,0 +1,1 @@
+"""Jump-forward: forced tokens enter a running request in one forward pass."""

@@ -1,0 +1,52 @@
+"""Which tokens a grammar leaves no choice about, by its own mask alone (`jump_mode=exact`).
+
+Owns nothing of the grammar: it asks through vLLM's interface, which every structured-output backend
+has. Its sibling `fsm/forced_tokens.py` asks for forced text and spells it canonically.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+
+from sgl_vllm.fsm.masks import only_bit
+from sgl_vllm.fsm.vllm.forced_tokens import live_grammar
+
+
+class UniqueTokens:
+    """The tokens that are the only legal one, one after the other, by the grammar's own mask.
+
+    Works with every structured-output backend. A call fills one mask, and one more for each token.
+    """
+
+    def __init__(self, manager: StructuredOutputManager) -> None:
+        self._manager = manager
+        self._mask: torch.Tensor | None = None
+
+    def take(self, request: Request) -> list[int]:
+        """The tokens forced after what `request` has so far; its grammar has accepted them."""
+        grammar = live_grammar(self._manager, request)
+        if grammar is None:
+            return []
+        tokens: list[int] = []
+        room = request.max_tokens - request.num_output_tokens
+        try:
+            while len(tokens) < room and not grammar.is_terminated():
+                token = self._only_legal_token(grammar)
+                if token is None or not grammar.accept_tokens(request.request_id, [token]):
+                    break
+                tokens.append(token)
+        except Exception:
+            if tokens:
+                grammar.rollback(len(tokens))
+            raise
+        return tokens
+
+    def _only_legal_token(self, grammar: StructuredOutputGrammar) -> int | None:
+        if self._mask is None:
+            self._mask = self._manager.backend.allocate_token_bitmask(1)
+        grammar.fill_bitmask(self._mask, 0)
+        return only_bit(self._mask.numpy()[0].view(np.uint32))

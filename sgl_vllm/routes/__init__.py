@@ -1,0 +1,91 @@
+"""The server's routes, and its counters on `/metrics`.
+
+Owns what HTTP shows of the plugin. Runs in vLLM's API process and asks the engines' processes
+through vLLM's own utility call. Routes with data are under `/v1`, so that `--api-key` guards them
+like vLLM's own.
+
+    GET  /v1/sgl/stats         counters of every part, and which parts are on
+    GET  /v1/sgl/tree          the radix tree: sizes, hits, ages; text only by an option
+    GET  /sgl/tree             the same as a page for people; holds no data itself
+    POST /v1/sgl/pin           compute a prefix and keep it in the cache
+    POST /v1/sgl/unpin         let it go again
+    GET  /v1/sgl/pins          what is pinned
+    POST /v1/sgl/flush_cache   empty the prefix cache; 409 while requests run
+    POST /v1/sgl/batch         many requests at once, each answered as soon as it is done
+    POST /v1/sgl/batch/abort   stop single ones of them
+    POST /v1/sgl/score         how likely each of some continuations of a prompt is
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.routing import APIRouter
+from starlette.datastructures import State
+from vllm.engine.protocol import EngineClient
+from vllm.logger import init_logger
+from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+from sgl_vllm.routes import pins, tree
+from sgl_vllm.routes.engines import ask_engines, merge_stats
+from sgl_vllm.routes.metrics import MetricsMiddleware, SglCollector
+
+logger = init_logger("vllm.sgl_vllm.server")
+
+router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
+
+
+@router.get("/stats")
+async def stats(request: Request) -> dict[str, Any]:
+    return await _stats(request.app)
+
+
+async def _stats(app: FastAPI) -> dict[str, Any]:
+    """Of all engines behind `app`, whichever of several API servers it is."""
+    return merge_stats(await ask_engines(app.state.engine_client, "stats"))
+
+
+@router.post("/flush_cache")
+async def flush_cache(request: Request) -> dict[str, bool]:
+    if not await request.app.state.engine_client.reset_prefix_cache():
+        raise HTTPException(409, "the cache is in use: try again when no request is running")
+    return {"flushed": True}
+
+
+class SglEndpointPlugin:
+    """What vLLM's `vllm.endpoint_plugins` group wants."""
+
+    name = "sgl_vllm"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        for routes in (router, tree.router, pins.router):
+            app.include_router(routes)
+        try:
+            from sgl_vllm.routes import batch, score
+        except ImportError as error:  # it needs more of vLLM's inside than the other routes do
+            logger.warning(
+                "no /v1/sgl/batch and /v1/sgl/score on this vLLM (%s): programs do without", error
+            )
+        else:
+            batch.attach(app)
+            app.include_router(score.router)
+        registry, collector = get_prometheus_registry(), SglCollector()
+        registry.register(collector)
+        app.add_middleware(MetricsMiddleware, collector=collector, registry=registry, ask=_stats)
+
+    async def init_state(
+        self, engine_client: EngineClient | None, state: State, args: Namespace
+    ) -> None:
+        processor = getattr(engine_client, "output_processor", None)
+        if getattr(processor, "tracing_enabled", False):
+            from sgl_vllm.routes import spans
+
+            spans.add_to_spans(processor)
+
+
+def endpoint_plugin() -> SglEndpointPlugin:
+    """Entry point of `vllm.endpoint_plugins`."""
+    return SglEndpointPlugin()

@@ -1,0 +1,208 @@
+"""Pins: prefixes that stay in the cache until they are unpinned.
+
+Owns the routes, and what a prompt is in tokens. The engines own the pins. With data parallelism a
+prefix is computed and pinned in every engine, because any of them may get the next request: all
+engines pin, or none does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request
+from pydantic import ValidationError
+from vllm import SamplingParams
+from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
+from vllm.exceptions import VLLMClientError
+from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
+
+from sgl_vllm.routes.engines import ask_engines, engine_ranks
+
+router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
+
+ID_SEPARATOR = ","
+"""Between the engines' pin ids in the one id that a client sees."""
+
+RADIX_OFF = "the part `radix` is off in this server, and only its tree can pin: see /v1/sgl/stats"
+
+
+@dataclass(frozen=True, slots=True)
+class PinBody:
+    """What to pin: a prompt (text or token ids) or the messages that a chat begins with."""
+
+    prompt: str | list[int] | None
+    messages: list[dict[str, Any]] | None
+    cache_salt: str | None
+    model: str | None
+
+
+@router.post("/pin")
+async def pin(request: Request) -> dict[str, Any]:
+    """Compute a prefix, one token further than it reaches, and pin it in every engine.
+
+    400 for a body that cannot be pinned, 404 for an unknown model, 409 with the engine's reason.
+    """
+    body = parse_pin(await json_object(request))
+    client: EngineClient = request.app.state.engine_client
+    lora = _lora_of(request.app.state.openai_serving_models, body.model)
+    tokens = await _tokenize(request, body)
+    try:
+        computing = (
+            compute(client, tokens, body.cache_salt, lora, rank) for rank in engine_ranks(client)
+        )
+        await asyncio.gather(*computing)
+    except (VLLMClientError, ValueError) as error:
+        raise HTTPException(400, f"this prefix cannot be computed: {error}") from None
+    arguments = {
+        "token_ids": tokens,
+        "cache_salt": body.cache_salt,
+        "lora_name": lora.lora_name if lora else None,
+        "lora_path": lora.lora_path if lora else None,
+    }
+    pins = await ask_engines(client, "pin", arguments)
+    pin_ids = [pin["pin_id"] for pin in pins if "pin_id" in pin]
+    if refusals := [pin.get("error", RADIX_OFF) for pin in pins if "pin_id" not in pin]:
+        await _unpin(client, pin_ids)
+        raise HTTPException(409, refusals[0])
+    return {"pin_id": ID_SEPARATOR.join(pin_ids), "num_prompt_tokens": len(tokens), "pins": pins}
+
+
+@router.post("/unpin")
+async def unpin(request: Request) -> dict[str, bool]:
+    """Let a pinned prefix be evicted again. 404 if no engine knows the id."""
+    body = await json_object(request)
+    pin_id = body.get("pin_id")
+    if not isinstance(pin_id, str) or not pin_id or len(body) > 1:
+        raise HTTPException(400, 'the body has to be {"pin_id": "..."}, as /v1/sgl/pin answered')
+    if not await _unpin(request.app.state.engine_client, pin_id.split(ID_SEPARATOR)):
+        raise HTTPException(404, f"there is no pin {pin_id!r}")
+    return {"unpinned": True}
+
+
+@router.get("/pins")
+async def pins(request: Request) -> dict[str, Any]:
+    """What is pinned in each engine: sizes and ages, no text."""
+    engines = await ask_engines(request.app.state.engine_client, "pins")
+    return {"engines": [{"pins": engine.get("pins", [])} for engine in engines]}
+
+
+async def _unpin(client: EngineClient, pin_ids: list[str]) -> bool:
+    """Whether any engine knew any of them. Each is asked for all: an id is one engine's."""
+    answers = [await ask_engines(client, "unpin", {"pin_id": pin_id}) for pin_id in pin_ids]
+    return any(answer.get("unpinned", False) for engines in answers for answer in engines)
+
+
+async def compute(
+    client: EngineClient,
+    tokens: list[int],
+    cache_salt: str | None,
+    lora: LoRARequest | None,
+    rank: int | None,
+) -> None:
+    """Run `tokens` through the engine of that rank, so that its cache holds all of them."""
+    running = client.generate(
+        tokens_input(tokens, cache_salt=cache_salt),
+        SamplingParams(temperature=0.0, max_tokens=1),
+        f"sgl-pin-{uuid.uuid4().hex}",
+        lora_request=lora,
+        data_parallel_rank=rank,
+    )
+    async for _ in running:
+        pass
+
+
+# -- the body
+
+
+async def json_object(request: Request) -> dict[str, Any]:
+    try:
+        body = await request.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise HTTPException(400, "the body has to be a JSON object")
+    return body
+
+
+def parse_pin(body: dict[str, Any]) -> PinBody:
+    """Raises HTTPException 400 with one sentence about what is wrong."""
+    if unknown := sorted(set(body) - {"prompt", "messages", "cache_salt", "model"}):
+        raise HTTPException(400, f"a pin has no {unknown[0]!r}")
+    prompt, messages = body.get("prompt"), body.get("messages")
+    if (prompt is None) == (messages is None):
+        raise HTTPException(400, "give either a prompt or messages")
+    if prompt is not None and not _is_prompt(prompt):
+        raise HTTPException(400, "prompt has to be a text or a list of token ids, and not empty")
+    if messages is not None and not _is_text_chat(messages):
+        raise HTTPException(400, "messages has to be a list of messages of text, and not empty")
+    for name in ("cache_salt", "model"):
+        if body.get(name) is not None and not (isinstance(body[name], str) and body[name]):
+            raise HTTPException(400, f"{name} has to be a text, and not empty")
+    return PinBody(prompt, messages, body.get("cache_salt"), body.get("model"))
+
+
+def _is_prompt(prompt: object) -> bool:
+    if isinstance(prompt, list):
+        return bool(prompt) and all(type(token) is int and token >= 0 for token in prompt)
+    return isinstance(prompt, str) and bool(prompt)
+
+
+def _is_text_chat(messages: object) -> bool:
+    """Requests with images and the like stay with vLLM's own cache, which has no pins."""
+    if not isinstance(messages, list) or not messages:
+        return False
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            return False
+        parts = message.get("content")
+        if isinstance(parts, str):
+            continue
+        if not isinstance(parts, list) or not all(_is_text_part(part) for part in parts):
+            return False
+    return True
+
+
+def _is_text_part(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text"
+
+
+def _lora_of(models: Any, name: str | None) -> LoRARequest | None:
+    if name is None or models.is_base_model(name):
+        return None
+    if name not in models.lora_requests:
+        raise HTTPException(404, f"this server has no model {name!r}")
+    lora: LoRARequest = models.lora_requests[name]
+    return lora
+
+
+async def _tokenize(request: Request, body: PinBody) -> list[int]:
+    """The token ids that a request with this prompt, or a chat that goes on from it, begins with.
+
+    Through vLLM's own `/tokenize`, so that special tokens and the chat template are the same.
+    """
+    if isinstance(body.prompt, list):
+        return body.prompt
+    wanted: TokenizeChatRequest | TokenizeCompletionRequest
+    try:
+        if body.prompt is None:
+            wanted = TokenizeChatRequest(
+                model=body.model, messages=body.messages, add_generation_prompt=False
+            )
+        else:
+            wanted = TokenizeCompletionRequest(model=body.model, prompt=body.prompt)
+        answer = await request.app.state.serving_tokenization.create_tokenize(wanted, request)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        raise HTTPException(400, f"messages cannot be read: {first['msg']}") from None
+    if isinstance(answer, ErrorResponse):
+        raise HTTPException(answer.error.code, answer.error.message)
+    tokens: list[int] = answer.tokens
+    if not tokens:
+        raise HTTPException(400, "this prompt has no tokens")
+    return tokens

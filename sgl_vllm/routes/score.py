@@ -1,0 +1,161 @@
+"""Scores of a prompt's continuations in one request: `POST /v1/sgl/score`, for the language's
+`select`.
+
+Owns the envelope. How scores are got is `protocol.scoring`; tokens and log-probabilities are what
+vLLM's own serving objects answer, their errors included. Without this route a client asks for the
+same by itself, and sends each prompt several times.
+
+    {"model": "m", "prompt": {...}, "continuations": [{...}, {...}], "unconditional": false,
+     "warm": true}
+
+    {"choices": [{"token_ids": [7], "logprobs": [-0.2], "unconditional_logprobs": null}, ...],
+     "usages": [{...}]}
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+from vllm.entrypoints.openai.completion.protocol import CompletionResponse
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
+from vllm.entrypoints.serve.utils.api_utils import with_cancellation
+
+from sgl_vllm.protocol import scoring
+from sgl_vllm.protocol.request_keys import SCORE_FROM
+from sgl_vllm.protocol.scoring import all_answers, scored_rows
+from sgl_vllm.routes.batch import complete, counted_as_load, error_answer, handled, parsed
+from sgl_vllm.routes.pins import json_object
+
+router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
+
+Usage = dict[str, Any]
+"""As in an answer of `/v1/completions`."""
+
+
+class ScoreRequest(BaseModel):
+    """`prompt` and each of `continuations`, which is the prompt with a choice after it, are bodies
+    of vLLM's `/tokenize`. `warm` sends what they share ahead."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    request_id: str | None = None
+    prompt: dict[str, Any]
+    continuations: list[dict[str, Any]] = Field(min_length=1)
+    unconditional: bool = False
+    warm: bool = False
+
+
+class Refused(Exception):
+    """vLLM answered a part with an error."""
+
+    def __init__(self, error: ErrorResponse) -> None:
+        super().__init__(error.error.message)
+        self.error = error
+
+
+@router.post("/score")
+async def score(request: Request) -> Response:
+    """The tokens of every choice with their log-probabilities, and what each request for them cost.
+
+    400 for a body that cannot be read or scored; what vLLM refuses is answered as vLLM would.
+    """
+    return await _score(await json_object(request), request)
+
+
+@with_cancellation
+async def _score(body: dict[str, Any], raw_request: Request) -> Response:
+    with counted_as_load(raw_request.app.state):
+        try:
+            asked = parsed(ScoreRequest, body)
+            model = _Served(raw_request, asked.model, asked.request_id)
+            prefix_ids, *full_ids = await all_answers(
+                [model.tokenize(prompt) for prompt in (asked.prompt, *asked.continuations)]
+            )
+            scored = await scoring.score(
+                model, prefix_ids, full_ids, unconditional=asked.unconditional, warm=asked.warm
+            )
+        except Refused as refused:
+            return error_answer(refused.error)
+        except scoring.NothingToScoreError as error:
+            return await handled(raw_request, HTTPException(400, str(error)))
+        except Exception as error:
+            return await handled(raw_request, error)
+    choices = [asdict(choice) for choice in scored.choices]
+    return JSONResponse({"choices": choices, "usages": list(scored.costs)})
+
+
+@dataclass(frozen=True)
+class _Served:
+    """The model behind vLLM's serving objects, for one request; `scoring.Model`."""
+
+    request: Request
+    model: str | None
+    request_id: str | None
+
+    async def tokenize(self, prompt: dict[str, Any]) -> list[int]:
+        kind = TokenizeChatRequest if "messages" in prompt else TokenizeCompletionRequest
+        handler = self.request.app.state.serving_tokenization
+        asked = parsed(kind, {**prompt, "model": self.model})
+        answer = await handler.create_tokenize(asked, self.request)
+        if isinstance(answer, ErrorResponse):
+            raise Refused(answer)
+        return list(answer.tokens)
+
+    async def begin_ids(self) -> list[int]:
+        return await self.tokenize({"prompt": ""})
+
+    async def warm_ids(self, ids: list[int]) -> Usage:
+        return _usage(await self._run({"prompt": ids}))
+
+    async def prompt_logprobs(
+        self, sequences: list[list[int]], start: int
+    ) -> tuple[list[tuple[float, ...]], Usage]:
+        answer = await self._run(
+            {"prompt": sequences, "prompt_logprobs": 0, "vllm_xargs": {SCORE_FROM: start}}
+        )
+        rows = [
+            tuple(
+                row[token].logprob
+                for row, token in scored_rows(choice.prompt_logprobs or [], ids, start)
+                if row is not None
+            )
+            for choice, ids in zip(answer.choices, sequences, strict=True)
+        ]
+        return rows, _usage(answer)
+
+    async def next_token_logprobs(
+        self, ids: list[int], tokens: list[int]
+    ) -> tuple[list[float], list[Usage]] | None:
+        """Each is generated, as the only token that may be: the prompt stays in the cache, of which
+        a request for log-probabilities of its prompt cannot use the last token. All but the first
+        take one token of computation."""
+        config = self.request.app.state.openai_serving_completion.model_config
+        if config.logprobs_mode != "raw_logprobs":  # others are of what may be generated
+            return None
+        answers = await all_answers(
+            [
+                self._run({"prompt": ids, "allowed_token_ids": [token], "logprobs": 0})
+                for token in tokens
+            ]
+        )
+        logprobs = [answer.choices[0].logprobs.token_logprobs[0] for answer in answers]
+        return logprobs, [_usage(answer) for answer in answers]
+
+    async def _run(self, body: dict[str, Any]) -> CompletionResponse:
+        ids = {"request_id": self.request_id} if self.request_id else {}
+        whole = {"model": self.model, **ids, **body, "max_tokens": 1, "temperature": 0.0}
+        answer = await complete(self.request, whole)
+        if isinstance(answer, ErrorResponse):
+            raise Refused(answer)
+        assert isinstance(answer, CompletionResponse)
+        return answer
+
+
+def _usage(answer: CompletionResponse) -> Usage:
+    return answer.usage.model_dump()

@@ -1,0 +1,109 @@
+"""The radix tree for programs (`GET /v1/sgl/tree`) and for people (`GET /sgl/tree`).
+
+Owns the routes and the detokenizing. The shape comes from the engines; the page is one static file
+that holds no data and asks the first route, which `--api-key` guards.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from vllm.engine.protocol import EngineClient
+from vllm.inputs import TokensPrompt
+from vllm.renderers import TokenizeParams
+
+from sgl_vllm.routes.engines import ask_engines
+
+router = APIRouter(tags=["sgl-vllm"])
+
+PAGE = Path(__file__).with_name("tree.html")
+MAX_NODES = 100_000
+MAX_TEXT_TOKENS = 4096
+
+
+@router.get("/v1/sgl/tree")
+async def tree(
+    request: Request,
+    max_nodes: Annotated[int | None, Query(ge=1, le=MAX_NODES)] = None,
+    max_text_tokens: Annotated[int, Query(ge=0, le=MAX_TEXT_TOKENS)] = 128,
+) -> Response:
+    """One entry per engine of a data-parallel server. A browser is sent on to the page.
+
+    `max_nodes`: at most so many nodes per engine. `max_text_tokens`: where the server shows
+    text, at most so many tokens of each node.
+    """
+    if prefers_html(request.headers.get("accept", "")):
+        query = f"?{request.url.query}" if request.url.query else ""
+        return RedirectResponse(f"../../sgl/tree{query}", 307, headers={"Vary": "Accept"})
+    client: EngineClient = request.app.state.engine_client
+    arguments = None if max_nodes is None else {"max_nodes": max_nodes}
+    engines = await ask_engines(client, "tree", arguments)
+    for engine in engines:
+        await add_texts(client, engine.get("nodes", ()), max_text_tokens)
+    return JSONResponse({"engines": engines}, headers={"Vary": "Accept"})
+
+
+@router.get("/sgl/tree", include_in_schema=False)
+async def tree_page() -> HTMLResponse:
+    page, policy = _page()
+    headers = {
+        "Content-Security-Policy": policy,
+        "Cache-Control": "no-cache",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return HTMLResponse(page, headers=headers)
+
+
+async def add_texts(client: EngineClient, nodes: Any, max_tokens: int) -> None:
+    """Give every node that has `tokens` its `text`, both cut to the first `max_tokens`.
+
+    A node may begin or end inside a character, which then shows as U+FFFD. Runs in the renderer's
+    threads, as vLLM's own `/detokenize` does: a tokenizer is not to be used from others.
+    """
+    params = TokenizeParams(max_total_tokens=None, max_output_tokens=0, needs_detokenization=True)
+    for node in nodes:
+        if "tokens" not in node:
+            continue
+        del node["tokens"][max_tokens:]
+        node["text"] = ""
+        if node["tokens"]:
+            prompt = TokensPrompt(prompt_token_ids=node["tokens"])
+            answer = await client.renderer.tokenize_prompt_async(prompt, params)
+            node["text"] = answer["prompt"]
+
+
+def prefers_html(accept: str) -> bool:
+    """Whether an Accept header ranks `text/html` above JSON, as browsers' do."""
+    ranks = {}
+    for choice in accept.split(","):
+        kind, *parameters = (part.strip().lower() for part in choice.split(";"))
+        quality = next((p[2:] for p in parameters if p.startswith("q=")), "1")
+        try:
+            ranks[kind] = float(quality)
+        except ValueError:
+            ranks[kind] = 0.0
+    json = ranks.get("application/json", ranks.get("application/*", ranks.get("*/*", 0.0)))
+    return ranks.get("text/html", 0.0) > json
+
+
+@cache
+def _page() -> tuple[str, str]:
+    """The page, and a policy that lets exactly its own script run and reach its own server."""
+    page = PAGE.read_text()
+    script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)
+    assert script is not None
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'self'"
+    )
+    return page, policy

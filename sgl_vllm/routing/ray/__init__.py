@@ -1,0 +1,1 @@
+"""Routing across replicas under Ray Serve."""

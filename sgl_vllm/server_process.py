@@ -1,0 +1,301 @@
+"""One `vllm serve` process: started, waited for, measured and stopped.
+
+Owns the process (nothing of it outlives ours, however we end) and the reading of its counters.
+Knows vLLM only by its command line and its HTTP routes, so stock vLLM and the plugin are driven and
+counted in the same way. Used by the demo, the server tests and the benchmarks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import httpx
+
+from sgl_vllm.vllm_api import versions
+
+GUARD = Path(__file__).with_name("_guard.py")
+
+
+CPU_ARGUMENTS = ("--dtype", "float32", "--enforce-eager", "--distributed-executor-backend", "uni")
+CPU_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # Without these, vLLM puts the model into a process beside the engine's, whatever the arguments
+    # say. Each of the two spins while it waits for the other, which takes two cores: where there
+    # are no more, the server's HTTP process and its client wait, for seconds at worst.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+QUIET_ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+POLL_S = 0.1
+LOG_TAIL_LINES = 30
+
+
+class ServerFailed(Exception):
+    """The server did not start, or ended; the message holds the end of its log."""
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What a server has done since it started, from its `/metrics`. Differences are meaningful.
+
+    `forward_passes` counts the engine's steps that produced at least one token for some request, as
+    vLLM records one `iteration_tokens` sample for each of those. A step in which *every* request
+    is still in a chunk of its prompt other than the last is not counted, on any server: it takes a
+    prompt longer than `--max-num-batched-tokens` to have one.
+    """
+
+    forward_passes: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    output_tokens: int
+    forced_tokens: int
+    preemptions: int
+
+    @property
+    def computed_prompt_tokens(self) -> int:
+        return self.prompt_tokens - self.cached_prompt_tokens
+
+    def __sub__(self, earlier: Counters) -> Counters:
+        before = asdict(earlier)
+        return Counters(**{name: count - before[name] for name, count in asdict(self).items()})
+
+
+class VllmServer:
+    """`with VllmServer(model, plugin=True) as server:` serves on `server.url` inside the block.
+
+    On a CPU build of vLLM the options are those it needs: float32, eager, one GiB of KV cache.
+    `extra_args` and `env` come last and win. The log is `log_path`, or a temporary file that is
+    kept only if the server fails.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        plugin: bool = False,
+        plugin_config: Mapping[str, Any] | None = None,
+        served_model_name: str | None = None,
+        max_model_len: int | None = None,
+        block_size: int | None = None,
+        extra_args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        log_path: Path | None = None,
+        start_timeout_s: float = 300,
+        stop_timeout_s: float = 15,
+        on_wait: Callable[[float], None] | None = None,
+    ) -> None:
+        if plugin_config and not plugin:
+            raise ValueError("plugin_config is given, but plugin is off")
+        self.model = str(model)
+        self.served_model_name = served_model_name or self.model
+        self.start_timeout_s = start_timeout_s
+        self.stop_timeout_s = stop_timeout_s
+        self.log_path = log_path or Path(os.devnull)
+        self._log_is_ours = log_path is None
+        self._on_wait = on_wait
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+
+        on_cpu = (vllm := versions.installed_vllm()) is not None and vllm.build == "cpu"
+        self.command = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve"]
+        self.command += [self.model, "--host", "127.0.0.1", "--port", str(self.port)]
+        if served_model_name:
+            self.command += ["--served-model-name", served_model_name]
+        if on_cpu:
+            self.command += CPU_ARGUMENTS
+        if max_model_len:
+            self.command += ["--max-model-len", str(max_model_len)]
+        if block_size:
+            self.command += ["--block-size", str(block_size)]
+        if plugin:
+            self.command += ["--plugin", "sgl_vllm"]
+        if plugin_config:
+            self.command += ["--plugin-config", json.dumps(plugin_config)]
+        self.command += extra_args
+        defaults = dict(QUIET_ENVIRONMENT)
+        if on_cpu:
+            # One core is for the HTTP process, as vLLM has it where it binds threads to cores.
+            defaults |= CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(max(1, usable_cores() - 1))}
+        self.environment = {**defaults, **os.environ, **(env or {})}
+
+    def __enter__(self) -> VllmServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # -- the process
+
+    def start(self) -> None:
+        """Returns when `/health` answers. Raises ServerFailed if it does not in time."""
+        if self._log_is_ours:
+            descriptor, name = tempfile.mkstemp(prefix="vllm-", suffix=".log")
+            os.close(descriptor)
+            self.log_path = Path(name)
+        guard = [sys.executable, "-S", str(GUARD), str(self.stop_timeout_s)]
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                guard + self.command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_healthy()
+        except BaseException as error:
+            self._log_is_ours &= not isinstance(error, ServerFailed)
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Ends the server and everything it started; returns when all of it is gone."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()  # the guard sees this, as it would see our death
+        try:
+            process.wait(self.stop_timeout_s + 5)
+        except BaseException:  # the guard hangs, or a second Ctrl-C: no time for good order
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        finally:
+            if self._log_is_ours:
+                self.log_path.unlink(missing_ok=True)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def log_tail(self, num_lines: int = LOG_TAIL_LINES) -> str:
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-num_lines:])
+
+    def _wait_until_healthy(self) -> None:
+        begun = time.monotonic()
+        while (waited_s := time.monotonic() - begun) < self.start_timeout_s:
+            if not self.running:
+                raise self._failed("ended before it was ready")
+            try:
+                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            if self._on_wait:
+                self._on_wait(waited_s)
+            time.sleep(POLL_S)
+        raise self._failed(f"was not ready after {self.start_timeout_s:.0f} s")
+
+    def _failed(self, what: str) -> ServerFailed:
+        return ServerFailed(
+            f"`vllm serve {self.model}` {what}.\n{self.log_tail()}\n(whole log: {self.log_path})"
+        )
+
+    # -- its counters
+
+    def metrics(self) -> dict[str, float]:
+        """Those of this server; see `read_metrics`."""
+        return read_metrics(self.url)
+
+    def counters(self, timeout_s: float = 30) -> Counters:
+        """Those of this server; see `read_counters`."""
+        return read_counters(self.url, timeout_s)
+
+
+def read_metrics(url: str) -> dict[str, float]:
+    """`totals_of` the server at `url`."""
+    return totals_of(httpx.get(f"{url}/metrics", timeout=30).raise_for_status().text)
+
+
+def totals_of(exposition: str) -> dict[str, float]:
+    """Every sample of a page in Prometheus' text format by its name, summed over its labels.
+
+    Raises ValueError if it is no such page.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    totals: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            totals[sample.name] += sample.value
+    return dict(totals)
+
+
+def read_counters(url: str, timeout_s: float = 30) -> Counters:
+    """The counters once the server is idle: an answer arrives before its last step is counted.
+
+    Raises TimeoutError if requests are still running after `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    earlier = None
+    while time.monotonic() < deadline:
+        metrics = read_metrics(url)
+        idle = not metrics["vllm:num_requests_running"] + metrics["vllm:num_requests_waiting"]
+        counters = _counters_of(metrics)
+        if idle and counters == earlier:
+            return counters
+        earlier = counters
+        time.sleep(POLL_S)
+    raise TimeoutError(f"{url} still has running requests after {timeout_s:.0f} s")
+
+
+def _counters_of(metrics: Mapping[str, float]) -> Counters:
+    return Counters(
+        forward_passes=int(metrics["vllm:iteration_tokens_total_count"]),
+        prompt_tokens=int(metrics["vllm:prompt_tokens_total"]),
+        cached_prompt_tokens=int(metrics["vllm:prompt_tokens_cached_total"]),
+        output_tokens=int(metrics["vllm:generation_tokens_total"]),
+        forced_tokens=int(metrics.get("sgl_vllm:forced_tokens_total", 0)),
+        preemptions=int(metrics["vllm:num_preemptions_total"]),
+    )
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM leaves through the same doors as Ctrl-C, so that a server is stopped."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def usable_cores() -> int:
+    """The processor cores that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens at; somebody else may take it before the caller does."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

@@ -1,0 +1,164 @@
+"""What a batch does around vLLM's serving objects, with scripted ones in their place."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
+from vllm.entrypoints.serve.engine.protocol import UsageInfo
+
+from sgl_vllm.routes.batch import MAX_REQUESTS, STARTED_AT_ONCE
+from tests.fake_engines import FakeEngine, fake_server
+
+
+class Serving:
+    """Answers with the prompt, or does what is scripted for it."""
+
+    def __init__(self, **scripted: Callable[[], Any]) -> None:
+        self.scripted = scripted
+        self.load: list[int] = []
+        self.app: FastAPI | None = None
+
+    async def create_completion(self, request: CompletionRequest, raw: Any) -> CompletionResponse:
+        self.load.append(getattr(raw.app.state, "server_load_metrics", 0))
+        await asyncio.sleep(0)
+        if request.prompt in self.scripted:
+            await self.scripted[request.prompt]()
+        usage = UsageInfo(prompt_tokens=1, total_tokens=1)
+        return CompletionResponse(id=request.prompt, model="demo", choices=[], usage=usage)
+
+
+def connect(serving: Serving | None) -> TestClient:
+    app = fake_server(FakeEngine())
+    app.state.openai_serving_completion = serving
+    app.state.openai_serving_chat = None
+    return TestClient(app)
+
+
+def item(prompt: str, **more: Any) -> dict[str, Any]:
+    return {"path": "completions", "body": {"model": "demo", "prompt": prompt}, **more}
+
+
+def run(client: TestClient, *requests: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    answer = client.post("/v1/sgl/batch", json={"requests": requests})
+    assert answer.status_code == 200
+    return {line["index"]: line for line in map(json.loads, answer.text.splitlines())}
+
+
+def raising(error: BaseException) -> Callable[[], Any]:
+    async def fail() -> None:
+        raise error
+
+    return fail
+
+
+def test_an_unexpected_error_is_one_lines():
+    lines = run(connect(Serving(bad=raising(KeyError("no such key")))), item("good"), item("bad"))
+    assert lines[0]["status"] == 200
+    assert lines[1]["status"] == 500
+    assert lines[1]["body"]["error"]["type"] == "InternalServerError"
+
+
+def test_an_app_says_itself_what_it_answers_to_an_exception():
+    client = connect(Serving(bad=raising(LookupError("gone"))))
+
+    @client.app.exception_handler(LookupError)
+    def gone(request: Any, error: Exception) -> Any:
+        from fastapi.responses import JSONResponse
+
+        return JSONResponse({"gone": request.url.path}, 410)
+
+    (line,) = run(client, item("bad")).values()
+    assert (line["status"], line["body"]) == (410, {"gone": "/v1/completions"})
+
+
+def test_a_request_that_is_cancelled_by_somebody_else_has_its_line():
+    serving = Serving(bad=raising(asyncio.CancelledError()))
+    lines = run(connect(serving), item("bad"), item("good"))
+    assert [lines[i]["status"] for i in range(2)] == [499, 200]
+
+
+def test_a_model_that_cannot_chat_says_so():
+    chat = {"path": "chat/completions", "body": {"model": "demo", "messages": []}}
+    lines = run(connect(Serving()), chat, item("good"))
+    assert lines[0]["status"] == 501
+    assert "does not support Chat Completions" in lines[0]["body"]["error"]["message"]
+    assert lines[1]["status"] == 200
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), asyncio.CancelledError(), None])
+def test_the_load_of_a_server_counts_each_request_as_long_as_it_runs(error):
+    serving = Serving(bad=raising(error)) if error else Serving()
+    client = connect(serving)
+    client.app.state.enable_server_load_tracking = True
+    run(client, item("bad"), item("a"), item("b"))
+    assert max(serving.load) == 3
+    assert client.app.state.server_load_metrics == 0
+
+
+def test_the_start_of_a_batch_leaves_turns_to_others():
+    """Of another task on the same loop, however many requests a batch has."""
+
+    async def main() -> None:
+        app = fake_server(FakeEngine())
+        serving = app.state.openai_serving_completion = Serving()
+        num_started: list[int] = []
+
+        async def other() -> None:
+            while True:
+                num_started.append(len(serving.load))
+                await asyncio.sleep(0)
+
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            watching = asyncio.create_task(other())
+            requests = [item(f"{i}") for i in range(MAX_REQUESTS)]
+            await client.post("/v1/sgl/batch", json={"requests": requests})
+            watching.cancel()
+        assert num_started[-1] == MAX_REQUESTS
+        between_turns = (b - a for a, b in itertools.pairwise(num_started))
+        assert max(between_turns) == STARTED_AT_ONCE
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_ids_are_forgotten_with_their_batch():
+    client = connect(Serving(bad=raising(KeyError("x"))))
+    run(client, item("a", id="a"), item("bad", id="b"))
+    assert client.app.state.sgl_vllm_running == {}
+    assert client.post("/v1/sgl/batch/abort", json={"ids": ["a", "b"]}).json() == {"aborted": 0}
+
+
+def test_an_abort_stops_every_request_of_that_name():
+    """A client that sends a batch again may do so while the server still runs the first."""
+
+    async def main() -> None:
+        held = asyncio.Event()
+        app = fake_server(FakeEngine())
+        app.state.openai_serving_completion = Serving(held=held.wait)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            body = {"requests": [item("held", id="twice"), item("a", id="b")]}
+            batches = [
+                asyncio.create_task(client.post("/v1/sgl/batch", json=body)) for _ in range(2)
+            ]
+            while len(app.state.sgl_vllm_running.get("twice", ())) < 2:
+                await asyncio.sleep(0)
+            answer = await client.post("/v1/sgl/batch/abort", json={"ids": ["twice"]})
+            assert answer.json() == {"aborted": 2}
+            for batch in await asyncio.gather(*batches):
+                statuses = {
+                    line["index"]: line["status"] for line in map(json.loads, batch.iter_lines())
+                }
+                assert statuses == {0: 499, 1: 200}
+            assert app.state.sgl_vllm_running == {}
+
+    asyncio.run(asyncio.wait_for(main(), 10))

@@ -1,0 +1,329 @@
+"""The routes under /v1/sgl/ and the page, over HTTP, with fake engines behind them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from sgl_vllm.plugin import _engine_call
+from sgl_vllm.routes.tree import PAGE, prefers_html
+from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
+
+API_KEY = "a-key"
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
+ROUTES = [
+    ("GET", "/v1/sgl/stats"),
+    ("GET", "/v1/sgl/tree"),
+    ("POST", "/v1/sgl/pin"),
+    ("POST", "/v1/sgl/unpin"),
+    ("GET", "/v1/sgl/pins"),
+    ("POST", "/v1/sgl/flush_cache"),
+    ("POST", "/v1/sgl/batch"),
+    ("POST", "/v1/sgl/batch/abort"),
+    ("POST", "/v1/sgl/score"),
+]
+
+
+class PinningEngine(FakeEngine):
+    """Keeps its pins, as an engine does; `error` is what it refuses the next with."""
+
+    def __init__(self, name: str, error: str | None = None) -> None:
+        self.pinned: dict[str, dict[str, Any]] = {}
+        self.name, self.error = name, error
+        super().__init__(pin=self.pin, unpin=self.unpin, pins=self.pins)
+
+    def pin(self, token_ids, cache_salt, lora_name, lora_path) -> dict[str, Any]:
+        if self.error:
+            return {"error": self.error}
+        pin_id = f"{self.name}{len(self.pinned)}"
+        self.pinned[pin_id] = {"num_tokens": len(token_ids), "num_blocks": 1}
+        return {"pin_id": pin_id, **self.pinned[pin_id]}
+
+    def unpin(self, pin_id) -> dict[str, bool]:
+        return {"unpinned": self.pinned.pop(pin_id, None) is not None}
+
+    def pins(self) -> dict[str, Any]:
+        return {"pins": [{"pin_id": pin_id, **pin} for pin_id, pin in self.pinned.items()]}
+
+
+def connect(*engines: FakeEngine, **options: Any) -> TestClient:
+    return TestClient(fake_server(*engines, **options))
+
+
+def computed(client: TestClient) -> list[dict[str, Any]]:
+    assert isinstance(client.app, FastAPI)
+    return client.app.state.engine_client.computed
+
+
+def error(answer) -> tuple[int, str]:
+    return answer.status_code, answer.json()["detail"]
+
+
+# -- who may see what
+
+
+def test_the_list_of_routes_is_complete() -> None:
+    paths = connect(FakeEngine()).get("/openapi.json").json()["paths"]
+    served = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    assert served == set(ROUTES)
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_every_route_with_data_needs_the_api_key(method: str, path: str) -> None:
+    engine = FakeEngine()
+    client = connect(engine, api_key=API_KEY)
+    assert client.request(method, path).status_code == 401
+    assert client.request(method, path, headers={"Authorization": "Bearer x"}).status_code == 401
+    assert engine.asked == []
+    allowed = client.request(method, path, headers={"Authorization": f"Bearer {API_KEY}"})
+    assert allowed.status_code != 401
+
+
+def test_the_page_holds_no_data_and_needs_no_key() -> None:
+    engine = FakeEngine(tree=tree_answer([node(None, 70)]))
+    answer = connect(engine, api_key=API_KEY).get("/sgl/tree")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    assert engine.asked == []
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_makes_no_markup_of_text() -> None:
+    page = PAGE.read_text()
+    for word in ("http://", "https://", "innerHTML", "outerHTML", "insertAdjacent", "eval("):
+        assert word not in page
+    policy = connect(FakeEngine()).get("/sgl/tree").headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'sha256-" in policy
+    assert "unsafe-inline" not in policy.partition("style-src")[0]
+
+
+# -- the tree
+
+
+def test_the_tree_is_that_of_every_engine_in_order() -> None:
+    answers = [tree_answer([node(None, size)]) for size in (70, 80)]
+    client = connect(*(FakeEngine(tree=answer) for answer in answers))
+    assert client.get("/v1/sgl/tree").json() == {"engines": answers}
+
+
+def test_an_engine_without_a_tree_has_an_empty_entry() -> None:
+    assert connect(FakeEngine()).get("/v1/sgl/tree").json() == {"engines": [{}]}
+
+
+def test_the_number_of_nodes_is_the_engines_matter() -> None:
+    engine = FakeEngine(tree=lambda max_nodes=1000: tree_answer([], nodes_left_out=max_nodes))
+    client = connect(engine)
+    client.get("/v1/sgl/tree")
+    client.get("/v1/sgl/tree?max_nodes=5")
+    assert engine.asked == [("tree", None), ("tree", {"max_nodes": 5})]
+    for number in ("0", "-1", "many", "100001"):
+        assert client.get(f"/v1/sgl/tree?max_nodes={number}").status_code == 422
+
+
+def test_no_text_is_sent_unless_the_engine_gives_tokens() -> None:
+    nodes = [node(None, 6), node(0, 2, tokens=tokens_of("hi"))]
+    (engine,) = connect(FakeEngine(tree=tree_answer(nodes))).get("/v1/sgl/tree").json()["engines"]
+    assert "text" not in engine["nodes"][0]
+    assert engine["nodes"][1]["text"] == "hi"
+
+
+def test_long_texts_are_cut_and_the_size_is_not() -> None:
+    def tree() -> dict[str, Any]:
+        return tree_answer([node(None, 400, tokens=tokens_of("ab" * 200))])
+
+    client = connect(FakeEngine(tree=tree))
+    for query, length in (("", 128), ("?max_text_tokens=5", 5), ("?max_text_tokens=0", 0)):
+        (engine,) = client.get(f"/v1/sgl/tree{query}").json()["engines"]
+        (only,) = engine["nodes"]
+        assert only["text"] == ("ab" * 200)[:length]
+        assert len(only["tokens"]) == length
+        assert only["num_tokens"] == 400
+
+
+def test_a_browser_is_sent_to_the_page_and_a_program_is_not() -> None:
+    client = connect(FakeEngine())
+    sent = client.get(
+        "/v1/sgl/tree?max_nodes=5", headers={"Accept": BROWSER}, follow_redirects=False
+    )
+    assert sent.status_code == 307
+    assert sent.headers["location"] == "../../sgl/tree?max_nodes=5"
+    for accept in ("*/*", "application/json", "application/json, text/plain, */*"):
+        assert client.get("/v1/sgl/tree", headers={"Accept": accept}).json() == {"engines": [{}]}
+
+
+@pytest.mark.parametrize(
+    ("accept", "preferred"),
+    [
+        (BROWSER, True),
+        ("text/html", True),
+        ("text/html;q=0.5, application/json", False),
+        ("text/html, application/json", False),
+        ("application/json;q=0.2, text/html; q=0.3", True),
+        ("text/html;q=x", False),
+        ("", False),
+    ],
+)
+def test_what_an_accept_header_prefers(accept: str, preferred: bool) -> None:
+    assert prefers_html(accept) is preferred
+
+
+def test_stats_of_several_engines_are_added_up() -> None:
+    answers = [
+        {"parts": {"radix": "on"}, "radix": {"lookups": 2, "block_size": 16}, "version": "1"},
+        {"parts": {"radix": "error"}, "radix": {"lookups": 3, "block_size": 16}, "version": "1"},
+    ]
+    merged = connect(*(FakeEngine(stats=answer) for answer in answers)).get("/v1/sgl/stats").json()
+    assert merged == {
+        "parts": {"radix": "error"},
+        "radix": {"lookups": 5, "block_size": 16},
+        "version": "1",
+    }
+
+
+def test_arguments_reach_the_scheduler_and_one_without_the_method_answers_nothing() -> None:
+    class Scheduler:
+        def sgl_vllm_tree(self, max_nodes: int = 1000) -> dict[str, int]:
+            return {"nodes_left_out": max_nodes}
+
+    engine = SimpleNamespace(scheduler=Scheduler())
+    assert _engine_call(engine, "tree") == {"nodes_left_out": 1000}
+    assert _engine_call(engine, "tree", {"max_nodes": 5}) == {"nodes_left_out": 5}
+    assert _engine_call(engine, "pins") == {}
+
+
+# -- pins
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"prompt": "Once"}, "Once"),
+        ({"prompt": tokens_of("Once")}, "Once"),
+        ({"messages": [{"role": "system", "content": "Be kind."}]}, "|Be kind."),
+    ],
+)
+def test_a_prefix_is_computed_and_then_pinned(body: dict[str, Any], text: str) -> None:
+    engine = PinningEngine("a")
+    client = connect(engine)
+    answer = client.post("/v1/sgl/pin", json=body).json()
+    (run,) = computed(client)
+    assert run["prompt"]["prompt_token_ids"] == tokens_of(text)
+    assert (run["params"].max_tokens, run["params"].temperature) == (1, 0.0)
+    asked = {"token_ids": tokens_of(text), "cache_salt": None}
+    assert engine.asked == [("pin", {**asked, "lora_name": None, "lora_path": None})]
+    assert answer == {
+        "pin_id": "a0",
+        "num_prompt_tokens": len(text),
+        "pins": [{"pin_id": "a0", "num_tokens": len(text), "num_blocks": 1}],
+    }
+
+
+def test_salt_and_adapter_are_those_of_the_requests_to_come() -> None:
+    engine = PinningEngine("a")
+    client = connect(engine)
+    client.post("/v1/sgl/pin", json={"prompt": "x", "cache_salt": "mine", "model": "french"})
+    (run,) = computed(client)
+    assert run["prompt"]["cache_salt"] == "mine"
+    assert run["lora_request"].lora_name == "french"
+    ((_, asked),) = engine.asked
+    assert asked["cache_salt"] == "mine"
+    assert (asked["lora_name"], asked["lora_path"]) == ("french", "/nowhere")
+
+
+def test_every_engine_computes_and_pins_it_and_one_id_lets_go_of_all() -> None:
+    engines = [PinningEngine("a"), PinningEngine("b")]
+    client = connect(*engines)
+    answer = client.post("/v1/sgl/pin", json={"prompt": "Once"}).json()
+    assert [run["data_parallel_rank"] for run in computed(client)] == [0, 1]
+    assert [pin["pin_id"] for pin in answer["pins"]] == ["a0", "b0"]
+    shown = client.get("/v1/sgl/pins").json()["engines"]
+    assert [[pin["pin_id"] for pin in engine["pins"]] for engine in shown] == [["a0"], ["b0"]]
+
+    unpin = {"pin_id": answer["pin_id"]}
+    assert client.post("/v1/sgl/unpin", json=unpin).json() == {"unpinned": True}
+    assert [engine.pinned for engine in engines] == [{}, {}]
+    assert client.post("/v1/sgl/unpin", json=unpin).status_code == 404
+
+
+def test_an_engine_alone_is_asked_without_a_rank() -> None:
+    client = connect(PinningEngine("a"))
+    client.post("/v1/sgl/pin", json={"prompt": "Once"})
+    (run,) = computed(client)
+    assert run["data_parallel_rank"] is None
+
+
+def test_if_one_engine_cannot_pin_none_does() -> None:
+    engines = [PinningEngine("a"), PinningEngine("b", error="pins may hold half of the cache")]
+    answer = connect(*engines).post("/v1/sgl/pin", json={"prompt": "Once"})
+    assert error(answer) == (409, "pins may hold half of the cache")
+    assert engines[0].pinned == {}
+
+
+def test_without_a_tree_there_are_no_pins() -> None:
+    client = connect(FakeEngine())
+    status, text = error(client.post("/v1/sgl/pin", json={"prompt": "Once"}))
+    assert status == 409 and "`radix` is off" in text
+    assert client.get("/v1/sgl/pins").json() == {"engines": [{"pins": []}]}
+    assert client.post("/v1/sgl/unpin", json={"pin_id": "a0"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ([], "the body has to be a JSON object"),
+        ({}, "give either a prompt or messages"),
+        ({"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "give either a prompt"),
+        ({"prompt": ""}, "prompt has to be a text or a list of token ids"),
+        ({"prompt": []}, "prompt has to be a text or a list of token ids"),
+        ({"prompt": [1, "a"]}, "prompt has to be a text or a list of token ids"),
+        ({"prompt": [True]}, "prompt has to be a text or a list of token ids"),
+        ({"prompt": [-1]}, "prompt has to be a text or a list of token ids"),
+        ({"prompt": 5}, "prompt has to be a text or a list of token ids"),
+        ({"messages": []}, "messages has to be a list of messages of text"),
+        ({"messages": ["hi"]}, "messages has to be a list of messages of text"),
+        ({"messages": [{"role": "user"}]}, "messages has to be a list of messages of text"),
+        ({"messages": [{"content": "hi"}]}, "messages has to be a list of messages of text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages has to be a list of messages of text",
+        ),
+        ({"prompt": "a", "cache_salt": ""}, "cache_salt has to be a text"),
+        ({"prompt": "a", "model": 3}, "model has to be a text"),
+        ({"prompt": "a", "promt": "b"}, "a pin has no 'promt'"),
+        ({"prompt": "a" * 1001}, "cannot be computed: the prompt is longer than 1000 tokens"),
+    ],
+)
+def test_a_bad_body_is_refused_in_one_sentence_and_nothing_is_pinned(body, sentence) -> None:
+    engine = PinningEngine("a")
+    status, text = error(connect(engine).post("/v1/sgl/pin", json=body))
+    assert status == 400
+    assert sentence in text and "\n" not in text
+    assert engine.asked == []
+
+
+def test_a_body_that_is_no_json_is_refused() -> None:
+    answer = connect(FakeEngine()).post("/v1/sgl/pin", content=b"{")
+    assert error(answer) == (400, "the body has to be a JSON object")
+
+
+def test_an_unknown_model_is_not_pinned_for() -> None:
+    answer = connect(PinningEngine("a")).post("/v1/sgl/pin", json={"prompt": "a", "model": "no"})
+    assert error(answer) == (404, "this server has no model 'no'")
+
+
+@pytest.mark.parametrize("body", [{}, {"pin_id": 3}, {"pin_id": ""}, {"pin_id": "a", "x": 1}])
+def test_an_unpin_needs_the_id_and_nothing_else(body: dict[str, Any]) -> None:
+    status, text = error(connect(FakeEngine()).post("/v1/sgl/unpin", json=body))
+    assert status == 400 and "pin_id" in text
+
+
+def test_a_flush_under_running_requests_is_refused() -> None:
+    client = connect(FakeEngine())
+    assert client.post("/v1/sgl/flush_cache").json() == {"flushed": True}
+    assert isinstance(client.app, FastAPI)
+    client.app.state.engine_client.resets = False
+    assert client.post("/v1/sgl/flush_cache").status_code == 409

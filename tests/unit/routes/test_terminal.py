@@ -1,0 +1,202 @@
+"""`sgl-vllm tree`, `pin` and `unpin`, as typed, against the real routes over fake engines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from sgl_vllm.commands import cli
+from sgl_vllm.commands import tree as tree_view
+from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
+
+URL = "http://testserver"
+ISOLATED = {"namespaces": 2, "num_tokens": 500, "num_nodes": 7, "num_blocks": 32}
+
+
+@pytest.fixture
+def sgl_vllm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command against such engines; (exit status, what it prints, its errors)."""
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: str, engines=(), api_key=None) -> tuple[int, str, str]:
+        client = TestClient(fake_server(*engines, api_key=api_key))
+
+        def request(method, url, timeout, **options):
+            return client.request(method, url, **options)
+
+        monkeypatch.setattr(tree_view.httpx, "request", request)
+        status = cli.main(list(arguments))
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+def test_the_tree_has_a_line_for_each_prefix(sgl_vllm) -> None:
+    nodes = [
+        node(None, 600, hits=12, num_pinned_blocks=10, num_locked_blocks=10, age_s=0.2),
+        node(0, 100, wanted=True, age_s=180),
+        node(0, 300, num_locked_blocks=2, age_s=7200),
+        node(None, 1),
+    ]
+    engine = FakeEngine(
+        tree=tree_answer(nodes, isolated=ISOLATED, nodes_left_out=3, total_blocks=1000),
+        pins={"pins": [{"pin_id": "p1", "num_tokens": 160, "num_blocks": 10, "age_s": 60}]},
+    )
+    status, out, _ = sgl_vllm("tree", URL, engines=[engine])
+    assert status == 0
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert lines[0] == "1,001 tokens, 4 nodes, evicts by LRU, blocks of 16 tokens"
+    space = "in use 2  pinned 10  evictable 49  running 839  free 100  of 1,000 blocks"
+    assert lines[2] == space
+    assert lines[3:] == [
+        "all prefixes",
+        "├── 600 tokens  ×12  now  pinned",
+        "│   ├── 300 tokens  2 h  in use",
+        "│   └── 100 tokens  3 min  wanted",
+        "├── 1 token  1 s",
+        "└── isolated: 2 tenants, 500 tokens in 32 blocks",
+        "further from the root, 3 nodes left out: --max-nodes",
+        "pin p1  160 tokens, 10 blocks  60 s",
+    ]
+
+
+def test_the_bar_is_in_proportion_and_shows_whatever_there_is(sgl_vllm) -> None:
+    nodes = [node(None, 16, num_blocks=1, num_locked_blocks=1), node(None, 16, num_blocks=499)]
+    engine = FakeEngine(tree=tree_answer(nodes, free_blocks=500, total_blocks=1000))
+    _, out, _ = sgl_vllm("tree", URL, engines=[engine])
+    assert out.splitlines()[1] == "█" * 50 + "░" * 50
+
+
+def test_no_prompt_can_steer_the_terminal(sgl_vllm) -> None:
+    text = "a\x1b[2J\x9b1mb\u202ec\n[red]d"
+    engine = FakeEngine(tree=tree_answer([node(None, 20, tokens=tokens_of(text))]))
+    _, out, _ = sgl_vllm("tree", URL, engines=[engine])
+    assert "a [2J 1mb c [red]d" in out
+    assert not set("\x1b\x9b\u202e") & set(out)
+
+
+def test_many_prefixes_are_counted_and_deep_ones_are_no_problem(sgl_vllm) -> None:
+    wide = [node(None, 100 + number) for number in range(30)]
+    _, out, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree_answer(wide))])
+    assert "14 smaller: 1,491 tokens" in out
+    deep = [node(number - 1 if number else None, 5) for number in range(3000)]
+    status, _, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree_answer(deep))])
+    assert status == 0
+
+
+def test_adapters_have_namespaces(sgl_vllm) -> None:
+    nodes = [node(None, 10), node(None, 20, namespace=1), node(1, 5, namespace=1)]
+    _, out, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree_answer(nodes))])
+    assert "├── namespace 1: 20 tokens" in out
+    assert "│   └── 5 tokens" in out
+
+
+def test_every_engine_is_shown_and_one_without_a_tree_says_why(sgl_vllm) -> None:
+    off = FakeEngine(stats={"parts": {"radix": "by option"}})
+    on = FakeEngine(tree=tree_answer([node(None, 10)]), stats={"parts": {"radix": "on"}})
+    status, out, _ = sgl_vllm("tree", URL, engines=[on, off])
+    assert status == 0
+    assert out.startswith("Engine 0\n10 tokens") and "Engine 1\nThe part radix is off" in out
+    status, out, _ = sgl_vllm("tree", URL, engines=[off])
+    assert (status, out) == (1, "The part radix is off: by option\n")
+
+
+def test_an_empty_cache_and_fields_that_are_not_told_are_no_problem(sgl_vllm) -> None:
+    _, out, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree_answer([]))])
+    assert "Nothing is cached yet." in out
+    bare = {"parent": None, "namespace": 0, "num_tokens": 7, "num_blocks": 1}
+    tree = {"num_tokens": 7, "num_blocks": 1, "num_nodes": 1, "nodes": [bare]}
+    status, out, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree)])
+    assert status == 0
+    assert "cached 1  (blocks)" in out and "└── 7 tokens" in out
+
+
+def test_json_is_the_servers_answer_with_so_many_nodes(sgl_vllm) -> None:
+    engine = FakeEngine(tree=lambda max_nodes: tree_answer([], nodes_left_out=max_nodes))
+    _, out, _ = sgl_vllm("tree", URL, "--json", "--max-nodes", "7", engines=[engine])
+    assert json.loads(out)["engines"][0]["nodes_left_out"] == 7
+
+
+def test_a_key_comes_from_the_option_or_the_environment(sgl_vllm, monkeypatch) -> None:
+    engines = [FakeEngine(tree=tree_answer([]))]
+    status, out, err = sgl_vllm("tree", URL, engines=engines, api_key="k")
+    assert (status, out) == (1, "")
+    assert err == (
+        f"sgl-vllm: {URL} wants an API key: give the server's as --api-key or in VLLM_API_KEY\n"
+    )
+    _, _, err = sgl_vllm("tree", URL, "--api-key", "x", engines=engines, api_key="k")
+    assert "refuses this API key" in err
+    assert sgl_vllm("tree", URL, "--api-key", "k", engines=engines, api_key="k")[0] == 0
+    monkeypatch.setenv("VLLM_API_KEY", "k")
+    assert sgl_vllm("tree", URL, engines=engines, api_key="k")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (httpx.Response(404, json={"detail": "Not Found"}), "was it started with --plugin"),
+        (httpx.Response(200, text="<html>"), "answers, but not as a vLLM server does"),
+        (httpx.Response(500, text="oh"), "error 500"),
+        (httpx.Response(500, json={"error": {"message": "no\nluck"}}), "no luck"),
+        (httpx.ConnectError("Connection refused"), "does not answer: Connection refused"),
+        (httpx.ReadTimeout(""), "does not answer: ReadTimeout"),
+        (httpx.UnsupportedProtocol("no such protocol"), "is no address"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(monkeypatch, capsys, answer, said) -> None:
+    def request(*arguments, **options):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(tree_view.httpx, "request", request)
+    assert cli.main(["tree", URL]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("sgl-vllm: ") and printed.err.count("\n") == 1
+    assert said in printed.err
+
+
+def test_watching_outlives_a_server_that_is_away_for_a_while(monkeypatch, capsys) -> None:
+    """Ends with Ctrl-C."""
+    looks = iter([[8], tree_view.ServerError("it is away"), [9], KeyboardInterrupt()])
+
+    def tree(self, max_nodes=None):
+        look = next(looks)
+        if isinstance(look, BaseException):
+            raise look
+        return {"engines": [tree_answer([node(None, size) for size in look])]}
+
+    monkeypatch.setattr(tree_view.SglServer, "tree", tree)
+    assert cli.main(["tree", URL, "--watch", "0.01"]) == 130
+    assert "9 tokens" in capsys.readouterr().out
+
+
+def test_a_pin_prints_the_id_that_unpins_it(sgl_vllm) -> None:
+    known = {"p1"}
+    engine = FakeEngine(
+        pin=lambda **_: {"pin_id": "p1", "num_tokens": 4, "num_blocks": 1},
+        unpin=lambda pin_id: {"unpinned": pin_id in known},
+    )
+    pinning = sgl_vllm("pin", URL, "Once", "--cache-salt", "mine", engines=[engine])
+    assert pinning == (0, "p1\n", "pinned 4 of 4 tokens, in 1 block\n")
+    assert engine.asked[-1][1]["cache_salt"] == "mine"
+    assert sgl_vllm("unpin", URL, "p1", engines=[engine]) == (0, "", "")
+    known.clear()
+    status, _, err = sgl_vllm("unpin", URL, "p1", engines=[engine])
+    assert (status, err) == (1, f"sgl-vllm: {URL}: there is no pin 'p1'\n")
+
+
+def test_a_refused_pin_says_the_engines_reason(sgl_vllm) -> None:
+    engine = FakeEngine(pin={"error": "pins may hold half of the cache"})
+    status, out, err = sgl_vllm("pin", URL, "Once", engines=[engine])
+    assert (status, out) == (1, "")
+    assert err == f"sgl-vllm: {URL}: pins may hold half of the cache\n"

@@ -1,0 +1,311 @@
+"""Where requests go, and what that depends on."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sgl_vllm.routing.prefix_hashes import Namespace
+from sgl_vllm.routing.router import CostModel, Load, PrefixRouter, UnknownWorker
+
+BLOCK = 16
+
+
+def tokens(num: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 100_000, num, dtype=np.int32)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def router_of(*workers: str, **arguments: Any) -> PrefixRouter:
+    router = PrefixRouter(block_size=BLOCK, **arguments)
+    for worker in workers:
+        router.add_worker(worker)
+    return router
+
+
+def serve(router: PrefixRouter, units: Any, **arguments: Any) -> Any:
+    """One request from its arrival to its end."""
+    route = router.choose(units, **arguments)
+    router.first_token(route)
+    router.finished(route)
+    return route.worker
+
+
+@dataclass
+class BlockStored:
+    block_hashes: list[Any]
+    parent_block_hash: Any
+    token_ids: list[int]
+    block_size: int = BLOCK
+    medium: str | None = "GPU"
+    lora_name: str | None = None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+    group_idx: int | None = 0
+
+
+@dataclass
+class BlockRemoved:
+    block_hashes: list[Any]
+    medium: str | None = "GPU"
+    group_idx: int | None = 0
+
+
+@dataclass
+class AllBlocksCleared:
+    pass
+
+
+# -- the choice
+
+
+def test_a_request_goes_where_its_prefix_is():
+    router = router_of("a", "b", "c")
+    homes = {seed: serve(router, tokens(400, seed)) for seed in range(3)}
+    assert set(homes.values()) == {"a", "b", "c"}
+    for seed, worker in homes.items():
+        longer = np.concatenate([tokens(400, seed), tokens(50, 100 + seed)])
+        assert serve(router, longer) == worker
+
+
+def test_a_hot_prefix_spreads_when_its_worker_is_loaded():
+    router = router_of("a", "b")
+    prefix = tokens(4000)
+    routes = [
+        router.choose(np.concatenate([prefix, tokens(64, 1 + number)])) for number in range(40)
+    ]
+    for route in routes:
+        router.first_token(route)
+    sent = [sum(route.worker == worker for route in routes) for worker in "ab"]
+    assert min(sent) > 10
+    computed = sum(route.num_uncached_tokens for route in routes)
+    assert computed <= 2 * 4000 + 40 * 80 + 64
+
+
+def test_a_request_that_nobody_has_goes_where_the_least_waits():
+    router = router_of("a", "b")
+    first = router.choose(tokens(4000))
+    second = router.choose(tokens(100, 1))
+    assert second.worker != first.worker
+    assert router.choose(tokens(100, 2)).worker == second.worker
+
+
+def test_known_loads_count_instead_of_the_routers_own_book():
+    router = router_of("a", "b")
+    home = serve(router, tokens(1000))
+    away = {"a": "b", "b": "a"}[home]
+    assert router.choose(tokens(1000), {home: Load(num_queued_tokens=900)}).worker == home
+    assert router.choose(tokens(1000), {home: Load(num_queued_tokens=5000)}).worker == away
+
+
+def test_who_writes_little_is_little_load():
+    router = router_of("a", "b")
+    home = serve(router, tokens(1000))
+    for number in range(20):
+        request = np.concatenate([tokens(1000), tokens(8, 1 + number)])
+        route = router.choose(request, max_output_tokens=4)
+        router.first_token(route)
+        assert route.worker == home
+    assert router.choose(tokens(1000), loads={home: Load(0, 300)}).worker != home
+
+
+def test_the_book_follows_a_request_to_its_end():
+    router = router_of("a")
+    route = router.choose(tokens(100))
+    assert router.load("a") == Load(100, 1)
+    router.first_token(route)
+    router.first_token(route)
+    assert router.load("a") == Load(0, 1)
+    router.finished(route)
+    router.finished(route)
+    assert router.load("a") == Load(0, 0)
+
+
+def test_a_fork_group_stays_together_until_that_costs_too_much():
+    router = router_of("a", "b", cost=CostModel(group_patience_tokens=2000))
+    first = router.choose(tokens(500), group="g")
+    workers = [router.choose(tokens(500, seed), group="g").worker for seed in range(1, 12)]
+    assert workers[:2] == [first.worker] * 2
+    assert set(workers) == {"a", "b"}
+
+
+def test_text_is_matched_as_tokens_are():
+    router = router_of("a", "b")
+    prompt = ("You are a helpful assistant. " * 20).encode()
+    home = serve(router, prompt + b"What is a tree?")
+    assert serve(router, tokens(300)) != home
+    assert serve(router, prompt + b"And what is a forest?") == home
+    assert router.cached_tokens(prompt)[home] == len(prompt) // 64 * 16
+
+
+def test_namespaces_do_not_share():
+    router = router_of("a")
+    serve(router, tokens(320), namespace=Namespace(salt="one"))
+    assert router.cached_tokens(tokens(320), Namespace(salt="one")) == {"a": 319}
+    for other in (Namespace(), Namespace(salt="two"), Namespace(lora="one")):
+        assert router.cached_tokens(tokens(320), other) == {"a": 0}
+
+
+def test_without_a_worker_there_is_a_clear_error():
+    with pytest.raises(LookupError, match="add_worker"):
+        PrefixRouter().choose(tokens(10))
+
+
+# -- workers come and go
+
+
+def test_a_removed_worker_is_forgotten_and_its_routes_do_no_harm():
+    router = router_of("a")
+    route = router.choose(tokens(400), group="g")
+    router.remove_worker("a")
+    router.add_worker("b")
+    router.finished(route)
+    assert router.load("b") == Load()
+    assert router.cached_tokens(tokens(400)) == {"b": 0}
+    assert router.choose(tokens(400), group="g").worker == "b"
+    with pytest.raises(UnknownWorker):
+        router.remove_worker("a")
+
+
+def test_a_new_worker_gets_its_share():
+    router = router_of("a")
+    for seed in range(50):
+        serve(router, tokens(200, seed))
+    router.add_worker("b")
+    workers = [serve(router, tokens(200, 1000 + seed)) for seed in range(40)]
+    assert 10 <= workers.count("b") <= 30
+
+
+# -- what was sent
+
+
+def test_what_was_sent_is_forgotten_with_age():
+    clock = Clock()
+    router = router_of("a", max_age_s=100.0, clock=clock)
+    serve(router, tokens(400))
+    clock.now_s = 101.0
+    serve(router, tokens(400, 1))
+    assert router.cached_tokens(tokens(400)) == {"a": 0}
+
+
+def test_what_was_sent_is_bounded_and_the_oldest_goes_first():
+    router = router_of("a", capacity_tokens=1024)
+    for seed in range(3):
+        serve(router, tokens(400, seed))
+    known = [router.cached_tokens(tokens(400, seed))["a"] for seed in range(3)]
+    assert known == [0, 399, 399]
+
+
+# -- what is told
+
+
+def told_router() -> PrefixRouter:
+    router = PrefixRouter(block_size=BLOCK)
+    router.add_worker("a", has_events=True)
+    return router
+
+
+def stored(text: np.ndarray, names: str, parent: str | None = None, **more: Any) -> BlockStored:
+    return BlockStored(list(names), parent, text.tolist(), **more)
+
+
+def test_events_tell_what_is_cached():
+    router, text = told_router(), tokens(5 * BLOCK)
+    router.apply_events("a", [stored(text[: 3 * BLOCK], "abc")], 0)
+    router.apply_events("a", [stored(text[3 * BLOCK :], "de", "c")], 1)
+    assert router.cached_tokens(text) == {"a": 5 * BLOCK - 1}
+    router.apply_events("a", [BlockRemoved(["e"]), BlockRemoved(["d"])], 2)
+    assert router.cached_tokens(text) == {"a": 3 * BLOCK}
+    router.apply_events("a", [AllBlocksCleared()], 3)
+    assert router.cached_tokens(text) == {"a": 0}
+
+
+def test_what_follows_a_removed_block_counts_again_when_that_is_back():
+    router, text = told_router(), tokens(4 * BLOCK)
+    router.apply_events("a", [stored(text, "abcd"), BlockRemoved(["b"])])
+    assert router.cached_tokens(text) == {"a": BLOCK}
+    router.apply_events("a", [stored(text[BLOCK : 2 * BLOCK], "b", "a")])
+    assert router.cached_tokens(text) == {"a": 4 * BLOCK - 1}
+
+
+def test_a_gap_in_the_numbers_is_said_and_all_is_learnt_anew(caplog):
+    router, text = told_router(), tokens(4 * BLOCK)
+    assert router.apply_events("a", [stored(text[: 2 * BLOCK], "ab")], 0)
+    with caplog.at_level(logging.WARNING):
+        assert not router.apply_events("a", [stored(text[2 * BLOCK :], "cd", "b")], 2)
+    assert "1 to 1 of worker 'a' are missing" in caplog.text
+    assert router.cached_tokens(text) == {"a": 0}
+    assert router.num_gaps == 1
+    assert router.apply_events("a", [stored(text[: 2 * BLOCK], "ab")], 3)
+    assert router.cached_tokens(text) == {"a": 2 * BLOCK}
+
+
+def test_after_a_gap_the_batches_can_be_told_again():
+    router, text = told_router(), tokens(4 * BLOCK)
+    first, second = stored(text[: 2 * BLOCK], "ab"), stored(text[2 * BLOCK :], "cd", "b")
+    assert router.apply_events("a", [first], 5)
+    assert not router.apply_events("a", [second], 7)
+    for number, events in enumerate([[first], [], [second]], 5):
+        assert router.apply_events("a", events, number)
+    assert router.cached_tokens(text) == {"a": 4 * BLOCK - 1}
+    assert router.apply_events("a", [BlockRemoved(["b"])], 6)  # an old one, once more
+    assert router.cached_tokens(text) == {"a": 4 * BLOCK - 1}
+
+
+def test_a_batch_told_twice_counts_once_and_a_restart_is_seen():
+    router, text = told_router(), tokens(2 * BLOCK)
+    router.apply_events("a", [], 0)
+    router.apply_events("a", [stored(text, "ab")], 1)
+    router.apply_events("a", [BlockRemoved(["b"])], 2)
+    router.apply_events("a", [stored(text, "ab")], 1)
+    assert router.cached_tokens(text) == {"a": BLOCK}
+    router.apply_events("a", [], 0)
+    assert router.cached_tokens(text) == {"a": 0}
+
+
+def test_events_have_the_namespace_of_their_first_block():
+    router, text = told_router(), tokens(2 * BLOCK)
+    keys = [("adapter", "salt"), ("adapter",)]
+    router.apply_events("a", [stored(text, "ab", lora_name="adapter", extra_keys=keys)])
+    assert router.cached_tokens(text, Namespace("adapter", "salt")) == {"a": 2 * BLOCK - 1}
+    assert router.cached_tokens(text, Namespace("adapter")) == {"a": 0}
+    assert router.cached_tokens(text, Namespace(salt="salt")) == {"a": 0}
+
+
+def test_images_other_tiers_and_begun_blocks_are_left_out():
+    router, text = told_router(), tokens(3 * BLOCK)
+    image = [None, (("image", 3),), None]
+    router.apply_events("a", [stored(text, "abc", extra_keys=image)])
+    assert router.cached_tokens(text) == {"a": BLOCK}
+    router.apply_events("a", [stored(text[:BLOCK], "y", extra_keys=image[1:2])])
+    router.apply_events("a", [stored(text[:0], "")])
+    router.apply_events("a", [stored(text[BLOCK : 2 * BLOCK], "x", "a", medium="CPU")])
+    router.apply_events("a", [stored(text[BLOCK : 2 * BLOCK], "x", "a", group_idx=1)])
+    router.apply_events("a", [stored(text[BLOCK : BLOCK + 5], "x", "a", block_size=5)])
+    assert router.cached_tokens(text) == {"a": BLOCK}
+
+
+def test_blocks_of_another_size_are_refused_with_what_to_do():
+    with pytest.raises(ValueError, match="block_size=32"):
+        told_router().apply_events("a", [stored(tokens(32), "a", block_size=32)])
+
+
+def test_what_was_sent_counts_until_the_events_of_it_are_due():
+    clock = Clock()
+    router = PrefixRouter(block_size=BLOCK, clock=clock)
+    router.add_worker("a", has_events=True)
+    router.choose(tokens(400))
+    assert router.cached_tokens(tokens(400)) == {"a": 399}
+    clock.now_s = 61.0
+    router.choose(tokens(400, 1))
+    assert router.cached_tokens(tokens(400)) == {"a": 0}
