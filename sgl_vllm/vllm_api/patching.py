@@ -34,7 +34,7 @@ def adopt(instance: object, subclass: type[Subclass]) -> Subclass:
             f"cannot turn {type(instance).__qualname__} into {subclass.__qualname__}, "
             "which does not derive from it"
         )
-    instance.__class__ = subclass  # type: ignore[assignment]  # checked above
+    instance.__class__ = subclass
     assert isinstance(instance, subclass)
     return instance
 
