@@ -6,7 +6,7 @@ BIN := $(ROOT)/.venv/bin
 IN_ROOT := cd "$(ROOT)" &&
 TEST_FOLDERS = $(wildcard $(foreach part,unit browser engine server,$(ROOT)/tests/$(part)))
 
-.PHONY: help install demo test unit gpu soak ray check reference format clean distclean
+.PHONY: help install demo test unit gpu soak ray check reference options format clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -43,6 +43,9 @@ check: install  ## ruff (lint and format) and mypy, the examples included
 
 reference: install  ## write docs/reference.md from the code's docstrings
 	@$(IN_ROOT) "$(BIN)/python" tools/reference.py
+
+options: install  ## write the tables of docs/options.md from sgl_vllm/config.py
+	@$(IN_ROOT) "$(BIN)/python" tools/options.py
 
 format: install  ## let ruff put the code in order
 	@$(IN_ROOT) "$(BIN)/ruff" check --fix .

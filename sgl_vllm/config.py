@@ -1,149 +1,325 @@
-"""Every option of the server plugin, as one typed object.
+"""Every option of the server plugin, declared once.
 
-Options come from `--plugin-config`, from the environment variable `SGL_VLLM_CONFIG`, or from
-`additional_config={"sgl_vllm": {...}}`, and travel to the engine's process in the last of these.
-No vLLM here: a bad option is refused before an engine starts.
+An option is one field of `Options`: its default, help text, part, choices and bounds. Validation,
+error messages, `vllm serve --help` and the tables in docs/options.md all come from that
+declaration. Imports no vLLM, so a bad option is refused before an engine starts.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import json
+import logging
 import math
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+logger = logging.getLogger("vllm.sgl_vllm.config")
 
 CONFIG_ENV = "SGL_VLLM_CONFIG"
 CONFIG_KEY = "sgl_vllm"
-"""The plugin's place in vLLM's `additional_config`."""
+"""The plugin's key in vLLM's `additional_config`, where options travel to the engine's process."""
 
-
-SCHEDULE_POLICIES = ("lpm", "dfs-weight", "fcfs", "random")
-_CHOICES = {
-    "radix_policy": ("lru", "lfu", "slru", "priority"),
-    "tier_rule": ("measured", "always"),
-    "schedule_policy": SCHEDULE_POLICIES,
-    "jump_mode": ("canonical", "exact"),
-    "schema_reading": ("stock", "spec"),
+HEADINGS = {
+    "radix": "Prefix cache",
+    "select": "Prefix cache",
+    "tiers": "Tiers below the GPU",
+    "schedule": "Scheduling and routing",
+    "rank_routing": "Scheduling and routing",
+    "fsm": "Structured output and jump-forward",
+    "jump_forward": "Structured output and jump-forward",
 }
+"""Each part, and the heading under which its options are listed, in that order."""
+
+Value = TypeVar("Value", bool, int, float, str)
 
 
 class OptionError(ValueError):
-    """An option that does not exist, or a value that it cannot take."""
+    """An unknown option, or a value that an option does not accept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionInfo:
+    """The declaration of one option, beyond its name, type and default.
+
+    Attributes:
+        help: one or two sentences for `--help` and docs/options.md. May use backticks.
+        part: a key of `HEADINGS`.
+        choices: the accepted values, each with a description or "". A function, so that a registry
+            is imported only when an option is checked or listed. None if any value of the type
+            and bounds will do.
+        minimum, maximum: bounds of a number, both inclusive.
+        hint: what to do instead, at the end of the message about a value that is refused.
+        old_name: the name before this version. It still works, with a warning.
+        page: the page in docs/ with more.
+    """
+
+    help: str
+    part: str
+    choices: Callable[[], Mapping[str, str]] | None = None
+    minimum: float = 0.0
+    maximum: float = math.inf
+    hint: str = ""
+    old_name: str = ""
+    page: str = ""
+
+    @staticmethod
+    def of(field: dataclasses.Field[Any]) -> OptionInfo:
+        info = field.metadata["option"]
+        assert isinstance(info, OptionInfo)
+        return info
+
+
+def _option(
+    default: Value,
+    help: str,
+    *,
+    part: str,
+    choices: Callable[[], Mapping[str, str]] | None = None,
+    minimum: float = 0.0,
+    maximum: float = math.inf,
+    hint: str = "",
+    old_name: str = "",
+    page: str = "",
+) -> Value:
+    """A dataclass field. Typed as its default, as `dataclasses.field` is."""
+    info = OptionInfo(
+        help=help,
+        part=part,
+        choices=choices,
+        minimum=minimum,
+        maximum=maximum,
+        hint=hint,
+        old_name=old_name,
+        page=page,
+    )
+    made: Value = dataclasses.field(default=default, metadata={"option": info})
+    return made
+
+
+def _described(registry: Mapping[str, object]) -> dict[str, str]:
+    """Each name of a registry with the first line of its value's docstring."""
+    lines = {name: inspect.getdoc(value) or "" for name, value in registry.items()}
+    return {name: line.partition("\n")[0].removesuffix(".") for name, line in lines.items()}
+
+
+def _eviction_policies() -> Mapping[str, str]:
+    from sgl_vllm.radix.eviction import POLICIES
+
+    return _described(POLICIES)
+
+
+def _admission_orders() -> Mapping[str, str]:
+    from sgl_vllm.scheduler.policy import ORDERS
+
+    return _described(ORDERS)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the plugin does. Each of the first five parts can be switched off by itself.
+    """The options of one engine, all valid.
 
-    Attributes:
-        radix: token-granular prefix cache; finished requests keep their last, partial block.
-        schedule: waiting requests in an order that makes the most of the cache.
-        fsm: masks of structured output from automata of our own, where a format is regular enough;
-            otherwise, and without it, from stock's backends.
-        jump_forward: text that a grammar forces enters in one forward pass.
-        select: prompt scores (`prompt_logprobs`) may read the prefix from the cache.
-        radix_policy: what the cache gives up first: lru, lfu, slru (what was never hit goes first)
-            or priority (what only unimportant requests used goes first).
-        radix_ttl_s: forget what nobody has used for so many seconds; 0 for never.
-        radix_pin_share: at most this share of the cache can be pinned (0 to 1).
-        radix_slot_copy: on a GPU, a hit inside a block copies its matched slots by one kernel for
-            all layers, not the whole block layer by layer.
-        prefix_attention: on a GPU, decode steps whose requests share cached blocks read these once
-            for all of them, where that pays; other steps are FlashAttention's as before.
-        tier_rule: what a KV connector has below the GPU is loaded where that is measured to be
-            cheaper than computing it again (measured), or wherever it is found (always).
-        tier_min_tokens: and never fewer tokens than this.
-        tree_text: show the text of cached prompts at `/v1/sgl/tree`, but of no tenant with a
-            `cache_salt`. Everyone with the server's API key can read it then.
-        schedule_policy: lpm (longest cached prefix first), dfs-weight (depth first over the tree,
-            to where most wait), fcfs (first come, first served) or random.
-        schedule_max_passes: who was overtaken by so many later requests goes first.
-        schedule_max_delay: so does one whom later requests have delayed by this share of the
-            largest backlog that it has seen, in tokens to compute.
-        schedule_max_wait_s: so does one that has waited so long (seconds); 0 for no such limit.
-        schedule_window: at most so many waiting requests, the oldest, are put in order.
-        schedule_fair_quantum: share the machine fairly between tenants (`cache_salt`, adapter): who
-            has had this many computed tokens more than others that wait goes last; 0 for no such
-            rule.
-        schedule_cheapest_victim: when the cache is full, preempt who loses the fewest computed
-            tokens, not the newest.
-        jump_mode: what counts as forced. canonical: text, in its canonical spelling; exact: only
-            tokens that are the one legal next token, so that output is stock's to the token.
-        rank_routing: with `--data-parallel-size`, a request goes to the rank where it has the least
-            to compute and to wait for; otherwise to where the fewest requests are.
-        schema_reading: what a JSON schema means. stock: as the backend that the server would have
-            without the plugin; spec: as its specification says, and what cannot be had of it is
-            refused.
-        unverified: jump_forward and select also where no GPU has run them yet: with asynchronous
-            scheduling, and on vLLM's V2 model runner.
+    To add one, add a field here and run `make options`.
+
+    Raises:
+        OptionError: names the option, the value and what is accepted instead.
     """
 
-    radix: bool = True
-    schedule: bool = True
-    fsm: bool = True
-    jump_forward: bool = True
-    select: bool = True
-    radix_policy: str = "lru"
-    radix_ttl_s: float = 0.0
-    radix_pin_share: float = 0.25
-    radix_slot_copy: bool = False
-    prefix_attention: bool = False
-    tier_rule: str = "measured"
-    tier_min_tokens: int = 0
-    tree_text: bool = False
-    schedule_policy: str = "lpm"
-    schedule_max_passes: int = 1000
-    schedule_max_delay: float = 0.05
-    schedule_max_wait_s: float = 0.0
-    schedule_window: int = 1024
-    schedule_fair_quantum: int = 0
-    schedule_cheapest_victim: bool = False
-    jump_mode: str = "canonical"
-    rank_routing: bool = True
-    schema_reading: str = "stock"
-    unverified: bool = False
+    radix: bool = _option(
+        True,
+        "Find cached prefixes to the token, where stock vLLM finds whole blocks. Finished requests "
+        "leave their last, partial block in the cache.",
+        part="radix",
+        page="cache.md",
+    )
+    radix_policy: str = _option(
+        "lru",
+        "Which cached prefixes are evicted first.",
+        part="radix",
+        choices=_eviction_policies,
+        page="cache.md",
+    )
+    radix_ttl_s: float = _option(
+        0.0,
+        "Expire prefixes that no request has used for this many seconds. 0 means never.",
+        part="radix",
+    )
+    radix_pin_share: float = _option(
+        0.25,
+        "The largest share of the cache that can be pinned.",
+        part="radix",
+        maximum=1.0,
+        page="cache.md",
+    )
+    tree_text: bool = _option(
+        False,
+        "Show the text of cached prompts at `/v1/sgl/tree` to every client with the server's API "
+        "key, except prompts with a `cache_salt`.",
+        part="radix",
+        page="cache.md",
+    )
+    radix_slot_copy: bool = _option(
+        False,
+        "On a GPU, copy only the matched slots of a block that is hit in part, in all layers with "
+        "one kernel launch, not the whole block layer by layer.",
+        part="radix",
+        page="kernels.md",
+    )
+    prefix_attention: bool = _option(
+        False,
+        "On a GPU, decode steps read the blocks that their requests share once for all of them, "
+        "where that pays. Other steps run FlashAttention as before.",
+        part="radix",
+        page="kernels.md",
+    )
+    select: bool = _option(
+        True,
+        "Let requests for prompt log-probabilities read the prefix from the cache. Stock vLLM "
+        "computes it again for each choice of a `select`.",
+        part="select",
+        page="server.md",
+    )
+    tier_rule: str = _option(
+        "measured",
+        "When to load KV that a KV connector holds below the GPU.",
+        part="tiers",
+        choices=lambda: {
+            "measured": "where loading is measured to be cheaper than computing",
+            "always": "wherever it is found",
+        },
+        page="tiers.md",
+    )
+    tier_min_tokens: int = _option(
+        0,
+        "Never load fewer tokens than this.",
+        part="tiers",
+        page="tiers.md",
+    )
+    schedule: bool = _option(
+        True,
+        "Reorder waiting requests by what the cache holds, when they do not all fit into it.",
+        part="schedule",
+        page="scheduling.md",
+    )
+    schedule_policy: str = _option(
+        "lpm",
+        "The order in which waiting requests are admitted.",
+        part="schedule",
+        choices=_admission_orders,
+        page="scheduling.md",
+    )
+    schedule_max_overtakes: int = _option(
+        1000,
+        "Admit a request next once this many later requests have been admitted before it.",
+        part="schedule",
+        old_name="schedule_max_passes",
+        page="scheduling.md",
+    )
+    schedule_max_delay: float = _option(
+        0.05,
+        "Admit a request next once later requests have delayed it by this share of the largest "
+        "backlog it has seen, in tokens to compute.",
+        part="schedule",
+        page="scheduling.md",
+    )
+    schedule_max_wait_s: float = _option(
+        0.0,
+        "Admit a request next once it has waited this many seconds. 0 means no limit.",
+        part="schedule",
+    )
+    schedule_window: int = _option(
+        1024,
+        "How many waiting requests are reordered, oldest first. The rest keep their order of "
+        "arrival.",
+        part="schedule",
+        minimum=1,
+        hint="schedule=false turns reordering off",
+    )
+    schedule_fair_quantum: int = _option(
+        0,
+        "Share the engine fairly between tenants (`cache_salt` and LoRA adapter): a tenant that is "
+        "this many computed tokens ahead of another waiting tenant goes last. 0 turns it off.",
+        part="schedule",
+        page="scheduling.md",
+    )
+    schedule_cheapest_victim: bool = _option(
+        False,
+        "When the cache is full, preempt the request that loses the fewest computed tokens, not "
+        "the newest one.",
+        part="schedule",
+        page="scheduling.md",
+    )
+    rank_routing: bool = _option(
+        True,
+        "With `--data-parallel-size`, send a request to the engine where it costs the least "
+        "compute and waiting. Off, requests go to the engine with the fewest requests.",
+        part="rank_routing",
+        page="data-parallel.md",
+    )
+    fsm: bool = _option(
+        True,
+        "Mask structured output with the plugin's own automata where a format is regular enough. "
+        "Other formats use vLLM's backends.",
+        part="fsm",
+        page="structured-output.md",
+    )
+    schema_reading: str = _option(
+        "stock",
+        "What a JSON schema means.",
+        part="fsm",
+        choices=lambda: {
+            "stock": "as in the backend that the server would use without the plugin",
+            "spec": "as the JSON Schema specification says; schemas that cannot be enforced are "
+            "refused",
+        },
+        page="structured-output.md",
+    )
+    jump_forward: bool = _option(
+        True,
+        "Append the text that a grammar forces in one forward pass, not token by token.",
+        part="jump_forward",
+        page="jump-forward.md",
+    )
+    jump_mode: str = _option(
+        "canonical",
+        "What counts as forced.",
+        part="jump_forward",
+        choices=lambda: {
+            "canonical": "text with only one continuation, in the tokenizer's own spelling",
+            "exact": "a token that is the only legal one, so that output equals stock vLLM's token "
+            "for token",
+        },
+        page="jump-forward.md",
+    )
+    unverified: bool = _option(
+        False,
+        "Also turn on `jump_forward` and `select` where no GPU has run them yet: with asynchronous "
+        "scheduling, and on vLLM's V2 model runner.",
+        part="jump_forward",
+        page="jump-forward.md",
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(field.default, bool):
-                if not isinstance(value, bool):
-                    raise OptionError(f"{field.name} takes true or false, not {value!r}")
-            elif field.name in _CHOICES:
-                if value not in _CHOICES[field.name]:
-                    choices = ", ".join(_CHOICES[field.name])
-                    raise OptionError(f"{field.name} is one of {choices}, not {value!r}")
-            elif isinstance(value, bool) or not isinstance(value, int | float):
-                raise OptionError(f"{field.name} takes a number, not {value!r}")
-            elif isinstance(field.default, int) and not isinstance(value, int):
-                raise OptionError(f"{field.name} takes a whole number, not {value!r}")
-            elif not math.isfinite(value) or value < 0:
-                raise OptionError(f"{field.name} cannot be {value!r}: it is 0 or more")
-        if self.radix_pin_share > 1:
-            raise OptionError(f"radix_pin_share is at most 1, not {self.radix_pin_share!r}")
-        if self.schedule_window < 1:
-            raise OptionError(
-                "schedule_window is at least 1; schedule=false is the way to have none"
-            )
+            problem = _problem(field, getattr(self, field.name))
+            if problem is not None:
+                info = OptionInfo.of(field)
+                raise OptionError(f"{field.name} {problem}" + (info.hint and f"; {info.hint}"))
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Options:
-        """From names and values.
+    def from_mapping(cls, *sources: Mapping[str, Any]) -> Options:
+        """From names and values; later sources win.
 
         Raises:
-            OptionError: names the option and what it could have been.
+            OptionError: also for a name that does not exist, with the names that do.
         """
-        names = [field.name for field in dataclasses.fields(cls)]
-        for name in values:
-            if name not in names:
-                near = difflib.get_close_matches(str(name), names, n=1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise OptionError(
-                    f"sgl-vllm has no option {name!r}: {hint}the options are {', '.join(names)}"
-                )
+        values: dict[str, Any] = {}
+        for source in sources:
+            values.update(_with_current_names(source))
         return cls(**values)
 
     @classmethod
@@ -153,7 +329,7 @@ class Options:
         A value is read as JSON (`false`, `12`, `0.5`).
 
         Raises:
-            OptionError: as for `from_mapping`, or if a word is neither form.
+            OptionError: also for a word that is neither form.
         """
         return cls.from_mapping(words_to_mapping(words))
 
@@ -183,3 +359,84 @@ def words_to_mapping(words: Sequence[str]) -> dict[str, Any]:
         except json.JSONDecodeError:
             values[name] = text
     return values
+
+
+def choices_of(name: str) -> tuple[str, ...]:
+    """The values that option `name` accepts, if it has a fixed set of them."""
+    info = OptionInfo.of(Options.__dataclass_fields__[name])
+    return tuple(info.choices()) if info.choices is not None else ()
+
+
+def by_heading() -> Iterator[tuple[str, list[dataclasses.Field[Any]]]]:
+    """Each heading, with its options in the order of their declaration."""
+    fields = dataclasses.fields(Options)
+    for heading in dict.fromkeys(HEADINGS.values()):
+        yield heading, [f for f in fields if HEADINGS[OptionInfo.of(f).part] == heading]
+
+
+def default_text(field: dataclasses.Field[Any]) -> str:
+    """An option's default as a user would write it."""
+    if isinstance(field.default, str):
+        return field.default
+    return f"{field.default:g}" if isinstance(field.default, float) else json.dumps(field.default)
+
+
+def help_text() -> str:
+    """The list of options in `vllm serve --help`."""
+    lines: list[str] = []
+    for heading, fields in by_heading():
+        lines.append(f"{heading}:")
+        for field in fields:
+            info = OptionInfo.of(field)
+            choices = f" One of {', '.join(choices_of(field.name))}." if info.choices else ""
+            text = f"- {field.name} (default: {default_text(field)}): {info.help}{choices}"
+            lines += textwrap.wrap(text, 96, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _problem(field: dataclasses.Field[Any], value: object) -> str | None:
+    """Why `value` is not accepted, to follow the option's name. None if it is."""
+    info = OptionInfo.of(field)
+    if isinstance(field.default, bool):
+        return None if isinstance(value, bool) else f"must be true or false, not {value!r}"
+    if info.choices is not None:
+        choices = info.choices()
+        if isinstance(value, str) and value in choices:
+            return None
+        return f"must be one of {', '.join(choices)}, not {value!r}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"must be a number, not {value!r}"
+    if isinstance(field.default, int) and not isinstance(value, int):
+        return f"must be a whole number, not {value!r}"
+    if not math.isfinite(value) or value < info.minimum:
+        return f"must be at least {info.minimum:g}, not {value!r}"
+    if value > info.maximum:
+        return f"must be at most {info.maximum:g}, not {value!r}"
+    return None
+
+
+def _with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """One source's values by current names. A name that was replaced is logged."""
+    fields = {field.name: OptionInfo.of(field) for field in dataclasses.fields(Options)}
+    renamed = {info.old_name: name for name, info in fields.items() if info.old_name}
+    current: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in renamed:
+            logger.warning(
+                "sgl-vllm: the option %s is now called %s. The old name will stop working in the "
+                "next version.",
+                name,
+                renamed[name],
+            )
+            if renamed[name] in values:
+                raise OptionError(f"{name} is the old name of {renamed[name]}: set only one")
+        elif name not in fields:
+            raise OptionError(_unknown(name, fields))
+        current[renamed.get(name, name)] = value
+    return current
+
+
+def _unknown(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(name), names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"sgl-vllm has no option {name!r}: {hint}the options are {', '.join(names)}"

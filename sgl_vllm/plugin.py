@@ -21,7 +21,14 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from sgl_vllm.config import CONFIG_ENV, CONFIG_KEY, OptionError, Options, words_to_mapping
+from sgl_vllm.config import (
+    CONFIG_ENV,
+    CONFIG_KEY,
+    OptionError,
+    Options,
+    help_text,
+    words_to_mapping,
+)
 from sgl_vllm.vllm_api.probe import PARTS, missing_hooks
 from sgl_vllm.vllm_api.versions import (
     Support,
@@ -93,7 +100,9 @@ def _wrap_add_cli_args(engine_args: Any) -> None:
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         parser = original(parser)
         group = parser.add_argument_group(
-            "sgl-vllm", "RadixAttention, prefix-aware scheduling and jump-forward decoding"
+            "sgl-vllm",
+            "RadixAttention, cache-aware scheduling and jump-forward decoding.\n\n"
+            f"Options for --plugin-config:\n\n{help_text()}",
         )
         group.add_argument(
             "--plugin",
@@ -107,7 +116,7 @@ def _wrap_add_cli_args(engine_args: Any) -> None:
             nargs="+",
             action="extend",
             metavar="JSON|KEY=VALUE",
-            help="Options of the plugin, as a JSON object or key=value pairs, e.g. "
+            help="Options of the plugin, listed above, as a JSON object or key=value pairs: "
             "'{\"jump_forward\": false}' or jump_forward=false.",
         )
         return parser
@@ -315,7 +324,7 @@ def _requested_options(engine_args: Any) -> Options | None:
             values = words_to_mapping([text])
         except OptionError as error:
             raise OptionError(f"environment variable {CONFIG_ENV}: {error}") from None
-    return Options.from_mapping({**values, **(from_config or {}), **(from_cli or {})})
+    return Options.from_mapping(values, from_config or {}, from_cli or {})
 
 
 # -- what the installed vLLM must offer -----------------------------------------------------------

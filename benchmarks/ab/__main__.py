@@ -25,7 +25,7 @@ from benchmarks.ab.servers import ArmFailed, Pool
 from benchmarks.ab.variants import CAN_BE_OFF
 from benchmarks.ab.workloads import WORKLOADS
 from benchmarks.command import positive, progress_bars
-from sgl_vllm.config import SCHEDULE_POLICIES
+from sgl_vllm.config import choices_of
 from sgl_vllm.server_process import ServerFailed, sigterm_as_interrupt
 
 COMMENT = """\
@@ -136,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
     )
     servers_group.add_argument(
         "--policy",
-        choices=SCHEDULE_POLICIES,
+        choices=choices_of("schedule_policy"),
         help="the plugin's schedule_policy; its default if not given",
     )
     servers_group.add_argument(

@@ -31,14 +31,15 @@ def lfu(node: Node) -> tuple[int, float]:
 
 
 def slru(node: Node) -> tuple[bool, float]:
-    """Segmented: what was never hit since it was computed goes before all that was, so that a
-    flood of prompts that nobody repeats does not wash out those that are."""
+    """Segmented LRU: prefixes that were never hit first, then the rest; each least recently used.
+
+    A flood of prompts that are never repeated does not evict those that are.
+    """
     return (node.num_hits > 0, node.last_used)
 
 
 def priority(node: Node) -> tuple[int, float]:
-    """What only unimportant requests used goes first (vLLM's `priority`: lower is more
-    important); among equals the least recently used."""
+    """Prefixes used only by low-priority requests (vLLM's `priority`); among equals LRU."""
     return (-node.priority, node.last_used)
 
 

@@ -417,6 +417,7 @@ Nodes = Callable[[], list[Node | None]]
 
 
 def _lpm(rows: Rows, nodes: Nodes) -> list[NDArray[np.generic]]:
+    """Longest cached prefix first."""
     matched = _best_of_group(rows["fork_group"], rows["matched"], np.maximum)
     first = _best_of_group(rows["branch"], rows["arrival"], np.minimum)
     of_group = _best_of_group(rows["fork_group"], np.minimum(first, rows["since"]), np.minimum)
@@ -424,15 +425,18 @@ def _lpm(rows: Rows, nodes: Nodes) -> list[NDArray[np.generic]]:
 
 
 def _dfs_weight(rows: Rows, nodes: Nodes) -> list[NDArray[np.generic]]:
+    """Depth first over the tree, into the branch with the most waiting requests."""
     places = _best_of_group(rows["fork_group"], depth_first_places(nodes()), np.minimum)
     return [places, *_lpm(rows, nodes)]
 
 
 def _fcfs(rows: Rows, nodes: Nodes) -> list[NDArray[np.generic]]:
+    """First come, first served."""
     return [_best_of_group(rows["fork_group"], rows["since"], np.minimum)]
 
 
 def _random(rows: Rows, nodes: Nodes) -> list[NDArray[np.generic]]:
+    """Random, as a baseline."""
     return [rows["chance"]]
 
 

@@ -97,7 +97,7 @@ class SglSchedulerMixin(Scheduler):
         self._queue: CacheAwareQueue | None = None
         if "schedule" not in self._off:
             bound = Bound(
-                max_passes=options.schedule_max_passes,
+                max_passes=options.schedule_max_overtakes,
                 max_delay=options.schedule_max_delay,
                 max_wait_s=options.schedule_max_wait_s or float("inf"),
             )

@@ -52,13 +52,13 @@ BLOCKED_S = 600
 
 PLUGIN_OPTIONS = [
     *[{}] * 8,
-    {"schedule_max_passes": 2},
+    {"schedule_max_overtakes": 2},
     {"schedule_policy": "dfs-weight", "schedule_max_delay": 10.0},
     {"schedule_policy": "random", "schedule_max_delay": 10.0},
     {"schedule_policy": "fcfs", "schedule_cheapest_victim": True},
-    {"schedule_fair_quantum": 100, "schedule_max_passes": 0},
+    {"schedule_fair_quantum": 100, "schedule_max_overtakes": 0},
     {"schedule_fair_quantum": 1000, "schedule_cheapest_victim": True},
-    {"schedule_window": 3, "schedule_max_passes": 1, "schedule_cheapest_victim": True},
+    {"schedule_window": 3, "schedule_max_overtakes": 1, "schedule_cheapest_victim": True},
     {"schedule": False},
     {"radix": False},
     {"jump_forward": False},

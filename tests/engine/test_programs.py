@@ -30,7 +30,7 @@ SETTINGS = {
     "stock": Setting(None, num_blocks=40),
     "tiny cache, cheapest victim": Setting({"schedule_cheapest_victim": True}, num_blocks=26),
     "prefill in chunks, in no order": Setting(
-        {"schedule_policy": "random", "schedule_max_passes": 0},
+        {"schedule_policy": "random", "schedule_max_overtakes": 0},
         num_blocks=36,
         max_num_batched_tokens=64,
     ),
@@ -43,7 +43,9 @@ SETTINGS = {
         grammars_in_background=True,
     ),
     "by priority": Setting(
-        {"schedule_max_passes": 1, "schedule_fair_quantum": 300}, num_blocks=30, policy="priority"
+        {"schedule_max_overtakes": 1, "schedule_fair_quantum": 300},
+        num_blocks=30,
+        policy="priority",
     ),
     "exact jumps, prefill in chunks": Setting(
         {"jump_mode": "exact"}, num_blocks=30, max_num_batched_tokens=64

@@ -135,7 +135,7 @@ def test_of_equal_prompts_one_goes_ahead(schedule):
 
 def test_who_is_overdue_is_not_held_back():
     machine = Machine(
-        {"schedule_max_passes": 2}, max_num_batched_tokens=512, long_prefill_token_threshold=64
+        {"schedule_max_overtakes": 2}, max_num_batched_tokens=512, long_prefill_token_threshold=64
     )
     prefix = words(900)
     machine.add(prefix + words(9))

@@ -1,8 +1,16 @@
-"""Options: what is taken, and how what is not is refused."""
+"""Options: which values are accepted, how others are refused, and what is made of a declaration."""
+
+import dataclasses
+import logging
+import subprocess
+import sys
 
 import pytest
 
-from sgl_vllm.config import OptionError, Options
+from sgl_vllm import config
+from sgl_vllm.config import OptionError, OptionInfo, Options
+from sgl_vllm.radix.eviction import POLICIES
+from sgl_vllm.scheduler.policy import ORDERS
 
 
 def test_everything_is_on_by_default():
@@ -20,32 +28,70 @@ def test_a_pair_may_spell_its_value_as_python_does():
 
 
 def test_options_survive_the_way_to_another_process():
-    options = Options(select=False, schedule_max_passes=3)
+    options = Options(select=False, schedule_max_overtakes=3)
     assert Options.from_mapping(options.to_mapping()) == options
 
 
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("jump=false", "the options are radix, schedule"),
+        ("jump=false", "the options are radix, radix_policy"),
         ("jumpforward=false", "did you mean 'jump_forward'"),
-        ("radix=1", "radix takes true or false, not 1"),
-        ("radix=off", "radix takes true or false, not 'off'"),
+        ("radix=1", "radix must be true or false, not 1"),
+        ("radix=off", "radix must be true or false, not 'off'"),
         ("schedule_window=1.5", "whole number"),
         ("schedule_window=true", "a number"),
-        ("schedule_max_wait_s=-1", "cannot be -1"),
-        ("schedule_max_wait_s=NaN", "cannot be nan"),
-        ("schedule_window=0", "schedule=false"),
+        ("schedule_max_wait_s=-1", "must be at least 0, not -1"),
+        ("schedule_max_wait_s=NaN", "must be at least 0, not nan"),
+        ("schedule_window=0", "must be at least 1, not 0; schedule=false turns reordering off"),
         ("radix_policy=fifo", "one of lru, lfu, slru, priority, not 'fifo'"),
         ("radix_policy=1", "one of lru"),
+        ('{"radix_policy": ["lru"]}', "one of lru"),
         ("jump_mode=fast", "one of canonical, exact, not 'fast'"),
-        ("radix_pin_share=2", "at most 1"),
+        ("radix_pin_share=2", "must be at most 1, not 2"),
         ("radix_ttl_s=soon", "a number"),
         ("radix", "key=value"),
         ("{radix}", "not valid JSON"),
         ("[1]", "key=value"),
     ],
 )
-def test_what_is_no_option_is_refused_with_what_it_could_be(word, says):
+def test_an_invalid_option_is_refused_with_the_accepted_values(word, says):
     with pytest.raises(OptionError, match=says):
         Options.from_words([word])
+
+
+def test_an_old_name_works_with_a_warning_that_has_the_new_one(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert Options.from_words(["schedule_max_passes=3"]) == Options(schedule_max_overtakes=3)
+    assert "schedule_max_passes is now called schedule_max_overtakes" in caplog.text
+
+
+def test_a_later_source_wins_over_the_old_name_in_an_earlier_one():
+    made = Options.from_mapping({"schedule_max_passes": 3}, {"schedule_max_overtakes": 4})
+    assert made.schedule_max_overtakes == 4
+
+
+def test_the_old_and_the_new_name_together_are_refused():
+    with pytest.raises(OptionError, match="set only one"):
+        Options.from_mapping({"schedule_max_passes": 3, "schedule_max_overtakes": 4})
+
+
+def test_choices_are_what_the_registries_hold():
+    assert config.choices_of("radix_policy") == tuple(POLICIES)
+    assert config.choices_of("schedule_policy") == tuple(ORDERS)
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(Options), ids=lambda field: field.name)
+def test_every_option_is_listed_in_the_help_with_its_default(field):
+    line = f"- {field.name} (default: {config.default_text(field)}): "
+    assert line in config.help_text()
+    described = OptionInfo.of(field).choices
+    assert described is None or all(described().values()), "a choice without a description"
+
+
+def test_options_are_checked_without_vllm():
+    code = (
+        "import sys; from sgl_vllm.config import Options, help_text; Options(); help_text(); "
+        "assert not {'vllm', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,16 @@
+"""docs/options.md lists the options that sgl_vllm/config.py declares."""
+
+from __future__ import annotations
+
+from tools import options
+
+
+def test_the_tables_are_up_to_date() -> None:
+    page = options.PAGE.read_text()
+    assert page == options.page_text(page), "run `make options`"
+
+
+def test_writing_the_tables_leaves_the_text_around_them() -> None:
+    written = options.page_text(f"Before.\n\n{options.BEGIN}\nold\n{options.END}\nAfter.\n")
+    assert written.startswith("Before.\n\n") and written.endswith("\nAfter.\n")
+    assert "| `radix_policy` | `lru` |" in written and "old" not in written
