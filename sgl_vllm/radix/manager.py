@@ -28,6 +28,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.request import Request, RequestStatus
 
+from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.keys import CacheNamespace
 from sgl_vllm.radix.pool import RadixBlockPool
@@ -161,6 +162,13 @@ class RadixKVCacheManager(KVCacheManager):
         """None once an error has switched it off."""
         return self.pool.tree
 
+    def block_hasher(self, stock: BlockHasher) -> BlockHasher:
+        """What hashes the blocks of new requests in place of vLLM's `stock` hasher."""
+        if self.pool.hash_blocks:
+            return stock
+        hash_block_size = self.block_pool.hash_block_size
+        return placeholder_hasher(stock, hash_block_size, lambda: self.tree is not None)
+
     # -- look up ------------------------------------------------------------------------------
 
     def new_step_starts(self) -> None:
@@ -195,11 +203,17 @@ class RadixKVCacheManager(KVCacheManager):
         return match.num_tokens
 
     def get_computed_blocks(
-        self, request: Request, *args: Any, **kwargs: Any
+        self, request: Request, max_cache_hit_length: int | None = None
     ) -> tuple[KVCacheBlocks, int, int]:
-        # One token at least has to run, or there is nothing to sample from. From 0.33 on vLLM says
-        # so itself.
-        limit = next(iter((*args, *kwargs.values())), request.num_tokens - 1)
+        """The cached blocks of `request`, how many of its tokens they hold, and a boundary that
+        only vLLM's hybrid models use.
+
+        Args:
+            max_cache_hit_length: at most this many tokens, given by vLLM from 0.33 on. At least one
+                token always has to run, or there is nothing to sample from.
+        """
+        stock_limit = [] if max_cache_hit_length is None else [max_cache_hit_length]
+        limit = min([request.num_tokens - 1, *stock_limit])
         if getattr(request, "prefill_stats", None) is not None and not request.num_preemptions:
             # Some output may follow the prompt already; vLLM counts a first hit as prompt.
             limit = min(limit, request.num_prompt_tokens)
@@ -207,7 +221,7 @@ class RadixKVCacheManager(KVCacheManager):
         if first_scored is not None:
             limit = min(limit, first_scored - 1)
         if self.tree is None:
-            blocks, num_tokens, boundary = super().get_computed_blocks(request, *args, **kwargs)
+            blocks, num_tokens, boundary = super().get_computed_blocks(request, *stock_limit)
             if num_tokens > limit:
                 num_tokens = limit - limit % self.block_size
                 kept = list(blocks.blocks[0][: num_tokens // self.block_size])

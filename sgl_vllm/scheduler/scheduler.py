@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
-from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
@@ -35,6 +34,7 @@ from sgl_vllm.jump.report import ForcedReports
 from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.radix import manager as radix_manager
 from sgl_vllm.radix import slot_copies
+from sgl_vllm.radix.block_hashes import BlockHasher
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.policy import Bound, WaitingQueue
@@ -47,8 +47,6 @@ from sgl_vllm.vllm_api.probe import PARTS, missing_hooks
 
 logger = init_logger("vllm.sgl_vllm")
 
-
-BlockHasher = Callable[[Request], list[BlockHash]]
 
 BY_OPTION = "by option"
 """Why a part is off that the user has switched off. All other reasons are worth a warning."""
@@ -313,7 +311,7 @@ class SglSchedulerMixin(Scheduler):
             self._jump.open(request)
         return is_ready
 
-    def _get_local_prefix_cache_hit(self, request: Request) -> tuple[Any, ...]:
+    def _get_local_prefix_cache_hit(self, request: Request, *limit: int | None) -> tuple[Any, ...]:
         """What the cache has of a request. At its first admission vLLM counts that as prompt, so of
         the forced text that an opened request has after its prompt nothing may be found. The tree's
         look-up knows; vLLM's own is asked with one token after the prompt, the one to compute."""
@@ -323,12 +321,12 @@ class SglSchedulerMixin(Scheduler):
             or getattr(request, "prefill_stats", None) is None
             or request.num_preemptions
         ):
-            hit: tuple[Any, ...] = super()._get_local_prefix_cache_hit(request)
+            hit: tuple[Any, ...] = super()._get_local_prefix_cache_hit(request, *limit)
             return hit
         all_token_ids = request._all_token_ids
         request._all_token_ids = all_token_ids[: request.num_prompt_tokens + 1]
         try:
-            hit = super()._get_local_prefix_cache_hit(request)
+            hit = super()._get_local_prefix_cache_hit(request, *limit)
             return hit
         finally:
             request._all_token_ids = all_token_ids
@@ -479,15 +477,8 @@ class SglSchedulerMixin(Scheduler):
             logger.warning("sgl-vllm: radix_slot_copy has no effect: %s", reason)
 
     def sgl_vllm_block_hasher(self, stock: BlockHasher | None) -> BlockHasher | None:
-        """What hashes the blocks of new requests: nothing, as long as only the tree is asked."""
-        radix = self._radix
-        if stock is None or radix is None or radix.pool.hash_blocks:
-            return stock
-
-        def hash_if_tree_is_off(request: Request) -> list[BlockHash]:
-            return stock(request) if radix.tree is None else []
-
-        return hash_if_tree_is_off
+        """What hashes the blocks of new requests in place of vLLM's `stock` hasher."""
+        return stock if stock is None or self._radix is None else self._radix.block_hasher(stock)
 
 
 class SglScheduler(SglSchedulerMixin):
