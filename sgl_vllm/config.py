@@ -13,7 +13,6 @@ import inspect
 import json
 import logging
 import math
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -382,15 +381,14 @@ def default_text(field: dataclasses.Field[Any]) -> str:
 
 
 def help_text() -> str:
-    """The list of options in `vllm serve --help`."""
+    """The options as a list, one line each, as `vllm serve --help=plugin-config` shows them."""
     lines: list[str] = []
     for heading, fields in by_heading():
-        lines.append(f"{heading}:")
+        lines.append(f"\n{heading}:")
         for field in fields:
             info = OptionInfo.of(field)
             choices = f" One of {', '.join(choices_of(field.name))}." if info.choices else ""
-            text = f"- {field.name} (default: {default_text(field)}): {info.help}{choices}"
-            lines += textwrap.wrap(text, 96, subsequent_indent="  ", break_on_hyphens=False)
+            lines.append(f"- {field.name} (default: {default_text(field)}): {info.help}{choices}")
     return "\n".join(lines)
 
 

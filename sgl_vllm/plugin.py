@@ -100,9 +100,7 @@ def _wrap_add_cli_args(engine_args: Any) -> None:
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         parser = original(parser)
         group = parser.add_argument_group(
-            "sgl-vllm",
-            "RadixAttention, cache-aware scheduling and jump-forward decoding.\n\n"
-            f"Options for --plugin-config:\n\n{help_text()}",
+            "sgl-vllm", "RadixAttention, cache-aware scheduling and jump-forward decoding"
         )
         group.add_argument(
             "--plugin",
@@ -116,8 +114,8 @@ def _wrap_add_cli_args(engine_args: Any) -> None:
             nargs="+",
             action="extend",
             metavar="JSON|KEY=VALUE",
-            help="Options of the plugin, listed above, as a JSON object or key=value pairs: "
-            "'{\"jump_forward\": false}' or jump_forward=false.",
+            help="Options of the plugin, as a JSON object or key=value pairs: "
+            "'{\"jump_forward\": false}' or jump_forward=false.\n" + help_text().replace("%", "%%"),
         )
         return parser
 

@@ -11,6 +11,6 @@ def test_the_tables_are_up_to_date() -> None:
 
 
 def test_writing_the_tables_leaves_the_text_around_them() -> None:
-    written = options.page_text(f"Before.\n\n{options.BEGIN}\nold\n{options.END}\nAfter.\n")
+    written = options.page_text(f"Before.\n\n{options.BEGIN}\noutdated\n{options.END}\nAfter.\n")
     assert written.startswith("Before.\n\n") and written.endswith("\nAfter.\n")
-    assert "| `radix_policy` | `lru` |" in written and "old" not in written
+    assert "| `radix_policy` | `lru` |" in written and "outdated" not in written
