@@ -6,7 +6,7 @@ BIN := $(ROOT)/.venv/bin
 IN_ROOT := cd "$(ROOT)" &&
 TEST_FOLDERS = $(wildcard $(foreach part,unit browser engine server,$(ROOT)/tests/$(part)))
 
-.PHONY: help install demo test unit gpu soak ray check reference options format clean distclean
+.PHONY: help install demo test unit gpu soak ray versions check reference options format clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -35,6 +35,9 @@ soak: install  ## ten times the random examples; 20,000 requests compared with s
 ray: install  ## the tests of replicas on Ray Serve, which it installs (0.4 GB; minutes)
 	@$(IN_ROOT) "$(BIN)/python" -m pip install --quiet --no-deps --requirement constraints/ray.txt
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/ray"
+
+versions: install  ## the demo and tests/engine on every supported vLLM (1 GB; an hour)
+	@$(IN_ROOT) exec "$(BIN)/python" tools/vllm_versions.py test --write
 
 check: install  ## ruff (lint and format) and mypy, the examples included
 	@$(IN_ROOT) "$(BIN)/ruff" check .

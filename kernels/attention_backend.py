@@ -43,7 +43,6 @@ import torch
 import vllm.envs as envs
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
-from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionType,
@@ -54,6 +53,7 @@ from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionImpl,
     FlashAttentionMetadata,
     FlashAttentionMetadataBuilder,
+    is_quantized_kv_cache,
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
