@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.v1.request import Request
 
-from sgl_vllm.radix.tree import Tokens, pack
+from sgl_vllm.radix.tokens import Tokens, pack
 
 MAX_CONTENTS = 100_000
 """So many images (and the like) are told apart at a time. What was seen longest ago is forgotten,

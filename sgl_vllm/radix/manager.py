@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +31,11 @@ from vllm.v1.request import Request, RequestStatus
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.keys import CacheNamespace
+from sgl_vllm.radix.node import NO_MATCH, Match
 from sgl_vllm.radix.pool import RadixBlockPool
-from sgl_vllm.radix.tree import NO_MATCH, TOKEN_BYTES, Match, Node, RadixTree, pack
+from sgl_vllm.radix.snapshot import CacheSnapshot, take_snapshot
+from sgl_vllm.radix.tokens import TOKEN_BYTES, pack
+from sgl_vllm.radix.tree import RadixTree
 
 
 @dataclass(slots=True)
@@ -292,7 +295,7 @@ class RadixKVCacheManager(KVCacheManager):
     def _use_hit(self, request: Request) -> None:
         trail = self.pool.state_of(request)
         if trail is not None and self.tree is not None:
-            self.tree.hit(trail.found, request.priority)
+            self.tree.record_hit(trail.found, request.priority)
 
     # -- leave behind -------------------------------------------------------------------------
 
@@ -467,7 +470,7 @@ class RadixKVCacheManager(KVCacheManager):
 
     def _pinnable(self, namespace: CacheNamespace, tokens: bytes) -> tuple[list[KVCacheBlock], int]:
         assert self.tree is not None
-        match = self.tree.match(namespace, tokens)
+        match = self.tree.match_prefix(namespace, tokens)
         block_ids = self.tree.block_ids(match, match.num_tokens)
         return [self.block_pool.blocks[block_id] for block_id in block_ids], match.num_tokens
 
@@ -487,28 +490,28 @@ class RadixKVCacheManager(KVCacheManager):
 
     # -- views --------------------------------------------------------------------------------
 
-    def describe(self, max_nodes: int, max_tokens: int) -> dict[str, Any]:
-        """The cache for people and pages (`RadixTree.describe`). Tenants with a `cache_salt` are
-        shown as one total, and never with tokens."""
+    def snapshot(self, max_nodes: int, max_tokens: int) -> CacheSnapshot | None:
+        """The cache for people and pages; None if the tree is off. Tenants with a `cache_salt` are
+        shown in totals only, and never with tokens."""
         self.pool.expire(self._expire_before())
         if self.tree is None:
-            return {}
-        pinned: Collection[int] = self.pinned_block_ids
-        wanted: Collection[Node] = self.pool.wanted()
+            return None
+        pinned = self.pinned_block_ids
         num_free = self.block_pool.get_num_free_blocks()
-        return {
-            "policy": self.policy,
-            "total_blocks": self.block_pool.num_gpu_blocks - 1,
-            "free_blocks": num_free - self.tree.num_evictable_blocks,
-            "num_pinned_blocks": len(pinned),
-            **self.tree.describe(
+        return CacheSnapshot(
+            policy=self.policy,
+            total_blocks=self.block_pool.num_gpu_blocks - 1,
+            free_blocks=num_free - self.tree.num_evictable_blocks,
+            num_pinned_blocks=len(pinned),
+            tree=take_snapshot(
+                self.tree,
                 max_nodes,
                 is_isolated=_is_salted,
                 pinned=pinned,
-                wanted=wanted,
+                wanted=self.pool.wanted(),
                 max_tokens=max_tokens,
             ),
-        }
+        )
 
 
 def _is_salted(namespace: Any) -> bool:

@@ -28,8 +28,11 @@ from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
 from sgl_vllm.radix.eviction import EvictionPolicy
+from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.keys import CacheNamespace, TokenKeys, namespace_of
-from sgl_vllm.radix.tree import NO_MATCH, TOKEN_BYTES, Match, Node, RadixTree, Tokens
+from sgl_vllm.radix.node import NO_MATCH, Match, Node
+from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
+from sgl_vllm.radix.tree import RadixTree
 
 logger = init_logger("vllm.sgl_vllm.radix")
 
@@ -148,7 +151,7 @@ class RadixBlockPool(BlockPool):
             return NO_MATCH
         if self._scheduled:
             self._index_scheduled()
-        return self.tree.match(trail.namespace, trail.tokens)
+        return self.tree.match_prefix(trail.namespace, trail.tokens)
 
     def is_computed(self, block_id: int) -> bool:
         """Whether the block may be copied from before this step's forward pass."""
@@ -198,7 +201,7 @@ class RadixBlockPool(BlockPool):
         elif own is not None:
             if own.end == num_tokens:
                 if is_last_use:
-                    tree.use(own, request.priority)
+                    tree.record_use(own, request.priority)
                 return True
             first_block = own.end // self.block_size
         tokens = trail.tokens
@@ -213,7 +216,7 @@ class RadixBlockPool(BlockPool):
             request.priority,
         )
         if is_last_use:
-            tree.use(trail.own or trail.found.node, request.priority)
+            tree.record_use(trail.own or trail.found.node, request.priority)
         for block in new_blocks[len(new_blocks) - len(taken) :]:
             if block.block_hash is None:
                 block.set_block_hash(_MARK, num_tokens)
@@ -238,7 +241,7 @@ class RadixBlockPool(BlockPool):
         """The KV of `blocks` is not there after all."""
         if self.tree is not None:
             for block in blocks:
-                self._forgotten(self.tree.drop_block(block.block_id))
+                self._forgotten(self.tree.evict_block(block.block_id))
 
     def cache_full_blocks(
         self,
@@ -377,7 +380,7 @@ class RadixBlockPool(BlockPool):
         tree's locks are the reference counts. Walks everything: for tests."""
         tree = self.tree
         assert tree is not None, "the tree was switched off by an error"
-        tree.check_invariants()
+        check_tree(tree)
         free, block = [], self.free_block_queue.fake_free_list_head.next_free_block
         while block is not None and block is not self.free_block_queue.fake_free_list_tail:
             free.append(block)

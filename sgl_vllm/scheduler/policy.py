@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sgl_vllm.radix.tree import Match, Node
+from sgl_vllm.radix.node import Match, Node
 
 Item = TypeVar("Item", bound=Hashable)
 Ints = NDArray[np.int64]

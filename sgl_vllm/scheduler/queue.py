@@ -25,7 +25,8 @@ from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.protocol.hints import hints_in
 from sgl_vllm.radix.manager import RadixKVCacheManager
-from sgl_vllm.radix.tree import NO_MATCH, TOKEN_BYTES, Match, Node, common_prefix_length
+from sgl_vllm.radix.node import NO_MATCH, Match, Node
+from sgl_vllm.radix.tokens import TOKEN_BYTES, common_prefix_length
 from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.policy import WaitingQueue
 from sgl_vllm.scheduler.traces import RequestTraces
@@ -83,7 +84,7 @@ class PrefixScores:
     def discard(self, request: Request) -> None:
         self._to_score.pop(request, None)
         if self._tree is not None:
-            self._tree.unwatch(request)
+            self._tree.watchers.unwatch(request)
 
     def refresh(self, line: WaitingQueue[Request]) -> None:
         """Score who has come, and whose score may have changed."""
@@ -101,7 +102,9 @@ class PrefixScores:
         if self._tree is not None:
             assert self._radix is not None
             if self._radix.tree is self._tree:
-                self._to_score.update((r, None) for r in self._tree.take_changed() if r in line)
+                self._to_score.update(
+                    (r, None) for r in self._tree.watchers.take_changed() if r in line
+                )
                 return
             self._tree = None  # switched off by an error: from here on vLLM's own cache counts
         if time.monotonic() - self._scored_at > STOCK_SCORE_AGE_S:
@@ -115,7 +118,7 @@ class PrefixScores:
         if trail is None or self._radix.tree is None:
             line.score(request, NO_MATCH)
             return
-        self._tree.watch(request, trail.namespace, trail.tokens, match)
+        self._tree.watchers.watch(request, trail.namespace, trail.tokens, match)
         start = match.num_tokens * TOKEN_BYTES
         next_tokens = trail.tokens[start : start + MIN_ALIKE_TOKENS * TOKEN_BYTES]
         branch = None

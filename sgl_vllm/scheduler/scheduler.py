@@ -426,9 +426,9 @@ class SglSchedulerMixin(Scheduler):
         """The shape of the radix tree; empty if it is off."""
         if self._radix is None:
             return {}
-        return self._radix.describe(
-            max_nodes, max_tokens=max_text_tokens if self._options.tree_text else 0
-        )
+        max_tokens = max_text_tokens if self._options.tree_text else 0
+        snapshot = self._radix.snapshot(max_nodes, max_tokens)
+        return snapshot.to_json() if snapshot is not None else {}
 
     def sgl_vllm_pin(
         self,

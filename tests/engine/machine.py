@@ -140,4 +140,4 @@ class Machine:
         radix = scheduler._radix
         if radix is not None:
             radix.pool.check_invariants()
-            assert not radix.tree._watchers and not radix.tree._watched
+            assert len(radix.tree.watchers) == 0

@@ -18,7 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 from sgl_vllm.radix.keys import CacheNamespace
 from sgl_vllm.radix.manager import unsupported_reason
 from sgl_vllm.radix.pool import RadixBlockPool
-from sgl_vllm.radix.tree import pack
+from sgl_vllm.radix.tokens import pack
 from sgl_vllm.scheduler import scheduler
 from tests.engine.engine import Ask, Engine, greedy, words
 
@@ -28,7 +28,7 @@ SMALL = {"num_gpu_blocks_override": 24, "max_model_len": 512}
 
 def in_tree(engine: Engine, prompt: list[int]) -> int:
     """How much of it is cached, without using it."""
-    return engine.scheduler._radix.tree.match(CacheNamespace(), pack(prompt)).num_tokens
+    return engine.scheduler._radix.tree.match_prefix(CacheNamespace(), pack(prompt)).num_tokens
 
 
 def answer(engine: Engine, prompt: list[int], max_tokens: int = 1) -> list[int]:

@@ -11,7 +11,8 @@ from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStor
 from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 
 from sgl_vllm.radix.keys import CacheNamespace
-from sgl_vllm.radix.tree import RadixTree, pack
+from sgl_vllm.radix.tokens import pack
+from sgl_vllm.radix.tree import RadixTree
 from sgl_vllm.routing.prefix_hashes import Namespace
 from sgl_vllm.routing.router import PrefixRouter
 from tests.engine.engine import Ask, Engine, greedy, words
@@ -113,7 +114,7 @@ def test_a_prefix_router_knows_what_a_prompt_has_cached(engine, router, salt):
         check(engine, router)
         for other in prompts[: number + 1]:
             known = prefixes.cached_tokens(np.array(other), Namespace(salt=salt))["engine"]
-            held = tree.match(CacheNamespace(salt=salt), pack(other)).num_tokens
+            held = tree.match_prefix(CacheNamespace(salt=salt), pack(other)).num_tokens
             assert known == min(held // BLOCK * BLOCK, len(other) - 1)
             num_known += known
         assert not any(prefixes.cached_tokens(np.array(prompt), Namespace(salt="other")).values())
@@ -145,10 +146,10 @@ def test_a_second_copy_that_enters_the_tree_later_is_told_then(engine, router):
     run.add_request("more", {"prompt_token_ids": words(90, seed=2)}, greedy())
     run.step()
     pool = engine.scheduler._radix.pool
-    assert pool.tree.match(CacheNamespace(), pack(twin)).num_tokens < 96
+    assert pool.tree.match_prefix(CacheNamespace(), pack(twin)).num_tokens < 96
     while run.has_unfinished_requests():
         run.step()
-    assert pool.tree.match(CacheNamespace(), pack(twin)).num_tokens == 100
+    assert pool.tree.match_prefix(CacheNamespace(), pack(twin)).num_tokens == 100
     check(engine, router)
     assert len(router.known) >= 4
 

@@ -1,4 +1,4 @@
-"""Random lives of a cache: the tree against dictionaries that remember what every block holds."""
+"""Random lives of a cache: the tree against dictionaries that record what every block holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sgl_vllm.radix.eviction import POLICIES
-from sgl_vllm.radix.tree import Match, Node, RadixTree, pack
+from sgl_vllm.radix.invariants import check_tree
+from sgl_vllm.radix.node import Match, Node
+from sgl_vllm.radix.tokens import pack
+from sgl_vllm.radix.tree import RadixTree
 from tests.effort import examples
 
 NAMESPACES = st.sampled_from("xy")
@@ -19,19 +22,19 @@ SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 
 @dataclass
 class Running:
-    """A request that holds blocks. `own` is what the tree gave it at its last insert."""
+    """A request that holds blocks. `own_leaf` is what the tree returned at its last insert."""
 
     namespace: str
     tokens: list[int]
     blocks: list[int]
-    own: Node | None = None
+    own_leaf: Node | None = None
 
 
 class TreeAgainstModel(RuleBasedStateMachine):
-    """Requests come, match, hold what they hit and fresh blocks for the rest, are inserted (at
-    once, or when they finish), decode on, and finish; blocks are evicted, dropped and reused.
+    """Requests arrive, match, hold the blocks that they hit and fresh blocks for the rest, are
+    inserted (at once, or when they finish), decode, and finish. Blocks are evicted and reused.
 
-    The model: what every block was filled with, for whom, and how many hold it.
+    The model: for each block its tokens, its namespace, and how many requests hold it.
     """
 
     @initialize(block_size=st.integers(1, 5), policy=st.sampled_from(sorted(POLICIES)))
@@ -44,6 +47,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
         self.running: list[Running] = []
         self.inserted: list[tuple[str, list[int]]] = []
         self.watching: dict[int, tuple[str, list[int], Match]] = {}
+        self.wanted: set[Node] = set()
         self.fresh = count()
 
     def clock(self) -> float:
@@ -54,13 +58,13 @@ class TreeAgainstModel(RuleBasedStateMachine):
 
     @rule(data=st.data(), namespace=NAMESPACES, tokens=SEQUENCES, at_once=st.booleans())
     def admit(self, data, namespace, tokens, at_once):
-        if self.inserted and data.draw(st.booleans(), "goes on from an earlier one"):
+        if self.inserted and data.draw(st.booleans(), "continues an earlier one"):
             namespace, earlier = data.draw(st.sampled_from(self.inserted))
             tokens = [*earlier[: data.draw(st.integers(1, len(earlier)))], *tokens[:4]]
-        match = self.tree.match(namespace, pack(tokens))
+        match = self.tree.match_prefix(namespace, pack(tokens))
         shared = self.tree.block_ids(match, match.num_tokens)[: match.num_tokens // self.size]
         self.tree.lock(shared)
-        self.tree.hit(match)
+        self.tree.record_hit(match)
         for block in shared:
             self.holders[block] = self.holders.get(block, 0) + 1
         request = Running(namespace, [], shared)
@@ -98,32 +102,33 @@ class TreeAgainstModel(RuleBasedStateMachine):
 
     @rule(num_blocks=st.integers(1, 6), data=st.data())
     def evict(self, num_blocks, data):
-        wanted = set()
-        if self.inserted and data.draw(st.booleans()):
-            namespace, tokens = data.draw(st.sampled_from(self.inserted))
-            wanted = {self.tree.match(namespace, pack(tokens)).node} - {None}
+        if not data.draw(st.booleans(), "in the same step as the last eviction"):
+            self.wanted = set()
+            if self.inserted and data.draw(st.booleans()):
+                namespace, tokens = data.draw(st.sampled_from(self.inserted))
+                self.wanted = {self.tree.match_prefix(namespace, pack(tokens)).node} - {None}
         num_evictable = self.tree.num_evictable_blocks
-        forgotten = self.forgetting(lambda: self.tree.evict(num_blocks, wanted))
-        free = [block for block in forgotten if not self.holders[block]]
+        evicted = self.evicting(lambda: self.tree.evict(num_blocks, self.wanted))
+        free = [block for block in evicted if not self.holders[block]]
         assert len(free) >= min(num_blocks, num_evictable)
-        if len(forgotten) == len(free):
+        if len(evicted) == len(free):
             assert len(free) == min(num_blocks, num_evictable)
-        # A held block only goes because one that nobody holds, before it, has gone.
+        # A held block is evicted only because one before it, which no request holds, was.
         for blocks in self.paths_before:
-            gone = [bool(self.holders[block]) for block in blocks if block in forgotten]
+            gone = [bool(self.holders[block]) for block in blocks if block in evicted]
             assert True not in gone or gone[0] is False
 
     @rule(age=st.integers(0, 40))
     def expire(self, age):
-        forgotten = self.forgetting(lambda: self.tree.expire(self.now - age))
-        assert not any(self.holders[block] for block in forgotten)
+        evicted = self.evicting(lambda: self.tree.expire(self.now - age))
+        assert not any(self.holders[block] for block in evicted)
 
     @precondition(lambda self: self.content)
     @rule(data=st.data())
-    def drop(self, data):
+    def evict_one(self, data):
         block = data.draw(st.sampled_from(sorted(self.content)))
-        forgotten = self.forgetting(lambda: self.tree.drop_block(block))
-        assert forgotten == [] or block in forgotten
+        evicted = self.evicting(lambda: self.tree.evict_block(block))
+        assert evicted == [] or block in evicted
         assert block not in self.tree
 
     @precondition(lambda self: not self.running)
@@ -135,22 +140,22 @@ class TreeAgainstModel(RuleBasedStateMachine):
 
     @rule(data=st.data(), namespace=NAMESPACES, tokens=SEQUENCES)
     def watch(self, data, namespace, tokens):
-        """Somebody new, or again somebody who watches something else."""
-        if self.inserted and data.draw(st.booleans(), "goes on from an earlier one"):
+        """A new watcher, or one that watches something else already."""
+        if self.inserted and data.draw(st.booleans(), "continues an earlier one"):
             namespace, earlier = data.draw(st.sampled_from(self.inserted))
             tokens = [*earlier[: data.draw(st.integers(1, len(earlier)))], *tokens[:4]]
         self.watch_from_now(data.draw(st.integers(0, 7)), namespace, tokens)
 
-    @rule(who=st.integers(0, 7))
-    def unwatch(self, who):
-        self.tree.unwatch(who)
-        self.watching.pop(who, None)
+    @rule(watcher=st.integers(0, 7))
+    def unwatch(self, watcher):
+        self.tree.watchers.unwatch(watcher)
+        self.watching.pop(watcher, None)
 
     # -- what must hold -----------------------------------------------------------------------
 
     @rule(namespace=NAMESPACES, tokens=SEQUENCES)
     def every_hit_reads_the_right_tokens(self, namespace, tokens):
-        match = self.tree.match(namespace, pack(tokens))
+        match = self.tree.match_prefix(namespace, pack(tokens))
         blocks = self.tree.block_ids(match, match.num_tokens)
         assert len(blocks) == -(-match.num_tokens // self.size)
         for number, block in enumerate(blocks):
@@ -159,10 +164,10 @@ class TreeAgainstModel(RuleBasedStateMachine):
             assert owner == namespace and held[: len(want)] == want
 
     @invariant()
-    def the_tree_agrees_with_itself_and_with_who_holds_what(self):
+    def the_tree_agrees_with_itself_and_with_the_requests(self):
         if not hasattr(self, "tree"):
             return
-        self.tree.check_invariants()
+        check_tree(self.tree)
         in_tree = [block for block in self.content if block in self.tree]
         held = [block for block in in_tree if self.holders[block]]
         assert self.tree.num_blocks == len(in_tree)
@@ -170,34 +175,32 @@ class TreeAgainstModel(RuleBasedStateMachine):
         assert self.tree.num_evictable_blocks == len(in_tree) - len(held)
 
     @invariant()
-    def who_would_match_something_else_is_told(self):
+    def watchers_that_would_match_something_else_are_notified(self):
         if not hasattr(self, "tree"):
             return
-        changed = self.tree.take_changed()
+        changed = self.tree.watchers.take_changed()
         assert len(changed) == len(set(changed)) and self.watching.keys() >= set(changed)
-        assert self.tree.take_changed() == []
-        for who, (namespace, tokens, match) in self.watching.items():
-            assert who in changed or self.tree.match(namespace, pack(tokens)) == match
-        for who in changed:
-            namespace, tokens, _ = self.watching[who]
-            self.watch_from_now(who, namespace, tokens)
-        num_watching = sum(
-            len(several) for place in self.tree._watchers.values() for several in place.values()
-        )
-        assert num_watching == len(self.tree._watched) == len(self.watching)
+        assert self.tree.watchers.take_changed() == []
+        for watcher, (namespace, tokens, match) in self.watching.items():
+            assert watcher in changed or self.tree.match_prefix(namespace, pack(tokens)) == match
+        for watcher in changed:
+            namespace, tokens, _ = self.watching[watcher]
+            self.watch_from_now(watcher, namespace, tokens)
+        assert len(self.tree.watchers) == len(self.watching)
 
     def teardown(self):
         if hasattr(self, "tree"):
-            for who in self.watching:
-                self.tree.unwatch(who)
-            assert not self.tree._watchers and not self.tree._watched
+            for watcher in self.watching:
+                self.tree.watchers.unwatch(watcher)
+            assert len(self.tree.watchers) == 0
+            self.tree.watchers.check_invariants()
 
     # -- inside -------------------------------------------------------------------------------
 
-    def watch_from_now(self, who: int, namespace: str, tokens: list[int]) -> None:
-        match = self.tree.match(namespace, pack(tokens))
-        self.tree.watch(who, namespace, pack(tokens), match)
-        self.watching[who] = namespace, tokens, match
+    def watch_from_now(self, watcher: int, namespace: str, tokens: list[int]) -> None:
+        match = self.tree.match_prefix(namespace, pack(tokens))
+        self.tree.watchers.watch(watcher, namespace, pack(tokens), match)
+        self.watching[watcher] = namespace, tokens, match
 
     def draw_running(self, data) -> Running:
         return self.running[data.draw(st.integers(0, len(self.running) - 1))]
@@ -219,42 +222,43 @@ class TreeAgainstModel(RuleBasedStateMachine):
     def insert(self, request: Running) -> None:
         tokens = pack(request.tokens)
         before = [
-            (entry, self.tree.match(entry[0], pack(entry[1])).num_tokens) for entry in self.inserted
+            (entry, self.tree.match_prefix(entry[0], pack(entry[1])).num_tokens)
+            for entry in self.inserted
         ]
-        taken, forgotten = self.insert_into_tree(request, len(request.tokens))
+        taken, evicted = self.insert_into_tree(request, len(request.tokens))
         assert set(taken) <= set(request.blocks)
-        assert not any(block in self.tree for block in forgotten)
-        assert self.tree.match(request.namespace, tokens).num_tokens == len(request.tokens)
+        assert not any(block in self.tree for block in evicted)
+        assert self.tree.match_prefix(request.namespace, tokens).num_tokens == len(request.tokens)
         for (namespace, sequence), length in before:
-            assert self.tree.match(namespace, pack(sequence)).num_tokens >= length
+            assert self.tree.match_prefix(namespace, pack(sequence)).num_tokens >= length
         self.inserted.append((request.namespace, request.tokens))
 
     def insert_into_tree(self, request: Running, length: int) -> tuple[list[int], list[int]]:
-        own = request.own if self.tree.leads_to(request.own, length) else None
-        request.own, taken, forgotten = self.tree.insert(
+        own_leaf = request.own_leaf if self.tree.leads_to(request.own_leaf, length) else None
+        request.own_leaf, taken, evicted = self.tree.insert(
             request.namespace,
             pack(request.tokens[:length]),
-            request.blocks[own.end // self.size if own else 0 :],
-            own,
+            request.blocks[own_leaf.end // self.size if own_leaf else 0 :],
+            own_leaf,
         )
-        return taken, forgotten
+        return taken, evicted
 
-    def forgetting(self, step) -> list[int]:
-        """Do what forgets blocks: every sequence keeps what lies before the first of them."""
+    def evicting(self, step) -> list[int]:
+        """Run a step that evicts: every sequence keeps what precedes its first evicted block."""
         paths = []
         for namespace, tokens in self.inserted:
-            match = self.tree.match(namespace, pack(tokens))
+            match = self.tree.match_prefix(namespace, pack(tokens))
             blocks = self.tree.block_ids(match, match.num_tokens)
             paths.append((namespace, tokens, match.num_tokens, blocks))
         self.paths_before = [blocks for *_, blocks in paths]
-        forgotten = step()
-        assert len(forgotten) == len(set(forgotten))
+        evicted = step()
+        assert len(evicted) == len(set(evicted))
         for namespace, tokens, length, blocks in paths:
-            kept = next((i for i, block in enumerate(blocks) if block in forgotten), None)
-            now = self.tree.match(namespace, pack(tokens)).num_tokens
+            kept = next((i for i, block in enumerate(blocks) if block in evicted), None)
+            now = self.tree.match_prefix(namespace, pack(tokens)).num_tokens
             assert now <= length
             assert now >= (length if kept is None else kept * self.size)
-        return forgotten
+        return evicted
 
 
 TestTreeAgainstModel = TreeAgainstModel.TestCase

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from sgl_vllm.radix.tree import Match, Node
+from sgl_vllm.radix.node import Match, Node
 from sgl_vllm.scheduler.policy import ORDERS, OVERHEAD_TOKENS, Bound, WaitingQueue
 from tests.effort import examples
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sgl_vllm.radix.tree import Match
+from sgl_vllm.radix.node import Match
 from sgl_vllm.scheduler.fairness import MAX_DEBT_QUANTA, DeficitCounters
 from sgl_vllm.scheduler.policy import Bound, WaitingQueue
 

@@ -1,6 +1,6 @@
 """The order of admission, and its bound on overtaking."""
 
-from sgl_vllm.radix.tree import Match, Node
+from sgl_vllm.radix.node import Match, Node
 from sgl_vllm.scheduler.policy import Bound, WaitingQueue, depth_first_places
 
 LOOSE = Bound(max_passes=1000, max_delay=1.0, min_delay_tokens=10**9)

@@ -1,0 +1,72 @@
+"""The table of cached blocks: which node owns each, and which are locked.
+
+Owns ownership and locks. Does not own what a block holds (`tree.py`) nor which block is evicted
+first (`eviction_order.py`). Pure: no vLLM, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sgl_vllm.radix.node import Node
+
+
+class BlockTable:
+    """The blocks of one tree.
+
+    Invariant: each block has one owner, and every locked block has an owner.
+
+    Attributes:
+        block_size: tokens per block.
+        owners: the node that owns each block.
+        locked: ids of blocks that running requests or pins read.
+    """
+
+    __slots__ = ("block_size", "locked", "owners")
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.owners: dict[int, Node] = {}
+        self.locked: set[int] = set()
+
+    @property
+    def num_evictable(self) -> int:
+        return len(self.owners) - len(self.locked)
+
+    def add(self, block_ids: Sequence[int], node: Node) -> None:
+        """New blocks. The caller of the tree uses them, so they are locked."""
+        self.owners.update(dict.fromkeys(block_ids, node))
+        self.locked.update(block_ids)
+
+    def assign(self, block_ids: Iterable[int], node: Node) -> None:
+        """Blocks of the table move to another node."""
+        self.owners.update(dict.fromkeys(block_ids, node))
+
+    def remove(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            del self.owners[block_id]
+        self.locked.difference_update(block_ids)
+
+    def lock(self, block_ids: Iterable[int]) -> None:
+        """Ids that are not in the table are ignored."""
+        self.locked.update(filter(self.owners.__contains__, block_ids))
+
+    def unlock(self, block_ids: Sequence[int]) -> list[Node]:
+        """Ids that are not in the table are ignored. Returns the leaves that are evictable now."""
+        self.locked.difference_update(block_ids)
+        nodes = set(map(self.owners.get, block_ids))
+        return [node for node in nodes if node is not None and self.is_evictable(node)]
+
+    def clear(self) -> None:
+        self.owners.clear()
+        self.locked.clear()
+
+    def is_evictable(self, node: Node) -> bool:
+        """Whether `node` is a leaf of the tree whose last block is not locked."""
+        return (
+            node.parent is not None and not node.children and node.block_ids[-1] not in self.locked
+        )
+
+    def has_evictable_tail(self, node: Node) -> bool:
+        """Whether it also ends inside its last block."""
+        return node.end % self.block_size != 0 and self.is_evictable(node)

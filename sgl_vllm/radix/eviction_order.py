@@ -1,0 +1,156 @@
+"""The order in which the leaves of a tree are evicted.
+
+Owns the queues of leaves that may be evicted. Does not own the policies (`eviction.py`), nor the
+eviction itself: the tree asks for the next leaf and cuts it. Pure: no vLLM, no torch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from sgl_vllm.radix.blocks import BlockTable
+from sgl_vllm.radix.eviction import EvictionPolicy, lru
+from sgl_vllm.radix.node import Node
+
+
+class LeafQueue:
+    """Candidates for eviction, smallest key first.
+
+    A binary heap with lazy deletion: an entry may be out of date. A node that has become more
+    valuable is put back when it comes up; one that is no longer a candidate is skipped. Push and
+    pop cost O(log n). A node is in the queue at most once.
+    """
+
+    def __init__(self, key: EvictionPolicy, is_candidate: Callable[[Node], bool]) -> None:
+        self._key = key
+        self._is_candidate = is_candidate
+        self._heap: list[tuple[Any, int, Node]] = []  # Any: a policy's key, of its own type
+        self._members: set[Node] = set()
+        self._num_pushed = 0  # breaks ties, so that nodes are never compared
+        self._limit = 64
+
+    def push(self, node: Node) -> None:
+        """Add `node`, which has just become a candidate."""
+        if node in self._members:
+            return
+        self._members.add(node)
+        self._put(self._key(node), node)
+        if len(self._heap) > self._limit:
+            self._remove_stale()
+
+    def pop(self) -> Node | None:
+        """Take the candidate with the smallest key; None if there is none."""
+        while self._heap:
+            key, _, node = heapq.heappop(self._heap)
+            if not self._is_candidate(node):
+                self._members.discard(node)
+            elif (current := self._key(node)) != key:
+                self._put(current, node)
+            else:
+                self._members.discard(node)
+                return node
+        return None
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._members
+
+    def __len__(self) -> int:
+        """Entries, out-of-date ones included."""
+        return len(self._heap)
+
+    def clear(self) -> None:
+        self._heap.clear()
+        self._members.clear()
+
+    def _put(self, key: Any, node: Node) -> None:
+        self._num_pushed += 1
+        heapq.heappush(self._heap, (key, self._num_pushed, node))
+
+    def _remove_stale(self) -> None:
+        """Remove nodes that are no candidates. The limit doubles with what is left, so this costs
+        O(1) per push."""
+        self._heap = [entry for entry in self._heap if self._is_candidate(entry[2])]
+        heapq.heapify(self._heap)
+        self._members = {entry[2] for entry in self._heap}
+        self._limit = 2 * len(self._heap) + 64
+
+
+class EvictionOrder:
+    """The evictable leaves of one tree.
+
+    Leaves that end inside a block come first, least recently used first: a cache of whole blocks
+    would not keep that partial block, so it must not cost a block that both would keep. Then all
+    leaves come, in the policy's order. Wanted leaves are set aside.
+
+    Invariant: every evictable leaf of the tree is queued or set aside.
+    """
+
+    def __init__(self, policy: EvictionPolicy, blocks: BlockTable) -> None:
+        self._block_size = blocks.block_size
+        self._tails = LeafQueue(lru, blocks.has_evictable_tail)
+        self._leaves = LeafQueue(policy, blocks.is_evictable)
+        self._oldest = LeafQueue(lru, blocks.is_evictable)
+        self._may_expire = False
+        self._set_aside: list[tuple[LeafQueue, Node]] = []
+        self._set_aside_for: Collection[Node] = ()
+
+    def add(self, leaf: Node) -> None:
+        """Add `leaf`, which has just become evictable."""
+        self._leaves.push(leaf)
+        if leaf.end % self._block_size:
+            self._tails.push(leaf)
+        if self._may_expire:
+            self._oldest.push(leaf)
+
+    def pop(self, wanted: Collection[Node]) -> Node | None:
+        """Take the next leaf that is not in `wanted`; None if there is none.
+
+        Wanted leaves that come up are set aside until this is called with another collection.
+        """
+        if wanted is not self._set_aside_for:
+            self._put_back()
+            self._set_aside_for = wanted
+        for queue in (self._tails, self._leaves):
+            while (leaf := queue.pop()) is not None:
+                if leaf not in wanted:
+                    return leaf
+                self._set_aside.append((queue, leaf))
+        return None
+
+    def _put_back(self) -> None:
+        for queue, leaf in self._set_aside:
+            queue.push(leaf)
+        self._set_aside.clear()
+
+    @property
+    def may_expire(self) -> bool:
+        """Whether `expire_from` has been called."""
+        return self._may_expire
+
+    def expire_from(self, nodes: Iterable[Node]) -> None:
+        """Track the age of leaves from now on, beginning with the evictable leaves in `nodes`."""
+        self._may_expire = True
+        for node in nodes:
+            self._oldest.push(node)
+
+    def pop_unused_since(self, time: float) -> Node | None:
+        """Take the least recently used leaf if it was not used since `time`; else None."""
+        leaf = self._oldest.pop()
+        if leaf is not None and leaf.last_used >= time:
+            self._oldest.push(leaf)
+            return None
+        return leaf
+
+    def clear(self) -> None:
+        self._tails.clear()
+        self._leaves.clear()
+        self._oldest.clear()
+        self._set_aside.clear()
+
+    def holds(self, leaf: Node) -> bool:
+        """Whether an evictable leaf can still be evicted, and expire: for tests."""
+        is_set_aside = any(leaf is other for _, other in self._set_aside)
+        may_expire = not self._may_expire or leaf in self._oldest
+        return may_expire and (leaf in self._leaves or is_set_aside)

@@ -1,0 +1,121 @@
+"""What the radix tree is made of: nodes, and the result of a lookup.
+
+Owns data only; `tree.py` owns every change. Pure: no vLLM, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple
+
+from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
+
+Namespace = Hashable
+"""Sequences of different namespaces share nothing. In vLLM a `CacheNamespace`."""
+
+
+class Node:
+    """A run of tokens, `[start, end)` of every cached sequence that passes through it.
+
+    Invariant: `block_ids` are the blocks of those sequences from number `start // block_size` on. A
+    leaf owns all blocks up to its end, an internal node only those that it fills (see `tree.py`).
+
+    Attributes:
+        parent: None for a root, and for a node that is no longer in the tree.
+        children: by their first token.
+        serial: identifies the node in snapshots.
+        num_hits: how many requests read it from the cache.
+        last_used: seconds, on the tree's clock.
+        priority: the most important (smallest) priority of the requests that used it.
+    """
+
+    __slots__ = (
+        "block_ids",
+        "children",
+        "end",
+        "last_used",
+        "num_hits",
+        "parent",
+        "priority",
+        "serial",
+        "start",
+        "tokens",
+    )
+
+    def __init__(
+        self, parent: Node | None, start: int, tokens: Tokens, block_ids: list[int], priority: int
+    ) -> None:
+        self.parent = parent
+        self.start = start
+        self.end = start + len(tokens) // TOKEN_BYTES
+        self.tokens = tokens
+        self.block_ids = block_ids
+        self.children: dict[Tokens, Node] = {}
+        self.serial = 0
+        self.num_hits = 0
+        self.last_used = 0.0
+        self.priority = priority
+
+
+class Match(NamedTuple):
+    """The longest cached prefix of some tokens.
+
+    Attributes:
+        num_tokens: its length; 0 if nothing is cached.
+        node: the deepest node that holds a part of it, whose end may lie beyond the match.
+    """
+
+    num_tokens: int
+    node: Node | None
+
+
+NO_MATCH = Match(0, None)
+
+
+class InsertResult(NamedTuple):
+    """What an insert changed.
+
+    Attributes:
+        own_leaf: the leaf that holds the end of the sequence, if this caller's inserts made it. Its
+            next insert, of a longer sequence, may start from there.
+        taken: blocks that the tree owns from now on.
+        evicted: blocks that it owns no longer.
+    """
+
+    own_leaf: Node | None
+    taken: list[int]
+    evicted: list[int]
+
+
+def subtree(top: Node) -> Iterator[Node]:
+    """`top` and every node below it, parents before children."""
+    stack = [top]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())
+
+
+def block_ids_of(match: Match, num_tokens: int, block_size: int) -> list[int]:
+    """The blocks that hold the first `num_tokens` of `match` (`RadixTree.block_ids`)."""
+    path = []
+    node = match.node
+    while node is not None and node.parent is not None:
+        path.append(node)
+        node = node.parent
+    block_ids: list[int] = []
+    for node in reversed(path):
+        block_ids += node.block_ids
+    num_blocks = -(-num_tokens // block_size)
+    if len(block_ids) < num_blocks:  # ends in the part that an internal node leaves to children
+        block_ids.append(_first_block_below(path[0]))
+    del block_ids[num_blocks:]
+    return block_ids
+
+
+def _first_block_below(node: Node) -> int:
+    """A block that holds the part of internal `node` after its last full block."""
+    while True:
+        node = next(iter(node.children.values()))
+        if node.block_ids:
+            return node.block_ids[0]

@@ -1,0 +1,163 @@
+"""What the tree evicts first, and what it never evicts."""
+
+from __future__ import annotations
+
+import pytest
+
+from sgl_vllm.radix.eviction import POLICIES
+from sgl_vllm.radix.invariants import check_tree
+from sgl_vllm.radix.tokens import pack
+from sgl_vllm.radix.tree import RadixTree
+from tests.unit.radix.trees import Clock, hit, letters, num_cached, put
+
+
+def test_locked_blocks_stay() -> None:
+    tree = RadixTree(block_size=2)
+    tree.insert("", pack([1, 2, 3, 4]), [10, 11])
+    assert (tree.num_protected_blocks, tree.num_evictable_blocks) == (2, 0)
+    assert tree.evict(2) == []
+    tree.unlock([11])
+    assert tree.evict(2) == [11]
+    match = tree.match_prefix("", pack([1, 2, 3, 4]))
+    assert (match.num_tokens, tree.block_ids(match, match.num_tokens)) == (2, [10])
+
+
+def test_the_end_of_a_leaf_goes_first_and_no_more_than_asked_for() -> None:
+    tree = RadixTree(block_size=2)
+    put(tree, "abcdef", [10, 11, 12])
+    assert tree.evict(1) == [12]
+    assert num_cached(tree, "abcdef") == 4
+    assert tree.num_evictable_blocks == 2
+
+
+def test_a_partial_last_block_goes_before_whole_blocks_of_older_leaves() -> None:
+    tree = RadixTree(block_size=2, clock=Clock())
+    put(tree, "ab", [10])
+    put(tree, "cde", [11, 12])
+    put(tree, "fgh", [13, 14])
+    assert [tree.evict(1) for _ in range(5)] == [[12], [14], [10], [11], [13]]
+
+
+def test_a_parent_goes_after_its_children() -> None:
+    tree = RadixTree(block_size=2)
+    put(tree, "abcd", [10, 11])
+    put(tree, "abxy", [10, 12])
+    hit(tree, "abcd")
+    assert [tree.evict(1) for _ in range(4)] == [[12], [11], [10], []]
+    assert tree.num_nodes == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("lru", "bcda"),  # by last use
+        ("lfu", "cdba"),  # c and d were never hit, b once, a twice
+        ("slru", "cdba"),
+        ("priority", "cdab"),  # an important request has read b and a
+    ],
+)
+def test_policies_choose_the_leaf(policy: str, order: str) -> None:
+    tree = RadixTree(block_size=1, policy=POLICIES[policy], clock=Clock())
+    for block, name in enumerate("abcd"):
+        put(tree, name, [block])
+    hit(tree, "b", priority=-2)
+    hit(tree, "a", priority=-1)
+    tree.record_use(tree.match_prefix("", letters("c")).node)
+    tree.record_use(tree.match_prefix("", letters("d")).node)
+    hit(tree, "a")
+    assert "".join("abcd"[tree.evict(1)[0]] for _ in range(4)) == order
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_using_a_prefix_never_makes_it_go_earlier(policy: str) -> None:
+    """`LeafQueue` relies on keys that only grow."""
+    tree = RadixTree(block_size=1, policy=POLICIES[policy], clock=Clock())
+    put(tree, "a", [0])
+    node = tree.match_prefix("", letters("a")).node
+    assert node is not None
+    keys = [POLICIES[policy](node)]
+    for priority in (0, 3, -1, -1, 2):
+        hit(tree, "a", priority)
+        keys.append(POLICIES[policy](node))
+        tree.record_use(node, priority)
+        keys.append(POLICIES[policy](node))
+    assert keys == sorted(keys)
+
+
+def test_what_waiting_requests_match_goes_last() -> None:
+    tree = RadixTree(block_size=1)
+    for block, name in enumerate("abc"):
+        put(tree, name, [block])
+    wanted = {tree.match_prefix("", letters("a")).node}
+    assert tree.evict(1, wanted) == [1]
+    assert tree.evict(2, wanted) == [2, 0]
+
+
+def test_a_leaf_set_aside_for_waiting_requests_is_evicted_once_they_are_served() -> None:
+    tree = RadixTree(block_size=1)
+    for block, name in enumerate("abc"):
+        put(tree, name, [block])
+    assert tree.evict(1, {tree.match_prefix("", letters("a")).node}) == [1]
+    check_tree(tree)
+    assert tree.evict(1) == [0]
+    check_tree(tree)
+
+
+def test_a_block_before_a_locked_one_is_evicted_last_with_all_that_continues_it() -> None:
+    """Two requests computed the same tokens at once, and the one whose copy was taken has ended."""
+    tree = RadixTree(block_size=1)
+    tree.insert("", pack([1, 2]), [10, 11])
+    tree.insert("", pack([1, 2, 3]), [20, 21, 22])
+    tree.unlock([10, 11])
+    assert tree.num_evictable_blocks == 2
+    evicted = tree.evict(2)
+    assert {10, 11} <= set(evicted)
+    assert 22 in evicted, "no match reaches what continues an evicted block"
+    assert (tree.num_blocks, tree.num_protected_blocks) == (0, 0)
+
+
+def test_what_was_not_used_for_long_expires() -> None:
+    clock = Clock()
+    tree = RadixTree(block_size=1, policy=POLICIES["lfu"], clock=clock)
+    for name in "abc":
+        put(tree, name, [ord(name)])
+    clock.now = 10
+    hit(tree, "b")
+    tree.lock([ord("c")])
+    assert tree.expire(unused_since=5) == [ord("a")]
+    tree.unlock([ord("c")])
+    assert tree.expire(unused_since=5) == [ord("c")]
+    assert [num_cached(tree, name) for name in "abc"] == [0, 1, 0]
+
+
+def test_evicting_a_block_evicts_what_continues_it_and_nothing_else() -> None:
+    tree = RadixTree(block_size=2)
+    tree.insert("", pack([1, 2, 3, 4, 5]), [10, 11, 12])
+    tree.insert("", pack([1, 2, 7]), [10, 13])
+    assert sorted(tree.evict_block(11)) == [11, 12]
+    assert tree.match_prefix("", pack([1, 2, 3, 4, 5])).num_tokens == 2
+    assert tree.match_prefix("", pack([1, 2, 7])).num_tokens == 3
+    check_tree(tree)
+
+
+def test_tokens_that_only_an_evicted_block_held_are_gone() -> None:
+    tree = RadixTree(block_size=4)
+    tree.insert("", pack([1, 2, 3]), [10])
+    tree.insert("", pack([1, 2, 3, 5]), [11])
+    assert tree.evict_block(11) == [11]
+    assert tree.match_prefix("", pack([1, 2, 3])).num_tokens == 0
+    assert tree.num_tokens == 0
+    check_tree(tree)
+
+
+def test_the_queue_of_leaves_does_not_grow_with_use() -> None:
+    tree = RadixTree(block_size=1)
+    for block in range(10):
+        put(tree, chr(97 + block), [block])
+    for _ in range(1000):
+        tree.lock([3])
+        tree.unlock([3])
+    for block in range(100, 3000):
+        put(tree, "xy" + chr(block), [10, 11, block])
+        tree.evict_block(block)
+    assert len(tree.order._leaves) < 200
