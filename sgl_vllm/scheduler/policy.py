@@ -493,6 +493,6 @@ def depth_first_places(nodes: list[Node | None]) -> Ints:
             continue
         stack.append((node, True))
         # The last pushed goes first.
-        below = sorted(children.get(node, ()), key=lambda child: (weights[child], -child.number))
+        below = sorted(children.get(node, ()), key=lambda child: (weights[child], -child.serial))
         stack += [(child, False) for child in below]
     return np.array([places[node] for node in nodes], dtype=np.int64)

@@ -49,7 +49,7 @@ def some_nodes() -> list[Node | None]:
     left, right = Node(root, 0, b"llll", [], 0), Node(root, 0, b"rrrr", [], 0)
     below = Node(left, 1, b"bbbb", [], 0)
     for number, node in enumerate((left, right, below)):
-        node.number = number + 1
+        node.serial = number + 1
     return [None, left, right, below]
 
 
