@@ -1,25 +1,29 @@
-"""vLLM's entry point: the `--plugin` switch. The only file that patches anything.
+"""vLLM's entry point: is the plugin active, with which options, and with which scheduler.
 
-vLLM calls `register` in every process it starts, whether or not anyone asked for us, so it must do
-no more than teach the command line its two options. The plugin is *active* for an engine when it
-is named: `--plugin sgl_vllm`, `VLLM_PLUGINS=sgl_vllm`, or `additional_config={"sgl_vllm": {}}`.
-Only then is the engine's resolved configuration given our scheduler.
+Owns the activation rules. Does not own the patching mechanism (`vllm_api/patching.py`), the options
+(`config.py`), or which hooks a part needs (`vllm_api/probe.py`).
 
-Patched, each by wrapping and calling the original: `EngineArgs.add_cli_args`, `.from_cli_args`,
-`.create_engine_config`, and `EngineCore.__init__`, after which our scheduler may say that nobody
-needs block hashes, and may change how its workers copy. Added: `EngineCore.sgl_vllm_call`, the way
-of the server's routes to the scheduler. Without being named, the wrappers change nothing. Being
-named for several data-parallel engines, we also wrap the choice of one for a request.
+vLLM calls `register` in every process it starts, whether or not the plugin was requested. The
+plugin is active for an engine when `--plugin sgl_vllm`, `VLLM_PLUGINS=sgl_vllm`, or
+`additional_config={"sgl_vllm": {}}` names it. Otherwise the wrappers below call vLLM and change
+nothing:
+
+    EngineArgs.add_cli_args          adds --plugin and --plugin-config
+    EngineArgs.from_cli_args         reads them
+    EngineArgs.create_engine_config  sets our scheduler class in the resolved configuration
+    EngineCore.__init__              lets our scheduler choose the block hasher, prepare workers
+    EngineCore.sgl_vllm_call         (added) what the HTTP routes call in the engine's process
+    DPLBAsyncMPClient                chooses a data-parallel rank; only with `rank_routing`
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import os
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from sgl_vllm.config import (
     CONFIG_ENV,
@@ -29,6 +33,7 @@ from sgl_vllm.config import (
     help_text,
     words_to_mapping,
 )
+from sgl_vllm.vllm_api.patching import add_method, wrap
 from sgl_vllm.vllm_api.probe import PARTS, missing_hooks
 from sgl_vllm.vllm_api.versions import (
     Support,
@@ -36,6 +41,19 @@ from sgl_vllm.vllm_api.versions import (
     server_requirements,
     unsupported_message,
 )
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.core.kv_cache_utils import BlockHash
+    from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.core_client import DPLBAsyncMPClient
+    from vllm.v1.request import Request
+
+    from sgl_vllm.routing.ranks import RankRouter
+
+    BlockHasher = Callable[[Request], list[BlockHash]]
 
 logger = logging.getLogger("vllm.sgl_vllm")
 
@@ -47,160 +65,183 @@ _PLUGIN_GROUPS = (
     "vllm.stat_logger_plugins",
 )
 _ACTIVE_ONLY_IF_NAMED = {"lora_hf_hub_resolver"}
-"""vLLM's plugins that are installed and do nothing until VLLM_PLUGINS names them."""
+"""vLLM plugins that are installed by default and do nothing until VLLM_PLUGINS names them."""
 
 _PREFIX_ATTENTION_ENV = "SGL_VLLM_PREFIX_ATTENTION"
-"""Set for the processes that this one starts: each registers the attention backend by itself."""
+"""Tells child processes to register the attention backend."""
 
 _CLI_OPTIONS = "_sgl_vllm_cli_options"
+"""Attribute of an `EngineArgs`: the options from the command line."""
+
+_RANK_ROUTER = "_sgl_vllm_rank_router"
+"""Attribute of a client of data-parallel engines: its `RankRouter`, or None."""
 
 
 class ActivationError(RuntimeError):
-    """The plugin was asked for and cannot work here; the message says what to do."""
+    """The plugin was requested but cannot work here. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartStatus:
-    """Whether a part can work with the installed vLLM, and if not, why."""
+    """Whether a part works with the installed vLLM; `reason` says why it does not."""
 
     name: str
     on: bool
     reason: str
 
 
+@runtime_checkable
+class ActiveScheduler(Protocol):
+    """What `EngineCore` asks our scheduler once both exist."""
+
+    def sgl_vllm_block_hasher(self, stock: BlockHasher | None) -> BlockHasher | None:
+        """The hasher for the blocks of new requests, in place of vLLM's."""
+
+    def sgl_vllm_prepare_workers(self, collective_rpc: Callable[..., list[str | None]]) -> None:
+        """Called after the workers have allocated their KV caches."""
+
+
 def register() -> None:
-    """Entry point of `vllm.general_plugins`. Idempotent; imports no more than vLLM has already."""
+    """Entry point of `vllm.general_plugins`. Idempotent; imports only what vLLM has imported."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.core import EngineCore
 
-    if "sgl_vllm_call" in vars(EngineCore):
-        return
-    EngineCore.sgl_vllm_call = _engine_call
-    _wrap_engine_core(EngineCore)
-    _wrap_add_cli_args(EngineArgs)
-    _wrap_from_cli_args(EngineArgs)
-    _wrap_create_engine_config(EngineArgs)
+    add_method(EngineCore, "sgl_vllm_call", _engine_call)
+    wrap(EngineCore, "__init__")(_init_engine_core)
+    wrap(EngineArgs, "add_cli_args")(_add_cli_args)
+    wrap(EngineArgs, "from_cli_args")(_from_cli_args)
+    wrap(EngineArgs, "create_engine_config")(_create_engine_config)
     if os.environ.get(_PREFIX_ATTENTION_ENV):
         _register_prefix_attention()
 
 
-def _engine_call(engine: Any, what: str, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
-    """In the engine's process: what our scheduler's `sgl_vllm_<what>(**arguments)` returns."""
+# -- the engine's process -------------------------------------------------------------------------
+
+
+def _engine_call(
+    engine: EngineCore, what: str, arguments: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The result of our scheduler's `sgl_vllm_<what>(**arguments)`; `{}` without our scheduler."""
     answer = getattr(engine.scheduler, f"sgl_vllm_{what}", None)
     return {} if answer is None else answer(**(arguments or {}))
 
 
-# -- the wrappers ---------------------------------------------------------------------------------
+def _init_engine_core(
+    original: Callable[..., None], engine: EngineCore, *args: Any, **kwargs: Any
+) -> None:
+    original(engine, *args, **kwargs)
+    scheduler = engine.scheduler
+    if isinstance(scheduler, ActiveScheduler):
+        engine.request_block_hasher = scheduler.sgl_vllm_block_hasher(engine.request_block_hasher)
+        scheduler.sgl_vllm_prepare_workers(engine.model_executor.collective_rpc)
 
 
-def _wrap_add_cli_args(engine_args: Any) -> None:
-    original = engine_args.add_cli_args
-
-    @functools.wraps(original)
-    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        parser = original(parser)
-        group = parser.add_argument_group(
-            "sgl-vllm", "RadixAttention, cache-aware scheduling and jump-forward decoding"
-        )
-        group.add_argument(
-            "--plugin",
-            nargs="+",
-            action="extend",
-            metavar="NAME",
-            help=f"Activate an installed plugin by name: {PLUGIN_NAME}.",
-        )
-        group.add_argument(
-            "--plugin-config",
-            nargs="+",
-            action="extend",
-            metavar="JSON|KEY=VALUE",
-            help="Options of the plugin, as a JSON object or key=value pairs: "
-            "'{\"jump_forward\": false}' or jump_forward=false.\n" + help_text().replace("%", "%%"),
-        )
-        return parser
-
-    engine_args.add_cli_args = staticmethod(add_cli_args)
+# -- the command line -----------------------------------------------------------------------------
 
 
-def _wrap_from_cli_args(engine_args: Any) -> None:
-    original = engine_args.from_cli_args.__func__
-
-    @functools.wraps(original)
-    def from_cli_args(cls: Any, args: argparse.Namespace) -> Any:
-        made = original(cls, args)
-        plugins = getattr(args, "plugin", None) or []
-        words = [str(word) for word in getattr(args, "plugin_config", None) or []]
-        for name in plugins:
-            if name != PLUGIN_NAME:
-                raise ActivationError(
-                    f"--plugin {name}: the only plugin of that switch is {PLUGIN_NAME}; "
-                    "other vLLM plugins are named in the environment variable VLLM_PLUGINS"
-                )
-        if plugins or (words and _named_in_environment()):
-            setattr(made, _CLI_OPTIONS, words_to_mapping(words))
-            _allow_in_environment()
-        elif words:
-            raise ActivationError(f"--plugin-config has no effect without --plugin {PLUGIN_NAME}")
-        return made
-
-    engine_args.from_cli_args = classmethod(from_cli_args)
-
-
-def _wrap_engine_core(engine_core: Any) -> None:
-    original = engine_core.__init__
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        choose = getattr(self.scheduler, "sgl_vllm_block_hasher", None)
-        if choose is not None and hasattr(self, "request_block_hasher"):
-            self.request_block_hasher = choose(self.request_block_hasher)
-        prepare = getattr(self.scheduler, "sgl_vllm_prepare_workers", None)
-        if prepare is not None:
-            prepare(self.model_executor.collective_rpc)
-
-    engine_core.__init__ = __init__
+def _add_cli_args(
+    original: Callable[[argparse.ArgumentParser], argparse.ArgumentParser],
+    parser: argparse.ArgumentParser,
+) -> argparse.ArgumentParser:
+    parser = original(parser)
+    group = parser.add_argument_group(
+        "sgl-vllm", "RadixAttention, cache-aware scheduling and jump-forward decoding"
+    )
+    group.add_argument(
+        "--plugin",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help=f"Activate an installed plugin by name: {PLUGIN_NAME}.",
+    )
+    group.add_argument(
+        "--plugin-config",
+        nargs="+",
+        action="extend",
+        metavar="JSON|KEY=VALUE",
+        help="Options of the plugin, as a JSON object or key=value pairs: "
+        "'{\"jump_forward\": false}' or jump_forward=false.\n" + help_text().replace("%", "%%"),
+    )
+    return parser
 
 
-def _wrap_create_engine_config(engine_args: Any) -> None:
-    original = engine_args.create_engine_config
-
-    @functools.wraps(original)
-    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        options = _requested_options(self)
-        if options is None:
-            return original(self, *args, **kwargs)
-        _require_supported()
-        if self.scheduler_cls is not None:
+def _from_cli_args(
+    original: Callable[..., EngineArgs], cls: type[EngineArgs], args: argparse.Namespace
+) -> EngineArgs:
+    engine_args = original(cls, args)
+    plugins = getattr(args, "plugin", None) or []
+    words = [str(word) for word in getattr(args, "plugin_config", None) or []]
+    for name in plugins:
+        if name != PLUGIN_NAME:
             raise ActivationError(
-                f"{PLUGIN_NAME} brings its own scheduler and cannot share the engine with "
-                f"--scheduler-cls {self.scheduler_cls}: name one of the two"
+                f"--plugin {name}: --plugin accepts only {PLUGIN_NAME}. "
+                "Set VLLM_PLUGINS to load other vLLM plugins"
             )
-        if options.prefix_attention:
-            _use_prefix_attention(self)
-        vllm_config = original(self, *args, **kwargs)
-        scheduler_config = vllm_config.scheduler_config
-        if scheduler_config.scheduler_cls is not None:
-            raise ActivationError(
-                f"vLLM chose the scheduler {scheduler_config.scheduler_cls} for this model, which "
-                f"{PLUGIN_NAME} cannot extend: serve it without --plugin {PLUGIN_NAME}"
-            )
-        scheduler_config.scheduler_cls = "sgl_vllm.scheduler.scheduler." + (
-            "SglAsyncScheduler" if scheduler_config.async_scheduling else "SglScheduler"
+    if plugins or (words and _named_in_environment()):
+        vars(engine_args)[_CLI_OPTIONS] = words_to_mapping(words)
+        _allow_in_environment()
+    elif words:
+        raise ActivationError(f"--plugin-config has no effect without --plugin {PLUGIN_NAME}")
+    return engine_args
+
+
+# -- the resolved configuration -------------------------------------------------------------------
+
+
+def _create_engine_config(
+    original: Callable[..., VllmConfig], engine_args: EngineArgs, *args: Any, **kwargs: Any
+) -> VllmConfig:
+    options = _requested_options(engine_args)
+    if options is None:
+        return original(engine_args, *args, **kwargs)
+    _require_supported()
+    if engine_args.scheduler_cls is not None:
+        raise ActivationError(
+            f"{PLUGIN_NAME} sets its own scheduler class, so it cannot run with "
+            f"--scheduler-cls {engine_args.scheduler_cls}: choose one of the two"
         )
-        vllm_config.additional_config = {
-            **(vllm_config.additional_config or {}),
-            CONFIG_KEY: options.to_mapping(),
-        }
-        if options.rank_routing and vllm_config.parallel_config.data_parallel_size > 1:
-            _wrap_choice_of_ranks()
-        return vllm_config
+    if options.prefix_attention:
+        _use_prefix_attention(engine_args)
+    vllm_config = original(engine_args, *args, **kwargs)
+    scheduler_config = vllm_config.scheduler_config
+    if scheduler_config.scheduler_cls is not None:
+        raise ActivationError(
+            f"vLLM uses the scheduler {scheduler_config.scheduler_cls} for this model, which "
+            f"{PLUGIN_NAME} cannot extend: serve the model without --plugin {PLUGIN_NAME}"
+        )
+    scheduler_config.scheduler_cls = "sgl_vllm.scheduler.scheduler." + (
+        "SglAsyncScheduler" if scheduler_config.async_scheduling else "SglScheduler"
+    )
+    vllm_config.additional_config = {
+        **(vllm_config.additional_config or {}),
+        CONFIG_KEY: options.to_mapping(),
+    }
+    if options.rank_routing and vllm_config.parallel_config.data_parallel_size > 1:
+        _route_ranks_by_prefix()
+    return vllm_config
 
-    engine_args.create_engine_config = create_engine_config
+
+def _requested_options(engine_args: EngineArgs) -> Options | None:
+    """The options, or None if the plugin was not requested.
+
+    The command line wins over `additional_config`, which wins over the environment.
+    """
+    from_config: Mapping[str, Any] | None
+    from_config = (engine_args.additional_config or {}).get(CONFIG_KEY)
+    from_cli: Mapping[str, Any] | None = vars(engine_args).get(_CLI_OPTIONS)
+    if from_config is None and from_cli is None and not _named_in_environment():
+        return None
+    values: Mapping[str, Any] = {}
+    if text := os.environ.get(CONFIG_ENV):
+        try:
+            values = words_to_mapping([text])
+        except OptionError as error:
+            raise OptionError(f"environment variable {CONFIG_ENV}: {error}") from None
+    return Options.from_mapping(values, from_config or {}, from_cli or {})
 
 
-def _use_prefix_attention(engine_args: Any) -> None:
-    """Have the engine's workers register the backend, and choose it; or say why not."""
+def _use_prefix_attention(engine_args: EngineArgs) -> None:
+    """Select the attention backend and have every worker register it, or log why not."""
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -209,8 +250,8 @@ def _use_prefix_attention(engine_args: Any) -> None:
         logger.warning("sgl-vllm: prefix_attention has no effect: it needs a CUDA GPU")
     elif chosen not in (None, AttentionBackendEnum.FLASH_ATTN):
         logger.warning(
-            "sgl-vllm: prefix_attention has no effect: it is FlashAttention with groups, and "
-            "--attention-backend names %s",
+            "sgl-vllm: prefix_attention has no effect: it extends FlashAttention, but "
+            "--attention-backend selects %s",
             chosen.name,
         )
     else:
@@ -225,47 +266,50 @@ def _register_prefix_attention() -> None:
     attention_backend.register()
 
 
-def _wrap_choice_of_ranks() -> None:
-    """Data-parallel engines: a client has a `RankRouter` from its first request on, or None."""
+# -- data-parallel ranks --------------------------------------------------------------------------
+
+
+def _route_ranks_by_prefix() -> None:
     if missing := missing_hooks("rank_routing"):
-        logger.warning("sgl-vllm: rank_routing off: this vLLM lacks %s", ", ".join(missing))
+        logger.warning("sgl-vllm: rank_routing is off: this vLLM lacks %s", ", ".join(missing))
         return
-    from vllm.v1.engine.core_client import DPLBAsyncMPClient as Client
+    from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
-    attribute = "_sgl_vllm_rank_router"
-    if hasattr(Client, attribute):
-        return
-    choose_by_load = Client.get_core_engine_for_request
-    process_outputs = Client.process_engine_outputs
-
-    @functools.wraps(choose_by_load)
-    def get_core_engine_for_request(self: Any, request: Any) -> Any:
-        if attribute not in vars(self):
-            setattr(self, attribute, _rank_router(self))
-        router = vars(self)[attribute]
-        rank = router.choose(request) if router is not None else None
-        if rank is None:
-            return choose_by_load(self, request)
-        request.data_parallel_rank = rank
-        try:
-            return choose_by_load(self, request)
-        finally:
-            request.data_parallel_rank = None
-
-    @functools.wraps(process_outputs)
-    async def process_engine_outputs(self: Any, outputs: Any) -> None:
-        await process_outputs(self, outputs)
-        router = getattr(self, attribute)
-        if router is not None:
-            router.hear(outputs)
-
-    setattr(Client, attribute, None)
-    Client.get_core_engine_for_request = get_core_engine_for_request
-    Client.process_engine_outputs = staticmethod(process_engine_outputs)
+    wrap(DPLBAsyncMPClient, "get_core_engine_for_request")(_choose_rank)
+    wrap(DPLBAsyncMPClient, "process_engine_outputs")(_observe_outputs)
 
 
-def _rank_router(client: Any) -> Any:
-    """None for a client of engines that the plugin is not active in, or is not to choose for."""
+def _choose_rank(
+    original: Callable[[DPLBAsyncMPClient, EngineCoreRequest], bytes],
+    client: DPLBAsyncMPClient,
+    request: EngineCoreRequest,
+) -> bytes:
+    if _RANK_ROUTER not in vars(client):
+        vars(client)[_RANK_ROUTER] = _rank_router(client)
+    router: RankRouter | None = vars(client)[_RANK_ROUTER]
+    rank = router.choose(request) if router is not None else None
+    if rank is None:
+        return original(client, request)
+    request.data_parallel_rank = rank
+    try:
+        return original(client, request)
+    finally:
+        request.data_parallel_rank = None
+
+
+async def _observe_outputs(
+    original: Callable[[DPLBAsyncMPClient, EngineCoreOutputs], Awaitable[None]],
+    client: DPLBAsyncMPClient,
+    outputs: EngineCoreOutputs,
+) -> None:
+    await original(client, outputs)
+    router: RankRouter | None = vars(client).get(_RANK_ROUTER)
+    if router is not None:
+        router.hear(outputs)
+
+
+def _rank_router(client: DPLBAsyncMPClient) -> RankRouter | None:
+    """None if the plugin is not active in the client's engines, or `rank_routing` is off."""
     config = client.vllm_config
     values = (config.additional_config or {}).get(CONFIG_KEY)
     if values is None or not Options.from_mapping(values).rank_routing:
@@ -277,7 +321,7 @@ def _rank_router(client: Any) -> Any:
     return RankRouter(client)
 
 
-# -- being named ----------------------------------------------------------------------------------
+# -- VLLM_PLUGINS ---------------------------------------------------------------------------------
 
 
 def _named_in_environment() -> bool:
@@ -285,61 +329,45 @@ def _named_in_environment() -> bool:
 
 
 def _allow_in_environment() -> None:
-    """Add us to `VLLM_PLUGINS`, which vLLM's endpoint plugins and child processes look at.
+    """Add the plugin to `VLLM_PLUGINS`, which endpoint plugins and child processes need.
 
-    Unset means "every plugin", and has to go on meaning that for the others. But what is named may
-    do more than what is not, and nobody named the others.
+    Unset, the variable loads every installed plugin, so the new value lists them all. Being listed
+    also activates a plugin's HTTP routes, which the user has not requested for other plugins.
 
     Raises:
-        ActivationError: another plugin would get its HTTP routes switched on by this.
+        ActivationError: listing another plugin would activate its HTTP routes.
     """
     from importlib.metadata import entry_points
 
-    if os.environ.get("VLLM_PLUGINS") is not None:  # we are in it, or would not be running
+    if os.environ.get("VLLM_PLUGINS") is not None:  # it lists us: vLLM has loaded this module
         return
     names = {point.name for group in _PLUGIN_GROUPS for point in entry_points(group=group)}
     names -= _ACTIVE_ONLY_IF_NAMED
     with_routes = names & {point.name for point in entry_points(group="vllm.endpoint_plugins")}
     for name in with_routes - {PLUGIN_NAME}:
         raise ActivationError(
-            f"--plugin {PLUGIN_NAME} has to name every installed plugin in VLLM_PLUGINS, and that "
-            f"would switch on the HTTP routes of {name}: say which ones you want, e.g. "
+            f"--plugin {PLUGIN_NAME} lists every installed plugin in VLLM_PLUGINS, which would "
+            f"activate the HTTP routes of {name}. List the plugins you want yourself, e.g. "
             f"VLLM_PLUGINS={','.join(sorted(names | {PLUGIN_NAME}))}"
         )
     os.environ["VLLM_PLUGINS"] = ",".join(sorted(names | {PLUGIN_NAME}))
 
 
-def _requested_options(engine_args: Any) -> Options | None:
-    """The options, from the environment, `additional_config` and the command line, the last
-    winning; None if nobody named the plugin."""
-    from_config = (engine_args.additional_config or {}).get(CONFIG_KEY)
-    from_cli = getattr(engine_args, _CLI_OPTIONS, None)
-    if from_config is None and from_cli is None and not _named_in_environment():
-        return None
-    values: dict[str, Any] = {}
-    if text := os.environ.get(CONFIG_ENV):
-        try:
-            values = words_to_mapping([text])
-        except OptionError as error:
-            raise OptionError(f"environment variable {CONFIG_ENV}: {error}") from None
-    return Options.from_mapping(values, from_config or {}, from_cli or {})
-
-
-# -- what the installed vLLM must offer -----------------------------------------------------------
+# -- the installed vLLM ---------------------------------------------------------------------------
 
 
 def _require_supported() -> None:
-    """Refuse what cannot work at all; single parts that cannot are switched off by the scheduler.
+    """Refuse an installation where no part can work. Single parts are switched off later.
 
     Raises:
-        ActivationError: says what is missing or out of range, and the command that mends it.
+        ActivationError: what is missing or out of range, and the command that fixes it.
     """
     problem = _installation_problem()
     if problem is None:
         try:
             import sgl_vllm.scheduler.scheduler  # noqa: F401
         except (ImportError, AttributeError) as error:
-            problem = f"this vLLM has not what every part needs ({error})"
+            problem = f"this vLLM lacks what every part needs ({error})"
     if problem is not None:
         raise ActivationError(
             f"{PLUGIN_NAME} cannot work with this installation: {problem}. "
@@ -356,9 +384,9 @@ def _installation_problem() -> str | None:
 
 
 def probe_parts() -> list[PartStatus]:
-    """Whether each part finds what it needs in the installed vLLM.
+    """Whether each part finds its hooks in the installed vLLM. Cost: see `probe.missing_hooks`.
 
-    Imports vLLM. What a model or a configuration rules out beyond that is said when it is served.
+    A model or configuration can rule out more; the scheduler logs that when it starts.
     """
     problem = _installation_problem()
     if problem is not None:
@@ -367,6 +395,3 @@ def probe_parts() -> list[PartStatus]:
         PartStatus(part, not missing, f"this vLLM lacks {', '.join(missing)}" if missing else "")
         for part, missing in ((part, missing_hooks(part)) for part in PARTS)
     ]
-
-
-__all__ = ["ActivationError", "PartStatus", "probe_parts", "register"]

@@ -46,6 +46,7 @@ from vllm.v1.core.sched.utils import check_stop, remove_all
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens
 from sgl_vllm.jump.forced_logprobs import joined, rows_of_forced
@@ -243,7 +244,9 @@ class JumpForward:
         structured = request.structured_output_request
         assert structured is not None
         try:
-            structured.grammar.rollback(num_tokens)
+            grammar = structured.grammar
+            assert isinstance(grammar, StructuredOutputGrammar)
+            grammar.rollback(num_tokens)
             return True
         except Exception:
             self._give_up(request)
@@ -317,7 +320,7 @@ class JumpForward:
                 continue
             self._num_as_prompt[request] = request.num_output_tokens
             data.prompt_token_ids = list(request._all_token_ids)
-            if data.sampling_params.min_tokens:
+            if data.sampling_params is not None and data.sampling_params.min_tokens:
                 params = data.sampling_params = copy.copy(data.sampling_params)
                 params.min_tokens = max(0, params.min_tokens - request.num_output_tokens)
         # Of who did not run in the step before, the runner takes so many last tokens as output.

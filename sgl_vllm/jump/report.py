@@ -87,11 +87,10 @@ class ForcedReports:
     def _answer(self, record: Record, finish_reason: FinishReason | None) -> dict[str, Any] | None:
         """None after an unexpected error, which must not end the engine."""
         params = record.request.sampling_params
+        shows_stop = params is not None and params.include_stop_str_in_output
         ended_by_token = finish_reason == FinishReason.STOP
         try:
-            record.count(
-                self._token_bytes(), ended_by_token and not params.include_stop_str_in_output
-            )
+            record.count(self._token_bytes(), ended_by_token and not shows_stop)
             return {REPORT: record.report()}
         except Exception:
             logger.exception("no report for request %s", record.request.request_id)

@@ -47,6 +47,8 @@ class UniqueTokens:
 
     def _only_legal_token(self, grammar: StructuredOutputGrammar) -> int | None:
         if self._mask is None:
-            self._mask = self._manager.backend.allocate_token_bitmask(1)
+            backend = self._manager.backend
+            assert backend is not None
+            self._mask = backend.allocate_token_bitmask(1)
         grammar.fill_bitmask(self._mask, 0)
         return only_bit(self._mask.numpy()[0].view(np.uint32))

@@ -24,8 +24,9 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.routing import APIRouter
 from starlette.datastructures import State
-from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from sgl_vllm.routes import pins, tree
@@ -77,10 +78,10 @@ class SglEndpointPlugin:
         app.add_middleware(MetricsMiddleware, collector=collector, registry=registry, ask=_stats)
 
     async def init_state(
-        self, engine_client: EngineClient | None, state: State, args: Namespace
+        self, engine_client: AsyncLLM | None, state: State, args: Namespace
     ) -> None:
-        processor = getattr(engine_client, "output_processor", None)
-        if getattr(processor, "tracing_enabled", False):
+        processor: OutputProcessor | None = getattr(engine_client, "output_processor", None)
+        if processor is not None and getattr(processor, "tracing_enabled", False):
             from sgl_vllm.routes import spans
 
             spans.add_to_spans(processor)

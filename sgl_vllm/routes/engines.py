@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.engine.protocol import EngineClient
+from vllm.v1.engine.async_llm import AsyncLLM
 
 
 async def ask_engines(
-    client: EngineClient, what: str, arguments: dict[str, Any] | None = None
+    client: AsyncLLM, what: str, arguments: dict[str, Any] | None = None
 ) -> list[dict[str, Any]]:
     """What `scheduler.sgl_vllm_<what>(**arguments)` returns in each engine behind `client`.
 
@@ -25,7 +25,7 @@ async def ask_engines(
     return [await core.call_utility_async(*call)]
 
 
-def engine_ranks(client: EngineClient) -> list[int | None]:
+def engine_ranks(client: AsyncLLM) -> list[int | None]:
     """What to name in a request that has to run in a certain engine; None if there is only one."""
     num_engines = len(getattr(client.engine_core, "core_engines", ()))
     return list(range(num_engines)) if num_engines > 1 else [None]

@@ -15,12 +15,12 @@ from typing import Any
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import ValidationError
 from vllm import SamplingParams
-from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from sgl_vllm.routes.engines import ask_engines, engine_ranks
 
@@ -49,7 +49,7 @@ async def pin(request: Request) -> dict[str, Any]:
     400 for a body that cannot be pinned, 404 for an unknown model, 409 with the engine's reason.
     """
     body = parse_pin(await json_object(request))
-    client: EngineClient = request.app.state.engine_client
+    client: AsyncLLM = request.app.state.engine_client
     lora = _lora_of(request.app.state.openai_serving_models, body.model)
     tokens = await _tokenize(request, body)
     try:
@@ -92,14 +92,14 @@ async def pins(request: Request) -> dict[str, Any]:
     return {"engines": [{"pins": engine.get("pins", [])} for engine in engines]}
 
 
-async def _unpin(client: EngineClient, pin_ids: list[str]) -> bool:
+async def _unpin(client: AsyncLLM, pin_ids: list[str]) -> bool:
     """Whether any engine knew any of them. Each is asked for all: an id is one engine's."""
     answers = [await ask_engines(client, "unpin", {"pin_id": pin_id}) for pin_id in pin_ids]
     return any(answer.get("unpinned", False) for engines in answers for answer in engines)
 
 
 async def compute(
-    client: EngineClient,
+    client: AsyncLLM,
     tokens: list[int],
     cache_salt: str | None,
     lora: LoRARequest | None,
@@ -190,12 +190,12 @@ async def _tokenize(request: Request, body: PinBody) -> list[int]:
         return body.prompt
     wanted: TokenizeChatRequest | TokenizeCompletionRequest
     try:
-        if body.prompt is None:
-            wanted = TokenizeChatRequest(
-                model=body.model, messages=body.messages, add_generation_prompt=False
-            )
-        else:
+        if body.prompt is not None:
             wanted = TokenizeCompletionRequest(model=body.model, prompt=body.prompt)
+        else:
+            wanted = TokenizeChatRequest(
+                model=body.model, messages=body.messages or [], add_generation_prompt=False
+            )
         answer = await request.app.state.serving_tokenization.create_tokenize(wanted, request)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]

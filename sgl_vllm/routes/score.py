@@ -144,7 +144,7 @@ class _Served:
                 for token in tokens
             ]
         )
-        logprobs = [answer.choices[0].logprobs.token_logprobs[0] for answer in answers]
+        logprobs = [_logprob_of_only_token(answer) for answer in answers]
         return logprobs, [_usage(answer) for answer in answers]
 
     async def _run(self, body: dict[str, Any]) -> CompletionResponse:
@@ -155,6 +155,13 @@ class _Served:
             raise Refused(answer)
         assert isinstance(answer, CompletionResponse)
         return answer
+
+
+def _logprob_of_only_token(answer: CompletionResponse) -> float:
+    rows = answer.choices[0].logprobs
+    logprob = None if rows is None else rows.token_logprobs[0]
+    assert logprob is not None
+    return logprob
 
 
 def _usage(answer: CompletionResponse) -> Usage:

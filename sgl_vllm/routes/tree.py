@@ -15,9 +15,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
-from vllm.engine.protocol import EngineClient
 from vllm.inputs import TokensPrompt
 from vllm.renderers import TokenizeParams
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from sgl_vllm.routes.engines import ask_engines
 
@@ -42,7 +42,7 @@ async def tree(
     if prefers_html(request.headers.get("accept", "")):
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"../../sgl/tree{query}", 307, headers={"Vary": "Accept"})
-    client: EngineClient = request.app.state.engine_client
+    client: AsyncLLM = request.app.state.engine_client
     arguments = None if max_nodes is None else {"max_nodes": max_nodes}
     engines = await ask_engines(client, "tree", arguments)
     for engine in engines:
@@ -62,7 +62,7 @@ async def tree_page() -> HTMLResponse:
     return HTMLResponse(page, headers=headers)
 
 
-async def add_texts(client: EngineClient, nodes: Any, max_tokens: int) -> None:
+async def add_texts(client: AsyncLLM, nodes: Any, max_tokens: int) -> None:
     """Give every node that has `tokens` its `text`, both cut to the first `max_tokens`.
 
     A node may begin or end inside a character, which then shows as U+FFFD. Runs in the renderer's

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from vllm.logger import init_logger
@@ -102,9 +102,8 @@ class PrefixScores:
         if self._tree is not None:
             assert self._radix is not None
             if self._radix.tree is self._tree:
-                self._to_score.update(
-                    (r, None) for r in self._tree.watchers.take_changed() if r in line
-                )
+                changed = cast("list[Request]", self._tree.watchers.take_changed())
+                self._to_score.update((r, None) for r in changed if r in line)
                 return
             self._tree = None  # switched off by an error: from here on vLLM's own cache counts
         if time.monotonic() - self._scored_at > STOCK_SCORE_AGE_S:

@@ -1,6 +1,6 @@
-"""The two ways in which the plugin changes vLLM: `adopt` a live object, `wrap` a function.
+"""How the plugin changes vLLM: `adopt` a live object, `wrap` a function, `add_method` to a class.
 
-Owns both mechanisms, and nothing of what they are used for. No other module assigns `__class__` or
+Owns these mechanisms, and not what they are used for. No other module assigns `__class__` or
 replaces an attribute of vLLM's classes or objects (tests/unit/vllm_api/test_patching.py).
 """
 
@@ -78,3 +78,14 @@ def wrap(owner: Any, name: str) -> Callable[[Wrapper], Wrapper]:
         return wrapper
 
     return decorate
+
+
+def add_method(owner: type, name: str, function: Callable[..., object]) -> None:
+    """Give a class a method that it does not have. Adding the same function twice changes nothing.
+
+    Raises:
+        AttributeError: the class has another attribute of this name.
+    """
+    if getattr(owner, name, function) is not function:
+        raise AttributeError(f"{owner.__qualname__} already has {name}")
+    setattr(owner, name, function)

@@ -221,7 +221,9 @@ class Engine(OnVLLM):
         outputs = await all_answers([self._run_ids(engine, ids, params) for ids in sequences])
         rows = [
             tuple(
-                row[token].logprob for row, token in scored_rows(output.prompt_logprobs, ids, start)
+                row[token].logprob
+                for row, token in scored_rows(output.prompt_logprobs or [], ids, start)
+                if row is not None
             )
             for output, ids in zip(outputs, sequences, strict=True)
         ]
@@ -236,7 +238,7 @@ class Engine(OnVLLM):
         only = [_least(logprobs=0, allowed_token_ids=[token]) for token in tokens]
         outputs = await all_answers([self._run_ids(engine, ids, params) for params in only])
         logprobs = [
-            output.outputs[0].logprobs[0][token].logprob
+            (output.outputs[0].logprobs or [])[0][token].logprob
             for output, token in zip(outputs, tokens, strict=True)
         ]
         return logprobs, [_usage([output]) for output in outputs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sgl_vllm.vllm_api.patching import adopt, wrap
+from sgl_vllm.vllm_api.patching import add_method, adopt, wrap
 
 
 class Stock:
@@ -108,3 +108,17 @@ def test_a_coroutine_function_can_still_be_awaited(fresh: type[Stock]):
 def test_what_is_not_there_cannot_be_wrapped():
     with pytest.raises(AttributeError):
         wrap(Stock, "missing")(lambda original: None)
+
+
+def test_an_added_method_is_added_once(fresh: type[Stock]):
+    def double(self, number):
+        return 2 * self.method(number)
+
+    add_method(fresh, "double", double)
+    add_method(fresh, "double", double)
+    assert fresh().double(1) == 4
+
+
+def test_an_added_method_replaces_nothing(fresh: type[Stock]):
+    with pytest.raises(AttributeError, match="already has method"):
+        add_method(fresh, "method", lambda self: None)

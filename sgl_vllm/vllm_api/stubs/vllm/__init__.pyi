@@ -1,0 +1,4 @@
+# [routes, engine_backend]
+from vllm.sampling_params import SamplingParams as SamplingParams
+
+__version__: str

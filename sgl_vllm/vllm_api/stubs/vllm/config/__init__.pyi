@@ -1,0 +1,61 @@
+from collections.abc import Mapping
+from typing import Any
+
+class VllmConfig:
+    additional_config: Mapping[str, Any]  # any mapping of the user's; ours has a key of its own
+    cache_config: CacheConfig
+    device_config: DeviceConfig
+    model_config: ModelConfig
+    parallel_config: ParallelConfig
+    scheduler_config: SchedulerConfig
+    speculative_config: SpeculativeConfig | None
+    structured_outputs_config: StructuredOutputsConfig
+    observability_config: ObservabilityConfig
+    kv_events_config: KVEventsConfig | None  # [rank_routing]
+
+class CacheConfig:
+    enable_prefix_caching: bool
+    block_size: int  # [rank_routing]
+    num_gpu_blocks: int | None  # [rank_routing]
+
+class DeviceConfig:
+    device_type: str
+
+class ModelConfig:
+    skip_tokenizer_init: bool  # [fsm, jump_forward]
+    logits_processors: list[str | type] | None  # [jump_forward]
+    logprobs_mode: str  # [jump_forward, routes, engine_backend]
+    max_model_len: int  # [engine_backend]
+    multimodal_config: MultiModalConfig | None  # [engine_backend]
+
+    def get_vocab_size(self) -> int: ...  # [fsm, jump_forward]
+    def get_diff_sampling_param(self) -> dict[str, Any]: ...  # [engine_backend]
+
+class MultiModalConfig:  # [engine_backend]
+    media_io_kwargs: dict[str, dict[str, Any]]
+
+class ParallelConfig:
+    data_parallel_size: int
+    decode_context_parallel_size: int  # [radix]
+    prefill_context_parallel_size: int  # [radix]
+    data_parallel_size_local: int  # [rank_routing]
+
+class SchedulerConfig:
+    scheduler_cls: str | type[object] | None
+    async_scheduling: bool | None
+
+class SpeculativeConfig: ...
+
+class StructuredOutputsConfig:
+    backend: str
+    disable_any_whitespace: bool  # [fsm, jump_forward]
+    disable_additional_properties: bool  # [fsm, jump_forward]
+
+class ObservabilityConfig:
+    otlp_traces_endpoint: str | None
+
+class KVEventsConfig:  # [rank_routing]
+    enable_kv_cache_events: bool
+    publisher: str
+    endpoint: str
+    replay_endpoint: str | None

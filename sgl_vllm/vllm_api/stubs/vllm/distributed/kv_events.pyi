@@ -1,0 +1,9 @@
+# [rank_routing, kv_events]
+from typing import Any
+
+class KVEventBatch:
+    events: list[Any]  # of several kinds, told apart by their names
+
+class ZmqEventPublisher:
+    @staticmethod
+    def offset_endpoint_port(endpoint: str | None, data_parallel_rank: int) -> str | None: ...

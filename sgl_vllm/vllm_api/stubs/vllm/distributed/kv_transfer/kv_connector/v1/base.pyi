@@ -1,0 +1,19 @@
+# [tiers]
+from abc import ABC
+
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
+
+class KVConnectorBase_V1(ABC):
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]: ...
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None: ...
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None: ...
+    def get_external_cache_hit_sources(
+        self, request: Request, num_external_tokens: int
+    ) -> dict[CacheHitSource, int]: ...

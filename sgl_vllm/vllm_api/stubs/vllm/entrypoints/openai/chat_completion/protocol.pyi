@@ -1,0 +1,4 @@
+# [routes]
+from vllm.entrypoints.serve.engine.protocol import OpenAIBaseModel
+
+class ChatCompletionRequest(OpenAIBaseModel): ...

@@ -1,0 +1,16 @@
+# [routes]
+from vllm.entrypoints.serve.engine.protocol import OpenAIBaseModel, UsageInfo
+from vllm.logprobs import Logprob
+
+class CompletionRequest(OpenAIBaseModel): ...
+
+class CompletionResponse(OpenAIBaseModel):
+    choices: list[CompletionResponseChoice]
+    usage: UsageInfo
+
+class CompletionResponseChoice(OpenAIBaseModel):
+    logprobs: CompletionLogProbs | None = ...
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = ...
+
+class CompletionLogProbs(OpenAIBaseModel):
+    token_logprobs: list[float | None] = ...

@@ -1,0 +1,13 @@
+# [routes]
+from pydantic import BaseModel
+
+class OpenAIBaseModel(BaseModel): ...
+
+class ErrorResponse(OpenAIBaseModel):
+    error: ErrorInfo
+
+class ErrorInfo(OpenAIBaseModel):
+    message: str
+    code: int
+
+class UsageInfo(OpenAIBaseModel): ...

@@ -1,0 +1,7 @@
+# [routes]
+from collections.abc import Callable
+from typing import TypeVar
+
+_Handler = TypeVar("_Handler", bound=Callable[..., object])
+
+def with_cancellation(handler_func: _Handler) -> _Handler: ...

@@ -1,0 +1,2 @@
+# [prefix_attention]
+VLLM_BATCH_INVARIANT: bool

@@ -1,0 +1,3 @@
+class LoRARequest:
+    lora_name: str
+    lora_path: str

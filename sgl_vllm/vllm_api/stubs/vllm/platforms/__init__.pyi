@@ -1,0 +1,5 @@
+# [prefix_attention]
+class Platform:
+    def is_cuda(self) -> bool: ...
+
+current_platform: Platform

@@ -1,0 +1,62 @@
+from enum import Enum
+from typing import Any
+
+class SamplingParams:
+    def __init__(  # [routes, engine_backend]
+        self,
+        *,
+        n: int = ...,
+        max_tokens: int | None = ...,
+        min_tokens: int = ...,
+        stop: str | list[str] | None = ...,
+        stop_token_ids: list[int] | None = ...,
+        temperature: float = ...,
+        top_p: float = ...,
+        top_k: int = ...,
+        min_p: float = ...,
+        frequency_penalty: float = ...,
+        presence_penalty: float = ...,
+        repetition_penalty: float = ...,
+        ignore_eos: bool = ...,
+        logprobs: int | None = ...,
+        prompt_logprobs: int | None = ...,
+        allowed_token_ids: list[int] | None = ...,
+        extra_args: dict[str, Any] | None = ...,
+        output_kind: RequestOutputKind = ...,
+    ) -> None: ...
+
+    extra_args: dict[str, Any] | None
+    n: int  # [engine_backend]
+    structured_outputs: StructuredOutputsParams | None  # [engine_backend]
+    output_kind: RequestOutputKind  # [engine_backend]
+    max_tokens: int | None  # [rank_routing]
+    prompt_logprobs: int | None  # [jump_forward, select]
+    # What a jump must leave as it is, or look at first.
+    stop: str | list[str] | None  # [jump_forward]
+    stop_token_ids: list[int] | None  # [jump_forward]
+    include_stop_str_in_output: bool  # [jump_forward]
+    min_tokens: int  # [jump_forward]
+    temperature: float  # [jump_forward]
+    seed: int | None  # [jump_forward]
+    logprobs: int | None  # [jump_forward]
+    logprob_token_ids: list[int] | None  # [jump_forward]
+    presence_penalty: float  # [jump_forward]
+    frequency_penalty: float  # [jump_forward]
+    repetition_detection: object | None  # [jump_forward]
+    bad_words: list[str] | None  # [jump_forward]
+    logit_bias: dict[int, float] | None  # [jump_forward]
+    allowed_token_ids: list[int] | None  # [jump_forward]
+
+    @property
+    def num_logprobs(self) -> int | None: ...  # [jump_forward]
+    @property
+    def eos_token_id(self) -> int | None: ...  # [jump_forward]
+
+class RequestOutputKind(Enum):  # [engine_backend]
+    DELTA = ...
+    FINAL_ONLY = ...
+
+class StructuredOutputsParams:  # [engine_backend]
+    def __init__(
+        self, *, json: str | dict[str, Any] | None = ..., regex: str | None = ...
+    ) -> None: ...

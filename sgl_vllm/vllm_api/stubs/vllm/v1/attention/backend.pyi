@@ -1,0 +1,21 @@
+# [prefix_attention]
+from enum import Enum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+class AttentionCGSupport(Enum):
+    NEVER = ...
+
+class AttentionType(Enum):
+    DECODER = ...
+
+class CommonAttentionMetadata:
+    max_query_len: int
+    causal: bool | torch.Tensor
+    query_start_loc_cpu: torch.Tensor
+    block_table_tensor: torch.Tensor
+    seq_lens_cpu_upper_bound: torch.Tensor | None
+    rswa_prefix_lens: torch.Tensor | None
+    req_idx: NDArray[np.int32] | None

@@ -1,0 +1,26 @@
+from typing import NewType
+
+BlockHash = NewType("BlockHash", bytes)
+BlockHashWithGroupId = NewType("BlockHashWithGroupId", bytes)
+
+class KVCacheBlock:
+    block_id: int
+    ref_cnt: int
+    is_null: bool
+    next_free_block: KVCacheBlock | None  # [radix]
+
+    @property
+    def block_hash(self) -> BlockHashWithGroupId | None: ...  # [radix]
+    def set_block_hash(  # [radix]
+        self, block_hash: BlockHashWithGroupId, num_tokens: int | None = ...
+    ) -> None: ...
+    def reset_hash(self) -> None: ...  # [radix]
+
+class KVCacheBlockCopy(tuple[int, int]): ...  # [radix]
+
+class FreeKVCacheBlockQueue:  # [radix]
+    fake_free_list_head: KVCacheBlock
+    fake_free_list_tail: KVCacheBlock
+
+    def remove(self, block: KVCacheBlock) -> None: ...
+    def prepend_n(self, blocks: list[KVCacheBlock]) -> None: ...

@@ -1,0 +1,3 @@
+from vllm.v1.core.sched.scheduler import Scheduler
+
+class AsyncScheduler(Scheduler): ...

@@ -1,0 +1,5 @@
+# [jump_forward]
+import enum
+
+class PauseState(enum.IntEnum):
+    PAUSED_ALL = ...

@@ -1,0 +1,32 @@
+from dataclasses import dataclass
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
+
+@dataclass
+class SchedulerOutput:
+    scheduled_new_reqs: list[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+    num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
+    preempted_req_ids: set[str] | None  # [jump_forward]
+    kv_cache_block_copies: list[KVCacheBlockCopy] | None  # [radix]
+
+@dataclass
+class NewRequestData:
+    req_id: str  # [jump_forward]
+    prompt_token_ids: list[int] | None  # [jump_forward]
+    sampling_params: SamplingParams | None  # [jump_forward]
+    block_ids: tuple[list[int], ...]  # [radix]
+    num_computed_tokens: int  # [radix]
+
+@dataclass
+class CachedRequestData:
+    req_ids: list[str]
+    all_token_ids: dict[str, list[int]]  # [jump_forward]
+    num_output_tokens: list[int]  # [jump_forward]
+    resumed_req_ids: set[str]  # [radix]
+    new_block_ids: list[tuple[list[int], ...] | None]  # [radix]
+    num_computed_tokens: list[int]  # [radix]
+
+class GrammarOutput: ...

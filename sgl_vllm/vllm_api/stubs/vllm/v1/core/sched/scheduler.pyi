@@ -1,0 +1,62 @@
+from typing import Any
+
+from vllm.config import CacheConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+class Scheduler:
+    vllm_config: VllmConfig
+    cache_config: CacheConfig
+    connector: KVConnectorBase_V1 | None
+    kv_cache_manager: KVCacheManager
+    structured_output_manager: StructuredOutputManager
+    policy: SchedulingPolicy
+    block_size: int
+    max_model_len: int
+    use_pp: bool
+    use_v2_model_runner: bool
+    requests: dict[str, Request]
+    running: list[Request]
+    waiting: RequestQueue
+    max_num_active_reqs: int  # [schedule]
+    kv_holding_waiting: RequestQueue  # [jump_forward]
+    deferred_waiting: set[Request]  # [jump_forward]
+    prev_step_scheduled_req_ids: set[str]  # [jump_forward]
+    reset_preempted_req_ids: set[str]  # [jump_forward]
+    return_sampling_mask: bool  # [jump_forward]
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None: ...
+    def add_request(self, request: Request) -> None: ...
+    def schedule(self, throttle_prefills: bool = ...) -> SchedulerOutput: ...
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]: ...
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None: ...
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = ..., reset_connector: bool = ...
+    ) -> bool: ...
+    @property
+    def pause_state(self) -> PauseState: ...  # [jump_forward]
+    def _handle_blocked_waiting_request(self, request: Request) -> bool: ...  # [jump_forward]
+    def _get_local_prefix_cache_hit(
+        self,
+        request: Request,
+        max_cache_hit_length: int | None = ...,  # since 0.33
+    ) -> tuple[KVCacheBlocks, int, int, bool]: ...
+    def _enqueue_waiting_request(self, request: Request) -> None: ...  # [jump_forward]
+    def _free_request(self, request: Request) -> object: ...  # [jump_forward]
+    def _free_request_blocks(self, request: Request) -> None: ...  # [jump_forward]

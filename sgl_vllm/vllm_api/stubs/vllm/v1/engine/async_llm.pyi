@@ -1,0 +1,19 @@
+# [engine_backend]
+from typing import Self
+
+from vllm.config import ModelConfig, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.engine.protocol import EngineClient
+from vllm.v1.engine.core_client import AsyncMPClient
+from vllm.v1.engine.output_processor import OutputProcessor
+
+class AsyncLLM(EngineClient):
+    vllm_config: VllmConfig
+    model_config: ModelConfig
+    engine_core: AsyncMPClient  # [routes, engine_backend]
+    output_processor: OutputProcessor  # [traces]
+
+    @classmethod
+    def from_engine_args(cls, engine_args: AsyncEngineArgs) -> Self: ...
+    async def reset_prefix_cache(self) -> bool: ...
+    def shutdown(self, timeout: float | None = ...) -> None: ...

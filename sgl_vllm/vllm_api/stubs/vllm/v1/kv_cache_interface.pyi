@@ -1,0 +1,11 @@
+# [radix]
+class KVCacheSpec: ...
+class AttentionSpec(KVCacheSpec): ...
+class FullAttentionSpec(AttentionSpec): ...
+
+class KVCacheGroupSpec:
+    kv_cache_spec: KVCacheSpec
+
+class KVCacheConfig:
+    num_blocks: int  # [radix_slot_copy]
+    kv_cache_groups: list[KVCacheGroupSpec]

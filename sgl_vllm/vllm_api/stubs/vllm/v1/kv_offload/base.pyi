@@ -1,0 +1,4 @@
+# [tiers]
+from typing import NewType
+
+OffloadKey = NewType("OffloadKey", bytes)

@@ -1,0 +1,11 @@
+# [fsm, jump_forward]
+from concurrent.futures import Executor
+
+from vllm.tokenizers import TokenizerLike
+from vllm.v1.structured_output.backend_types import StructuredOutputBackend
+
+class StructuredOutputManager:
+    backend: StructuredOutputBackend | None
+    executor: Executor
+    reasoner_cls: type[object] | None
+    tokenizer: TokenizerLike

@@ -1,0 +1,13 @@
+# [fsm, jump_forward]
+from vllm.v1.structured_output.backend_types import (
+    StructuredOutputGrammar,
+    StructuredOutputOptions,
+)
+
+class StructuredOutputRequest:
+    reasoning_ended: bool | None
+
+    @property
+    def grammar(self) -> StructuredOutputGrammar | Exception | None: ...
+    @property
+    def structured_output_key(self) -> tuple[StructuredOutputOptions, str]: ...
