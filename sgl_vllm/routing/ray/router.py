@@ -87,14 +87,14 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
             able = self.apply_multiplex_routing(pending_request)
             candidate_replicas = [one for one in candidate_replicas if one.replica_id in able]
         available = self.select_available_replicas(candidate_replicas)
-        by_id = {replica.replica_id: replica for replica in available}
+        by_id: dict[Worker, RunningReplica] = {one.replica_id: one for one in available}
         request_id = metadata.internal_request_id
         chosen = self._placement.place(
             request_id,
             pending_request.args[0] if pending_request.args else None,
             lora=lora or None,
             open_workers=by_id.keys(),
-            num_running=self._num_running(by_id),
+            num_running=self._num_running(available),
         )
         if chosen is None:
             return [_two_of(available or candidate_replicas)]
@@ -106,10 +106,11 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         pending_request.future.add_done_callback(give_up)
         return [[by_id[chosen]]]
 
-    def _num_running(self, replica_ids: Iterable[ReplicaID]) -> dict[ReplicaID, int]:
+    def _num_running(self, replicas: Iterable[RunningReplica]) -> dict[Worker, int]:
         """From Ray's cache of queue lengths, which knows of other routers' requests too."""
         cache = self.replica_queue_len_cache
-        return {one: length for one in replica_ids if (length := cache.get(one)) is not None}
+        lengths = {one.replica_id: cache.get(one.replica_id) for one in replicas}
+        return {replica_id: length for replica_id, length in lengths.items() if length is not None}
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         super().on_request_completed(replica_id, internal_request_id)
