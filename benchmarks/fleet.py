@@ -90,7 +90,7 @@ class Copies:
         self._num_common_blocks = self._num_common // block_size
         self._block_ids = [
             [
-                hasher.states(hasher.grains(np.concatenate([call.prompt, call.reply])), 0)
+                hasher.states(hasher.blocks(np.concatenate([call.prompt, call.reply])), 0)
                 for call in program.calls
             ]
             for program in trace.programs

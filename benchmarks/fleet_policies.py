@@ -1,7 +1,7 @@
 """Policies that choose a worker for each request of a fleet.
 
-Owns those that `fleet` compares the router with, and their names. All of them hear of a request's
-first token and end at once, as one router before all workers would.
+Owns the policies that `fleet` compares with the router, and their names. Each learns of a request's
+first token and end at once, like a single router in front of all workers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sgl_vllm.routing.router import PrefixRouter
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """Where a request goes; as `routing.Route`, for policies that look at no prompt."""
+    """Where a request goes: a `Route` of policies that do not look at the prompt."""
 
     worker: int
 
 
 class Policy(Protocol):
-    """Workers are numbers from 0 on."""
+    """Workers are numbered from 0."""
 
     def choose(self, prompt: Tokens) -> Any: ...
 
@@ -50,7 +50,7 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The fewest requests that have not ended; of equals any."""
+    """The worker with the fewest unfinished requests; a random one of equals."""
 
     def __init__(self, num_workers: int) -> None:
         self._num_open = np.zeros(num_workers, dtype=np.int64)
@@ -70,12 +70,13 @@ class LeastLoaded:
 
 
 class PrefixAffinity(PrefixRouter):
-    """The rule of SGLang's router, policy `cache_aware` (sgl-router/src/policies/cache_aware.rs),
-    with the defaults of its documentation, over the same knowledge of prefixes as ours.
+    """The `cache_aware` policy of SGLang's router (sgl-router/src/policies/cache_aware.rs).
+
+    It has the documented defaults, and the same index of prefixes as ours.
 
     If one worker has over `abs_threshold` requests more than another, and over `rel_threshold`
-    times as many, the one with the fewest. Else the one with the longest match if that is over
-    `cache_threshold` of the prompt, else the one to which the least was sent that is not forgotten.
+    times as many: the one with the fewest. Else the one with the longest match, if that is over
+    `cache_threshold` of the prompt; else the one with the smallest (guessed) cache.
     """
 
     cache_threshold = 0.3
@@ -85,12 +86,13 @@ class PrefixAffinity(PrefixRouter):
     def _pick(
         self, num_tokens: int, cached: NDArray[np.float64], waiting: NDArray[np.float64]
     ) -> int:
-        most, fewest = self._running.max(), self._running.min()
+        running = self._book.running
+        most, fewest = running.max(), running.min()
         if most - fewest > self.abs_threshold and most > self.rel_threshold * fewest:
-            return int(self._running.argmin())
+            return int(running.argmin())
         if cached.max() > self.cache_threshold * num_tokens:
             return int(cached.argmax())
-        return int(np.argmin([entry.sent.num_grains for entry in self._workers.values()]))
+        return int(np.argmin([state.approx.num_blocks for state in self._workers.values()]))
 
 
 def _routers(kind: type[PrefixRouter]) -> Callable[[int, int, Callable[[], float]], Policy]:
@@ -109,4 +111,4 @@ POLICIES: dict[str, Callable[[int, int, Callable[[], float]], Policy]] = {
     "prefix-affinity": _routers(PrefixAffinity),
     "cost": _routers(PrefixRouter),
 }
-"""By name: makes one for so many workers, of so many tokens of cache each, and a clock (s)."""
+"""By name: makes a policy from the number of workers, the cache tokens of each, and a clock (s)."""

@@ -1,17 +1,17 @@
-"""What a router's decision costs, before so many workers with so much cached.
+"""What a router's decision costs, by number of workers and size of their caches.
 
     python -m benchmarks.routing
-    python -m benchmarks.routing --workers 8 --cached-tokens 100000 --source told
+    python -m benchmarks.routing --workers 8 --cached-tokens 100000 --source events
 
-Fills a router's index with conversations (docs and questions in the lengths of Mooncake's trace)
-until every worker has as many tokens as asked, then measures decisions on the next requests, a part
-of which continue what is cached. A decision is `choose`: the numbers of the prompt's beginnings,
-who has them, what each choice costs, and the booking of it. Times are processor time of the one
-thread, in microseconds. Memory is what Python and numpy allocated for the index, by `tracemalloc`,
-in a second filling (it slows down what it watches).
+Fills a router's index with conversations (documents and questions with the lengths of Mooncake's
+trace) until each worker has the given number of cached tokens. Then measures decisions on further
+requests, of which about half continue a cached prompt. A decision is one call of `choose`: hashing
+the prompt's prefixes, looking them up, the cost of each choice, and the bookkeeping. Times are CPU
+time of the thread, in microseconds. Memory is what Python and numpy allocate for the index, traced
+by `tracemalloc` in a second run, because tracing slows it down.
 
-    sent   workers without KV events: what was sent to them
-    told   workers with KV events: blocks of 16 tokens, by vLLM's names
+    approx   workers without KV events: their caches are guessed from the requests sent to them
+    events   workers with KV events: blocks of 16 tokens, by vLLM's block hashes
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from benchmarks.ab.result import percentile
 from benchmarks.traces import Tokens, generate
 from sgl_vllm.routing.router import PrefixRouter
 
-SOURCES = ("sent", "told")
+SOURCES = ("approx", "events")
 BLOCK_SIZE = 16
 
 
 class BlockStored(NamedTuple):
-    """As vLLM's event of this name, for one request's blocks."""
+    """vLLM's event of this name, for one request's blocks."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -53,12 +53,12 @@ class BlockStored(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """Of decisions, in microseconds; of the index, in bytes per cached token of one worker.
+    """The cost of decisions, in microseconds, and of the index, in bytes per cached token.
 
     Attributes:
-        prompt_tokens_p50, prompt_tokens_p99: of the requests that were decided on.
-        matched_share: of the prompts' tokens that some worker has.
-        fill_us: for each block told, or for each request sent, while filling.
+        prompt_tokens_p50, prompt_tokens_p99: of the measured requests.
+        matched_share: the share of prompt tokens that some worker has cached.
+        fill_us: time to insert a request (approx) or a block (events).
     """
 
     decision_p50_us: float
@@ -72,7 +72,7 @@ class Cost:
 
 
 def prompts(seed: int) -> Iterator[Tokens]:
-    """Prompts of `long_chat`, a program's calls one after the other."""
+    """Prompts of `long_chat`: the calls of one program after those of another."""
     while True:
         for call in generate("long_chat", 1000, seed).calls():
             yield call.prompt
@@ -80,42 +80,42 @@ def prompts(seed: int) -> Iterator[Tokens]:
 
 
 class Filling:
-    """A router that is filled."""
+    """A router whose workers have `cached_tokens` each."""
 
     def __init__(self, source: str, num_workers: int, cached_tokens: int, seed: int) -> None:
         self.router = PrefixRouter(
             block_size=BLOCK_SIZE, capacity_tokens=cached_tokens, max_age_s=float("inf")
         )
         for worker in range(num_workers):
-            self.router.add_worker(worker, has_events=source == "told")
-        self.num_told = 0
+            self.router.add_worker(worker, has_events=source == "events")
+        self.num_reported = 0
         self.num_sent = 0
         self.seconds = 0.0
         self._hashes = iter(range(1 << 60))
         texts = prompts(seed)
-        # A worker's own conversations: the least that workers share, the most that the index holds.
+        # Each worker has conversations of its own: the least sharing, hence the largest index.
         for worker in tqdm(range(num_workers), desc=source, leave=False, disable=None):
             left = cached_tokens
             while left > 0:
                 text = next(texts)[:left]
                 left -= len(text)
                 begun_s = time.thread_time()
-                if source == "told":
-                    self._tell(worker, text)
+                if source == "events":
+                    self._report(worker, text)
                 else:
                     self._send(worker, text)
                 self.seconds += time.thread_time() - begun_s
 
     def _send(self, worker: int, text: Tokens) -> None:
-        """As if chosen: where a request goes is not what is measured here."""
-        entry = self.router._workers[worker]
-        entry.sent.send(self.router._hasher.prefixes(text).keys, 0.0)
+        """Inserts without choosing: where the request goes does not matter here."""
+        hashed = self.router._hasher.hash_prompt(text)
+        self.router._workers[worker].approx.insert(hashed.hashes, 0.0)
         self.num_sent += 1
 
-    def _tell(self, worker: int, text: Tokens) -> None:
-        names = [next(self._hashes) for _ in range(len(text) // BLOCK_SIZE)]
-        self.router.apply_events(worker, [BlockStored(names, None, text)])
-        self.num_told += len(names)
+    def _report(self, worker: int, text: Tokens) -> None:
+        block_hashes = [next(self._hashes) for _ in range(len(text) // BLOCK_SIZE)]
+        self.router.apply_events(worker, [BlockStored(block_hashes, None, text)])
+        self.num_reported += len(block_hashes)
 
 
 def measure(
@@ -124,7 +124,7 @@ def measure(
     gc.collect()
     filling = Filling(source, num_workers, cached_tokens, seed)
     router = filling.router
-    known = prompts(seed)  # the same texts again: a half of the requests continue them
+    known = prompts(seed)  # the cached prompts again, for half of the requests
     new = prompts(seed + 1_000_000)
     rng = np.random.default_rng(seed)
     times_us, lengths, matched = [], [], 0
@@ -140,7 +140,7 @@ def measure(
         lengths.append(len(text))
         if number >= 50:  # the first ones fill caches and grow tables
             times_us.append(took_us)
-    seconds, num = filling.seconds, filling.num_told or filling.num_sent
+    seconds, num = filling.seconds, filling.num_reported or filling.num_sent
     del filling, router
     return Cost(
         decision_p50_us=percentile(times_us, 50),
@@ -155,7 +155,7 @@ def measure(
 
 
 def memory(source: str, cached_tokens: int, seed: int) -> float:
-    """Of an index of four workers."""
+    """Bytes per cached token of an index of four workers."""
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -175,17 +175,23 @@ def main() -> int:
     )
     parser.add_argument("--workers", type=int, default=64, metavar="N")
     parser.add_argument(
-        "--cached-tokens", type=int, default=1_000_000, metavar="N", help="of each worker"
+        "--cached-tokens",
+        type=int,
+        default=1_000_000,
+        metavar="N",
+        help="cached tokens of each worker",
     )
     parser.add_argument("--decisions", type=int, default=2000, metavar="N")
-    parser.add_argument("--source", choices=SOURCES, help="only this one")
+    parser.add_argument("--source", choices=SOURCES, help="only this one (default: both)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the results to this file"
+    )
     arguments = parser.parse_args()
     document: dict[str, Any] = {}
     print(
         f"{arguments.workers} workers with {arguments.cached_tokens:,} cached tokens each\n"
-        f"{'':6}{'decision: p50':>16}{'p99':>8}{'max':>9}{'of tokens: p50':>17}{'p99':>9}"
+        f"{'':8}{'decision: p50':>16}{'p99':>8}{'max':>9}{'of tokens: p50':>17}{'p99':>9}"
         f"{'cached':>9}{'fill, us':>10}{'bytes/token':>13}"
     )
     for source in SOURCES:
@@ -199,7 +205,7 @@ def main() -> int:
             arguments.seed,
         )
         print(
-            f"{source:6}{cost.decision_p50_us:13.0f} us{cost.decision_p99_us:8.0f}"
+            f"{source:8}{cost.decision_p50_us:13.0f} us{cost.decision_p99_us:8.0f}"
             f"{cost.decision_max_us:9.0f}{cost.prompt_tokens_p50:17,.0f}"
             f"{cost.prompt_tokens_p99:9,.0f}{cost.matched_share:9.0%}{cost.fill_us:10.1f}"
             f"{cost.bytes_per_cached_token:13.2f}",

@@ -305,7 +305,7 @@ async def _observe_outputs(
     await original(client, outputs)
     router: RankRouter | None = vars(client).get(_RANK_ROUTER)
     if router is not None:
-        router.hear(outputs)
+        router.observe(outputs)
 
 
 def _rank_router(client: DPLBAsyncMPClient) -> RankRouter | None:

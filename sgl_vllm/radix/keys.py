@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.v1.request import Request
 
+from sgl_vllm.protocol.cache_namespace import CacheNamespace as CacheNamespace
 from sgl_vllm.radix.tokens import Tokens, pack
 
 MAX_CONTENTS = 100_000
@@ -23,15 +23,6 @@ MAX_CONTENTS = 100_000
 and with it only that its cached tokens would fit again."""
 
 _INSIDE = -(2**30)
-
-
-class CacheNamespace(NamedTuple):
-    """Who shares what: the adapter's name and path, the tenant's `cache_salt`, and a digest of the
-    prompt's embeddings, for those who send some."""
-
-    adapter: tuple[str, str] | None = None
-    salt: str | None = None
-    embeddings: bytes | None = None
 
 
 def namespace_of(request: Request) -> CacheNamespace | None:

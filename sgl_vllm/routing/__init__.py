@@ -1,4 +1,18 @@
-"""Many engines behind one door: which worker a request goes to, so that its prefix is cached there.
+"""Which of several workers a request goes to, so that its prefix is already cached there.
 
-`routing` decides; it is pure, and knows neither Ray nor vLLM nor a network. Adapters feed it.
+`PrefixRouter` (`router.py`) decides. It is pure: it knows neither Ray nor vLLM nor a network, and
+adapters feed it.
+
+    router.py            the choice, and the workers
+    costs.py             what a choice costs; loads and routes
+    load_book.py         requests in flight per worker
+    prefix_hashes.py     hashes of a prompt's prefixes
+    approx_index.py      what workers have cached, guessed from the requests sent to them
+    kv_event_index.py    what workers have cached, as their KV events report it
+    kv_event_stream.py   one worker's events, checked for gaps
+    prompts.py           reads request bodies
+
+    kv_events.py         adapter: subscribes to vLLM's KV events over ZMQ
+    ranks.py             adapter: data-parallel ranks of one vLLM server
+    placement.py, ray/   adapter: replicas on Ray Serve
 """

@@ -1,37 +1,36 @@
-"""An engine's KV events, as vLLM publishes them over ZMQ, in order and from the first.
+"""Subscribes to engines' KV events, which vLLM publishes over ZMQ.
 
-Owns the sockets and the numbers of batches; what events mean is `PrefixRouter.apply_events`. Takes
-nothing of the engine's time: it publishes whether anyone listens or not.
+Owns the sockets, and that batches arrive in order and from the first one the engine remembers. What
+events mean is `PrefixRouter.apply_events`. Costs the engine nothing: it publishes in any case.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 import msgspec
 from zmq import DEALER, SUB
 from zmq.asyncio import Context
 
-from sgl_vllm.routing.router import Worker
+from sgl_vllm.routing.costs import Worker
 
 REPLAY_TIMEOUT_S = 5.0
-"""An engine answers at once; one that does not has ended, or has no such socket."""
+"""An engine answers at once. One that does not has ended, or has no replay socket."""
 
-Apply = Callable[[list[Any], int], bool]
-"""Takes a batch's events and its number; False if batches before it are missing."""
+Apply = Callable[[Iterable[object], int], bool]
+"""Takes a batch's events and its number. False if batches before it are missing."""
 
 
 @dataclass(frozen=True, slots=True)
-class KVEventSource:
-    """Where an engine publishes, as seen from other machines.
+class KvEventSource:
+    """Where an engine publishes its KV events, as seen from other machines.
 
     Attributes:
-        endpoint: of its PUB socket, such as tcp://10.0.0.1:5557.
-        replay_endpoint: of the ROUTER socket that tells what was published before.
+        endpoint: its PUB socket, such as tcp://10.0.0.1:5557.
+        replay_endpoint: its ROUTER socket, which sends earlier batches again.
     """
 
     endpoint: str
@@ -41,18 +40,20 @@ class KVEventSource:
         return asdict(self)
 
 
-class Followers:
-    """Whose events are followed, a task each. One that has failed is not tried again.
+class KvEventFollowers:
+    """Follows the KV events of several workers, with one task each.
+
+    A worker whose task has failed is not followed again.
 
     Args:
-        apply: takes a worker's batch, as `PrefixRouter.apply_events`.
-        on_failure: told of a worker whose events cannot be followed, when they are not any more.
-        loop: where the tasks run, if not in the loop that `follow` is called in.
+        apply: takes a worker's batch, as `PrefixRouter.apply_events` does.
+        on_failure: called with a worker whose events can no longer be followed, and why.
+        loop: where the tasks run; by default, the loop in which `follow` is called.
     """
 
     def __init__(
         self,
-        apply: Callable[[Worker, list[Any], int], bool],
+        apply: Callable[[Worker, Iterable[object], int], bool],
         on_failure: Callable[[Worker, BaseException | None], None],
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
@@ -65,8 +66,8 @@ class Followers:
         task = self._tasks.get(worker)
         return task is not None and not task.done()
 
-    def follow(self, worker: Worker, source: KVEventSource) -> None:
-        """From now on, unless it is already, or has failed."""
+    def follow(self, worker: Worker, source: KvEventSource) -> None:
+        """Starts to follow a worker, unless that was done before."""
         if worker not in self._tasks:
             loop = self._loop or asyncio.get_running_loop()
             task = loop.create_task(follow(source, partial(self._apply, worker)))
@@ -74,7 +75,7 @@ class Followers:
             task.add_done_callback(partial(self._ended, worker))
 
     def keep(self, workers: Collection[Worker]) -> None:
-        """The others are gone."""
+        """Stops following all other workers."""
         for worker in [worker for worker in self._tasks if worker not in workers]:
             self._tasks.pop(worker).cancel()
 
@@ -83,27 +84,27 @@ class Followers:
             self._on_failure(worker, task.exception())
 
 
-async def follow(source: KVEventSource, apply: Apply) -> None:
-    """Until it is cancelled: every batch, from the first that the engine remembers."""
+async def follow(source: KvEventSource, apply: Apply) -> None:
+    """Applies every batch, from the first that the engine remembers, until it is canceled."""
     from vllm.distributed.kv_events import KVEventBatch
 
     decoder = msgspec.msgpack.Decoder(KVEventBatch)
     context = Context.instance()
     with context.socket(SUB) as live:
-        live.set_hwm(0)  # what is not read yet waits here, instead of being dropped
+        live.set_hwm(0)  # unread batches wait here instead of being dropped
         live.subscribe(b"")
         live.connect(source.endpoint)
-        is_whole = False
+        is_complete = False
         while True:
-            if not is_whole:
+            if not is_complete:
                 for number, payload in await _replayed(context, source.replay_endpoint):
                     apply(decoder.decode(payload).events, number)
             _, number_bytes, payload = await live.recv_multipart()
-            is_whole = apply(decoder.decode(payload).events, int.from_bytes(number_bytes, "big"))
+            is_complete = apply(decoder.decode(payload).events, int.from_bytes(number_bytes, "big"))
 
 
 async def _replayed(context: Context, endpoint: str) -> list[tuple[int, bytes]]:
-    """What was published so far, oldest first, with the numbers; nothing if nobody answers."""
+    """The earlier batches with their numbers, oldest first. Empty if there is no answer in time."""
     batches: list[tuple[int, bytes]] = []
     with context.socket(DEALER) as socket:
         socket.linger = 0

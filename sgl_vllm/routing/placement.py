@@ -1,42 +1,46 @@
-"""Which replica gets each request, from the first look at it to its end.
+"""Which replica each request goes to, from its first attempt to its end.
 
-Owns the book of requests under way by their ids, and what happens when the choice goes wrong: the
-request is placed by load alone, and a warning logged once. Knows request bodies, and nothing of
-Ray; `ray_router` feeds it. One event loop.
+Owns the routes of unfinished requests, by request id, and what happens when the choice fails: the
+request is then placed by load. Knows request bodies but not Ray, which `ray/router.py` adapts. One
+event loop.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import Any
 
-from sgl_vllm.routing.prompts import Renderer, read_request
-from sgl_vllm.routing.router import Load, PrefixRouter, Route, Worker
+from sgl_vllm.degrade import CircuitBreaker
+from sgl_vllm.routing.costs import Load, Route, Worker
+from sgl_vllm.routing.prompts import Renderer, RequestSummary, read_request
+from sgl_vllm.routing.router import PrefixRouter
 
 logger = logging.getLogger("ray.serve")
 
-CLOSED = Load(num_queued_tokens=1 << 40)
-"""As if so much waited there: a replica that cannot take this request."""
+UNAVAILABLE = Load(num_queued_tokens=1 << 40)
+"""The load of a replica that cannot take the request."""
 
 
-class Placement:
-    """A `PrefixRouter` fed with requests.
+class RequestPlacer:
+    """Places requests on replicas with a `PrefixRouter`.
 
-    Invariant: every route it has chosen is finished once: when its request ends, is placed again,
-    is cancelled, or its replica has gone.
+    Invariant: each of its routes is finished exactly once: when the request ends, is placed again
+    or is canceled, or when its replica has gone.
     """
 
     def __init__(self, router: PrefixRouter, render: Renderer | None = None) -> None:
         self.router = router
         self._render = render
         self._routes: dict[str, Route] = {}
-        self._has_failed = False
+        self._has_warned = False
+        self._breaker = CircuitBreaker(
+            "routing by prefix", "requests are placed by load alone", logger
+        )
 
     def place(
         self,
         request_id: str,
-        request: Any,
+        request: object,
         *,
         lora: str | None,
         open_workers: Collection[Worker],
@@ -45,53 +49,72 @@ class Placement:
         """The replica for a request, which counts as sent there until `finished`.
 
         Args:
+            request: its body; see `read_request`.
             lora: the adapter's name, if the request is for one.
-            open_workers: who can take it. The others are not chosen.
-            num_running: requests that replicas are known to have, of other routers too.
+            open_workers: the replicas that can take it.
+            num_running: the requests that replicas are known to have, from all routers.
 
         Returns:
-            None if its prompt says nothing, nobody can take it, or the choice failed: place it by
-            load.
+            None if the caller has to place it by load: it has no prompt, its prompt cannot be read,
+            no replica can take it, or routing has failed.
         """
         self.finished(request_id)
         if not open_workers:
             return None
         try:
-            asked = read_request(request, lora, request_id, self._render)
-            if asked is None:
-                return None
-            loads = {
-                worker: self._load(worker, num_running) if worker in open_workers else CLOSED
-                for worker in self.router.workers
-            }
-            route = self.router.choose(
-                asked.units,
-                loads,
-                max_output_tokens=asked.max_output_tokens,
-                group=asked.group,
-                namespace=asked.namespace,
-            )
-        except Exception:
-            if not self._has_failed:
-                self._has_failed = True
-                logger.exception(
-                    "sgl-vllm: a request was placed by load alone, as routing by prefix failed. "
-                    "This is said once."
-                )
+            summary = read_request(request, lora, request_id, self._render)
+        except Exception as error:  # a body that the engine will refuse, or the chat template fails
+            self._warn_once(error)
+            return None
+        if summary is None:
+            return None
+        route = self._breaker.run(self._choose, summary, open_workers, num_running)
+        if route is None:
+            return None
+        if route.worker not in open_workers:
+            self.router.finished(route)
             return None
         self._routes[request_id] = route
-        if route.worker not in open_workers:
-            self.finished(request_id)
-            return None
         return route.worker
 
     def finished(self, request_id: str, worker: Worker | None = None) -> None:
-        """It ended, well or not; with `worker`, only if it was there and not placed again since."""
+        """The request has ended, whether it succeeded or failed.
+
+        With `worker`, this counts only if the request has not been placed elsewhere since.
+        """
         route = self._routes.get(request_id)
         if route is not None and worker in (None, route.worker):
             del self._routes[request_id]
             self.router.finished(route)
 
+    def _choose(
+        self,
+        summary: RequestSummary,
+        open_workers: Collection[Worker],
+        num_running: Mapping[Worker, int],
+    ) -> Route:
+        loads = {
+            worker: self._load(worker, num_running) if worker in open_workers else UNAVAILABLE
+            for worker in self.router.workers
+        }
+        return self.router.choose(
+            summary.prompt,
+            loads,
+            max_output_tokens=summary.max_output_tokens,
+            group=summary.group,
+            namespace=summary.namespace,
+        )
+
     def _load(self, worker: Worker, num_running: Mapping[Worker, int]) -> Load:
         own = self.router.load(worker)
         return Load(own.num_queued_tokens, max(own.num_running, num_running.get(worker, 0)))
+
+    def _warn_once(self, error: Exception) -> None:
+        """By the error's type alone: its text may quote the prompt."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "sgl-vllm: a request was placed by load alone, because its prompt could not be "
+                "read or rendered (%s). Further requests of this kind are not logged.",
+                type(error).__name__,
+            )

@@ -1,15 +1,15 @@
-"""The beginnings of a request as numbers: equal for two requests exactly where both begin alike.
+"""Prefix hashes: equal for two prompts exactly as far as both begin alike.
 
-Owns which beginnings have a number (the *ladder*), and how it is computed. Pure: numpy and numba.
+Owns which prefixes of a prompt are hashed, and the hash function. Pure: numpy and numba.
 
-A text is cut into grains, of as many tokens as the engines' blocks have. A beginning of up to 128
-grains has a number at every length, a longer one at every second, fourth, ... grain, so that 64 are
-between a length and its double:
+A prompt is cut into blocks of as many tokens as the engines' KV blocks have. A prefix of up to 128
+blocks is hashed at every block. A longer one is hashed at every second, fourth, ... block, so that
+64 hashed lengths lie between a length and its double:
 
-    grains     1, 2, 3 ... 128, 130, 132 ... 256, 260, 264 ... 512, 520 ...
+    blocks     1, 2, 3 ... 128, 130, 132 ... 256, 260, 264 ... 512, 520 ...
 
-So a prompt of n grains has some 64 log2(n / 32) of them, 512 for 128k tokens in grains of 16, and
-how much of a long beginning two requests share is known to 1/64 of it.
+A prompt of n > 128 blocks has about 64 log2(n / 32) hashes: 512 for 128k tokens in blocks of 16.
+The length that two prompts share is known exactly up to 128 blocks, and to 1/64 beyond.
 """
 
 from __future__ import annotations
@@ -23,127 +23,122 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sgl_vllm.jit import compiled
+from sgl_vllm.protocol.cache_namespace import SHARED, CacheNamespace
 
-Units = NDArray[np.integer] | bytes
-"""What a request asks: token ids, shape (n,), or its text in UTF-8 where there is no tokenizer."""
+Prompt = NDArray[np.integer] | bytes
+"""Token ids, shape (n,), or the text in UTF-8 where no tokenizer is at hand."""
 
 BYTES_PER_TOKEN = 4
-"""Of text, as a rule of thumb, and exactly of a packed token: a grain of either is as long."""
+"""Of text, by rule of thumb; of a packed token, exactly. So a block of either has as many bytes."""
 
-LADDER_STEPS = 64
-"""So many numbered lengths between a long length and its double."""
+HASHES_PER_DOUBLING = 64
+"""How many lengths are hashed between a long length and its double."""
 
-_GAP_LOGS = np.repeat(np.arange(25), [2 * LADDER_STEPS] + 24 * [LADDER_STEPS])
-_LADDER = np.cumsum(1 << _GAP_LOGS)  # all numbered lengths, in grains, to 2**31
-_LENGTHS: list[int] = _LADDER.tolist()
+_GAP_LOGS = np.repeat(np.arange(25), [2 * HASHES_PER_DOUBLING] + 24 * [HASHES_PER_DOUBLING])
+_LENGTHS = np.cumsum(1 << _GAP_LOGS)  # every hashed length, in blocks, up to 2**31
+_LENGTH_LIST: list[int] = _LENGTHS.tolist()
 
-_KEY_BITS = 60  # larger integers take Python 48 bytes instead of 32
+_HASH_BITS = 60  # Python stores a larger integer in 48 bytes instead of 32
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Namespace(NamedTuple):
-    """Who shares cached tokens with whom: the LoRA adapter's name and the tenant's `cache_salt`."""
-
-    lora: str | None = None
-    salt: str | None = None
-
-
-NO_NAMESPACE = Namespace()
-
-
-class Prefixes(NamedTuple):
-    """The numbered beginnings of one request, shortest first; `ladder_length` says how long.
+class PrefixHashes(NamedTuple):
+    """The hashes of one prompt's prefixes, shortest first.
 
     Attributes:
-        keys: a number each, in [0, 2**60), shape (n,).
-        num_tokens: of the request, all of them; of text, estimated.
+        hashes: in [0, 2**60), shape (n,). `prefix_length(i + 1)` is the length of the i-th prefix.
+        num_tokens: of the whole prompt; estimated for text.
     """
 
-    keys: NDArray[np.int64]
+    hashes: NDArray[np.int64]
     num_tokens: int
 
 
 @lru_cache(maxsize=1024)
-def seed_of(namespace: Namespace, kind: str) -> int:
-    """What all beginnings of a namespace start from: 64 bits. `kind` tells tokens from text."""
+def seed_of(namespace: CacheNamespace, kind: str) -> int:
+    """The 64-bit hash state of the empty prefix. `kind` is "tokens" or "text"."""
     digest = hashlib.blake2b(repr((*namespace, kind)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
-def ladder_length(num_steps: int) -> int:
-    """In grains, of the longest of the first `num_steps` numbered beginnings."""
-    return _LENGTHS[num_steps - 1] if num_steps else 0
+def prefix_length(num_hashes: int) -> int:
+    """The length, in blocks, of the longest of a prompt's first `num_hashes` hashed prefixes."""
+    return _LENGTH_LIST[num_hashes - 1] if num_hashes else 0
 
 
 class PrefixHasher:
-    """Numbers the beginnings of requests. Stateless.
+    """Hashes the prefixes of prompts. Stateless.
 
-    A grain's digest is NH of UMAC (Black et al., CRYPTO 1999) over its 4-byte words; a beginning's
-    *state* is its last grain's digest mixed with the state before. So one pass finds the states of
-    a request, and a text can be continued from any grain on. Two texts that differ get one number
-    with a chance of some 2**-32, unless they are made to collide; all that costs is a worse choice
-    of worker.
+    A block's digest is NH of UMAC (Black et al., CRYPTO 1999) over its 4-byte words. The *state* of
+    a prefix mixes the digest of its last block into the state of the prefix before it. So one pass
+    yields all states, and a prompt can be continued from any block. Two different prefixes get the
+    same hash with a probability of about 2**-32, unless they are constructed to. A collision costs
+    a worse choice of worker, nothing else.
 
-    Cost: 7 us for a prompt of 7k tokens; 18 us for one of 99k, 50 us if it is in no core's cache.
+    Cost: 7 us for a prompt of 7k tokens; 18 us for one of 99k, or 50 us if it is in no CPU cache.
     """
 
-    def __init__(self, grain_tokens: int = 16) -> None:
-        """Compiles the loops, or loads them, which can take a second. Raises ValueError for grains
-        of an odd number of tokens."""
-        if grain_tokens < 2 or grain_tokens % 2:
-            raise ValueError(f"a grain has an even number of tokens, not {grain_tokens}")
-        self.grain_tokens = grain_tokens
-        self._constants = np.random.default_rng(0).integers(
-            0, 1 << 32, grain_tokens, dtype=np.uint32
-        )
-        for nothing in (b"", np.empty(0, dtype=np.int32)):
-            self.prefixes(nothing)
+    def __init__(self, block_size: int = 16) -> None:
+        """Compiles the loops, or loads them from disk, which takes up to a second.
 
-    def prefixes(self, units: Units, namespace: Namespace = NO_NAMESPACE) -> Prefixes:
-        """Of a whole request."""
-        if isinstance(units, bytes):
-            num_tokens, kind = -(-len(units) // BYTES_PER_TOKEN), "text"
+        Raises:
+            ValueError: `block_size` is not a positive even number.
+        """
+        if block_size < 2 or block_size % 2:
+            raise ValueError(f"block_size must be a positive even number, not {block_size}")
+        self.block_size = block_size
+        self._constants = np.random.default_rng(0).integers(0, 1 << 32, block_size, dtype=np.uint32)
+        for empty in (b"", np.empty(0, dtype=np.int32)):
+            self.hash_prompt(empty)
+
+    def hash_prompt(self, prompt: Prompt, namespace: CacheNamespace = SHARED) -> PrefixHashes:
+        """The hashes of all hashed prefixes of a prompt."""
+        if isinstance(prompt, bytes):
+            num_tokens, kind = -(-len(prompt) // BYTES_PER_TOKEN), "text"
         else:
-            num_tokens, kind = len(units), "tokens"
-        states = self.states(self.grains(units), seed_of(namespace, kind))
-        _, keys = self.ladder_keys(states, 0)
-        return Prefixes(keys, num_tokens)
+            num_tokens, kind = len(prompt), "tokens"
+        states = self.states(self.blocks(prompt), seed_of(namespace, kind))
+        _, hashes = self.hashes_of(states, 0)
+        return PrefixHashes(hashes, num_tokens)
 
-    def grains(self, units: Units) -> NDArray[np.uint32]:
-        """Shape (grains, words per grain); what does not fill a grain is left out."""
-        if isinstance(units, bytes):
-            words = np.frombuffer(units, np.uint32, len(units) // BYTES_PER_TOKEN)
+    def blocks(self, prompt: Prompt) -> NDArray[np.uint32]:
+        """The full blocks of a prompt, shape (blocks, words per block)."""
+        if isinstance(prompt, bytes):
+            words = np.frombuffer(prompt, np.uint32, len(prompt) // BYTES_PER_TOKEN)
         else:
-            words = np.ascontiguousarray(units, dtype=np.int32).view(np.uint32)
-        num_grains = len(words) // self.grain_tokens
-        return words[: num_grains * self.grain_tokens].reshape(num_grains, self.grain_tokens)
+            words = np.ascontiguousarray(prompt, dtype=np.int32).view(np.uint32)
+        num_blocks = len(words) // self.block_size
+        return words[: num_blocks * self.block_size].reshape(num_blocks, self.block_size)
 
-    def states(self, grains: NDArray[np.uint32], state: int) -> NDArray[np.uint64]:
-        """The state after each of `grains`, which continue a text with this state."""
-        return _states(grains, self._constants, np.uint64(state))
+    def states(self, blocks: NDArray[np.uint32], state: int) -> NDArray[np.uint64]:
+        """The state after each of `blocks`, which continue a prefix with this state."""
+        return _states(blocks, self._constants, np.uint64(state))
 
-    def ladder_keys(
+    def hashes_of(
         self, states: NDArray[np.uint64], num_before: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The lengths (grains) and keys of the numbered beginnings among those with these `states`,
-        the first of which has `num_before` grains and one more."""
-        begin, end = (bisect_right(_LENGTHS, n) for n in (num_before, num_before + len(states)))
-        lengths = _LADDER[begin:end]
-        return lengths, _keys(states, lengths, num_before)
+        """The hashed ones of the prefixes with these `states`: lengths in blocks, and hashes.
+
+        Args:
+            num_before: the blocks before the first of `states`, whose prefix has one more.
+        """
+        begin, end = (bisect_right(_LENGTH_LIST, n) for n in (num_before, num_before + len(states)))
+        lengths = _LENGTHS[begin:end]
+        return lengths, _hashes(states, lengths, num_before)
 
 
 @compiled
 def _states(
-    grains: NDArray[np.uint32], constants: NDArray[np.uint32], state: np.uint64
+    blocks: NDArray[np.uint32], constants: NDArray[np.uint32], state: np.uint64
 ) -> NDArray[np.uint64]:
-    """See `PrefixHasher`. A word of a grain's first half is multiplied with its partner of the
-    second, so that the compiler can take several at once."""
-    states = np.empty(len(grains), np.uint64)
-    half = grains.shape[1] // 2
-    for i in range(len(grains)):
+    """See `PrefixHasher`. Words of a block's first half are multiplied with those of its second, so
+    that the compiler can vectorize the loop."""
+    states = np.empty(len(blocks), np.uint64)
+    half = blocks.shape[1] // 2
+    for i in range(len(blocks)):
         for j in range(half):
-            one = np.uint32(grains[i, j] + constants[j])
-            other = np.uint32(grains[i, half + j] + constants[half + j])
+            one = np.uint32(blocks[i, j] + constants[j])
+            other = np.uint32(blocks[i, half + j] + constants[half + j])
             state += np.uint64(one) * np.uint64(other)
         state *= _MULTIPLIER
         state ^= state >> np.uint64(32)
@@ -152,16 +147,16 @@ def _states(
 
 
 @compiled
-def _keys(
+def _hashes(
     states: NDArray[np.uint64], lengths: NDArray[np.int64], num_before: int
 ) -> NDArray[np.int64]:
     """The finalizer of SplitMix64 over state and length."""
-    keys = np.empty(len(lengths), np.int64)
+    hashes = np.empty(len(lengths), np.int64)
     for i, length in enumerate(lengths):
-        key = states[length - num_before - 1] + np.uint64(length) * _MULTIPLIER
-        key ^= key >> np.uint64(30)
-        key *= np.uint64(0xBF58476D1CE4E5B9)
-        key ^= key >> np.uint64(27)
-        key *= np.uint64(0x94D049BB133111EB)
-        keys[i] = key >> np.uint64(64 - _KEY_BITS)
-    return keys
+        value = states[length - num_before - 1] + np.uint64(length) * _MULTIPLIER
+        value ^= value >> np.uint64(30)
+        value *= np.uint64(0xBF58476D1CE4E5B9)
+        value ^= value >> np.uint64(27)
+        value *= np.uint64(0x94D049BB133111EB)
+        hashes[i] = value >> np.uint64(64 - _HASH_BITS)
+    return hashes

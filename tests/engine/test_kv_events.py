@@ -10,10 +10,9 @@ from vllm.config.kv_events import KVEventsConfig
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 
-from sgl_vllm.radix.keys import CacheNamespace
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.radix.tree import RadixTree
-from sgl_vllm.routing.prefix_hashes import Namespace
 from sgl_vllm.routing.router import PrefixRouter
 from tests.engine.engine import Ask, Engine, greedy, words
 
@@ -113,11 +112,13 @@ def test_a_prefix_router_knows_what_a_prompt_has_cached(engine, router, salt):
         engine.run([Ask(prompt, greedy(5), cache_salt=salt)])
         check(engine, router)
         for other in prompts[: number + 1]:
-            known = prefixes.cached_tokens(np.array(other), Namespace(salt=salt))["engine"]
+            known = prefixes.cached_tokens(np.array(other), CacheNamespace(salt=salt))["engine"]
             held = tree.match_prefix(CacheNamespace(salt=salt), pack(other)).num_tokens
             assert known == min(held // BLOCK * BLOCK, len(other) - 1)
             num_known += known
-        assert not any(prefixes.cached_tokens(np.array(prompt), Namespace(salt="other")).values())
+        assert not any(
+            prefixes.cached_tokens(np.array(prompt), CacheNamespace(salt="other")).values()
+        )
     assert num_known
 
 

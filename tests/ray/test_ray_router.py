@@ -22,7 +22,7 @@ from ray.serve.request_router import PendingRequest
 from vllm.distributed.kv_events import BlockStored, KVEventBatch, ZmqEventPublisher
 
 from sgl_vllm.demo import MODEL_PATH
-from sgl_vllm.routing.kv_events import KVEventSource
+from sgl_vllm.routing.kv_events import KvEventSource
 from sgl_vllm.routing.ray.app import ROUTER, RayServeError, build_app
 from sgl_vllm.routing.ray.rendering import renderer_of
 from sgl_vllm.routing.ray.router import EVENTS_KEY, PrefixCostRouter
@@ -157,15 +157,15 @@ async def test_a_request_that_is_given_up_before_it_is_sent_is_no_load():
     metadata = RequestMetadata(request_id="1", internal_request_id="1")
     pending = PendingRequest(args=[{"prompt": LONG}], kwargs={}, metadata=metadata)
     await router.choose_replicas([a], pending)
-    assert router._placement.router.load(a.replica_id).num_running == 1
+    assert router._placer.router.load(a.replica_id).num_running == 1
     pending.future.cancel()
     await asyncio.sleep(0)
-    assert router._placement.router.load(a.replica_id).num_running == 0
+    assert router._placer.router.load(a.replica_id).num_running == 0
 
 
 def test_what_an_engine_tells_of_itself_counts(tmp_path):
     """Nothing was sent to `b` by this router, but its engine says that it has the prompt."""
-    source = KVEventSource(f"ipc://{tmp_path}/live", f"ipc://{tmp_path}/replay")
+    source = KvEventSource(f"ipc://{tmp_path}/live", f"ipc://{tmp_path}/replay")
     publisher = ZmqEventPublisher(
         0, endpoint=source.endpoint, replay_endpoint=source.replay_endpoint
     )
@@ -188,7 +188,7 @@ def test_what_an_engine_tells_of_itself_counts(tmp_path):
         b.routing_stats = {EVENTS_KEY: source.as_stats()}
         router = router_of(a, b, tokenizer=str(MODEL_PATH))
         for _ in range(100):
-            if router._placement.router.cached_tokens(np.asarray(tokens))[b.replica_id]:
+            if router._placer.router.cached_tokens(np.asarray(tokens))[b.replica_id]:
                 break
             await asyncio.sleep(0.1)
         for number in range(4):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sgl_vllm.config import CONFIG_KEY, OptionError, Options
-from sgl_vllm.routing.router import CostModel
+from sgl_vllm.routing.costs import CostModel
 
 ROUTER = "sgl_vllm.routing.ray.router:PrefixCostRouter"
 APP_NAME = "sgl-vllm"

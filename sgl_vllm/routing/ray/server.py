@@ -1,7 +1,7 @@
-"""Ray's vLLM replica whose engine tells what it has cached.
+"""Ray's vLLM replica with KV events, so that routers know what it has cached.
 
-Named in Ray's own configuration, `server_cls: sgl_vllm.routing.ray.server.KVEventServer`. Owns
-which ports an engine publishes on, and the telling of them to routers through Ray's routing stats.
+Set as `server_cls: sgl_vllm.routing.ray.server.KVEventServer` in Ray's configuration. Owns the
+ports on which an engine publishes, and how routers learn them: from Ray's routing stats.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any
 import ray
 from ray.serve.llm import LLMServer
 
-from sgl_vllm.routing.kv_events import KVEventSource
+from sgl_vllm.routing.kv_events import KvEventSource
 from sgl_vllm.routing.ray.router import EVENTS_KEY
 from sgl_vllm.server_process import free_port
 
 
 class KVEventServer(LLMServer):
-    """One engine, with KV events on two free ports of its machine."""
+    """One engine, which publishes KV events on two free ports of its machine."""
 
     async def start(self) -> None:
-        """Ray's constructor calls it."""
+        """Called by Ray's constructor."""
         address = ray.util.get_node_ip_address()
         ports = (free_port(), free_port())
-        self._kv_events = KVEventSource(*(f"tcp://{address}:{port}" for port in ports))
+        self._kv_events = KvEventSource(*(f"tcp://{address}:{port}" for port in ports))
         endpoint, replay_endpoint = (f"tcp://*:{port}" for port in ports)
         config = await self.llm_config()
         config.update_engine_kwargs(
@@ -37,5 +37,5 @@ class KVEventServer(LLMServer):
         await super().start()
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """Ray's controller asks for it every some seconds, and tells all routers."""
+        """Collected by Ray's controller every few seconds and sent to all routers."""
         return {**await super().record_routing_stats(), EVENTS_KEY: self._kv_events.as_stats()}

@@ -1,4 +1,4 @@
-"""Over real sockets, with vLLM's own publisher."""
+"""Following KV events over real sockets, with vLLM's own publisher."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ pytest.importorskip("vllm", reason="the publisher is vLLM's")
 
 from vllm.distributed.kv_events import AllBlocksCleared, KVEventBatch, ZmqEventPublisher
 
-from sgl_vllm.routing.kv_events import KVEventSource, follow
+from sgl_vllm.routing.kv_events import KvEventSource, follow
 
 
 @pytest.fixture
 def publisher(tmp_path):
-    source = KVEventSource(f"ipc://{tmp_path}/live", f"ipc://{tmp_path}/replay")
+    source = KvEventSource(f"ipc://{tmp_path}/live", f"ipc://{tmp_path}/replay")
     publisher = ZmqEventPublisher(
         0, endpoint=source.endpoint, replay_endpoint=source.replay_endpoint
     )
@@ -32,7 +32,7 @@ def publish(publisher, count: int) -> None:
 
 
 async def numbers_until(source, last: int, apply=lambda number: True, then=lambda: None):
-    """The numbers of batches in the order in which they came, until `last` has."""
+    """The numbers of batches in the order of their arrival, up to `last`."""
     seen, ended = [], asyncio.Event()
 
     def note(events, number):
@@ -51,13 +51,13 @@ async def numbers_until(source, last: int, apply=lambda number: True, then=lambd
     return seen
 
 
-def test_who_comes_late_is_told_all_from_the_first(publisher):
+def test_a_late_subscriber_gets_every_batch_from_the_first(publisher):
     publish(publisher, 5)
     then = lambda: publish(publisher, 3)  # noqa: E731
     assert asyncio.run(numbers_until(publisher.source, 7, then=then)) == list(range(8))
 
 
-def test_after_a_gap_all_is_told_again(publisher):
+def test_after_a_gap_all_batches_are_replayed(publisher):
     publish(publisher, 2)
     first_time = iter([False])
     apply = lambda number: number != 2 or next(first_time, True)  # noqa: E731
@@ -68,10 +68,10 @@ def test_after_a_gap_all_is_told_again(publisher):
 
 def test_without_an_engine_it_waits(monkeypatch, tmp_path):
     monkeypatch.setattr("sgl_vllm.routing.kv_events.REPLAY_TIMEOUT_S", 0.1)
-    nobody = f"ipc://{tmp_path}/nobody"
+    unbound = f"ipc://{tmp_path}/unbound"
 
     async def run():
-        task = asyncio.create_task(follow(KVEventSource(nobody, nobody), lambda *_: True))
+        task = asyncio.create_task(follow(KvEventSource(unbound, unbound), lambda *_: True))
         done, _ = await asyncio.wait([task], timeout=0.5)
         task.cancel()
         return done

@@ -1,10 +1,11 @@
-"""Which data-parallel rank a request goes to, with a client of vLLM's that is only its figures."""
+"""Which data-parallel rank a request goes to, with a stand-in for vLLM's client."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from sgl_vllm.routing import ranks
+from sgl_vllm.routing.costs import Load
 from sgl_vllm.routing.ranks import RankRouter
 
 SYSTEM = list(range(1000, 1400))
@@ -42,13 +43,13 @@ def outputs(*request_ids, finished=()):
 
 
 def serve(router, request_id, token_ids, **fields):
-    """The rank for a request that is answered before the next comes."""
+    """The rank for a request that is answered before the next one arrives."""
     rank = router.choose(request(request_id, token_ids, **fields))
-    router.hear(outputs(request_id, finished=[request_id]))
+    router.observe(outputs(request_id, finished=[request_id]))
     return rank
 
 
-def test_a_conversation_stays_where_it_began():
+def test_a_conversation_stays_at_its_rank():
     router = RankRouter(client())
     first = serve(router, "a", [*range(300)])
     other = serve(router, "b", [*range(5000, 5300)])
@@ -57,14 +58,14 @@ def test_a_conversation_stays_where_it_began():
     assert serve(router, "b2", [*range(5000, 5400)]) == other
 
 
-def test_what_is_not_finished_is_load_and_a_shared_beginning_spreads_when_it_pays():
+def test_unfinished_requests_are_load_and_a_shared_prefix_spreads_when_it_pays():
     router = RankRouter(client())
     home = serve(router, "first", SYSTEM)
     chosen = [router.choose(request(str(i), [*SYSTEM, i])) for i in range(8)]
     assert chosen[0] == home and {*chosen} == {0, 1}
 
 
-def test_others_load_counts_with_several_api_servers():
+def test_requests_of_other_api_servers_are_load():
     plain = client(count=2)
     router = RankRouter(plain)
     home = serve(router, "first", SYSTEM)
@@ -72,7 +73,7 @@ def test_others_load_counts_with_several_api_servers():
     assert serve(router, "second", [*SYSTEM, 1]) == 1 - home
 
 
-def test_own_requests_that_have_ended_since_are_not_taken_for_others():
+def test_own_requests_that_have_ended_do_not_count_as_others():
     plain = client(count=2)
     router = RankRouter(plain)
     home = serve(router, "first", SYSTEM)
@@ -83,16 +84,16 @@ def test_own_requests_that_have_ended_since_are_not_taken_for_others():
 @pytest.mark.parametrize(
     "fields",
     [{"data_parallel_rank": 1}, {"pooling_params": object()}, {"prompt_token_ids": None}],
-    ids=["rank asked for", "pooling", "embeddings"],
+    ids=["rank requested", "pooling", "embeddings"],
 )
-def test_vllm_chooses_where_someone_has_or_there_is_nothing_to_go_by(fields):
+def test_vllm_places_requests_with_a_rank_or_without_tokens(fields):
     asked = request("a", SYSTEM)
     for name, value in fields.items():
         setattr(asked, name, value)
     assert RankRouter(client()).choose(asked) is None
 
 
-def test_a_session_that_goes_on_is_left_to_vllm():
+def test_a_continued_session_is_left_to_vllm():
     plain = client()
     plain.reqs_in_flight["a"] = 0
     assert RankRouter(plain).choose(request("a", SYSTEM)) is None
@@ -107,13 +108,13 @@ def test_a_session_that_goes_on_is_left_to_vllm():
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_only_those_meet_who_share_a_cache(fields):
+def test_requests_in_other_namespaces_share_nothing(fields):
     router = RankRouter(client())
     assert serve(router, "a", SYSTEM) != serve(router, "b", SYSTEM, **fields)
     assert serve(router, "a2", SYSTEM) != serve(router, "b2", SYSTEM, **fields)
 
 
-def test_ranks_may_come_and_go():
+def test_the_number_of_ranks_may_change():
     plain = client(3)
     router = RankRouter(plain)
     prompts = [[*range(1000 * i, 1000 * i + 300)] for i in range(3)]
@@ -122,24 +123,24 @@ def test_ranks_may_come_and_go():
     assert {serve(router, str(i), prompt) for i, prompt in enumerate(prompts)} == {0}
 
 
-def test_an_error_leaves_the_choice_to_vllm_and_is_said_once(monkeypatch, caplog):
+def test_after_an_error_vllm_chooses_and_the_error_is_logged_once(monkeypatch, caplog):
     router = RankRouter(client())
     router.choose(request("before", SYSTEM))
     monkeypatch.setattr(router._router, "choose", lambda *_, **__: 1 / 0)
     assert router.choose(request("a", SYSTEM)) is None
     assert router.choose(request("b", SYSTEM)) is None
-    assert len(caplog.records) == 1 and "chooses by load" in caplog.text
-    router.hear(outputs("before", finished=["before"]))
+    assert len(caplog.records) == 1 and "vLLM chooses ranks by load" in caplog.text
+    router.observe(outputs("before", finished=["before"]))
 
 
-def test_nothing_is_kept_of_what_has_ended():
+def test_nothing_is_kept_of_finished_requests():
     router = RankRouter(client())
     for i in range(100):
         serve(router, str(i), [*range(i, i + 300)])
     aborted = router.choose(request("aborted", SYSTEM))
-    router.hear(outputs(finished=["aborted"]))
-    assert not router._routes and not router._waiting
-    assert router._router.load(aborted) == ranks.Load(0, 0)
+    router.observe(outputs(finished=["aborted"]))
+    assert not router._routes and not router._in_prefill
+    assert router._router.load(aborted) == Load(0, 0)
 
 
 def config_with_events(endpoint, replay="ipc:///run/inproc-replay", num_local=2):
@@ -151,7 +152,7 @@ def config_with_events(endpoint, replay="ipc:///run/inproc-replay", num_local=2)
     return plain
 
 
-def test_each_engines_events_are_looked_for_where_vllm_publishes_them():
+def test_each_ranks_events_are_followed_at_the_endpoint_where_vllm_publishes_them():
     found = ranks._event_sources(config_with_events("tcp://*:5557"))
     assert [found[rank].endpoint for rank in range(2)] == [
         "tcp://127.0.0.1:5557",
@@ -163,12 +164,12 @@ def test_each_engines_events_are_looked_for_where_vllm_publishes_them():
 @pytest.mark.parametrize(
     "config",
     [
-        config_with_events("tcp://127.0.0.1:5557"),  # where the engines connect to someone
+        config_with_events("tcp://127.0.0.1:5557"),  # where the engines connect and do not bind
         config_with_events("tcp://*:5557", replay=None),
         config_with_events("tcp://*:5557", num_local=1),
     ],
     ids=["not bound", "no replay", "several machines"],
 )
-def test_events_that_cannot_be_followed_are_said_to_be(config, caplog):
+def test_unusable_event_endpoints_are_logged(config, caplog):
     assert ranks._event_sources(config) == {}
     assert "not used to choose ranks" in caplog.text

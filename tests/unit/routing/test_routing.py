@@ -1,4 +1,4 @@
-"""Where requests go, and what that depends on."""
+"""Which worker a request goes to, and what a router knows of the workers' caches."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sgl_vllm.routing.prefix_hashes import Namespace
-from sgl_vllm.routing.router import CostModel, Load, PrefixRouter, UnknownWorker
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.routing.costs import CostModel, Load
+from sgl_vllm.routing.router import PrefixRouter, UnknownWorker
 
 BLOCK = 16
 
@@ -34,9 +35,9 @@ def router_of(*workers: str, **arguments: Any) -> PrefixRouter:
     return router
 
 
-def serve(router: PrefixRouter, units: Any, **arguments: Any) -> Any:
+def serve(router: PrefixRouter, prompt: Any, **arguments: Any) -> Any:
     """One request from its arrival to its end."""
-    route = router.choose(units, **arguments)
+    route = router.choose(prompt, **arguments)
     router.first_token(route)
     router.finished(route)
     return route.worker
@@ -69,7 +70,7 @@ class AllBlocksCleared:
 # -- the choice
 
 
-def test_a_request_goes_where_its_prefix_is():
+def test_a_request_goes_to_the_worker_with_its_prefix():
     router = router_of("a", "b", "c")
     homes = {seed: serve(router, tokens(400, seed)) for seed in range(3)}
     assert set(homes.values()) == {"a", "b", "c"}
@@ -92,7 +93,7 @@ def test_a_hot_prefix_spreads_when_its_worker_is_loaded():
     assert computed <= 2 * 4000 + 40 * 80 + 64
 
 
-def test_a_request_that_nobody_has_goes_where_the_least_waits():
+def test_a_request_without_a_cached_prefix_goes_where_the_least_waits():
     router = router_of("a", "b")
     first = router.choose(tokens(4000))
     second = router.choose(tokens(100, 1))
@@ -100,7 +101,7 @@ def test_a_request_that_nobody_has_goes_where_the_least_waits():
     assert router.choose(tokens(100, 2)).worker == second.worker
 
 
-def test_known_loads_count_instead_of_the_routers_own_book():
+def test_given_loads_replace_those_of_the_routers_own_routes():
     router = router_of("a", "b")
     home = serve(router, tokens(1000))
     away = {"a": "b", "b": "a"}[home]
@@ -108,7 +109,7 @@ def test_known_loads_count_instead_of_the_routers_own_book():
     assert router.choose(tokens(1000), {home: Load(num_queued_tokens=5000)}).worker == away
 
 
-def test_who_writes_little_is_little_load():
+def test_requests_with_short_outputs_are_little_load():
     router = router_of("a", "b")
     home = serve(router, tokens(1000))
     for number in range(20):
@@ -119,7 +120,7 @@ def test_who_writes_little_is_little_load():
     assert router.choose(tokens(1000), loads={home: Load(0, 300)}).worker != home
 
 
-def test_the_book_follows_a_request_to_its_end():
+def test_a_request_is_load_until_it_finishes():
     router = router_of("a")
     route = router.choose(tokens(100))
     assert router.load("a") == Load(100, 1)
@@ -150,9 +151,9 @@ def test_text_is_matched_as_tokens_are():
 
 def test_namespaces_do_not_share():
     router = router_of("a")
-    serve(router, tokens(320), namespace=Namespace(salt="one"))
-    assert router.cached_tokens(tokens(320), Namespace(salt="one")) == {"a": 319}
-    for other in (Namespace(), Namespace(salt="two"), Namespace(lora="one")):
+    serve(router, tokens(320), namespace=CacheNamespace(salt="one"))
+    assert router.cached_tokens(tokens(320), CacheNamespace(salt="one")) == {"a": 319}
+    for other in (CacheNamespace(), CacheNamespace(salt="two"), CacheNamespace(adapter="one")):
         assert router.cached_tokens(tokens(320), other) == {"a": 0}
 
 
@@ -164,7 +165,7 @@ def test_without_a_worker_there_is_a_clear_error():
 # -- workers come and go
 
 
-def test_a_removed_worker_is_forgotten_and_its_routes_do_no_harm():
+def test_a_removed_workers_cache_and_routes_are_dropped():
     router = router_of("a")
     route = router.choose(tokens(400), group="g")
     router.remove_worker("a")
@@ -186,10 +187,10 @@ def test_a_new_worker_gets_its_share():
     assert 10 <= workers.count("b") <= 30
 
 
-# -- what was sent
+# -- caches guessed from sent requests
 
 
-def test_what_was_sent_is_forgotten_with_age():
+def test_guessed_prefixes_expire():
     clock = Clock()
     router = router_of("a", max_age_s=100.0, clock=clock)
     serve(router, tokens(400))
@@ -198,7 +199,7 @@ def test_what_was_sent_is_forgotten_with_age():
     assert router.cached_tokens(tokens(400)) == {"a": 0}
 
 
-def test_what_was_sent_is_bounded_and_the_oldest_goes_first():
+def test_a_guessed_cache_is_bounded_and_evicts_the_oldest_first():
     router = router_of("a", capacity_tokens=1024)
     for seed in range(3):
         serve(router, tokens(400, seed))
@@ -206,10 +207,10 @@ def test_what_was_sent_is_bounded_and_the_oldest_goes_first():
     assert known == [0, 399, 399]
 
 
-# -- what is told
+# -- caches known from KV events
 
 
-def told_router() -> PrefixRouter:
+def router_with_events() -> PrefixRouter:
     router = PrefixRouter(block_size=BLOCK)
     router.add_worker("a", has_events=True)
     return router
@@ -219,8 +220,8 @@ def stored(text: np.ndarray, names: str, parent: str | None = None, **more: Any)
     return BlockStored(list(names), parent, text.tolist(), **more)
 
 
-def test_events_tell_what_is_cached():
-    router, text = told_router(), tokens(5 * BLOCK)
+def test_events_determine_what_is_cached():
+    router, text = router_with_events(), tokens(5 * BLOCK)
     router.apply_events("a", [stored(text[: 3 * BLOCK], "abc")], 0)
     router.apply_events("a", [stored(text[3 * BLOCK :], "de", "c")], 1)
     assert router.cached_tokens(text) == {"a": 5 * BLOCK - 1}
@@ -230,16 +231,16 @@ def test_events_tell_what_is_cached():
     assert router.cached_tokens(text) == {"a": 0}
 
 
-def test_what_follows_a_removed_block_counts_again_when_that_is_back():
-    router, text = told_router(), tokens(4 * BLOCK)
+def test_blocks_after_a_removed_block_count_again_once_it_is_stored_again():
+    router, text = router_with_events(), tokens(4 * BLOCK)
     router.apply_events("a", [stored(text, "abcd"), BlockRemoved(["b"])])
     assert router.cached_tokens(text) == {"a": BLOCK}
     router.apply_events("a", [stored(text[BLOCK : 2 * BLOCK], "b", "a")])
     assert router.cached_tokens(text) == {"a": 4 * BLOCK - 1}
 
 
-def test_a_gap_in_the_numbers_is_said_and_all_is_learnt_anew(caplog):
-    router, text = told_router(), tokens(4 * BLOCK)
+def test_after_a_gap_in_the_numbers_the_cache_starts_empty_with_a_warning(caplog):
+    router, text = router_with_events(), tokens(4 * BLOCK)
     assert router.apply_events("a", [stored(text[: 2 * BLOCK], "ab")], 0)
     with caplog.at_level(logging.WARNING):
         assert not router.apply_events("a", [stored(text[2 * BLOCK :], "cd", "b")], 2)
@@ -250,20 +251,20 @@ def test_a_gap_in_the_numbers_is_said_and_all_is_learnt_anew(caplog):
     assert router.cached_tokens(text) == {"a": 2 * BLOCK}
 
 
-def test_after_a_gap_the_batches_can_be_told_again():
-    router, text = told_router(), tokens(4 * BLOCK)
+def test_after_a_gap_batches_can_be_replayed():
+    router, text = router_with_events(), tokens(4 * BLOCK)
     first, second = stored(text[: 2 * BLOCK], "ab"), stored(text[2 * BLOCK :], "cd", "b")
     assert router.apply_events("a", [first], 5)
     assert not router.apply_events("a", [second], 7)
     for number, events in enumerate([[first], [], [second]], 5):
         assert router.apply_events("a", events, number)
     assert router.cached_tokens(text) == {"a": 4 * BLOCK - 1}
-    assert router.apply_events("a", [BlockRemoved(["b"])], 6)  # an old one, once more
+    assert router.apply_events("a", [BlockRemoved(["b"])], 6)  # an old batch
     assert router.cached_tokens(text) == {"a": 4 * BLOCK - 1}
 
 
-def test_a_batch_told_twice_counts_once_and_a_restart_is_seen():
-    router, text = told_router(), tokens(2 * BLOCK)
+def test_a_repeated_batch_is_skipped_and_batch_0_is_a_restart():
+    router, text = router_with_events(), tokens(2 * BLOCK)
     router.apply_events("a", [], 0)
     router.apply_events("a", [stored(text, "ab")], 1)
     router.apply_events("a", [BlockRemoved(["b"])], 2)
@@ -274,16 +275,16 @@ def test_a_batch_told_twice_counts_once_and_a_restart_is_seen():
 
 
 def test_events_have_the_namespace_of_their_first_block():
-    router, text = told_router(), tokens(2 * BLOCK)
+    router, text = router_with_events(), tokens(2 * BLOCK)
     keys = [("adapter", "salt"), ("adapter",)]
     router.apply_events("a", [stored(text, "ab", lora_name="adapter", extra_keys=keys)])
-    assert router.cached_tokens(text, Namespace("adapter", "salt")) == {"a": 2 * BLOCK - 1}
-    assert router.cached_tokens(text, Namespace("adapter")) == {"a": 0}
-    assert router.cached_tokens(text, Namespace(salt="salt")) == {"a": 0}
+    assert router.cached_tokens(text, CacheNamespace("adapter", "salt")) == {"a": 2 * BLOCK - 1}
+    assert router.cached_tokens(text, CacheNamespace("adapter")) == {"a": 0}
+    assert router.cached_tokens(text, CacheNamespace(salt="salt")) == {"a": 0}
 
 
-def test_images_other_tiers_and_begun_blocks_are_left_out():
-    router, text = told_router(), tokens(3 * BLOCK)
+def test_images_other_tiers_and_partial_blocks_are_ignored():
+    router, text = router_with_events(), tokens(3 * BLOCK)
     image = [None, (("image", 3),), None]
     router.apply_events("a", [stored(text, "abc", extra_keys=image)])
     assert router.cached_tokens(text) == {"a": BLOCK}
@@ -295,12 +296,12 @@ def test_images_other_tiers_and_begun_blocks_are_left_out():
     assert router.cached_tokens(text) == {"a": BLOCK}
 
 
-def test_blocks_of_another_size_are_refused_with_what_to_do():
+def test_larger_blocks_are_refused_with_the_setting_to_change():
     with pytest.raises(ValueError, match="block_size=32"):
-        told_router().apply_events("a", [stored(tokens(32), "a", block_size=32)])
+        router_with_events().apply_events("a", [stored(tokens(32), "a", block_size=32)])
 
 
-def test_what_was_sent_counts_until_the_events_of_it_are_due():
+def test_a_sent_prompt_counts_as_cached_until_its_event_is_due():
     clock = Clock()
     router = PrefixRouter(block_size=BLOCK, clock=clock)
     router.add_worker("a", has_events=True)

@@ -1,4 +1,4 @@
-"""What a router knows of its workers, against models that keep all texts."""
+"""What a router knows of its workers' caches, against models that store every prompt."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_vllm.routing.prefix_hashes import Namespace, PrefixHasher, ladder_length
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.routing.prefix_hashes import PrefixHasher, prefix_length
 from sgl_vllm.routing.router import PrefixRouter
 from tests.unit.routing.test_routing import AllBlocksCleared, BlockRemoved, BlockStored
 
 BLOCK = 2
-LADDER = [*range(1, 129), *range(130, 257, 2), *range(260, 400, 4)]
-NAMESPACES = [Namespace(), Namespace(salt="a"), Namespace(lora="a")]
+LENGTHS = [*range(1, 129), *range(130, 257, 2), *range(260, 400, 4)]
+NAMESPACES = [CacheNamespace(), CacheNamespace(salt="a"), CacheNamespace(adapter="a")]
 
 Text = tuple[int, ...]
 
@@ -24,13 +25,13 @@ def array(text: Text) -> np.ndarray:
 
 
 def expected(num_blocks: int, text: Text) -> int:
-    """What a router says of so many shared blocks, in tokens."""
-    steps = [length for length in LADDER if length <= num_blocks]
-    return min(BLOCK * max(steps, default=0), max(0, len(text) - 1))
+    """The tokens that a router finds when this many blocks are shared."""
+    lengths = [length for length in LENGTHS if length <= num_blocks]
+    return min(BLOCK * max(lengths, default=0), max(0, len(text) - 1))
 
 
 def num_common(one: Text, other: Text) -> int:
-    """Whole blocks that both begin with."""
+    """The full blocks of their common prefix."""
     num = 0
     while one[num * BLOCK : (num + 1) * BLOCK] == other[num * BLOCK : (num + 1) * BLOCK]:
         if (num + 1) * BLOCK > min(len(one), len(other)):
@@ -39,7 +40,7 @@ def num_common(one: Text, other: Text) -> int:
     return num
 
 
-# Few tokens, so that texts share beginnings; long ones go past the dense part of the ladder.
+# Few different tokens, so that texts share prefixes. Long ones reach lengths that are not hashed.
 short_texts = st.lists(st.integers(0, 1), max_size=14).map(tuple)
 texts = st.one_of(
     short_texts,
@@ -51,15 +52,15 @@ workers = st.integers(0, 3)
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(workers, namespaces, texts), max_size=25), namespaces, texts)
-def test_all_that_was_sent_is_known_where_it_was_sent(
-    sent: list[tuple[int, Namespace, Text]], namespace: Namespace, text: Text
+def test_every_sent_prompt_is_found_at_its_worker(
+    sent: list[tuple[int, CacheNamespace, Text]], namespace: CacheNamespace, text: Text
 ) -> None:
     router = PrefixRouter(block_size=BLOCK)
     for worker in range(4):
         router.add_worker(worker)
     for worker, where, what in sent:
-        keys = router._hasher.prefixes(array(what), where).keys
-        router._workers[worker].sent.send(keys, 0.0)
+        hashed = router._hasher.hash_prompt(array(what), where)
+        router._workers[worker].approx.insert(hashed.hashes, 0.0)
     found = router.cached_tokens(array(text), namespace)
     for worker in range(4):
         here = [what for who, where, what in sent if (who, where) == (worker, namespace)]
@@ -72,7 +73,7 @@ def test_all_that_was_sent_is_known_where_it_was_sent(
     st.lists(st.tuples(st.sampled_from(["send", "come", "go", "wait"]), workers, texts)),
     st.integers(0, 200),
 )
-def test_what_was_sent_is_never_more_than_its_bound_and_never_made_up(
+def test_a_guessed_cache_is_bounded_and_holds_only_sent_prompts(
     steps: list[tuple[str, int, Text]], capacity: int
 ) -> None:
     now_s = 0.0
@@ -99,21 +100,21 @@ def test_what_was_sent_is_never_more_than_its_bound_and_never_made_up(
         check(router)
     for worker in sent:
         router.remove_worker(worker)
-    assert not list(router._sent_tree.nodes())
-    assert not router._groups and not router._open and not router._in_queue
+    assert not list(router._approx_index.nodes())
+    assert not router._groups and not len(router._book)
 
 
 def check(router: PrefixRouter) -> None:
-    """Each worker's own book is the tree's; bounds hold; caches are prefix-closed."""
-    nodes = list(router._sent_tree.nodes())
+    """Each worker's cache agrees with the tree, is within its bound, and is prefix-closed."""
+    nodes = list(router._approx_index.nodes())
     for entry in router._workers.values():
         bit = 1 << entry.slot
         own = [node for node in nodes if node.workers & bit]
-        assert set(own) == set(entry.sent._sent_s)
-        num_grains = sum(node.num_grains for node in own)
-        assert num_grains == entry.sent.num_grains <= entry.sent.capacity_grains
+        assert set(own) == set(entry.approx._sent_s)
+        num_blocks = sum(node.num_blocks for node in own)
+        assert num_blocks == entry.approx.num_blocks <= entry.approx.capacity_blocks
     for node in nodes:
-        assert node.workers and len(node.keys)
+        assert node.workers and len(node.hashes)
         for child in node.children.values():
             assert child.parent is node and child.start == node.end
             assert child.workers & ~node.workers == 0
@@ -133,12 +134,13 @@ def check(router: PrefixRouter) -> None:
     ),
     st.lists(st.tuples(namespaces, texts), min_size=1, max_size=4),
 )
-def test_what_is_told_is_known_exactly(
-    steps: list[tuple[str, int, Namespace, Text, int]], asked: list[tuple[Namespace, Text]]
+def test_what_events_report_is_known_exactly(
+    steps: list[tuple[str, int, CacheNamespace, Text, int]],
+    asked: list[tuple[CacheNamespace, Text]],
 ) -> None:
-    """A model engine holds blocks, each named by all tokens up to its end; any may go."""
+    """A model engine holds blocks, each named by all tokens up to its end, and removes any."""
     router = PrefixRouter(block_size=BLOCK)
-    held: list[set[tuple[Namespace, Text]]] = [set() for _ in range(4)]
+    held: list[set[tuple[CacheNamespace, Text]]] = [set() for _ in range(4)]
     for worker in range(4):
         router.add_worker(worker, has_events=True)
     numbers = [0] * 4
@@ -148,7 +150,7 @@ def test_what_is_told_is_known_exactly(
         if what == "store":
             ends = range(BLOCK, len(text) + 1, BLOCK)
             names = [(namespace, text[:end]) for end in ends]
-            known = 0  # of the beginning; an engine stores what follows
+            known = 0  # blocks held already; the engine stores those that follow
             while known < len(names) and names[known] in blocks:
                 known += 1
             if names[known:]:
@@ -159,7 +161,7 @@ def test_what_is_told_is_known_exactly(
                         names[known - 1] if known else None,
                         list(text[known * BLOCK : len(names) * BLOCK]),
                         BLOCK,
-                        lora_name=namespace.lora,
+                        lora_name=namespace.adapter,
                         extra_keys=[own_keys] * len(names[known:]),
                     )
                 ]
@@ -188,38 +190,38 @@ def test_what_is_told_is_known_exactly(
                 num_blocks += 1
             assert found[worker] == expected(num_blocks, text)
     for worker in range(4):
-        told = router._workers[worker].told
-        assert told is not None
-        assert len(told) == len(held[worker])
+        events = router._workers[worker].events
+        assert events is not None
+        assert len(events.cache) == len(held[worker])
         router.remove_worker(worker)
-    assert not len(router._told_index)
+    assert not len(router._event_index)
 
 
-def test_the_ladder_is_dense_at_first_and_has_64_steps_between_a_length_and_its_double() -> None:
+def test_short_prefixes_are_all_hashed_and_long_ones_at_64_lengths_per_doubling() -> None:
     hasher = PrefixHasher(BLOCK)
-    prefixes = hasher.prefixes(np.zeros(BLOCK * 5000, dtype=np.int32))
-    lengths = [ladder_length(number) for number in range(1, len(prefixes.keys) + 1)]
-    assert lengths[: len(LADDER)] == LADDER
+    hashed = hasher.hash_prompt(np.zeros(BLOCK * 5000, dtype=np.int32))
+    lengths = [prefix_length(number) for number in range(1, len(hashed.hashes) + 1)]
+    assert lengths[: len(LENGTHS)] == LENGTHS
     for length in (128, 256, 1024, 2048):
         assert sum(length < one <= 2 * length for one in lengths) == 64
     assert 5000 - lengths[-1] < 5000 / 64
 
 
-def test_texts_that_differ_in_few_high_bits_have_different_numbers() -> None:
+def test_texts_that_differ_in_few_high_bits_have_different_hashes() -> None:
     hasher = PrefixHasher()
     text = np.zeros(64, dtype=np.uint8)
-    keys = set()
+    hashes = set()
     for number in range(1 << 12):
         text[[7, 15]] = number >> 6 << 2, (number & 63) << 2
-        keys.update(hasher.prefixes(text.tobytes()).keys.tolist())
-    assert len(keys) == 1 << 12
+        hashes.update(hasher.hash_prompt(text.tobytes()).hashes.tolist())
+    assert len(hashes) == 1 << 12
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=40), st.integers(0, 19))
-def test_a_text_can_be_continued_from_any_grain(text: list[int], place: int) -> None:
+def test_a_prompt_can_be_continued_from_any_block(text: list[int], place: int) -> None:
     hasher = PrefixHasher(BLOCK)
-    grains = hasher.grains(array(tuple(text)))
-    whole = hasher.states(grains, 7).tolist()
-    place = min(place, len(grains))
+    blocks = hasher.blocks(array(tuple(text)))
+    whole = hasher.states(blocks, 7).tolist()
+    place = min(place, len(blocks))
     state = whole[place - 1] if place else 7
-    assert hasher.states(grains[place:], state).tolist() == whole[place:]
+    assert hasher.states(blocks[place:], state).tolist() == whole[place:]
