@@ -1,24 +1,11 @@
-"""SGLang's ideas in an unforked vLLM; this module is the language: ``import sgl_vllm as sgl``.
+"""SGLang's ideas in an unforked vLLM. This module is the language: ``import sgl_vllm as sgl``.
 
-Imports neither vLLM nor torch: it is the client, and runs where no server is installed.
+It imports neither vLLM nor torch, so that programs run where no server is installed.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sgl_vllm.lang.backends.anthropic_service import Anthropic
-from sgl_vllm.lang.backends.base import Backend, ServerInfo, Usage
-from sgl_vllm.lang.backends.engine import Engine
-from sgl_vllm.lang.backends.litellm_service import LiteLLM
-from sgl_vllm.lang.backends.openai_service import OpenAI
-from sgl_vllm.lang.backends.replay import Recorder, Replay
-from sgl_vllm.lang.backends.vllm import VLLM, RuntimeEndpoint
-from sgl_vllm.lang.choices import (
-    greedy_token_selection,
-    token_length_normalized,
-    unconditional_likelihood_normalized,
-)
-from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError, UnsupportedError
-from sgl_vllm.lang.ir import (
+from sgl_vllm.lang.api import (
     assistant,
     assistant_begin,
     assistant_end,
@@ -38,20 +25,35 @@ from sgl_vllm.lang.ir import (
     var,
     video,
 )
-from sgl_vllm.lang.program import (
-    Program,
+from sgl_vllm.lang.backends.anthropic_service import Anthropic
+from sgl_vllm.lang.backends.base import Backend, ServerInfo, Usage
+from sgl_vllm.lang.backends.engine import Engine
+from sgl_vllm.lang.backends.litellm_service import LiteLLM
+from sgl_vllm.lang.backends.openai_service import OpenAI
+from sgl_vllm.lang.backends.replay import Recorder, Replay
+from sgl_vllm.lang.backends.vllm import VLLM, RuntimeEndpoint
+from sgl_vllm.lang.choices import (
+    greedy_token_selection,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+)
+from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError, UnsupportedError
+from sgl_vllm.lang.function import function
+from sgl_vllm.lang.group import ProgramGroup
+from sgl_vllm.lang.program import Program
+from sgl_vllm.lang.settings import (
     flush_cache,
-    function,
     get_server_info,
+    global_config,
     set_default_backend,
 )
-from sgl_vllm.lang.settings import global_config
-from sgl_vllm.lang.state import AsyncProgramState, ProgramGroup, ProgramState
+from sgl_vllm.lang.state import AsyncProgramState, ProgramState
 from sgl_vllm.lang.tracing.frames import TraceError
 from sgl_vllm.lang.view import fork_tree_svg, live, show, to_html, to_page
 
 if TYPE_CHECKING:
-    from sgl_vllm.lang.compiler import CompiledProgram, ReorderError, model_planner
+    from sgl_vllm.lang.compiler import CompiledProgram, ReorderError
+    from sgl_vllm.lang.planner import model_planner
 
 __version__ = "0.1.0"
 
@@ -113,9 +115,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """What few programs use is loaded when it is used."""
-    if name in ("CompiledProgram", "ReorderError", "model_planner"):
+def __getattr__(name: str) -> object:
+    """Import what few programs use when it is used."""
+    if name == "model_planner":
+        from sgl_vllm.lang import planner
+
+        return planner.model_planner
+    if name in ("CompiledProgram", "ReorderError"):
         from sgl_vllm.lang import compiler
 
         return getattr(compiler, name)

@@ -36,13 +36,15 @@ ORDER = (EXPRESSIONS, STATE, GROUPS_OF_FORKS, PROGRAMS, BACKENDS, VIEWS, TYPES, 
 
 # The first that fits, by the beginning of "module.name" below sgl_vllm.lang.
 PLACES = (
-    ("state.ProgramGroup", GROUPS_OF_FORKS),
+    ("group.", GROUPS_OF_FORKS),
     ("state.", STATE),
-    ("ir.", EXPRESSIONS),
+    ("api.", EXPRESSIONS),
     ("choices.", EXPRESSIONS),
+    ("function.", PROGRAMS),
     ("program.", PROGRAMS),
     ("settings.", PROGRAMS),
     ("compiler.", PROGRAMS),
+    ("planner.", PROGRAMS),
     ("errors.", ERRORS),
     ("backends.base.Backend", BACKENDS),
     ("backends.base.", TYPES),
@@ -147,7 +149,7 @@ def members_of(owner: type) -> Iterator[tuple[str, Any]]:
 
 def member_lines(owner: type, name: str, value: Any) -> Iterator[str]:
     me = {"Program": "program", "ProgramGroup": "forks"}.get(owner.__name__, "s")
-    me = me if owner.__module__.endswith(("state", "program")) else owner.__name__.lower()
+    me = me if owner.__module__.endswith(("state", "group", "program")) else owner.__name__.lower()
     if isinstance(value, property):
         yield code(
             f"{me}.{name}: {annotation_text(inspect.signature(value.fget).return_annotation)}"

@@ -25,8 +25,8 @@ from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.backends.replay import Recorder, Replay
 from sgl_vllm.lang.backends.vllm import VLLM
 from sgl_vllm.lang.errors import ProgramError
-from sgl_vllm.lang.interpreter import Stream
-from sgl_vllm.lang.program import Program, _defaults
+from sgl_vllm.lang.program import Program
+from sgl_vllm.lang.sampling import run_defaults
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.state import ProgramState
 from sgl_vllm.lang.view import live, show, to_page
@@ -281,9 +281,11 @@ def _run_once(
 
 def _started(program: Program, backend: Backend, options: argparse.Namespace) -> ProgramState:
     """A run under way, of which there is a state to show even if it fails."""
-    run = program._new_run(backend, _defaults(**_sampling_of(options)), stream=options.stream)
-    state = ProgramState(Stream(run))
-    program._start_streamed(run, state, (), {}, timeout_s=None)
+    body = program._body
+    state = body.new_state(
+        backend, run_defaults(**_sampling_of(options)), is_streamed=options.stream
+    )
+    body.start(state)
     return state
 
 

@@ -10,20 +10,22 @@ from __future__ import annotations
 import copy
 import difflib
 import inspect
-import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from sgl_vllm.lang import ir
+from sgl_vllm.lang.backends.base import Backend
+from sgl_vllm.lang.batch import Item
 from sgl_vllm.lang.errors import ProgramError
-from sgl_vllm.lang.interpreter import Read, Stream, new_future, result_of
+from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import Computed, Expr, ExprList, Gen, Select, Text, Tool, Var
+from sgl_vllm.lang.loop import new_future, result_of
 from sgl_vllm.lang.program import Program
-from sgl_vllm.lang.state import ProgramGroup, ProgramState, State, meta_info
+from sgl_vllm.lang.state import ProgramState, State
+from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.tracing.deferred import (
     Argument,
     Deferred,
@@ -47,12 +49,8 @@ from sgl_vllm.lang.tracing.graph import (
     Write,
 )
 from sgl_vllm.lang.tracing.graph_view import text_of
-from sgl_vllm.lang.tracing.trace import trace
-from sgl_vllm.lang.transcript import Transcript, Variable
-
-if TYPE_CHECKING:
-    from sgl_vllm.lang.backends.base import Backend
-
+from sgl_vllm.lang.tracing.trace import common_arguments, trace
+from sgl_vllm.lang.transcript import Transcript, Variable, meta_info
 
 # --- running a graph -----------------------------------------------------------------------------
 
@@ -185,7 +183,7 @@ def _setting(stream: int, name: str, template: Template, made: Definition) -> _S
 def _after(sources: Sequence[Future[Any]], value: Callable[[], Any]) -> Future[Any]:
     """A future of `value()`, which is called when all `sources` are done; of the first's error if
     one fails."""
-    future = new_future()
+    future: Future[Any] = new_future()
     lock = threading.Lock()
     remaining = len(sources)
 
@@ -209,7 +207,7 @@ def _after(sources: Sequence[Future[Any]], value: Callable[[], Any]) -> Future[A
 
 def _reading(stream: int, made: Definition) -> _Step:
     def read(frame: _Frame) -> None:
-        transcript = frame.stream(stream).submit(Read())
+        transcript = frame.stream(stream).read()
         frame.futures[made] = _after(
             [transcript], lambda: Variable(value=transcript.result(), text="")
         )
@@ -426,6 +424,20 @@ class CompiledProgram(Program):
         bound._threadless = threadless
         return bound
 
+    def trace(self, *args: Any, backend: Backend | None = None, **known: Any) -> Graph:
+        """As `Program.trace`, of the program that was compiled."""
+        return self.program.trace(*args, backend=backend, **known)
+
+    def compile(self, *args: Any, backend: Backend | None = None, **known: Any) -> CompiledProgram:
+        """As `Program.compile`, of the program that was compiled."""
+        return self.program.compile(*args, backend=backend, **known)
+
+    def _shared_prefix(self, items: Sequence[Item]) -> tuple[Expr, ...]:
+        try:
+            return self.graph.prefix(common_arguments(self, items))
+        except Exception:
+            return ()
+
     def print_graph(self) -> None:
         """Print the graph."""
         print(self.graph)
@@ -547,52 +559,6 @@ def constants_first(pieces: Sequence[PromptPiece]) -> list[int]:
     others = [piece for piece in leading if not piece.is_constant]
     return [piece.number for piece in (*first, *others, *rest)]
 
-
-def model_planner(backend: Backend | None = None, max_new_tokens: int = 512) -> Planner:
-    """A planner that asks a model, which must answer with a permutation of the pieces' numbers.
-
-    The answer is constrained to JSON by a schema; ReorderError if it is no permutation after all.
-    """
-
-    def plan(pieces: Sequence[PromptPiece]) -> Sequence[int]:
-        listing = "\n".join(
-            f"{piece.number} ({'constant' if piece.is_constant else 'varies'}): "
-            f"{json.dumps(piece.text, ensure_ascii=False)}"
-            for piece in pieces
-        )
-        state = _planning.run(
-            listing=listing,
-            count=len(pieces),
-            backend=backend,
-            max_new_tokens=max_new_tokens,
-            temperature=0.0,
-        )
-        try:
-            order = json.loads(state["order"])["order"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ReorderError(f"the model's answer {state['order']!r} is no order") from error
-        if not isinstance(order, list):
-            raise ReorderError(f"the model's answer {state['order']!r} is no order")
-        return order
-
-    return plan
-
-
-def _ask_for_order(s: State, listing: str, count: int) -> None:
-    number = {"type": "integer", "minimum": 0, "maximum": count - 1}
-    order = {"type": "array", "items": number, "minItems": count, "maxItems": count}
-    schema = {"type": "object", "properties": {"order": order}, "required": ["order"]}
-    s.user(
-        "A prompt is made of the numbered pieces below. Some are constant, the others vary from "
-        "call to call. Reorder them so that constant pieces come as early as possible while the "
-        "prompt keeps its meaning and its generations keep what they need before them. Answer "
-        f'with JSON of the form {{"order": [...]}}, which has every number from 0 to {count - 1} '
-        f"exactly once.\n\n{listing}"
-    )
-    s.assistant(ir.gen("order", json_schema=schema))
-
-
-_planning = Program(_ask_for_order)
 
 _MOVABLE_EXPRESSIONS = (Gen, Select, Var, Tool)
 

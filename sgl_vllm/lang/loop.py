@@ -1,7 +1,8 @@
 """One event loop in one background thread, on which all programs' operations run.
 
-Owns the thread and hand-over of work to it. Knows nothing of programs. The loop is made on first
-use and again in a forked child process, where the parent's thread does not exist.
+Owns the thread, how work is handed to it, and the futures that carry results between threads and
+loops. Knows nothing of programs. The loop is created on first use, and again in a forked child
+process, which does not have the parent's thread.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 MAX_TOOL_THREADS = 512
-"""So many tools can run at a time. A tool may run programs that call tools and wait for them, so
-that a small number could come to a standstill."""
+"""How many tools can run at a time. A tool may run programs that call tools and wait for them, so
+a small number could deadlock."""
 
 MAX_BODY_THREADS = 512
-"""So many plain functions under `run_async` can be in their bodies at a time; others wait."""
+"""How many plain functions under `run_async` can run at a time; the others wait."""
 
 
 class BackgroundLoop:
@@ -31,10 +32,10 @@ class BackgroundLoop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._threads = ThreadPoolExecutor(MAX_TOOL_THREADS, "sgl-vllm-tool")
-        self._handed_over: deque[Callable[[], object]] = deque()
-        self._is_woken = False
+        self._tool_threads = ThreadPoolExecutor(MAX_TOOL_THREADS, "sgl-vllm-tool")
         self._body_threads = ThreadPoolExecutor(MAX_BODY_THREADS, "sgl-vllm-function")
+        self._callbacks: deque[Callable[[], object]] = deque()
+        self._is_woken = False
         self._thread = threading.Thread(target=self._serve, name="sgl-vllm-loop", daemon=True)
         self._thread.start()
 
@@ -45,42 +46,42 @@ class BackgroundLoop:
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run `coroutine` on the loop; does not wait.
 
-        SystemExit and KeyboardInterrupt come out as a RuntimeError: left alone they would end the
-        loop, and all that runs on it.
+        SystemExit and KeyboardInterrupt become a RuntimeError. Otherwise they would end the loop
+        and everything that runs on it.
         """
         return asyncio.run_coroutine_threadsafe(_contained(coroutine), self.loop)
 
     def soon(self, callback: Callable[[], object]) -> None:
         """Call `callback` on the loop; does not wait.
 
-        The loop is woken once for all callbacks that come before it wakes: waking it costs a
-        system call, and often a wait for the interpreter's lock.
+        Callbacks that arrive before the loop wakes share one wake-up, because each costs a system
+        call and often a wait for the GIL.
         """
-        self._handed_over.append(callback)
+        self._callbacks.append(callback)
         if not self._is_woken:
             self._is_woken = True
-            self.loop.call_soon_threadsafe(self._take_over)
+            self.loop.call_soon_threadsafe(self._schedule_callbacks)
 
-    def _take_over(self) -> None:
-        self._is_woken = False  # before looking, so that whoever comes after wakes it again
-        while self._handed_over:
-            self.loop.call_soon(self._handed_over.popleft())
+    def _schedule_callbacks(self) -> None:
+        self._is_woken = False  # first, so that a callback added from now on wakes the loop again
+        while self._callbacks:
+            self.loop.call_soon(self._callbacks.popleft())
 
-    async def in_thread(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a tool that may block in a thread; on the loop."""
-        call = functools.partial(_call_contained, function, *args, **kwargs)
-        return await self.loop.run_in_executor(self._threads, call)
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """On the loop: call a tool that may block in a thread."""
+        call = functools.partial(_call_contained, function)
+        return await self.loop.run_in_executor(self._tool_threads, call)
 
     async def in_body_thread(self, function: Callable[[], T]) -> T:
-        """Call a program's function in a thread, on the loop. Those threads are not the tools',
-        or functions that wait for their tools could leave none to run them."""
+        """On the loop: call a program's function in a thread. The pool is separate from the tools',
+        so that functions waiting for their tools cannot take all the threads tools need."""
         call = functools.partial(_call_contained, function)
         return await self.loop.run_in_executor(self._body_threads, call)
 
     def wait_for(self, future: Future[T]) -> T:
         """Block until `future` is done and return its result or raise its exception.
 
-        RuntimeError on the loop's own thread, which would wait for itself for ever.
+        RuntimeError on the loop's own thread, which would deadlock.
         """
         if not future.done():
             self.refuse_to_wait()
@@ -89,10 +90,10 @@ class BackgroundLoop:
     def refuse_to_wait(self) -> None:
         """RuntimeError on the loop's own thread."""
         if threading.current_thread() is self._thread:
-            raise RuntimeError("a program cannot be waited for on the language's own event loop")
+            raise RuntimeError("cannot wait for a program on the language's own event loop")
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """Cancel what still runs and end the thread."""
+        """Cancel everything still running and end the thread."""
         self.start(self._cancel_all())
         self._thread.join(timeout_s)
 
@@ -111,10 +112,10 @@ async def _contained(coroutine: Coroutine[Any, Any, T]) -> T:
         raise _ended_by(error) from error
 
 
-def _call_contained(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call `function`, whose StopIteration no future can hold."""
+def _call_contained(function: Callable[[], T]) -> T:
+    """Call `function`. A future cannot hold a StopIteration, so that becomes a RuntimeError too."""
     try:
-        return function(*args, **kwargs)
+        return function()
     except (StopIteration, SystemExit, KeyboardInterrupt) as error:
         raise _ended_by(error) from error
 
@@ -123,13 +124,30 @@ def _ended_by(error: BaseException) -> RuntimeError:
     return RuntimeError(f"{type(error).__name__} was raised: {error or 'without a message'}")
 
 
+# --- futures -------------------------------------------------------------------------------------
+
+
+def new_future() -> Future[T]:
+    """A future that the code waiting for it cannot cancel."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+async def result_of(future: Future[T]) -> T:
+    """Wait, on any event loop, for a future that another thread resolves."""
+    return future.result() if future.done() else await asyncio.wrap_future(future)
+
+
 def error_of(future: Future[Any]) -> BaseException | None:
-    """Why a future that is done has no result; its cancellation too."""
+    """Why a done future has no result, its cancellation included; None if it has one."""
     try:
         return future.exception()
     except CancelledError as error:
         return error
 
+
+# --- the process's loop --------------------------------------------------------------------------
 
 _lock = threading.Lock()
 _background: BackgroundLoop | None = None
@@ -144,7 +162,7 @@ def background_loop() -> BackgroundLoop:
         return _background
 
 
-def _forget_after_fork() -> None:
+def _reset_after_fork() -> None:
     global _background, _lock
     _lock = threading.Lock()
     _background = None
@@ -156,5 +174,5 @@ def _stop_at_exit() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_after_fork)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 atexit.register(_stop_at_exit)

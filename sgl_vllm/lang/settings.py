@@ -1,22 +1,63 @@
-"""What holds for all programs of a process.
+"""Settings of the whole process: the default backend, and calls that go to it.
 
-Owns `global_config`, under SGLang's name and with those of its fields that mean something here.
+Owns `global_config`, which has SGLang's name and those of its fields that apply here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sgl_vllm.lang.backends.base import Backend
+from sgl_vllm.lang.backends.base import Backend, ServerInfo
+from sgl_vllm.lang.errors import BackendError
+from sgl_vllm.lang.loop import background_loop
 
 
 @dataclass
 class GlobalConfig:
-    """`default_backend` is used by every run that is not given one. With
-    `enable_precache_with_tracing`, `run_batch` sends what its prompts have in common first."""
+    """Settings of the whole process.
+
+    `default_backend` is used by every run without a `backend` of its own. With
+    `enable_precache_with_tracing`, `run_batch` first sends what its prompts have in common.
+    """
 
     default_backend: Backend | None = None
     enable_precache_with_tracing: bool = True
 
 
 global_config = GlobalConfig()
+
+
+def set_default_backend(backend: Backend) -> None:
+    """Use `backend` for every run without a `backend` of its own."""
+    global_config.default_backend = backend
+
+
+def chosen_backend(backend: Backend | None) -> Backend:
+    """`backend`, or the default one. BackendError if there is neither."""
+    chosen = backend or global_config.default_backend
+    if chosen is None:
+        raise BackendError(
+            "no backend: call set_default_backend(VLLM('http://127.0.0.1:8000')) first, or pass "
+            "backend=..."
+        )
+    return chosen
+
+
+def flush_cache(backend: Backend | None = None) -> None:
+    """Empty the server's prefix cache and wait until that is done.
+
+    `backend` is by default that of `set_default_backend`. Raises UnsupportedError on a server
+    without the plugin, and BackendError if the server does not answer.
+    """
+    background = background_loop()
+    background.wait_for(background.start(chosen_backend(backend).flush_cache()))
+
+
+def get_server_info(backend: Backend | None = None) -> ServerInfo:
+    """What the server runs: its model and versions, and the plugin's statistics if it has it.
+
+    `backend` is by default that of `set_default_backend`. Raises BackendError if the server does
+    not answer, and UnsupportedError for a hosted service such as OpenAI's.
+    """
+    background = background_loop()
+    return background.wait_for(background.start(chosen_backend(backend).server_info()))

@@ -20,14 +20,14 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 
 from sgl_vllm.lang.backends.base import Generated
-from sgl_vllm.lang.ir import Gen, Sampling
+from sgl_vllm.lang.ir import Gen
+from sgl_vllm.lang.sampling import Sampling
 
 
 def can_be_speculated(expr: Gen, sampling: Sampling) -> bool:
     """Whether a generation may run past its end, or be answered from one that did."""
     return (
-        expr.regex is None
-        and expr.json_schema is None
+        expr.constraint is None
         and expr.reasoning is None
         and sampling.n == 1
         and not sampling.min_new_tokens

@@ -1,54 +1,63 @@
-"""What a program function sees: the prompt `s`, its turns, and the branches of a fork.
+"""What a program's function sees: the prompt `s`, its turns, and its variables.
 
-Owns the surface that programs write and read by. Writing submits to the stream and returns;
-reading waits, in `ProgramState` by blocking the thread, in `AsyncProgramState` by `await`.
+Owns the interface that programs write and read through. Writing submits to the stream and returns;
+reading waits: `ProgramState` blocks the thread, `AsyncProgramState` is awaited. Branches of a fork
+are in `group.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sgl_vllm.lang.backends.base import TokenLogprob, Usage
+from sgl_vllm.lang.backends.base import Usage
 from sgl_vllm.lang.errors import ProgramError
-from sgl_vllm.lang.interpreter import AppendTexts, Gather, Read, Stream, new_future, result_of
+from sgl_vllm.lang.follower import Follower
+from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import Expr, Role, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
-from sgl_vllm.lang.transcript import GenMeta, SelectMeta, Transcript, Variable
+from sgl_vllm.lang.loop import new_future, result_of
+from sgl_vllm.lang.stream import Stream
+from sgl_vllm.lang.transcript import Transcript, Variable, meta_info
+from sgl_vllm.lang.views.capture import picture_of
+from sgl_vllm.lang.views.html import fragment_of
+from sgl_vllm.lang.views.terminal import TerminalView
 
-JoinMode: TypeAlias = Literal["gather_variable", "concate_and_append"]
+if TYPE_CHECKING:
+    from sgl_vllm.lang.views.picture import Picture
 
+T = TypeVar("T")
 StateT = TypeVar("StateT", bound="State")
 
 
 class State:
     """A prompt being written: what `ProgramState` and `AsyncProgramState` have in common.
 
-    ``s += expr`` submits and returns at once; everything that reads waits until the value is
-    there, and raises the ProgramError of the operation that failed instead of giving it.
+    ``s += expr`` submits and returns immediately. Everything that reads waits for the value, and
+    raises the ProgramError of the operation that failed if there is none.
     """
+
+    _is_async = False
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._copied_from: ProgramGroup[Any] | None = None
-        self.ret_value: Any = None
+        self.ret_value: Any = None  # whatever the program's function returns
 
     # --- writing -------------------------------------------------------------------------------
 
     def __iadd__(self: StateT, value: Expr | str) -> StateT:
-        """Append text or an expression. Submits and returns at once; TypeError for other values,
-        which are to be given as ``str(value)``."""
+        """Append text or an expression. Returns immediately. TypeError for other values, which
+        must be converted with ``str(value)``."""
         self._stream.append(value)
         return self
 
     def set_var(self, name: str, value: object) -> None:
-        """Give the variable `name` a value of the program's own."""
-        future = new_future()
+        """Set the variable `name` to a value of the program's own."""
+        future: Future[Variable] = new_future()
         future.set_result(Variable.of(value))
         self._stream.bind(name, future)
 
@@ -57,12 +66,12 @@ class State:
         self.set_var(name, value)
 
     def __contains__(self, name: str) -> bool:
-        """Whether the program makes a variable `name`; does not wait for its value."""
+        """Whether the program makes a variable `name`. Does not wait for its value."""
         return name in self._stream.variables
 
     @contextmanager
     def var_scope(self: StateT, name: str) -> Iterator[StateT]:
-        """Store the text appended inside the ``with`` under `name`."""
+        """Store the text appended inside the ``with`` block in the variable `name`."""
         self._stream.append(VarScopeBegin(name))
         yield self
         self._stream.append(VarScopeEnd(name))
@@ -76,15 +85,18 @@ class State:
         return Turn(self, None)
 
     def system(self, expr: Expr | str | None = None) -> Turn:
-        """Append a whole system turn; without `expr` the turn is what the ``with`` appends."""
+        """Append a system turn with `expr`. Without `expr`, use ``with s.system():`` and append
+        inside the block."""
         return self._turn("system", expr)
 
     def user(self, expr: Expr | str | None = None) -> Turn:
-        """Append a whole user turn; without `expr` the turn is what the ``with`` appends."""
+        """Append a user turn with `expr`. Without `expr`, use ``with s.user():`` and append inside
+        the block."""
         return self._turn("user", expr)
 
     def assistant(self, expr: Expr | str | None = None) -> Turn:
-        """Append a whole assistant turn; without `expr` what the ``with`` appends."""
+        """Append an assistant turn with `expr`. Without `expr`, use ``with s.assistant():`` and
+        append inside the block."""
         return self._turn("assistant", expr)
 
     def system_begin(self) -> None:
@@ -116,13 +128,13 @@ class State:
     def fork(
         self: StateT, size: int = 1, position_ids_offset: object = None
     ) -> ProgramGroup[StateT]:
-        """`size` copies of this prompt, which then go their own ways in parallel.
+        """`size` copies of this prompt, which continue in parallel.
 
-        With more than one, what they share is sent to the server first, so that every branch
-        finds it cached: one request without output, left out when the server has (nearly) all
-        of it anyway because this stream just generated there or hinted before.
-        ValueError for a `size` below 1. `position_ids_offset` is there for SGLang's programs and
-        means nothing.
+        With more than one, the shared prompt is first sent to the server, so that every branch
+        finds it cached. That is one request without output; it is skipped if the server already
+        has (nearly) all of the prompt, because this stream just generated there or sent it before.
+        Raises ValueError for a `size` below 1. `position_ids_offset` is accepted for SGLang's
+        programs and ignored.
         """
         if size < 1:
             raise ValueError(f"fork needs at least one branch, not {size}")
@@ -131,7 +143,8 @@ class State:
         return ProgramGroup(self, [type(self)(stream) for stream in streams])
 
     def copy(self: StateT, position_ids_offset: object = None) -> StateT:
-        """A copy to try something on. As ``with s.copy() as c:`` it is joined at the end."""
+        """A copy of this prompt, to continue on trial. ``with s.copy() as c:`` joins it at the end
+        of the block."""
         group = self.fork(1)
         group[0]._copied_from = group
         return group[0]
@@ -151,15 +164,16 @@ class State:
         return self._stream.run.usage
 
     async def text_async_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
-        """The text, or that of one variable, piece by piece as it comes, to its end.
+        """Iterate over the text, or that of one variable, in pieces as it arrives.
 
-        Pieces are small in a run with ``stream=True``; otherwise each is what one operation
-        appended, as is that of a `gen` whose end may still be taken back (with `stop_regex`, with
-        `retries`). Together they are always the text. Raises the ProgramError when an operation
-        has failed. Read in the program itself, the text ends with what has been appended so far.
+        The pieces are small in a run with ``stream=True``. Otherwise each piece is what one
+        operation appended. A `gen` with `stop_regex` or `retries` is always one piece, because its
+        text may still change. Together the pieces are exactly the text. Raises the ProgramError
+        when an operation has failed. If the program itself iterates, the text ends with what has
+        been appended so far.
         """
         loop, event = asyncio.get_running_loop(), asyncio.Event()
-        follower = _Follower(self._stream, var_name, self._awaited_body())
+        follower = Follower(self._stream, var_name, self._awaited_body())
         stop = self._stream.on_change(lambda: loop.call_soon_threadsafe(event.set))
         try:
             while True:
@@ -174,41 +188,42 @@ class State:
         finally:
             stop()
 
-    def _awaited_body(self) -> Future[Any] | None:
-        """What a reader of the whole text waits for beside the operations: in a streamed run the
-        end of the program's function, unless it is the function that reads."""
+    def _awaited_body(self) -> Future[None] | None:
+        """What a reader of the whole text waits for besides the operations: in a streamed run, the
+        end of the program's function, unless the function itself is reading."""
         return None
+
+    # --- views ---------------------------------------------------------------------------------
+
+    def _picture(self) -> Picture:
+        return picture_of(self._stream)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} with variables {list(self._stream.variables)}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from sgl_vllm.lang.view import to_html
+        return fragment_of(self._picture())
 
-        return to_html(self)
-
-    def __rich__(self) -> Any:
+    def __rich__(self) -> TerminalView:
         """What rich prints."""
-        from sgl_vllm.lang.view import to_rich
-
-        return to_rich(self)
+        return TerminalView(self._picture())
 
 
 class ProgramState(State):
-    """The prompt of a program that is a plain function: reading blocks its thread."""
+    """The prompt of a plain function. Reading blocks the thread."""
 
-    def _wait(self, future: Future[Any]) -> Any:
+    def _wait(self, future: Future[T]) -> T:
         if not future.done():
             self._stream.refuse_to_wait_for_itself()
         return self._stream.run.background.wait_for(future)
 
-    def _awaited_body(self) -> Future[Any] | None:
+    def _awaited_body(self) -> Future[None] | None:
         run = self._stream.run
         return None if run.body_thread == threading.get_ident() else run.body
 
     def _wait_for_body(self) -> None:
-        """In a streamed run: wait until the program's function, in its thread, has returned."""
+        """In a streamed run: wait until the program's function has returned."""
         body = self._awaited_body()
         if body is not None:
             self._wait(body)
@@ -216,49 +231,47 @@ class ProgramState(State):
     def _variable(self, name: str) -> Variable:
         if name not in self._stream.variables:
             self._wait_for_body()
-        variable: Variable = self._wait(self._stream.variable(name))
-        return variable
+        return self._wait(self._stream.variable(name))
 
     def __getitem__(self, name: str) -> Any:
         """The value of variable `name`. KeyError if the program does not make it."""
         return self._variable(name).value
 
     def get_var(self, name: str) -> Any:
-        """The value of variable `name`. KeyError if the program does not make it."""
+        """The same as ``s[name]``."""
         return self[name]
 
     def get_meta_info(self, name: str) -> dict[str, Any]:
-        """How variable `name` came about; empty for values that the program set itself.
+        """How variable `name` was made. Empty for values that the program set itself.
 
-        For a gen: `finish_reason` and, if asked for, `output_token_logprobs`, a list of
-        ``{text, logprob, top}`` (lists of these for `n` > 1), and `prompt_token_logprobs`. For a
-        select: `choices`, `scores` (SGLang's name `normalized_prompt_logprobs` works too) and
-        `token_logprobs`. Both have `prompt_tokens`, `cached_prompt_tokens`, `completion_tokens`
-        and `forced_tokens`.
+        For a gen: `finish_reason` and, if requested, `prompt_token_logprobs` and
+        `output_token_logprobs`, lists of ``{text, logprob, top}`` (with `n` > 1, the latter is a
+        list of such lists). For a select: `choices`, `scores` (also under SGLang's name
+        `normalized_prompt_logprobs`) and `token_logprobs`. Both have `prompt_tokens`,
+        `cached_prompt_tokens`, `completion_tokens` and `forced_tokens`.
         """
         return meta_info(self._variable(name))
 
     def _read(self) -> Transcript:
         self._wait_for_body()
-        transcript: Transcript = self._wait(self._stream.submit(Read()))
-        return transcript
+        return self._wait(self._stream.read())
 
     def text(self) -> str:
-        """All text so far. In a program with roles: the turns' texts, without any template."""
+        """All text so far. In a program with roles: the turns' texts, without the chat template."""
         return self._read().text
 
     def messages(self) -> list[dict[str, Any]]:
-        """The turns so far as ``{"role", "content"}``, an open one that holds anything included;
-        the content of a turn with images or videos is a list of parts."""
+        """The turns so far as ``{"role", "content"}``, including an open turn that is not empty.
+        The content of a turn with images or videos is a list of parts."""
         return [message.as_dict() for message in self._read().all_messages()]
 
     def sync(self) -> None:
-        """Wait until everything submitted has run; raises the ProgramError if something failed."""
+        """Wait until everything submitted has run. Raises the ProgramError if something failed."""
         self._read()
 
     def error(self) -> ProgramError | None:
-        """Wait until everything submitted has run; the error that stopped it, or None. What the
-        function of a streamed run has raised is its cause."""
+        """Wait until everything submitted has run; the error that stopped it, or None. In a
+        streamed run, an exception of the program's function is the cause of the error."""
         try:
             self.sync()
         except ProgramError as error:
@@ -270,10 +283,10 @@ class ProgramState(State):
         return None
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """The same as `text_async_iter`, for a plain loop."""
+        """`text_async_iter` as a plain iterator."""
         self._stream.run.background.refuse_to_wait()
         event = threading.Event()
-        follower = _Follower(self._stream, var_name, self._awaited_body())
+        follower = Follower(self._stream, var_name, self._awaited_body())
         stop = self._stream.on_change(event.set)
         try:
             while True:
@@ -290,22 +303,23 @@ class ProgramState(State):
 
 
 class AsyncProgramState(State):
-    """The prompt of a program that is an ``async def``: what reads is awaited.
+    """The prompt of an ``async def`` function. Methods that read are awaited.
 
-    What writes, forks and follows is as in `ProgramState`.
+    The methods that write, fork and iterate are those of `ProgramState`.
     """
 
-    async def _variable(self, name: str) -> Variable:
-        variable: Variable = await self._result(self._stream.variable(name))
-        return variable
+    _is_async = True
 
-    async def _result(self, future: Future[Any]) -> Any:
+    async def _variable(self, name: str) -> Variable:
+        return await self._result(self._stream.variable(name))
+
+    async def _result(self, future: Future[T]) -> T:
         if not future.done():
             self._stream.refuse_to_wait_for_itself()
         return await result_of(future)
 
     def __getitem__(self, name: str) -> Awaitable[Any]:
-        """To be awaited: the value of variable `name`. KeyError if the program does not make
+        """An awaitable of the value of variable `name`. KeyError if the program does not make
         it."""
         future = self._stream.variable(name)
 
@@ -315,8 +329,7 @@ class AsyncProgramState(State):
         return _Awaitable(value)
 
     def get_var(self, name: str) -> Awaitable[Any]:
-        """To be awaited: the value of variable `name`. KeyError if the program does not make
-        it."""
+        """The same as ``s[name]``."""
         return self[name]
 
     async def get_meta_info(self, name: str) -> dict[str, Any]:
@@ -324,11 +337,10 @@ class AsyncProgramState(State):
         return meta_info(await self._variable(name))
 
     async def _read(self) -> Transcript:
-        transcript: Transcript = await self._result(self._stream.submit(Read()))
-        return transcript
+        return await self._result(self._stream.read())
 
     async def text(self) -> str:
-        """All text so far. In a program with roles: the turns' texts, without any template."""
+        """All text so far. In a program with roles: the turns' texts, without the chat template."""
         return (await self._read()).text
 
     async def messages(self) -> list[dict[str, Any]]:
@@ -336,7 +348,7 @@ class AsyncProgramState(State):
         return [message.as_dict() for message in (await self._read()).all_messages()]
 
     async def sync(self) -> None:
-        """Wait until everything submitted has run; raises the ProgramError if something failed."""
+        """Wait until everything submitted has run. Raises the ProgramError if something failed."""
         await self._read()
 
     async def error(self) -> ProgramError | None:
@@ -349,91 +361,13 @@ class AsyncProgramState(State):
 
 
 class _Awaitable(Awaitable[Any]):
-    """Can be awaited more than once, or never."""
+    """An awaitable that can be awaited any number of times, also never."""
 
     def __init__(self, start: Callable[[], Awaitable[Any]]) -> None:
         self._start = start
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._start().__await__()
-
-
-class _Follower:
-    """Reads a growing text from where it read last."""
-
-    def __init__(self, stream: Stream, var_name: str | None, body: Future[Any] | None) -> None:
-        self._stream = stream
-        self._var_name = var_name
-        self._body = body
-        self._future: Future[Variable] | None = None
-        self._num_chars = 0
-
-    def look(self) -> tuple[str, bool]:
-        """What is new, and whether that was the end. Raises what has failed."""
-        text, is_end = self._text() if self._var_name is None else self._variable(self._var_name)
-        piece = text[self._num_chars :]
-        self._num_chars = max(self._num_chars, len(text))
-        return piece, is_end and not piece
-
-    def _text(self) -> tuple[str, bool]:
-        body = self._body
-        was_written = body is None or body.done()
-        is_end = was_written and self._stream.is_idle
-        snapshot = self._stream.snapshot()
-        if len(snapshot.text) <= self._num_chars and is_end:
-            if snapshot.error is not None:
-                raise snapshot.error
-            if body is not None:
-                body.result()
-        return snapshot.text, is_end
-
-    def _variable(self, name: str) -> tuple[str, bool]:
-        body = self._body
-        was_written = body is None or body.done()
-        if name not in self._stream.variables:
-            if was_written:
-                if body is not None:
-                    body.result()
-                self._stream.variable(name)  # which raises
-            return "", False
-        if self._future is None:  # this one to its end, even if the name gets another one
-            self._future = self._stream.variables[name]
-        if not self._future.done():
-            return self._stream.partial_of(self._future), False
-        return self._future.result().text, True
-
-
-def meta_info(variable: Variable) -> dict[str, Any]:
-    """What `get_meta_info` tells of a variable."""
-
-    def entries(tokens: Sequence[TokenLogprob], with_text: bool) -> list[dict[str, Any]]:
-        if with_text:
-            return [asdict(token) for token in tokens]
-        return [
-            {"text": None, "logprob": t.logprob, "top": tuple((None, p) for _, p in t.top)}
-            for t in tokens
-        ]
-
-    match variable.meta:
-        case None:
-            return {}
-        case GenMeta(finish_reasons, logprobs, usage, prompt_logprobs, with_text):
-            tokens = [entries(text, with_text) for text in logprobs]
-            several = len(finish_reasons) > 1
-            return {
-                "finish_reason": list(finish_reasons) if several else finish_reasons[0],
-                "output_token_logprobs": tokens if several else tokens[0],
-                "prompt_token_logprobs": entries(prompt_logprobs, with_text),
-                **asdict(usage),
-            }
-        case SelectMeta(choices, scores, token_logprobs, usage):
-            return {
-                "choices": list(choices),
-                "scores": list(scores),
-                "normalized_prompt_logprobs": list(scores),
-                "token_logprobs": [list(logprobs) for logprobs in token_logprobs],
-                **asdict(usage),
-            }
 
 
 class Turn:
@@ -445,143 +379,9 @@ class Turn:
 
     def __enter__(self) -> State:
         if self._role is None:
-            raise ValueError("a turn that was given its content takes no with block")
+            raise ValueError("a turn that was given its content cannot be used in a with statement")
         return self._state
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None and self._role is not None:
             self._state._stream.append(RoleEnd(self._role))
-
-
-class ProgramGroup(Generic[StateT]):
-    """The branches of a fork: iterable, indexable, and joined back with `join`."""
-
-    def __init__(self, parent: StateT, states: list[StateT]) -> None:
-        self._parent = parent
-        self._states = states
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from sgl_vllm.lang.view import to_html
-
-        return to_html(self)
-
-    def __rich__(self) -> Any:
-        """What rich prints."""
-        from sgl_vllm.lang.view import to_rich
-
-        return to_rich(self)
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __getitem__(self, index: int) -> StateT:
-        return self._states[index]
-
-    def __setitem__(self, index: int, state: StateT) -> None:
-        """Only what ``forks[i] += ...`` assigns: the branch itself."""
-        if state is not self._states[index]:
-            raise TypeError("a branch cannot be replaced: append to it with +=")
-
-    def __iter__(self) -> Iterator[StateT]:
-        return iter(self._states)
-
-    def __iadd__(
-        self, value: Callable[[int], Expr | str] | Sequence[Expr | str] | Expr | str
-    ) -> ProgramGroup[StateT]:
-        """Append to every branch: the same, its item of a list, or ``function(index)``."""
-        if callable(value):
-            values: Sequence[Expr | str] = [value(i) for i in range(len(self))]
-        elif isinstance(value, (Expr, str)):
-            values = [value] * len(self)
-        else:
-            values = value
-            if len(values) != len(self):
-                raise ValueError(f"{len(values)} values for {len(self)} branches")
-        for state, item in zip(self._states, values, strict=True):
-            state._stream.append(item)
-        return self
-
-    def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Bring the branches' results back to the parent; does not wait for them.
-
-        "gather_variable": each variable that branches wrote since the fork becomes the parent's,
-        as the list of its values in branch order. "concate_and_append": the text that each branch
-        wrote since the fork is appended to the parent's, in branch order, as plain text. ValueError
-        for other modes. A branch that has failed raises when what was joined is read.
-        """
-        parent = self._parent._stream
-        streams = [state._stream for state in self._states]
-        if mode == "gather_variable":
-            names = dict.fromkeys(name for stream in streams for name in stream.written)
-            for name in names:
-                writers = tuple(s for s in streams if name in s.written)
-                futures = tuple(s.variables[name] for s in writers)
-                parent.bind(name, parent.submit(Gather(name, futures, writers)))
-        elif mode == "concate_and_append":
-            parent.submit(AppendTexts(tuple((s, s.submit(Read())) for s in streams)))
-        else:
-            raise ValueError(f"join mode must be gather_variable or concate_and_append, not {mode}")
-
-    # --- the first that will do ----------------------------------------------------------------
-
-    def first(self, predicate: Callable[[StateT], Any]) -> Any:
-        """The branch that is done first of those which `predicate` accepts; the others are
-        cancelled, their requests included.
-
-        The group is then that branch alone, also for `join`; what the others made can no longer
-        be read. None if it accepts none; the first branch's error if all have failed. In an
-        ``async def`` program it is awaited, and `predicate` may be a coroutine function.
-        """
-        if isinstance(self._parent, AsyncProgramState):
-            return self._first_async(predicate)
-        return self._first(predicate)
-
-    def _reads(self) -> dict[Future[Transcript], StateT]:
-        return {state._stream.submit(Read()): state for state in self._states}
-
-    def _first(self, predicate: Callable[[StateT], Any]) -> StateT | None:
-        reads = self._reads()
-        waiting = list(reads)
-        self._parent._stream.run.background.refuse_to_wait()
-        while waiting:
-            ended, _ = concurrent.futures.wait(
-                waiting, return_when=concurrent.futures.FIRST_COMPLETED
-            )
-            for read in [read for read in waiting if read in ended]:
-                waiting.remove(read)
-                if read.exception() is None and predicate(reads[read]):
-                    return self._chosen(reads[read])
-        _raise_if_all_failed(list(reads))
-        return None
-
-    async def _first_async(self, predicate: Callable[[StateT], Any]) -> StateT | None:
-        reads = self._reads()
-        waiting = {asyncio.wrap_future(read): read for read in reads}
-        for wrapped in waiting:  # asyncio would log the losers' errors, which nobody will read
-            wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for wrapped in sorted(done, key=list(waiting).index):
-                read = waiting.pop(wrapped)
-                if wrapped.exception() is None:
-                    accepted = predicate(reads[read])
-                    if isinstance(accepted, Awaitable):
-                        accepted = await accepted
-                    if accepted:
-                        return self._chosen(reads[read])
-        _raise_if_all_failed(list(reads))
-        return None
-
-    def _chosen(self, winner: StateT) -> StateT:
-        for state in self._states:
-            if state is not winner:
-                state._stream.run.discard(state._stream)
-        self._states = [winner]
-        return winner
-
-
-def _raise_if_all_failed(reads: Sequence[Future[Transcript]]) -> None:
-    errors = [error for read in reads if (error := read.exception()) is not None]
-    if len(errors) == len(reads):
-        raise errors[0]

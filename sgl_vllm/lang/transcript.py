@@ -6,8 +6,8 @@ Owns what appending does to a prompt. Runs nothing and knows no server; the inte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from sgl_vllm.lang.backends.base import (
@@ -63,6 +63,39 @@ class Variable:
     def of(cls, value: object) -> Variable:
         """A value of the program's own."""
         return cls(value, value if isinstance(value, str) else str(value))
+
+
+def meta_info(variable: Variable) -> dict[str, Any]:
+    """What `get_meta_info` returns for a variable: SGLang's names, as plain JSON-like values."""
+
+    def entries(tokens: Sequence[TokenLogprob], with_text: bool) -> list[dict[str, Any]]:
+        if with_text:
+            return [asdict(token) for token in tokens]
+        return [
+            {"text": None, "logprob": t.logprob, "top": tuple((None, p) for _, p in t.top)}
+            for t in tokens
+        ]
+
+    match variable.meta:
+        case None:
+            return {}
+        case GenMeta(finish_reasons, logprobs, usage, prompt_logprobs, with_text):
+            tokens = [entries(text, with_text) for text in logprobs]
+            is_list = len(finish_reasons) > 1
+            return {
+                "finish_reason": list(finish_reasons) if is_list else finish_reasons[0],
+                "output_token_logprobs": tokens if is_list else tokens[0],
+                "prompt_token_logprobs": entries(prompt_logprobs, with_text),
+                **asdict(usage),
+            }
+        case SelectMeta(choices, scores, token_logprobs, usage):
+            return {
+                "choices": list(choices),
+                "scores": list(scores),
+                "normalized_prompt_logprobs": list(scores),
+                "token_logprobs": [list(logprobs) for logprobs in token_logprobs],
+                **asdict(usage),
+            }
 
 
 SpanKind: TypeAlias = Literal["text", "variable", "gen", "select", "tool", "media"]

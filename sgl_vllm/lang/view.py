@@ -1,18 +1,19 @@
-"""Looking at a program's state: in a notebook, in a terminal, on a page, while it runs.
+"""Views of a program's state: in a notebook, in a terminal, on a page, and live.
 
-Owns the functions that people call; what there is to see is told by `views/picture.py` and drawn by
-what is beside it. Nothing here waits for
-a run but `live`: a view in the middle of a run, or of one that has failed, shows what there is.
+Owns the public functions. `views/capture.py` takes the picture, and the modules beside it draw it.
+Only `live` waits for the run. All the others show what there is, also during a run and after a
+failure.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sgl_vllm.lang.state import ProgramGroup, State
+from sgl_vllm.lang.group import ProgramGroup
+from sgl_vllm.lang.state import State
 from sgl_vllm.lang.views.html import fragment_of, page_of
 from sgl_vllm.lang.views.live import follow_in_notebook, follow_in_terminal, runs_in_notebook
-from sgl_vllm.lang.views.picture import picture_of
+from sgl_vllm.lang.views.picture import Picture
 from sgl_vllm.lang.views.svg import fork_tree_svg_of
 from sgl_vllm.lang.views.terminal import TerminalView
 
@@ -22,49 +23,50 @@ if TYPE_CHECKING:
 Seen: TypeAlias = State | ProgramGroup[Any]
 
 
-def to_html(state: Seen) -> str:
-    """The state as a fragment of HTML that stands by itself: style inline, no script, light or
-    dark as the reader's system is. This is what a notebook shows of a state or a fork's group.
+def picture_of(state: Seen) -> Picture:
+    """The state as it is now. For a fork's group: its branches alone."""
+    return state._picture()
 
-    Constant, generated, selected, tool and variable text are told apart by colour and by line;
-    forced text is hatched; what the server found cached is on a shade (an estimate: the cached
-    share of the prompt's tokens, taken of its characters). Branches stand where they were forked.
+
+def to_html(state: Seen) -> str:
+    """The state as a self-contained HTML fragment, with inline style and without scripts, in light
+    or dark colors as the reader's system prefers. Notebooks show this for a state or a group.
+
+    Constant, generated, selected, tool and variable text differ in color and underline. Forced
+    text is hatched. Text that the server found in its cache has a shaded background; this is an
+    estimate, because the cached share of the prompt's tokens is applied to its characters.
+    Branches are shown where they were forked.
     """
     return fragment_of(picture_of(state))
 
 
 def to_page(state: Seen, title: str = "A program's run") -> str:
-    """`to_html` as a whole page, for a file."""
+    """`to_html` as a complete page, to be written to a file."""
     return page_of(picture_of(state), title)
 
 
-def to_rich(state: Seen) -> TerminalView:
-    """What rich prints of the state, as it is now."""
-    return TerminalView(picture_of(state))
-
-
 def fork_tree_svg(state: Seen) -> str:
-    """Fork and join as an ``<svg>`` element: a lane per branch, a block per operation, its kind by
-    colour and pattern, its text when the pointer is on it."""
+    """Forks and joins as an ``<svg>`` element: a lane per branch and a block per operation. The
+    color and pattern of a block show its kind, and its tooltip shows its text."""
     return fork_tree_svg_of(picture_of(state))
 
 
 def show(state: Seen, console: Console | None = None) -> None:
-    """Print the state in the terminal, or to `console`. Without colour the marks are words:
+    """Print the state in the terminal, or to `console`. Without color, text is marked with words:
     ``[gen name]...[/gen]``."""
     from rich.console import Console
 
-    (console or Console(highlight=False)).print(to_rich(state))
+    (console or Console(highlight=False)).print(TerminalView(picture_of(state)))
 
 
 def live(state: State, console: Console | None = None) -> None:
-    """Show the state while it runs, all branches included, until the run has ended.
+    """Show the state of a run with ``stream=True`` and its branches until the run ends.
 
-    For ``state = program.run(..., stream=True)``. Draws in a notebook's output if there is one,
-    otherwise in the terminal (or `console`), at most 8 times a second and only when something
-    has changed. Blocks until the end, and does not raise what has failed: it shows that.
+    Draws in a notebook's output if there is one, otherwise in the terminal (or to `console`), at
+    most 8 times per second and only after a change. Blocks until the run ends. If the run fails,
+    the error is shown, not raised.
     """
     if console is None and runs_in_notebook():
-        follow_in_notebook(state)
+        follow_in_notebook(state._stream)
     else:
-        follow_in_terminal(state, console)
+        follow_in_terminal(state._stream, console)

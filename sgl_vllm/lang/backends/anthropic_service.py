@@ -26,8 +26,8 @@ from sgl_vllm.lang.backends.base import (
 from sgl_vllm.lang.backends.service import ClientBackend, choice_schema
 from sgl_vllm.lang.choices import token_length_normalized
 from sgl_vllm.lang.errors import BackendError
-from sgl_vllm.lang.ir import DEFAULT_SAMPLING, Sampling
 from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
 from sgl_vllm.lang.speculation import first_stop
 
 _LACKING = {
@@ -145,14 +145,12 @@ class Anthropic(ClientBackend):
     async def generate(self, request: GenRequest) -> GenAnswer:
         sampling = request.sampling
         self.refuse_options(sampling, _LACKING)
-        if request.regex is not None:
-            self.refuse("regex (or dtype)", "use json_schema, or say in the prompt what is wanted")
+        schema = self.schema_of(request)
         body = self._prompt_body(request.prompt) | _options(sampling)
-        if request.json_schema is not None:
+        if schema is not None:
             if sampling.stop:
                 self.refuse("stop with json_schema", "leave stop out: the document ends by itself")
-            schema = self._object_schema(json.loads(request.json_schema))
-            self._force_tool(body, request.prompt, "json_schema", schema)
+            self._force_tool(body, request.prompt, "json_schema", self._object_schema(schema))
             answer = await self._ask(body, request.watch)
             return GenAnswer((answer.generated,), answer.cost)
         stops = (sampling.stop,) if isinstance(sampling.stop, str) else sampling.stop or ()
@@ -162,7 +160,7 @@ class Anthropic(ClientBackend):
         if not here:
             answer = await self._ask(body, request.watch)
             return GenAnswer((answer.generated,), answer.cost)
-        self._once.say(
+        self._warn_once(
             "a stop of white space alone is refused by the service: the text is watched as it "
             "comes, and cut there"
         )

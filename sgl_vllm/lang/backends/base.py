@@ -1,7 +1,7 @@
-"""What the interpreter asks of a backend, and the values that pass between them.
+"""The interface between programs and backends: requests, answers, and the `Backend` class.
 
-Owns the `Backend` interface and its frozen request and answer types. Knows no protocol: HTTP is
-in `vllm.py`. All calls run on the language's own event loop.
+Owns these types. Knows no protocol: HTTP is in `vllm.py` and the other backends. All calls run on
+the language's own event loop.
 """
 
 from __future__ import annotations
@@ -14,50 +14,58 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
 from sgl_vllm.lang.choices import ChoicesMethod
+from sgl_vllm.lang.constraints import JSON_SCHEMA, REGEX, Constraint, ConstraintKind
 from sgl_vllm.lang.errors import UnsupportedError
-from sgl_vllm.lang.ir import Role, Sampling
+from sgl_vllm.lang.ir import Role
 from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.protocol.scoring import ChoiceTokens
 
 logger = logging.getLogger("sgl_vllm")
 
+Json: TypeAlias = dict[str, Any]
+"""A JSON object. Values of answers are unchecked: read them where a wrong type or a missing key
+becomes a BackendError (see `ServiceBackend.reading`)."""
+
 program_id: ContextVar[str] = ContextVar("sgl_vllm_program_id", default="")
-"""Which program's run a call belongs to; set while its operations run, for backends to send."""
+"""The program run that a call belongs to. Set while its operations run, for backends to send."""
 
 branch_name: ContextVar[str] = ContextVar("sgl_vllm_branch_name", default="")
-"""Which branch of that run a call belongs to, such as ``fork[1]``; empty outside of forks."""
+"""The branch of that run that a call belongs to, such as ``fork[1]``. Empty for the root."""
 
 Watch: TypeAlias = Callable[[str, "int | None"], bool]
-"""Gets each piece of text as it comes, and how many tokens have come so far if that is known.
-Returns True when enough has come: the backend then ends the generation, as by its length. A backend
-that cannot stream calls it once, with the whole text."""
+"""Receives each piece of text as it arrives, and the number of tokens so far if that is known.
+Returns True to end the generation, as if its length limit had been reached. A backend that cannot
+stream calls it once, with the whole text."""
 
+
+# --- prompts -------------------------------------------------------------------------------------
 
 Content: TypeAlias = "str | tuple[str | Media, ...]"
 
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a chat: text, or texts and media in their order."""
+    """One turn of a chat: text, or texts and media in order."""
 
     role: Role
     content: Content
 
-    def as_dict(self) -> dict[str, Any]:
-        """As the chat API of OpenAI, and of vLLM, takes it."""
+    def as_dict(self) -> Json:
+        """The message in the form of OpenAI's chat API, which is also vLLM's."""
         if isinstance(self.content, str):
             return {"role": self.role, "content": self.content}
         return {"role": self.role, "content": [_part(part) for part in self.content]}
 
     @property
     def text(self) -> str:
-        """The text alone."""
+        """The text without media."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part for part in self.content if isinstance(part, str))
 
     def extended(self, suffix: str) -> Message:
-        """With more text at the end."""
+        """The message with more text at its end."""
         if isinstance(self.content, str):
             return replace(self, content=self.content + suffix)
         if self.content and isinstance(self.content[-1], str):
@@ -65,7 +73,7 @@ class Message:
         return replace(self, content=(*self.content, suffix))
 
 
-def _part(part: str | Media) -> dict[str, Any]:
+def _part(part: str | Media) -> Json:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     return {"type": f"{part.kind}_url", f"{part.kind}_url": {"url": part.url}}
@@ -83,9 +91,9 @@ class TextPrompt:
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A prompt with roles, to be rendered by the server's chat template.
+    """A prompt with roles, which the server renders with its chat template.
 
-    `ending` says how the rendered prompt ends: "closed" after the last turn's end, "generate"
+    `ending` says how the rendered prompt ends: "closed" after the end of the last turn, "generate"
     with the opening of an empty assistant turn, "continue" inside the last turn, after its text.
     """
 
@@ -102,7 +110,7 @@ class ChatPrompt:
 
     @property
     def media(self) -> tuple[Media, ...]:
-        """The images and videos in it, in their order."""
+        """The images and videos, in order."""
         contents = (m.content for m in self.messages if not isinstance(m.content, str))
         return tuple(part for content in contents for part in content if isinstance(part, Media))
 
@@ -110,15 +118,20 @@ class ChatPrompt:
 Prompt: TypeAlias = TextPrompt | ChatPrompt
 
 
+# --- requests and answers ------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Usage:
-    """What was spent, in tokens and calls, as the server reports it; adds up with ``+``.
+    """What a run or a request has cost, as the server reports it. Usages add up with ``+``.
 
-    `cached_prompt_tokens` is the part of `prompt_tokens` found in the server's prefix cache, and
-    `forced_tokens` the part of `completion_tokens` that a constraint left no choice about and
-    that cost no decoding step; a server that does not report them counts as 0. `calls` counts
-    requests that ran the model, with prefix hints and selects among them. `saved_calls` and
-    `saved_prompt_tokens` are what API speculative execution made unnecessary.
+    - `prompt_tokens`, and `cached_prompt_tokens`, the part of them found in the prefix cache.
+    - `completion_tokens`, and `forced_tokens`, the part of them that a constraint determined and
+      that needed no decoding step.
+    - `calls`: requests that ran the model, including prefix hints and selects.
+    - `saved_calls` and `saved_prompt_tokens`: what API speculative execution avoided.
+
+    A number that the server does not report is 0.
     """
 
     prompt_tokens: int = 0
@@ -135,9 +148,9 @@ class Usage:
     def cost(
         self, *, prompt: float, completion: float, cached_prompt: float | None = None
     ) -> float:
-        """The price, in whatever currency the prices per million tokens are given in.
+        """The price, given prices per million tokens, in their currency.
 
-        `cached_prompt` is the price of prompt tokens found in the cache, by default that of all.
+        `cached_prompt` is the price of prompt tokens found in the cache, by default `prompt`.
         """
         cached = prompt if cached_prompt is None else cached_prompt
         computed_tokens = self.prompt_tokens - self.cached_prompt_tokens
@@ -156,19 +169,32 @@ _USAGE_FIELDS = tuple(f.name for f in fields(Usage))
 class GenRequest:
     """One generation: a prompt, complete sampling options, and at most one constraint.
 
-    With `watch` the text is streamed; only for one text (`n` = 1).
+    With `watch`, the text is streamed; `n` is then 1.
     """
 
     prompt: Prompt
     sampling: Sampling
-    regex: str | None = None
-    json_schema: str | None = None
+    constraint: Constraint | None = None
     watch: Watch | None = field(default=None, compare=False)
+
+    @property
+    def regex(self) -> str | None:
+        """The constraint if it is a pattern."""
+        return self._constraint_text(REGEX)
+
+    @property
+    def json_schema(self) -> str | None:
+        """The constraint if it is a JSON schema, as JSON text."""
+        return self._constraint_text(JSON_SCHEMA)
+
+    def _constraint_text(self, kind: ConstraintKind) -> str | None:
+        is_one = self.constraint is not None and self.constraint.kind == kind
+        return self.constraint.text if self.constraint is not None and is_one else None
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A generated token, its log-probability, and the `top` alternatives at its position."""
+    """A token, its log-probability, and the `top` alternatives at its position."""
 
     text: str
     logprob: float
@@ -179,9 +205,9 @@ class TokenLogprob:
 class Generated:
     """One generated text.
 
-    `logprobs` has an entry per token if they were asked for. `forced` are the half-open intervals
-    of the text, in characters, that the constraint left no choice about, if the server says so.
-    `reasoning` is what the model thought, where the service has taken it out of the text.
+    `logprobs` has an entry per token if they were requested. `forced` are the half-open intervals
+    of the text, in characters, that the constraint determined, if the server reports them.
+    `reasoning` is the model's reasoning, if the service has removed it from the text.
     """
 
     text: str
@@ -193,8 +219,8 @@ class Generated:
 
 @dataclass(frozen=True)
 class GenAnswer:
-    """The `n` texts of one generation and what they cost. `prompt_logprobs` are those of the
-    prompt's tokens from `logprob_start_len` on, if they were asked for."""
+    """The `n` texts of one generation and their cost. `prompt_logprobs` belong to the prompt's
+    tokens from `logprob_start_len` on, if requested."""
 
     texts: tuple[Generated, ...]
     usage: Usage
@@ -203,7 +229,7 @@ class GenAnswer:
 
 @dataclass(frozen=True)
 class ScoreAnswer:
-    """The scored tokens of every choice, in order, and what scoring cost."""
+    """The scored tokens of every choice, in order, and the cost of scoring."""
 
     choices: tuple[ChoiceTokens, ...]
     usage: Usage
@@ -211,7 +237,7 @@ class ScoreAnswer:
 
 @dataclass(frozen=True)
 class ChoiceAnswer:
-    """Which choice a backend that knows no scores has made, and what it cost."""
+    """The choice made by a backend that has no scores, and its cost."""
 
     index: int
     usage: Usage
@@ -219,7 +245,7 @@ class ChoiceAnswer:
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """What runs at the other end. `stats` is the plugin's own report, None on a stock server."""
+    """What runs on the server. `stats` is the plugin's report, None on a stock server."""
 
     url: str
     model: str
@@ -229,71 +255,73 @@ class ServerInfo:
     stats: dict[str, Any] | None
 
 
+# --- the interface -------------------------------------------------------------------------------
+
+
 class Backend(ABC):
     """A model behind some protocol. Every method ends in bounded time or raises BackendError.
 
-    What a backend cannot do raises UnsupportedError, which names it and the feature; where another
-    way gives the same answer it takes that, and says so once in the log.
+    A feature that a backend does not have raises UnsupportedError, which names both. If there is
+    another way to the same answer, the backend uses that and logs a warning once.
     """
 
     continues_turns: bool = True
-    """Whether a chat whose last turn is unfinished can be continued in that turn."""
+    """Whether the model can continue an unfinished last turn of a chat."""
 
     tells_tokens: bool = False
-    """Whether `watch` is told how many tokens have come, after each. The interpreter takes it back
-    where it turns out otherwise."""
+    """Whether `watch` receives the number of tokens so far, after each token. Set to False during
+    a run if that turns out to be wrong."""
 
     scoreless_methods: tuple[ChoicesMethod, ...] | None = None
-    """The methods that may be asked of a backend which chooses without scores; None if it gives
-    scores, which serve every method."""
+    """The choices methods allowed for a backend that chooses without scores; None for a backend
+    that has scores, which support every method."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What to call this backend in messages, with its address."""
+        """The backend's name in messages, with its address."""
 
     @abstractmethod
     async def generate(self, request: GenRequest) -> GenAnswer:
-        """Generate."""
+        """Generate `request.sampling.n` texts after the prompt."""
 
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
     ) -> ScoreAnswer | ChoiceAnswer:
-        """Score each of `choices` as the continuation of `prompt`, or just choose one.
+        """Score each of `choices` as the continuation of `prompt`, or choose one without scores.
 
-        `unconditional` asks for the logprobs without the prompt too. `warm` says that the prompt
-        is worth sending ahead, as the server has not seen it.
+        `unconditional` requests the log-probabilities without the prompt as well. `warm` says that
+        the server has not seen the prompt, so that sending it ahead may save time.
         """
         raise UnsupportedError(self.name, "select", "use gen with a regex or a list in the prompt")
 
     async def warm(self, prompt: Prompt) -> Usage:
-        """Make the server compute and cache `prompt` (the frontend hint); generates nothing.
+        """Have the server compute and cache `prompt` (the frontend hint) without generating text.
 
-        Does nothing where there is no cache to fill.
+        Does nothing for a backend without a cache to fill.
         """
         return Usage()
 
     async def flush_cache(self) -> None:
         """Empty the server's prefix cache."""
-        raise UnsupportedError(self.name, "flush_cache", "only a server of one's own has it")
+        raise UnsupportedError(self.name, "flush_cache", "use a vLLM server of your own")
 
     async def server_info(self) -> ServerInfo:
-        """Ask the server what it is."""
-        raise UnsupportedError(self.name, "get_server_info", "only a server of one's own has it")
+        """Ask the server for its model and versions."""
+        raise UnsupportedError(self.name, "get_server_info", "use a vLLM server of your own")
 
-    async def aclose(self) -> None:  # noqa: B027  # there may be nothing to close
-        """Close connections. The backend may be used again afterwards."""
+    async def aclose(self) -> None:  # noqa: B027  # a backend without connections needs no override
+        """Close connections. The backend can be used again afterwards."""
 
 
-class SaidOnce:
-    """Fall-backs that a backend has told of."""
+class WarnOnce:
+    """Logs each warning of one backend a single time."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
-    def say(self, what: str) -> None:
-        """Log `what` as a warning, the first time only."""
-        if what not in self._said:
-            self._said.add(what)
-            logger.warning("%s: %s", self._backend.name, what)
+    def __call__(self, message: str) -> None:
+        if message not in self._logged:
+            self._logged.add(message)
+            logger.warning("%s: %s", self._backend.name, message)

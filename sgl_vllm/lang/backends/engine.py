@@ -31,8 +31,8 @@ from sgl_vllm.lang.backends.base import (
 from sgl_vllm.lang.backends.on_vllm import OnVLLM, with_report
 from sgl_vllm.lang.backends.service import Once
 from sgl_vllm.lang.errors import BackendError
-from sgl_vllm.lang.ir import Sampling
 from sgl_vllm.lang.loop import background_loop
+from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.protocol.request_keys import REPORT, SCORE_FROM
 from sgl_vllm.protocol.scoring import all_answers, scored_rows
 
@@ -138,11 +138,11 @@ class Engine(OnVLLM):
         sampling = request.sampling
         rendered = await self._render(engine, request.prompt)
         params = self._params(engine, sampling, rendered)
-        if request.regex is not None or request.json_schema is not None:
+        if (constraint := request.constraint) is not None:
             from vllm.sampling_params import StructuredOutputsParams
 
             params.structured_outputs = StructuredOutputsParams(
-                regex=request.regex, json=request.json_schema
+                **{constraint.kind.vllm_key: constraint.text}
             )
             if params.n == 1:  # vLLM would tell of one text only
                 params.extra_args = {REPORT: 1}

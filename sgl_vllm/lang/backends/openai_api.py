@@ -18,7 +18,7 @@ from sgl_vllm.lang.backends.base import (
     Watch,
 )
 from sgl_vllm.lang.backends.service import ClientBackend
-from sgl_vllm.lang.ir import Sampling
+from sgl_vllm.lang.sampling import Sampling
 
 
 class OpenAIBackend(ClientBackend):

@@ -40,7 +40,7 @@ from sgl_vllm.lang.choices import (
     token_length_normalized,
 )
 from sgl_vllm.lang.errors import BackendError
-from sgl_vllm.lang.ir import Sampling
+from sgl_vllm.lang.sampling import Sampling
 
 OPENAI_URL = "https://api.openai.com/v1"
 
@@ -114,12 +114,10 @@ class OpenAIWords(ServiceBackend):
         self.refuse_options(sampling, _LACKING)
         body = self.prompt_body(request.prompt)
         body |= options_body(sampling, chat=self.is_chat_model)
-        if request.regex is not None:
-            self.refuse("regex (or dtype)", "use json_schema, or say in the prompt what is wanted")
-        if request.json_schema is not None:
+        if (schema := self.schema_of(request)) is not None:
             if not self.is_chat_model:
                 self.refuse("json_schema on a completion model", "use a chat model")
-            body["response_format"] = response_format(json.loads(request.json_schema))
+            body["response_format"] = response_format(schema)
         answer = await self.ask(body, request.watch)
         with self.reading():
             texts = tuple(self._read(choice) for choice in answer["choices"])

@@ -46,8 +46,8 @@ from sgl_vllm.lang.backends.base import (
 )
 from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
-from sgl_vllm.lang.ir import DEFAULT_SAMPLING, Sampling
 from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
 
 FORMAT = 1
 _SHOWN_CHARS = 30
@@ -116,8 +116,7 @@ class Recorder(Backend):
             asked = GenRequest(
                 request.prompt,
                 request.sampling,
-                request.regex,
-                request.json_schema,
+                request.constraint,
                 watch_and_keep,
             )
         return await self._exchange(
@@ -330,10 +329,8 @@ class Replay(Backend):
 
 def _gen_request(request: GenRequest) -> Json:
     written: Json = {"prompt": _prompt(request.prompt), "sampling": _sampling(request.sampling)}
-    if request.regex is not None:
-        written["regex"] = request.regex
-    if request.json_schema is not None:
-        written["json_schema"] = json.loads(request.json_schema)
+    if request.constraint is not None:
+        written[request.constraint.kind.name] = request.constraint.value
     return written
 
 

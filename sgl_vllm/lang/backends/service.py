@@ -23,9 +23,10 @@ from collections.abc import (
 from types import ModuleType
 from typing import Any, Generic, Literal, NoReturn, Protocol, TypeVar
 
-from sgl_vllm.lang.backends.base import Backend, SaidOnce, Watch
+from sgl_vllm.lang.backends.base import Backend, GenRequest, Json, WarnOnce, Watch
+from sgl_vllm.lang.constraints import JSON_SCHEMA
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
-from sgl_vllm.lang.ir import DEFAULT_SAMPLING, Sampling
+from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
 
 T = TypeVar("T")
 
@@ -83,7 +84,7 @@ class ServiceBackend(Backend):
     def __init__(self, api_key: str | None, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._api_key = api_key
-        self._once = SaidOnce(self)
+        self._warn_once = WarnOnce(self)
 
     # --- what differs between services -----------------------------------------------------------
 
@@ -175,10 +176,20 @@ class ServiceBackend(Backend):
             if value not in (None, (), getattr(DEFAULT_SAMPLING, option)):
                 self.refuse(_NAMES_IN_GEN.get(option, option), advice)
 
+    def schema_of(self, request: GenRequest) -> Json | None:
+        """The JSON schema of a request, if it has one. Refuses other kinds of constraint."""
+        constraint = request.constraint
+        if constraint is None:
+            return None
+        if constraint.kind != JSON_SCHEMA:
+            self.refuse(constraint.kind.shown, "use json_schema, or describe it in the prompt")
+        schema: Json = constraint.value
+        return schema
+
     # --- choosing by constraint ------------------------------------------------------------------
 
     def say_that_it_chooses(self, how: str) -> None:
-        self._once.say(
+        self._warn_once(
             f"select lets the model choose here, by {how}: there are no scores, and the choice "
             f"may differ from that of a server that scores"
         )
@@ -193,7 +204,7 @@ class ServiceBackend(Backend):
         except BackendError as error:
             if error.status != 400 or "temperature" not in str(error):
                 raise
-        self._once.say("select leaves temperature at its default: the model takes no other")
+        self._warn_once("select leaves temperature at its default: the model takes no other")
         return await ask(body)
 
     def chosen(self, choices: Sequence[str], document: object) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -131,12 +130,10 @@ class VLLM(OnVLLM, OpenAIBackend):
     async def generate(self, request: GenRequest) -> GenAnswer:
         sampling = request.sampling
         body = sampling_body(sampling, chat=isinstance(request.prompt, ChatPrompt))
-        if request.regex is not None:
-            body["structured_outputs"] = {"regex": request.regex}
-        elif request.json_schema is not None:
-            body["structured_outputs"] = {"json": json.loads(request.json_schema)}
-        if "structured_outputs" in body and sampling.n == 1:  # vLLM would tell of one text only
-            body["vllm_xargs"] = {REPORT: 1}
+        if (constraint := request.constraint) is not None:
+            body["structured_outputs"] = {constraint.kind.vllm_key: constraint.value}
+            if sampling.n == 1:  # vLLM reports on one text only
+                body["vllm_xargs"] = {REPORT: 1}
         prompt_from = sampling.prompt_logprobs_from
         if prompt_from is not None:
             body["prompt_logprobs"] = sampling.top_logprobs_num

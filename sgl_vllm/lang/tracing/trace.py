@@ -11,9 +11,9 @@ import inspect
 import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from sgl_vllm.lang import ir
+from sgl_vllm.lang import api
 from sgl_vllm.lang.ir import (
     Computed,
     Expr,
@@ -29,6 +29,7 @@ from sgl_vllm.lang.ir import (
     VarScopeEnd,
     parts_of,
 )
+from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.tracing.deferred import (
     Argument,
     Deferred,
@@ -55,9 +56,6 @@ from sgl_vllm.lang.tracing.graph import (
     StreamTrace,
     Write,
 )
-
-if TYPE_CHECKING:
-    from sgl_vllm.lang.program import Program
 
 PREFIX_MAX_STEPS = 50_000
 """Expressions evaluated at most to find a shared prefix: about a quarter of a second."""
@@ -534,17 +532,17 @@ class TracedGroup(Host):
 
 
 _TURN_MAKERS: dict[Any, Role] = {
-    ir.system: "system",
-    ir.user: "user",
-    ir.assistant: "assistant",
+    api.system: "system",
+    api.user: "user",
+    api.assistant: "assistant",
 }
-_PLAIN_MAKERS = (ir.gen, ir.gen_int, ir.gen_string, ir.select, ir.var)
+_PLAIN_MAKERS = (api.gen, api.gen_int, api.gen_string, api.select, api.var)
 _MAKERS = {
     *_TURN_MAKERS,
-    *(ir.system_begin, ir.system_end, ir.user_begin, ir.user_end),
-    *(ir.assistant_begin, ir.assistant_end),
+    *(api.system_begin, api.system_end, api.user_begin, api.user_end),
+    *(api.assistant_begin, api.assistant_end),
     *_PLAIN_MAKERS,
-    *(ir.tool, ir.image, ir.video, ir.separate_reasoning),
+    *(api.tool, api.image, api.video, api.separate_reasoning),
 }
 
 
@@ -568,7 +566,7 @@ def _call_of_the_language(callee: Any, args: list[Any], kwargs: dict[str, Any], 
             role = _TURN_MAKERS[callee]
             inside = content.pieces or (content,)
             return evaluator.concatenate([RoleBegin(role), *inside, RoleEnd(role)], at)
-    if callee is ir.separate_reasoning and args and isinstance(args[0], Deferred):
+    if callee is api.separate_reasoning and args and isinstance(args[0], Deferred):
         return evaluator.concatenate(_reasoned(args[0], args[1:], kwargs, at), at)
     given = [*args, *kwargs.values()]
     for value in given:
@@ -604,7 +602,7 @@ def _reasoned(content: Deferred, args: list[Any], kwargs: dict[str, Any], at: At
     pieces: list[Piece] = []
     for piece in content.pieces or (content,):
         if isinstance(piece, Expr):
-            pieces += ir.separate_reasoning(piece, *args, **kwargs).items
+            pieces += api.separate_reasoning(piece, *args, **kwargs).items
         elif isinstance(piece, Deferred) and piece.kind is not None:
             at.stop("separate_reasoning of what is not known yet", "give it values that are known")
         else:
@@ -613,8 +611,6 @@ def _reasoned(content: Deferred, args: list[Any], kwargs: dict[str, Any], at: At
 
 
 def _is_program(value: object) -> bool:
-    from sgl_vllm.lang.program import Program
-
     return isinstance(value, Program)
 
 
@@ -697,20 +693,20 @@ def shared_prefix(program: Program, items: Sequence[Mapping[str, Any]]) -> tuple
     when nothing can be told. Cost: one comparison per item and argument, and one trace, which ends
     where the prefix does, after 50,000 expressions (a quarter of a second) at most.
     """
-    from sgl_vllm.lang.compiler import CompiledProgram
-
     try:
-        arguments = _common_arguments(program, items)
-        if isinstance(program, CompiledProgram):
-            known = {n: v for n, v in arguments.items() if not isinstance(v, Deferred)}
-            return program.graph.prefix(known)
+        arguments = {
+            name: Deferred(None, leaf=Argument(name))
+            for name in list(inspect.signature(program.func).parameters)[1:]
+        }
+        arguments |= common_arguments(program, items)
         graph, _ = _traced(program, arguments, PREFIX_MAX_STEPS, prefix_only=True)
         return graph.prefix()
     except Exception:
         return ()
 
 
-def _common_arguments(program: Program, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def common_arguments(program: Program, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The arguments that have one known value in all `items`, by name."""
     parameters = inspect.signature(program.func).parameters
     missing = object()
     arguments: dict[str, Any] = {}
@@ -721,8 +717,8 @@ def _common_arguments(program: Program, items: Sequence[Mapping[str, Any]]) -> d
         is_common = all(_is_same(first, value) for value in values)
         if first is missing:
             first = default
-        is_known = is_common and first is not inspect.Parameter.empty
-        arguments[name] = first if is_known else Deferred(None, leaf=Argument(name))
+        if is_common and first is not inspect.Parameter.empty:
+            arguments[name] = first
     return arguments
 
 

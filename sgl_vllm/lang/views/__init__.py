@@ -1,1 +1,1 @@
-"""How a run is drawn: `picture` is what there is to see, the others draw it for `view.py`."""
+"""Draws a program's state: in HTML, in a terminal, and as a picture of its forks."""

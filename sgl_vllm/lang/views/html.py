@@ -24,6 +24,7 @@ from sgl_vllm.lang.views.picture import (
     Slice,
     Turn,
     escaped,
+    join_line,
     usage_facts,
 )
 from sgl_vllm.lang.views.svg import MOST_LANES, fork_tree_svg_of
@@ -250,13 +251,6 @@ def _block(block: Block) -> str:
             return f'<div class="sgl-fork" role="group" aria-label="branches">{shown}</div>'
         case Join():
             return f'<div class="sgl-join">{escaped(join_line(block))}</div>'
-
-
-def join_line(join: Join) -> str:
-    """What a join did, in words."""
-    branches = f"{len(join.labels)} branches" if len(join.labels) != 1 else "one branch"
-    what = "their texts" if join.as_text else ", ".join(join.names)
-    return f"⤶ join of {branches}: {what}"
 
 
 def _is_open(branch: Branch, num_branches: int) -> bool:

@@ -1,7 +1,7 @@
 """A picture that follows a run: in a terminal, or in a notebook's output.
 
-Owns when to draw. A listener on every stream of the run wakes the drawing thread, which is the
-caller's; while nothing changes, nothing runs.
+Owns when to draw. Listeners on the run's streams wake the drawing thread, which is the caller's.
+While nothing changes, nothing runs.
 """
 
 from __future__ import annotations
@@ -12,57 +12,62 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
-from sgl_vllm.lang.interpreter import Stream
+from sgl_vllm.lang.stream import Stream
+from sgl_vllm.lang.views.capture import picture_of, streams_below
 from sgl_vllm.lang.views.html import fragment_of
-from sgl_vllm.lang.views.picture import Picture, picture_of, streams_below
+from sgl_vllm.lang.views.picture import Picture
 from sgl_vllm.lang.views.terminal import TerminalView
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from sgl_vllm.lang.state import State
-
-MOST_PER_SECOND = 8
+MAX_PER_SECOND = 8
 
 Draw = Callable[[Picture], None]
 
 
-def follow(state: State, draw: Draw) -> None:
-    """Call `draw` with every new picture, at most `MOST_PER_SECOND` times a second, until the run
-    has ended; the last one is of its end. Blocks; RuntimeError on the language's own event loop.
+class Clock(Protocol):
+    """The time, as `time` has it."""
+
+    def monotonic(self) -> float: ...
+
+    def sleep(self, seconds: float, /) -> None: ...
+
+
+def follow(stream: Stream, draw: Draw, clock: Clock = time) -> None:
+    """Call `draw` with every new picture of a run, at most `MAX_PER_SECOND` times per second.
+
+    Blocks until the run has ended; the last picture shows its end. RuntimeError on the language's
+    own event loop.
     """
-    stream = state._stream
     background = stream.run.background
-    background.wait_for(background.start(_nothing()))  # which refuses that loop's thread
+    background.refuse_to_wait()
     with _Changes(stream) as changes:
         while True:
-            changes.forget()
+            changes.clear()
             is_end = _has_ended(stream)
-            began_s = time.monotonic()
+            began_s = clock.monotonic()
             changes.watch_new_streams()
-            draw(picture_of(state))
-            took_s = time.monotonic() - began_s
+            draw(picture_of(stream))
+            took_s = clock.monotonic() - began_s
             if is_end:
                 return
             changes.wait()
-            # A picture that takes long leaves as much time to the run.
-            time.sleep(max(0.0, began_s + max(1 / MOST_PER_SECOND, 2 * took_s) - time.monotonic()))
-
-
-async def _nothing() -> None:
-    """Runs where waiting for it is possible."""
+            # A picture that takes long to draw leaves at least as much time to the run.
+            pause_s = max(1 / MAX_PER_SECOND, 2 * took_s) - (clock.monotonic() - began_s)
+            clock.sleep(max(0.0, pause_s))
 
 
 def _has_ended(stream: Stream) -> bool:
-    body = stream.run.body
-    is_written = body is None or body.done() or stream.run.body_thread == threading.get_ident()
-    return is_written and all(below.is_idle for below in streams_below(stream))
+    run = stream.run
+    has_returned = run.body is None or run.body.done() or run.body_thread == threading.get_ident()
+    return has_returned and all(below.is_idle for below in streams_below(stream))
 
 
 class _Changes:
-    """Whether anything has changed on a stream or below it since `forget`."""
+    """Whether anything has changed on a stream or below it since `clear`."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -76,15 +81,15 @@ class _Changes:
     def __exit__(self, *reason: object) -> None:
         self._stack.close()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._event.clear()
 
     def wait(self) -> None:
         self._event.wait()
 
     def watch_new_streams(self) -> None:
-        """Listen to the branches that have come since; a change of theirs before that is a change
-        now."""
+        """Listen to new branches. A new branch counts as a change, because it may have changed
+        before this."""
         for stream in streams_below(self._stream):
             if stream not in self._watched:
                 self._watched.add(stream)
@@ -95,37 +100,40 @@ class _Changes:
 # --- where to draw ---------------------------------------------------------------------------
 
 
-def follow_in_terminal(state: State, console: Console | None) -> None:
-    """In place: the last lines, as many as the terminal has, and all of it at the end. Where there
-    is no terminal, the end alone."""
+def follow_in_terminal(stream: Stream, console: Console | None) -> None:
+    """Redraw in place, as many of the last lines as fit, and print everything at the end. If the
+    output is not a terminal, print only the end."""
     from rich.console import Console
     from rich.live import Live
 
     console = console or Console(highlight=False)
+    drawn = TerminalView(picture_of(stream))
+
+    def keep(picture: Picture) -> None:
+        nonlocal drawn
+        drawn = TerminalView(picture)
+
     if not console.is_terminal:
-        last: list[Picture] = []
-        follow(state, lambda picture: last.__setitem__(slice(None), [picture]))
-        console.print(TerminalView(last[0]))
+        follow(stream, keep)
+        console.print(drawn)
         return
-    drawn = TerminalView(picture_of(state))
     try:
         with Live(
             console=console, auto_refresh=False, transient=True, vertical_overflow="visible"
         ) as live:
 
             def draw(picture: Picture) -> None:
-                nonlocal drawn
-                drawn = TerminalView(picture)
+                keep(picture)
                 live.update(_LastLines(drawn), refresh=True)
 
-            follow(state, draw)
+            follow(stream, draw)
     finally:
         console.print(drawn)
 
 
 @dataclass(frozen=True)
 class _LastLines:
-    """As much of the end of a view as fits into the terminal: that is where text comes."""
+    """The end of a view, as much as fits into the terminal: new text appears there."""
 
     view: TerminalView
 
@@ -138,24 +146,31 @@ class _LastLines:
             yield Segment.line()
 
 
-def follow_in_notebook(state: State) -> None:
-    """In one output, drawn over again."""
+def follow_in_notebook(stream: Stream) -> None:
+    """Redraw one output of a notebook."""
     from IPython.display import HTML, display  # type: ignore[import-not-found, unused-ignore]
 
-    handles: list[Any] = []
+    handle: _DisplayHandle | None = None
 
     def draw(picture: Picture) -> None:
+        nonlocal handle
         drawn = HTML(fragment_of(picture))
-        if handles:
-            handles[0].update(drawn)
+        if handle is None:
+            handle = display(drawn, display_id=True)
         else:
-            handles.append(display(drawn, display_id=True))
+            handle.update(drawn)
 
-    follow(state, draw)
+    follow(stream, draw)
+
+
+class _DisplayHandle(Protocol):
+    """IPython's handle of an output."""
+
+    def update(self, shown: object, /) -> None: ...
 
 
 def runs_in_notebook() -> bool:
-    """Whether a Jupyter kernel runs this; imports nothing."""
+    """Whether this is a Jupyter kernel. Imports nothing."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS, join_line
+from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS
 from sgl_vllm.lang.views.picture import (
     Branch,
     Fork,
@@ -22,6 +22,7 @@ from sgl_vllm.lang.views.picture import (
     Picture,
     Piece,
     Turn,
+    join_line,
     usage_facts,
     visible,
 )

@@ -216,7 +216,7 @@ def test_five_hundred_at_a_time_take_no_threads():
 
 def test_more_plain_programs_at_a_time_than_there_are_threads_can_use_tools(monkeypatch):
     """Their functions, which wait for their tools, must not take the tools' threads."""
-    for name, most in (("_threads", 2), ("_body_threads", 4)):
+    for name, most in (("_tool_threads", 2), ("_body_threads", 4)):
         monkeypatch.setattr(background_loop(), name, ThreadPoolExecutor(most))
 
     @sgl.function

@@ -14,9 +14,9 @@ import sgl_vllm as sgl
 from sgl_vllm.lang.compiler import (
     ReorderError,
     compile_program,
-    model_planner,
 )
 from sgl_vllm.lang.ir import Text
+from sgl_vllm.lang.planner import model_planner
 from sgl_vllm.lang.tracing.frames import TraceError
 from sgl_vllm.lang.tracing.trace import shared_prefix
 from tests.effort import examples
@@ -486,11 +486,11 @@ def test_comprehensions_and_sorting_of_what_is_not_known_yet_are_left_to_the_run
 def test_a_compiled_program_s_batch_shares_what_its_own_order_has_first():
     compiled = compile_program(judge)
     items = [{"essay": "E", "criterion": c} for c in ("style", "spelling")]
-    before = shared_prefix(compiled, items)
+    before = compiled._shared_prefix(items)
     assert "".join(part.value for part in before) == (
         "Essay: E\nYou are a fair judge of essays.\nJudge its "
     )
-    after = shared_prefix(compiled.reordered().program, items)
+    after = compiled.reordered().program._shared_prefix(items)
     assert after[:2] == (
         Text("You are a fair judge of essays.\n"),
         Text("Answer with a number.\n"),
@@ -511,4 +511,4 @@ def test_a_prefix_ends_where_computing_it_fails():
         s += "one "
         s += f"{1 / n} two"
 
-    assert shared_prefix(compile_program(program), [{"n": 0}, {"n": 0}]) == (Text("one "),)
+    assert compile_program(program)._shared_prefix([{"n": 0}, {"n": 0}]) == (Text("one "),)

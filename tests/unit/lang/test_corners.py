@@ -76,7 +76,7 @@ def test_a_tool_that_reads_its_own_prompt_is_refused_instead_of_hanging(kind):
         s += "x"
         s += sgl.tool("t", read)
 
-    with pytest.raises(sgl.ProgramError, match=r"tool .*cannot wait for the prompt that waits"):
+    with pytest.raises(sgl.ProgramError, match=r"tool .*cannot read the prompt that called it"):
         (program if kind == "plain" else program_async).run()
 
 

@@ -254,7 +254,7 @@ def test_what_the_function_itself_raises_comes_out_and_cancels_the_rest(server, 
     assert isinstance(error.__cause__, sgl.ProgramCancelled)
     assert time.monotonic() - started < 5
     program.state += sgl.gen("b")  # a run that was given up starts nothing new
-    with pytest.raises(sgl.ProgramError, match="given up"):
+    with pytest.raises(sgl.ProgramError, match="was cancelled before this operation"):
         program.state["b"]
 
 

@@ -314,7 +314,7 @@ def test_what_is_spent_during_a_hint_is_counted(server):
 def test_requests_of_forked_processes_can_be_told_apart():
     import os
 
-    from sgl_vllm.lang.interpreter import Run
+    from sgl_vllm.lang.run import Run
 
     run = Run(sgl.global_config.default_backend, None, None)
     assert f"-{os.getpid()}-" in run.id

@@ -8,7 +8,8 @@ import re
 import pytest
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.ir import DEFAULT_SAMPLING, Gen, Sampling, Select, Text, parts_of
+from sgl_vllm.lang.ir import Gen, Select, Text, parts_of
+from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
 
 
 def test_strings_and_expressions_concatenate_in_order():
@@ -62,20 +63,20 @@ def test_an_unknown_dtype_is_refused():
 )
 def test_a_dtype_is_a_regex_and_a_reader_that_fit_each_other(dtype, text, value):
     expr = sgl.gen("x", dtype=dtype)
-    assert re.fullmatch(expr.regex, text)
+    assert re.fullmatch(expr.constraint.text, text)
     assert expr.parse(text) == value
 
 
 @pytest.mark.parametrize("text", ["007", "+1", "1.5", "", "--1", "1" * 30])
 def test_the_int_regex_holds_to_one_bounded_form(text):
-    assert not re.fullmatch(sgl.gen_int("x").regex, text)
+    assert not re.fullmatch(sgl.gen_int("x").constraint.text, text)
 
 
 def test_a_json_schema_may_be_a_dict_or_its_json():
     schema = {"type": "object"}
     as_dict = sgl.gen("x", json_schema=schema)
     as_text = sgl.gen("x", json_schema=json.dumps(schema))
-    assert json.loads(as_dict.json_schema) == schema == json.loads(as_text.json_schema)
+    assert as_dict.constraint.value == schema == as_text.constraint.value
 
 
 def test_none_inherits_and_anything_else_overrides():

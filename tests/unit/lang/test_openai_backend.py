@@ -24,7 +24,7 @@ from sgl_vllm.lang.backends.openai_service import (
     without_defaults,
 )
 from sgl_vllm.lang.backends.strict_schema import strict_schema
-from sgl_vllm.lang.ir import DEFAULT_SAMPLING
+from sgl_vllm.lang.sampling import DEFAULT_SAMPLING
 from tests.effort import examples
 from tests.unit.lang.services import OPENAI_ROUTES, Service, error, serving
 
@@ -348,7 +348,7 @@ def test_a_turn_that_has_begun_cannot_be_continued(chat):
     def begun(s):
         s += sgl.user("Who?") + sgl.assistant("Name: " + sgl.gen("name"))
 
-    with pytest.raises(sgl.ProgramError, match="gen in a turn that has begun is not supported"):
+    with pytest.raises(sgl.ProgramError, match="gen after other text in a turn is not supported"):
         begun.run(backend=chat)
 
 

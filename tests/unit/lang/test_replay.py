@@ -32,8 +32,9 @@ from sgl_vllm.lang.backends.base import (
     TokenLogprob,
     Usage,
 )
-from sgl_vllm.lang.ir import DEFAULT_SAMPLING, Sampling
+from sgl_vllm.lang.constraints import JSON_SCHEMA, REGEX, Constraint
 from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
 from sgl_vllm.protocol.scoring import ChoiceTokens
 from tests.unit.lang.scripted import ScriptedBackend
 
@@ -405,10 +406,13 @@ def test_a_request_that_was_not_recorded_says_what_differs_from_the_nearest(path
         (request_of(stop=("a", "b")), "stop is ['a', 'b'], was None"),
         (request_of(max_new_tokens=7), "max_new_tokens is 7, was 128"),
         (
-            GenRequest(TextPrompt("Hello"), DEFAULT_SAMPLING, regex="[0-9]+"),
+            GenRequest(TextPrompt("Hello"), DEFAULT_SAMPLING, Constraint(REGEX, "[0-9]+")),
             'regex is "[0-9]+", was null',
         ),
-        (GenRequest(TextPrompt("Hello"), DEFAULT_SAMPLING, json_schema="{}"), "json_schema is {}"),
+        (
+            GenRequest(TextPrompt("Hello"), DEFAULT_SAMPLING, Constraint(JSON_SCHEMA, "{}")),
+            "json_schema is {}",
+        ),
     ],
 )
 def test_every_part_of_a_request_counts(path: Path, changed: GenRequest, said: str) -> None:
@@ -435,8 +439,10 @@ def test_media_count_too(path: Path, changed: Media) -> None:
 
 def test_the_order_of_a_schemas_keys_counts() -> None:
     """It is the order in which a model writes them."""
-    one = GenRequest(TextPrompt("x"), DEFAULT_SAMPLING, json_schema='{"a": 1, "b": 2}')
-    other = GenRequest(TextPrompt("x"), DEFAULT_SAMPLING, json_schema='{"b": 2, "a": 1}')
+    one = GenRequest(TextPrompt("x"), DEFAULT_SAMPLING, Constraint(JSON_SCHEMA, '{"a": 1, "b": 2}'))
+    other = GenRequest(
+        TextPrompt("x"), DEFAULT_SAMPLING, Constraint(JSON_SCHEMA, '{"b": 2, "a": 1}')
+    )
     from sgl_vllm.lang.backends import replay
 
     keys = [replay._key("generate", replay._gen_request(request)) for request in (one, other)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.backends.base import ChatPrompt, GenAnswer, Generated
-from sgl_vllm.lang.ir import DEFAULT_SAMPLING, Sampling
+from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
 from sgl_vllm.lang.speculation import Ahead, Mark, first_stop, without_begun_stop
 from tests.unit.lang.conftest import words
 from tests.unit.lang.programs import ScriptedBackend

@@ -1,4 +1,4 @@
-"""Types where people have them: constraints made of them, and texts read as their values."""
+"""Python types as constraints, and generated texts read as their values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.values import regex_and_reader_of, regex_of, schema_and_reader_of
+from sgl_vllm.lang.constraints import dtype_constraint, regex_constraint, schema_constraint
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
 
@@ -62,23 +62,23 @@ def run(expr, **options):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_every_text_that_the_constraint_allows_can_be_read(dtype, data):
-    pattern, read = regex_and_reader_of(dtype)
-    text = data.draw(st.from_regex(re.compile(pattern), fullmatch=True))
+    constraint, read = dtype_constraint(dtype)
+    text = data.draw(st.from_regex(re.compile(constraint.text), fullmatch=True))
     assert type(read(text)) is dtype
 
 
 @given(st.integers(-(10**17), 10**17), st.booleans(), st.text("abc \\\"'/é", max_size=9))
 def test_usual_values_can_be_written(number, truth, text):
     for value, written in ((number, str(number)), (truth, str(truth)), (text, json.dumps(text))):
-        pattern, read = regex_and_reader_of(type(value))
+        constraint, read = dtype_constraint(type(value))
         if not re.search(r"\\u", written):
-            assert re.fullmatch(pattern, written)
+            assert re.fullmatch(constraint.text, written)
             assert read(written) == value
 
 
 @pytest.mark.parametrize("dtype", [int, float, bool, str])
 def test_a_type_and_its_name_are_the_same(dtype):
-    assert regex_and_reader_of(dtype.__name__) == regex_and_reader_of(dtype)
+    assert dtype_constraint(dtype.__name__) == dtype_constraint(dtype)
 
 
 def test_other_types_are_refused_when_the_program_is_written():
@@ -122,8 +122,8 @@ def test_what_is_no_schema_is_refused_when_the_program_is_written():
 
 
 def test_a_recursive_model_keeps_its_definitions():
-    schema, _ = schema_and_reader_of(Person)
-    assert "$defs" in json.loads(schema)
+    constraint, _ = schema_constraint(Person)
+    assert "$defs" in constraint.value
 
 
 def test_a_text_of_the_wrong_form_is_generated_anew_and_each_time_counts(server):
@@ -138,7 +138,7 @@ def test_a_text_of_the_wrong_form_is_generated_anew_and_each_time_counts(server)
 
 def test_after_the_last_retry_the_error_shows_the_text_and_says_what_to_do(server):
     server.reply = lambda prompt: '{"x": '
-    with pytest.raises(sgl.ProgramError, match=r"gen 'v' failed: .*'\{\"x\": ' has not the wanted"):
+    with pytest.raises(sgl.ProgramError, match=r"gen 'v' failed: .*'\{\"x\": ' does not have the"):
         run(sgl.gen("v", json_schema=Point, retries=1))
     assert len(server.calls) == 2
     server.document = lambda prompt: '{"x": 1}'
@@ -209,7 +209,7 @@ def test_a_term_of_outlines_is_a_pattern(server, outlines):
 
 
 def test_what_is_no_pattern_is_refused_when_the_program_is_written():
-    assert regex_of("a+") == "a+"
+    assert regex_constraint("a+")[0].text == "a+"
     for wrong in (re.compile("a+"), 3, None.__class__):
         with pytest.raises(ValueError, match=r"string or a term of outlines\.types"):
             sgl.gen("v", regex=wrong)

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import sgl_vllm as sgl
+from sgl_vllm.lang.view import picture_of
 from sgl_vllm.lang.views import live as view_live
 from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS
-from sgl_vllm.lang.views.picture import Fork, Join, Picture, Slice, Turn, picture_of, visible
+from sgl_vllm.lang.views.picture import Fork, Join, Picture, Slice, Turn, visible
 from tests.unit.lang.scripted import ScriptedBackend
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\'"&\x00\x1b[31m\u202e'
@@ -654,7 +655,7 @@ def test_every_moment_of_a_run_can_be_drawn() -> None:
 
 def followed(state: sgl.ProgramState) -> list[tuple[float, Picture]]:
     drawn: list[tuple[float, Picture]] = []
-    view_live.follow(state, lambda picture: drawn.append((time.monotonic(), picture)))
+    view_live.follow(state._stream, lambda picture: drawn.append((time.monotonic(), picture)))
     return drawn
 
 
@@ -702,7 +703,7 @@ def test_following_shows_what_comes_in_a_branch_while_all_others_wait() -> None:
     def draw(picture: Picture) -> None:
         shown.extend(piece.text for branch in picture.all_branches for piece in branch.pieces)
 
-    thread = threading.Thread(target=view_live.follow, args=(state, draw))
+    thread = threading.Thread(target=view_live.follow, args=(state._stream, draw))
     thread.start()
     assert gate.reached.wait(20)
     time.sleep(0.3)
@@ -738,7 +739,7 @@ def test_following_draws_at_most_eight_times_a_second_and_not_while_nothing_happ
     thread.join(20)
     times = [at for at, _ in drawn]
     gaps = [later - earlier for earlier, later in pairwise(times)]
-    assert min(gaps) >= 1 / view_live.MOST_PER_SECOND - 0.005
+    assert min(gaps) >= 1 / view_live.MAX_PER_SECOND - 0.005
     assert max(gaps) > 0.3  # the pause
 
 

@@ -1,0 +1,250 @@
+"""The functions that make expressions: `gen`, `select`, `tool`, media, and turns.
+
+Owns their arguments and the checks on them. The expressions themselves are in `ir.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sgl_vllm.lang import media
+from sgl_vllm.lang.choices import ChoicesMethod, token_length_normalized
+from sgl_vllm.lang.constraints import (
+    ARGUMENTS,
+    Choices,
+    DType,
+    JsonSchema,
+    Regex,
+    choices_of,
+    only_one_of,
+)
+from sgl_vllm.lang.ir import (
+    Expr,
+    ExprList,
+    Gen,
+    Role,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Show,
+    Tool,
+    Var,
+    parts_of,
+)
+from sgl_vllm.lang.reasoning import reasoning_format
+from sgl_vllm.lang.sampling import Sampling, as_ids, as_stop
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: DType | None = None,
+    choices: Choices | None = None,
+    choices_method: ChoicesMethod | None = None,
+    regex: Regex | None = None,
+    json_schema: JsonSchema | None = None,
+    *,
+    retries: int = 0,
+) -> Gen | Select:
+    """Generate text here, append it to the prompt, and store it in the variable `name`.
+
+    Options that are None are inherited from `run()`. Lengths are in tokens.
+
+    - `n` > 1 generates `n` texts: the variable is a list, and its first item joins the prompt.
+    - `stop`: texts that end the generation and are not part of it. `stop_regex`: patterns that do
+      the same; the text is watched as it streams in and cut before the match (not with `n` > 1).
+    - `regex`: a pattern, or a term of `outlines.types`, that the whole text matches.
+    - `json_schema`: a dict, JSON text, a pydantic model, a dataclass or a TypedDict. With one of
+      the classes, the variable is an instance of it.
+    - `dtype`: int, float, str or bool. The text is a literal of that type (a str in double
+      quotes), and the variable has the type.
+    - `choices`: the same as `select`; the sampling options then have no effect.
+    - `return_logprob`, `top_logprobs_num` and `logprob_start_len` (index of the first prompt token
+      to return a log-probability for; -1: none) fill `get_meta_info(name)`.
+    - `retries`: how many times to generate again if the text does not have the required form,
+      because it was cut off or the class's own validators reject it. Each retry is a call.
+
+    Raises ValueError if more than one of `dtype`, `choices`, `regex`, `json_schema` is given.
+    """
+    arguments = {"dtype": dtype, "choices": choices, "regex": regex, "json_schema": json_schema}
+    constrained_by = only_one_of(arguments)
+    if choices is not None:
+        return select(name, choices, choices_method=choices_method)
+    if choices_method is not None:
+        raise ValueError("choices_method needs choices")
+    if retries < 0:
+        raise ValueError(f"retries must be 0 or more, not {retries}")
+    sampling = Sampling(
+        max_new_tokens=max_tokens,
+        min_new_tokens=min_tokens,
+        n=n,
+        stop=as_stop(stop),
+        stop_token_ids=as_ids(stop_token_ids),
+        stop_regex=as_stop(stop_regex),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        ignore_eos=ignore_eos,
+        return_logprob=return_logprob,
+        logprob_start_len=logprob_start_len,
+        top_logprobs_num=top_logprobs_num,
+        return_text_in_logprobs=return_text_in_logprobs,
+    )
+    constraint, parse = None, None
+    if constrained_by is not None:
+        constraint, parse = ARGUMENTS[constrained_by](arguments[constrained_by])
+    return Gen(name, sampling, constraint, parse, retries)
+
+
+def gen_int(name: str | None = None, max_tokens: int | None = None, **sampling: Any) -> Gen:
+    """`gen` of an integer: the variable is an int. The other arguments are those of `gen`."""
+    return _gen_of(int, name, max_tokens, sampling)
+
+
+def gen_string(name: str | None = None, max_tokens: int | None = None, **sampling: Any) -> Gen:
+    """`gen` of a string in double quotes: the variable has none. The other arguments are those of
+    `gen`."""
+    return _gen_of(str, name, max_tokens, sampling)
+
+
+def _gen_of(dtype: type, name: str | None, max_tokens: int | None, sampling: dict[str, Any]) -> Gen:
+    expr = gen(name, max_tokens, dtype=dtype, **sampling)
+    assert isinstance(expr, Gen)
+    return expr
+
+
+def select(
+    name: str | None = None,
+    choices: Choices | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod | None = None,
+) -> Select:
+    """Append the choice that the model finds most likely here and store it in the variable `name`.
+
+    `choices` are texts, or an Enum whose values are texts; the variable is then its member.
+    `choices_method` is `token_length_normalized` (default), `greedy_token_selection` or
+    `unconditional_likelihood_normalized`. The decision is deterministic: `temperature` exists for
+    SGLang's programs and must be 0.0. Raises ValueError if there are no choices, or an empty one.
+    """
+    texts, reader = choices_of(choices)
+    if temperature != 0.0:
+        raise ValueError("select is deterministic: its temperature must be 0.0")
+    return Select(name, texts, choices_method or token_length_normalized, reader)
+
+
+def var(name: str) -> Var:
+    """Append the text of variable `name` as soon as it is known.
+
+    Unlike ``s[name]``, this does not block the program's function. As an argument of `tool` it
+    stands for the variable's value.
+    """
+    return Var(name)
+
+
+def tool(name: str | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tool:
+    """Call `function`, append its result as text and store the result in the variable `name`.
+
+    The call runs once everything before it has run. An argument ``var("x")`` is replaced by the
+    value of variable x. A plain function runs in a thread, a coroutine function on the language's
+    event loop. The function must not read the prompt it is called from, because that prompt waits
+    for it. An exception it raises becomes the cause of the ProgramError.
+    """
+    return Tool(name, function, args, tuple(kwargs.items()))
+
+
+def image(path: Any) -> Show:  # SGLang's untyped argument: see read_image
+    """Show an image: a path, an http(s) or data URL, bytes, or a PIL image. Belongs in a turn."""
+    return Show(media.read_image(path))
+
+
+def video(path: Any, num_frames: int | None = None) -> Show:  # as image's
+    """Show a video: a path, an http(s) or data URL, or bytes. Belongs in a turn. The model sees
+    `num_frames` frames of it (None: the server's default)."""
+    return Show(media.read_video(path, num_frames))
+
+
+def separate_reasoning(expr: Expr | str, model_type: str = "qwen3") -> ExprList:
+    """`expr`, with the model's reasoning split off in each of its `gen`s.
+
+    The variable ``name`` and the prompt get the answer without the reasoning, and the variable
+    ``name_reasoning_content`` gets the reasoning. With `n` > 1 both are lists. `model_type` is one
+    of `sgl_vllm.lang.reasoning.FORMATS`.
+    """
+    thinking = reasoning_format(model_type)
+    return ExprList(
+        tuple(
+            replace(part, reasoning=thinking) if isinstance(part, Gen) else part
+            for part in parts_of(expr)
+        )
+    )
+
+
+def _turn(role: Role, expr: Expr | str | None) -> ExprList:
+    content = () if expr is None else parts_of(expr)
+    return ExprList((RoleBegin(role), *content, RoleEnd(role)))
+
+
+def system(expr: Expr | str | None = None) -> ExprList:
+    """A system turn containing `expr`."""
+    return _turn("system", expr)
+
+
+def user(expr: Expr | str | None = None) -> ExprList:
+    """A user turn containing `expr`."""
+    return _turn("user", expr)
+
+
+def assistant(expr: Expr | str | None = None) -> ExprList:
+    """An assistant turn containing `expr`. In a chat, `gen` belongs here."""
+    return _turn("assistant", expr)
+
+
+def system_begin() -> RoleBegin:
+    """Open a system turn."""
+    return RoleBegin("system")
+
+
+def system_end() -> RoleEnd:
+    """Close a system turn."""
+    return RoleEnd("system")
+
+
+def user_begin() -> RoleBegin:
+    """Open a user turn."""
+    return RoleBegin("user")
+
+
+def user_end() -> RoleEnd:
+    """Close a user turn."""
+    return RoleEnd("user")
+
+
+def assistant_begin() -> RoleBegin:
+    """Open an assistant turn."""
+    return RoleBegin("assistant")
+
+
+def assistant_end() -> RoleEnd:
+    """Close an assistant turn."""
+    return RoleEnd("assistant")

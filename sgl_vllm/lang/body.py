@@ -1,0 +1,113 @@
+"""Calls the function of a program: in this thread, on an event loop, or beside its caller.
+
+Owns how one call is started and what it leaves in its state. What the function submits is run by
+its stream; waiting for that is the caller's job.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sgl_vllm.lang.backends.base import Backend
+from sgl_vllm.lang.loop import background_loop, error_of, new_future
+from sgl_vllm.lang.run import Run
+from sgl_vllm.lang.sampling import Sampling
+from sgl_vllm.lang.state import AsyncProgramState, ProgramState
+from sgl_vllm.lang.stream import Stream
+
+
+@dataclass(frozen=True)
+class Body:
+    """A program's function with its bound arguments, as every run of the program calls it."""
+
+    func: Callable[..., Any]
+    bound: Mapping[str, object]
+    is_async: bool
+    num_api_spec_tokens: int | None
+
+    def new_state(
+        self,
+        backend: Backend,
+        defaults: Sampling,
+        *,
+        is_streamed: bool = False,
+        seen_chars: int = 0,
+    ) -> ProgramState:
+        """The state of a new run, which has not begun. `seen_chars` is as in `Stream`."""
+        run = Run(
+            backend,
+            defaults,
+            background_loop(),
+            is_streamed=is_streamed,
+            num_api_spec_tokens=self.num_api_spec_tokens,
+        )
+        return ProgramState(Stream(run, seen_chars=seen_chars))
+
+    def call(self, state: ProgramState, /, *args: object, **kwargs: object) -> None:
+        """Call a plain function. Operations it submitted may still be running afterwards."""
+        state.ret_value = self.func(state, *args, **{**self.bound, **kwargs})
+
+    async def call_async(self, state: ProgramState, /, *args: object, **kwargs: object) -> None:
+        """Await a coroutine function; it is interrupted if the run is cancelled."""
+        inner = AsyncProgramState(state._stream)
+        call = functools.partial(self.func, inner, *args, **{**self.bound, **kwargs})
+        state.ret_value = await state._stream.run.call(call)
+
+    def start(
+        self,
+        state: ProgramState,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Start a streamed run and return: a plain function runs in a thread of its own, a
+        coroutine function on the background loop."""
+        kwargs = kwargs or {}
+        run = state._stream.run
+        body: Future[None] = new_future()
+        run.body = body
+        stop_timer = run.cancel_after(timeout_s)
+
+        def end(error: BaseException | None) -> None:
+            if error is not None:
+                run.cancel()
+                body.set_exception(error)
+            else:
+                body.set_result(None)
+            run.background.soon(state._stream.changed)
+            if timeout_s is not None:
+                run.check().add_done_callback(lambda _: stop_timer())
+
+        def call() -> None:
+            run.body_thread = threading.get_ident()
+            try:
+                self.call(state, *args, **kwargs)
+            except BaseException as error:
+                end(error)
+            else:
+                end(None)
+
+        if self.is_async:
+            calling = run.background.start(self.call_async(state, *args, **kwargs))
+            calling.add_done_callback(lambda done: end(error_of(done)))
+        else:
+            threading.Thread(target=call, name="sgl-vllm-body", daemon=True).start()
+
+
+@contextmanager
+def cancelling_on_error(run: Run, timeout_s: float | None) -> Iterator[None]:
+    """Cancel the run if the ``with`` block raises, or takes longer than `timeout_s` seconds."""
+    stop_timer = run.cancel_after(timeout_s)
+    try:
+        yield
+    except BaseException:
+        run.cancel()
+        raise
+    finally:
+        stop_timer()

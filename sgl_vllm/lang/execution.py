@@ -1,0 +1,259 @@
+"""Runs a stream's operations: what each expression does to the prompt.
+
+Owns the stream's prompt (its transcript, the text being generated, text generated ahead) and the
+meaning of every operation. `gen` is in `generation.py`, queueing and errors are in `stream.py`.
+Runs on the background loop; knows no protocol, which is the backends' job.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sgl_vllm.lang.backends.base import ScoreAnswer, Usage, logger
+from sgl_vllm.lang.errors import BackendError, ProgramError, UnsupportedError
+from sgl_vllm.lang.generation import Generation, open_prompt
+from sgl_vllm.lang.ir import (
+    Computed,
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Show,
+    Text,
+    Tool,
+    Var,
+    VarScopeBegin,
+    VarScopeEnd,
+    parts_of,
+)
+from sgl_vllm.lang.loop import result_of
+from sgl_vllm.lang.operations import (
+    AppendTexts,
+    Fork,
+    Gather,
+    JoinRecord,
+    Needed,
+    Operation,
+    Read,
+)
+from sgl_vllm.lang.run import Run
+from sgl_vllm.lang.speculation import Ahead
+from sgl_vllm.lang.transcript import SelectMeta, SpanKind, Transcript, Variable
+
+tool_caller: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
+    "sgl_vllm_tool_caller", default=None
+)
+"""Inside a tool: the execution that called it."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A prompt's transcript, and the text generated so far by the running `gen`."""
+
+    transcript: Transcript
+    partial: str = ""
+
+
+class Execution:
+    """Runs the operations of one stream, one at a time.
+
+    Invariant: `written` is replaced as a whole, so that every thread sees a transcript together
+    with the partial text that follows it.
+    """
+
+    def __init__(
+        self, run: Run, where: str, changed: Callable[[], None], transcript: Transcript
+    ) -> None:
+        self.written = Written(transcript)
+        self.joins: list[JoinRecord] = []
+        self._run = run
+        self._where = where
+        self._changed = changed
+        self._ahead: Ahead | None = None
+        self._scopes: list[int] = []  # where the open var_scopes begin
+
+    def begin(self, transcript: Transcript, ahead: Ahead | None) -> None:
+        """Continue what a parent has written."""
+        self.written = Written(transcript)
+        self._ahead = ahead
+
+    def drop_partial(self) -> None:
+        self.written = Written(self.written.transcript)
+
+    async def execute(self, operation: Operation, needed: Needed) -> Variable | Transcript | None:
+        """Run `operation`. Returns its variable if it makes one; for a Read, the transcript."""
+        transcript = self.written.transcript
+        match operation:
+            case Text(value):
+                self._append(value)
+            case RoleBegin(role):
+                self._replace(transcript.turn_begun(role))
+            case RoleEnd(role):
+                self._replace(transcript.turn_ended(role))
+            case Gen():
+                return await self._generate(operation)
+            case Select():
+                return await self._select(operation)
+            case Var(name):
+                self._append((await result_of(needed[name])).text, "variable", name)
+            case Computed():
+                return await self._compute(operation, needed)
+            case Tool():
+                return await self._call_tool(operation, needed)
+            case Show(media):
+                self._replace(transcript.shown(media))
+            case VarScopeBegin():
+                self._scopes.append(len(transcript.text))
+            case VarScopeEnd():
+                return Variable.of(transcript.text[self._scopes.pop() :])
+            case Read():
+                return transcript
+            case Fork():
+                await self._fork(operation)
+            case Gather(name, futures, branches):
+                values = [(await result_of(future)).value for future in futures]
+                self.joins.append(JoinRecord(len(transcript.spans), branches, name))
+                return Variable.of(values)
+            case AppendTexts():
+                await self._append_texts(operation)
+            case _:
+                raise TypeError(f"{type(operation).__name__} cannot be run")
+        return None
+
+    # --- the prompt ----------------------------------------------------------------------------
+
+    def _append(self, text: str, kind: SpanKind = "text", name: str | None = None) -> None:
+        """Append text that was not generated."""
+        self.written = Written(self.written.transcript.appended(text, kind, name))
+        if self._ahead is not None:
+            self._ahead = self._ahead.after(text)
+
+    def _replace(self, transcript: Transcript) -> None:
+        """Take a transcript that text generated ahead does not continue."""
+        self.written = Written(transcript)
+        self._ahead = None
+
+    def _show(self, partial: str) -> None:
+        """Let readers see the text generated so far."""
+        self.written = Written(self.written.transcript, partial)
+        self._changed()
+
+    # --- the model -----------------------------------------------------------------------------
+
+    async def _generate(self, expr: Gen) -> Variable:
+        before = self.written.transcript
+        generation = Generation(expr, self._run, before, self._ahead, self._show)
+        result = await generation.result()
+        self._ahead = result.ahead
+        first = result.first
+        after = before.appended(
+            first.text, "gen", expr.name, forced=first.forced, usage=result.usage
+        )
+        self.written = Written(after.seen())
+        return result.variable
+
+    async def _select(self, expr: Select) -> Variable:
+        self._ahead = None
+        backend, before = self._run.backend, self.written.transcript
+        if backend.scoreless_methods is not None and expr.method not in backend.scoreless_methods:
+            raise UnsupportedError(
+                backend.name,
+                f"select by {type(expr.method).__name__}",
+                "this backend chooses without scores, which only token_length_normalized allows",
+            )
+        answer = await backend.score(
+            open_prompt(before, backend, "select"),
+            expr.choices,
+            unconditional=expr.method.needs_unconditional,
+            warm=before.is_worth_a_hint,
+        )
+        self._run.usage += answer.usage
+        scores: tuple[float, ...] = ()
+        token_logprobs: tuple[tuple[float, ...], ...] = ()
+        if isinstance(answer, ScoreAnswer):
+            decision = expr.method(answer.choices)
+            index, scores = decision.index, decision.scores
+            token_logprobs = tuple(choice.logprobs for choice in answer.choices)
+        else:
+            index = answer.index
+        chosen = expr.choices[index]
+        after = before.appended(chosen, "select", expr.name, usage=answer.usage)
+        self.written = Written(after.seen())
+        meta = SelectMeta(expr.choices, scores, token_logprobs, answer.usage)
+        return Variable(expr.parse(chosen) if expr.parse else chosen, chosen, meta)
+
+    # --- the user's code -----------------------------------------------------------------------
+
+    async def _compute(self, expr: Computed, needed: Needed) -> Variable:
+        values = await _values_of(needed)
+        variable = Variable.of("")
+        for part in parts_of(expr.function(values)):
+            result = await self.execute(part, {})
+            if isinstance(result, Variable):
+                variable = result
+        return variable
+
+    async def _call_tool(self, expr: Tool, needed: Needed) -> Variable:
+        values = await _values_of(needed)
+
+        def filled(argument: object) -> object:
+            return values[argument.name] if isinstance(argument, Var) else argument
+
+        args = [filled(argument) for argument in expr.args]
+        kwargs = {key: filled(argument) for key, argument in expr.kwargs}
+        token = tool_caller.set(self)
+        try:
+            if inspect.iscoroutinefunction(expr.function):
+                value = await expr.function(*args, **kwargs)
+            else:
+                call = functools.partial(expr.function, *args, **kwargs)
+                context = contextvars.copy_context()
+                value = await self._run.background.in_thread(lambda: context.run(call))
+                if inspect.isawaitable(value):  # an object whose __call__ is a coroutine function
+                    value = await value
+        except ProgramError as error:  # of a program that the tool ran
+            raise ProgramError(str(expr), self._where, error) from error
+        finally:
+            tool_caller.reset(token)
+        variable = Variable.of(value)
+        self._append(variable.text, "tool", expr.name)
+        return variable
+
+    # --- fork and join -------------------------------------------------------------------------
+
+    async def _fork(self, operation: Fork) -> None:
+        """Send what the branches share to the server (the frontend hint), then start them.
+
+        The hint only saves time. A chat template may reject an incomplete prompt, and any other
+        problem shows up again in the branches' own requests, so its failure is not reported.
+        """
+        transcript = self.written.transcript
+        if len(operation.children) > 1 and self._ahead is None and transcript.is_worth_a_hint:
+            try:
+                usage = await self._run.backend.warm(transcript.prompt())
+            except BackendError as error:
+                logger.debug("the hint of a fork failed: %s", error)
+                usage = Usage()
+            self._run.usage += usage  # after the await: other streams add to it meanwhile
+            self.written = Written(transcript.seen())
+        for child in operation.children:
+            child.begin(self.written.transcript, self._ahead)
+
+    async def _append_texts(self, operation: AppendTexts) -> None:
+        num_spans = len(self.written.transcript.spans)
+        texts = [
+            (await result_of(read)).text[branch.forked_at :] for branch, read in operation.branches
+        ]
+        branches = tuple(branch for branch, _ in operation.branches)
+        self.joins.append(JoinRecord(num_spans, branches, None))
+        for text in texts:
+            self._append(text)
+
+
+async def _values_of(needed: Needed) -> Mapping[str, Any]:  # the user's own values, of any type
+    return {name: (await result_of(future)).value for name, future in needed.items()}

@@ -1,0 +1,307 @@
+"""Runs one `gen`: asks the backend, streams the text, and reads it as a value.
+
+Owns what happens between a `Gen` expression and its variable: sampling options, stop patterns,
+text generated ahead, reasoning, parsing and retries. How the result changes the prompt is in
+`execution.py`; the rules for text generated ahead are in `speculation.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from sgl_vllm.lang.backends.base import (
+    Backend,
+    ChatPrompt,
+    GenAnswer,
+    Generated,
+    GenRequest,
+    Prompt,
+    Usage,
+    Watch,
+)
+from sgl_vllm.lang.errors import BackendError, UnsupportedError
+from sgl_vllm.lang.ir import Gen
+from sgl_vllm.lang.run import Run
+from sgl_vllm.lang.speculation import Ahead, Lookout, can_be_speculated
+from sgl_vllm.lang.transcript import GenMeta, Transcript, Variable
+
+MAX_SHOWN_CHARS = 200
+
+
+def open_prompt(transcript: Transcript, backend: Backend, feature: str) -> Prompt:
+    """The prompt, which must end where `feature` (gen or select) can write text.
+
+    Raises UnsupportedError where the backend cannot write, ValueError outside of a turn.
+    """
+    prompt = transcript.prompt()
+    if not isinstance(prompt, ChatPrompt) or prompt.ending == "generate":
+        return prompt
+    if prompt.ending == "continue":
+        if backend.continues_turns:
+            return prompt
+        raise UnsupportedError(
+            backend.name,
+            f"{feature} after other text in a turn",
+            f"let the {transcript.role} turn begin with it, or try "
+            f"@function(num_api_spec_tokens=...)",
+        )
+    if transcript.role is None:
+        raise ValueError(f"{feature} outside of a turn: put it in assistant(...)")
+    raise UnsupportedError(
+        backend.name,
+        f"{feature} at the start of a {transcript.role} turn",
+        "begin the turn with some text",
+    )
+
+
+@dataclass(frozen=True)
+class GenResult:
+    """The variable a `gen` makes, the text that joins the prompt with what its request cost, and
+    text generated ahead of it."""
+
+    variable: Variable
+    first: Generated
+    usage: Usage
+    ahead: Ahead | None
+
+
+class Generation:
+    """One `gen` on `transcript`, answered by `ahead` if that matches, otherwise by the backend.
+
+    `show` receives the text generated so far, in a streamed run.
+    """
+
+    def __init__(
+        self,
+        expr: Gen,
+        run: Run,
+        transcript: Transcript,
+        ahead: Ahead | None,
+        show: Callable[[str], None],
+    ) -> None:
+        self._expr = expr
+        self._run = run
+        self._backend = run.backend
+        self._transcript = transcript
+        self._ahead = ahead
+        self._show = show
+        self._sampling = expr.sampling.over(run.defaults)
+
+    async def result(self) -> GenResult:
+        """Generate until the text can be read as a value, or the retries are used up.
+
+        Raises ValueError with the reader's error if it cannot, and BackendError.
+        """
+        expr = self._expr
+        for retries_left in reversed(range(expr.retries + 1)):
+            answer = await self._ask()
+            self._run.usage += answer.usage
+            reasonings, texts = _split_reasoning(expr, answer.texts)
+            try:
+                values = [_read_as(expr, text) for text in texts]
+            except ValueError:
+                if not retries_left:
+                    raise
+                self._ahead = None
+                self._show("")
+            else:
+                break
+        first, is_list = texts[0], (self._sampling.n or 1) > 1
+        meta = GenMeta(
+            finish_reason=tuple(text.finish_reason for text in texts),
+            output_token_logprobs=tuple(text.logprobs for text in texts),
+            usage=answer.usage,
+            prompt_logprobs=answer.prompt_logprobs,
+            with_text=self._sampling.return_text_in_logprobs is not False,
+        )
+        variable = Variable(
+            values if is_list else values[0],
+            first.text,
+            meta,
+            reasonings if is_list else reasonings[0],
+        )
+        return GenResult(variable, first, answer.usage, self._ahead)
+
+    async def _ask(self) -> GenAnswer:
+        num_tokens_ahead = self._run.num_api_spec_tokens
+        if num_tokens_ahead and can_be_speculated(self._expr, self._sampling):
+            return await self._ask_speculatively(num_tokens_ahead)
+        return await self._ask_plainly()
+
+    # --- one request per generation ------------------------------------------------------------
+
+    async def _ask_plainly(self) -> GenAnswer:
+        self._ahead = None
+        stop = _StopRegex(self._sampling.stop_regex)
+        request = GenRequest(
+            open_prompt(self._transcript, self._backend, "gen"),
+            self._sampling,
+            self._expr.constraint,
+            self._watch(stop),
+        )
+        answer = await self._backend.generate(request)
+        return replace(answer, texts=tuple(stop.cut(text) for text in answer.texts))
+
+    def _watch(self, stop: _StopRegex) -> Watch | None:
+        """A watcher if the run is streamed or a stop pattern is set; None otherwise."""
+        if self._sampling.n != 1 or not (self._run.is_streamed or stop.patterns):
+            return None
+
+        # Readers must not see text that a stop pattern or a retry may still remove.
+        is_shown = self._run.is_streamed and not stop.patterns and not self._expr.retries
+        reasoning = self._expr.reasoning
+        raw = ""
+
+        def watch(piece: str, num_tokens: int | None) -> bool:
+            nonlocal raw
+            raw += piece
+            if is_shown:
+                self._show(reasoning.begun(raw) if reasoning else raw)
+            return stop.position(raw) is not None
+
+        return watch
+
+    # --- API speculative execution -------------------------------------------------------------
+
+    async def _ask_speculatively(self, num_tokens_ahead: int) -> GenAnswer:
+        """Answer from text generated ahead, or by a generation that runs past its end.
+
+        If the backend cannot continue a turn, the model is asked for the whole turn, and what the
+        program has already written in it must come back unchanged.
+        """
+        if self._ahead is not None:
+            answer = self._ahead.answer(self._sampling)
+            if answer is not None:
+                saved = Usage(saved_calls=1, saved_prompt_tokens=self._ahead.num_prompt_tokens_here)
+                text, self._ahead = answer
+                return GenAnswer((text,), saved)
+        transcript, backend = self._transcript, self._backend
+        begun = ""
+        prompt = transcript.prompt()
+        if (
+            isinstance(prompt, ChatPrompt)
+            and prompt.ending == "continue"
+            and transcript.role == "assistant"
+            and not backend.continues_turns
+        ):
+            begun = transcript.turn_text
+            prompt = ChatPrompt(transcript.messages, "generate")
+        else:
+            prompt = open_prompt(transcript, backend, "gen")
+        try:
+            ahead, usage = await self._run_ahead(prompt, num_tokens_ahead, begun)
+        except BackendError as error:
+            if begun or error.status != 400:
+                raise
+            return await self._ask_plainly()  # the additional tokens may exceed a limit
+        if begun:
+            after = ahead.after(begun)
+            if after is None:
+                raise UnsupportedError(
+                    backend.name,
+                    f"a turn that begins with {begun!r}",
+                    f"the model began it with {ahead.text[: len(begun) + 20]!r}; ask for this "
+                    f"beginning in the prompt",
+                )
+            ahead = after
+        answer = ahead.answer(self._sampling)
+        if answer is None and not begun:
+            # The end is unknown, or inside a chunk of several tokens. From now on this backend is
+            # asked for no more than `max_tokens`, so that this happens only once.
+            backend.tells_tokens = False
+            plain = await self._ask_plainly()
+            return replace(plain, usage=plain.usage + usage)
+        if answer is None:
+            raise UnsupportedError(
+                backend.name,
+                "gen after other text in a turn",
+                f"the turn {ahead.text!r} ends before it; raise max_tokens",
+            )
+        text, self._ahead = answer
+        return GenAnswer((text,), usage)
+
+    async def _run_ahead(
+        self, prompt: Prompt, num_tokens_ahead: int, begun: str
+    ) -> tuple[Ahead, Usage]:
+        lookout = Lookout(
+            self._sampling, num_tokens_ahead, begun, tells_tokens=self._backend.tells_tokens
+        )
+
+        def watch(piece: str, num_tokens: int | None) -> bool:
+            is_enough = lookout(piece, num_tokens)
+            if self._run.is_streamed and (shown := lookout.shown()) is not None:
+                self._show(shown)
+            return is_enough
+
+        answer = await self._backend.generate(GenRequest(prompt, lookout.sampling, watch=watch))
+        return lookout.ahead(answer.texts[0], answer.usage.prompt_tokens), answer.usage
+
+
+# --- generated text ------------------------------------------------------------------------------
+
+
+class _StopRegex:
+    """Patterns that end a generation. The match and everything after it is removed."""
+
+    def __init__(self, patterns: str | tuple[str, ...] | None) -> None:
+        given = (patterns,) if isinstance(patterns, str) else patterns or ()
+        self.patterns = [re.compile(pattern) for pattern in given]
+
+    def position(self, text: str) -> int | None:
+        """Where the first match begins."""
+        found = [match.start() for p in self.patterns if (match := p.search(text))]
+        return min(found, default=None)
+
+    def cut(self, generated: Generated) -> Generated:
+        position = self.position(generated.text)
+        if position is None:
+            return generated
+        kept, num_chars = [], 0
+        for token in generated.logprobs:
+            if num_chars >= position:
+                break
+            kept.append(token)
+            num_chars += len(token.text)
+        return replace(
+            generated,
+            text=generated.text[:position],
+            finish_reason="stop",
+            logprobs=tuple(kept),
+            forced=tuple((a, min(b, position)) for a, b in generated.forced if a < position),
+        )
+
+
+def _split_reasoning(
+    expr: Gen, texts: tuple[Generated, ...]
+) -> tuple[list[str | None], tuple[Generated, ...]]:
+    """The reasoning in each text, and the texts without it."""
+    if expr.reasoning is None:
+        return [None] * len(texts), texts
+    parts = [
+        expr.reasoning.split(text.text)
+        if text.reasoning is None
+        else (text.reasoning.strip(), text.text.strip())
+        for text in texts
+    ]
+    answers = (
+        replace(t, text=answer, forced=()) for t, (_, answer) in zip(texts, parts, strict=True)
+    )
+    return [reasoning for reasoning, _ in parts], tuple(answers)
+
+
+def _read_as(expr: Gen, generated: Generated) -> object:
+    """The value of a generated text. ValueError if it does not have the required form."""
+    text = generated.text
+    if expr.parse is None:
+        return text
+    try:
+        return expr.parse(text)
+    except (ValueError, KeyError) as error:
+        is_cut = generated.finish_reason == "length"
+        advice = ": it was cut off, raise max_tokens" if is_cut else ""
+        shown = text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."
+        raise ValueError(
+            f"the generated text {shown!r} does not have the required form{advice}"
+        ) from error

@@ -1,0 +1,73 @@
+"""What a stream can run beside expressions: reading its transcript, forking and joining.
+
+Owns these operations as values. `execution.py` carries them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from sgl_vllm.lang.ir import Expr
+from sgl_vllm.lang.transcript import Transcript, Variable
+
+if TYPE_CHECKING:
+    from sgl_vllm.lang.stream import Stream
+
+Needed: TypeAlias = Mapping[str, "Future[Variable]"]
+"""The variables that an operation reads when it runs."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """Return the transcript once everything before it has run."""
+
+    def __str__(self) -> str:
+        return "read"
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Start the branches `children`."""
+
+    children: tuple[Stream, ...]
+
+    def __str__(self) -> str:
+        return f"fork({len(self.children)})"
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Wait for one variable of several branches and make a list of its values."""
+
+    name: str
+    futures: tuple[Future[Variable], ...]
+    branches: tuple[Stream, ...] = ()
+
+    def __str__(self) -> str:
+        return f"join of {self.name!r}"
+
+
+@dataclass(frozen=True)
+class AppendTexts:
+    """Wait for branches and append what each wrote after the fork."""
+
+    branches: tuple[tuple[Stream, Future[Transcript]], ...]
+
+    def __str__(self) -> str:
+        return "join"
+
+
+Operation: TypeAlias = Expr | Read | Fork | Gather | AppendTexts
+
+
+@dataclass(frozen=True)
+class JoinRecord:
+    """Where a join took place, for views: after the first `num_spans` spans, `branches` were
+    joined by the variable `name` or, if that is None, by their texts."""
+
+    num_spans: int
+    branches: tuple[Stream, ...]
+    name: str | None

@@ -1,0 +1,171 @@
+"""One run of a program: what all its streams share.
+
+Owns the run's backend, sampling defaults and usage, its streams, and how it is cancelled. What a
+stream does is in `stream.py`; calling the program's function is in `body.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import os
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+from sgl_vllm.lang.backends.base import Backend, Usage, program_id
+from sgl_vllm.lang.errors import ProgramCancelled, ProgramError
+from sgl_vllm.lang.loop import BackgroundLoop, result_of
+from sgl_vllm.lang.sampling import Sampling
+
+if TYPE_CHECKING:
+    from sgl_vllm.lang.stream import Stream
+    from sgl_vllm.lang.transcript import Transcript
+
+T = TypeVar("T")
+
+_process = uuid.uuid4().hex[:8]
+_run_numbers = itertools.count(1)
+
+
+class Run:
+    """One run of a program, from its first stream to the end of its last.
+
+    `streams` has every stream of the run, forks included, except discarded branches. If
+    `is_streamed`, backends report text as it is generated. `num_api_spec_tokens` turns on API
+    speculative execution: a generation may run that many tokens past its end. Backends send `id`
+    to the server.
+
+    Invariant: once `cancel_reason` is set, no operation of the run starts any more.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        defaults: Sampling,
+        background: BackgroundLoop,
+        *,
+        is_streamed: bool = False,
+        num_api_spec_tokens: int | None = None,
+    ) -> None:
+        self.id = f"sgl-{_process}-{os.getpid()}-{next(_run_numbers)}"
+        self.backend = backend
+        self.defaults = defaults
+        self.background = background
+        self.is_streamed = is_streamed
+        self.num_api_spec_tokens = num_api_spec_tokens
+        self.usage = Usage()
+        self.streams: list[Stream] = []
+        self.body: Future[None] | None = None
+        """In a streamed run: done when the program's function has returned."""
+        self.body_thread: int | None = None
+        """In a streamed run of a plain function: the thread that the function runs in."""
+        self.context = contextvars.copy_context()
+        self.context.run(program_id.set, self.id)
+        self._cancel_reason: Exception | None = None
+        self._interrupts: list[Callable[[], object]] = []
+
+    def check(self) -> Future[Transcript]:
+        """Done when all operations submitted so far are; raises the first stream's error. The
+        result is the first stream's transcript."""
+        first, *others = [stream.read() for stream in list(self.streams)]
+        return self.background.start(_first_of(first, others)) if others else first
+
+    # --- cancelling ----------------------------------------------------------------------------
+
+    @property
+    def cancel_reason(self) -> Exception | None:
+        """Why the run was cancelled; None while it may still run."""
+        return self._cancel_reason
+
+    def cancel(self, reason: Exception | None = None) -> None:
+        """Cancel the requests in flight, and fail every operation queued or submitted later."""
+        if self._cancel_reason is None:
+            self._cancel_reason = reason or ProgramCancelled(
+                "the program was cancelled before this operation finished"
+            )
+        for stream in list(self.streams):
+            self.background.soon(stream.cancel)
+        for interrupt in tuple(self._interrupts):
+            interrupt()
+
+    def cancel_after(self, timeout_s: float | None) -> Callable[[], None]:
+        """Cancel the run after `timeout_s` seconds (None: never). Call the result to prevent it."""
+        if timeout_s is None:
+            return lambda: None
+        reason = TimeoutError(f"the program did not finish within timeout_s={timeout_s:g}")
+        timers: list[asyncio.TimerHandle] = []
+        loop = self.background.loop
+        self.background.soon(lambda: timers.append(loop.call_later(timeout_s, self.cancel, reason)))
+
+        def stop_timer() -> None:
+            for timer in timers:
+                timer.cancel()
+
+        return lambda: self.background.soon(stop_timer)
+
+    def discard(self, stream: Stream) -> None:
+        """Cancel one branch and everything forked from it. Their errors are not reported."""
+        for child in stream.children:
+            self.discard(child)
+        if stream in self.streams:
+            self.streams.remove(stream)
+        stream.discarded = True
+        self.background.soon(stream.cancel)
+
+    # --- coroutine functions -------------------------------------------------------------------
+
+    async def call(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Await the program's own function, on any event loop, until the run is cancelled.
+
+        Cancelling the run interrupts the function. The error raised is then that of the operation
+        that was cancelled, or else a ProgramError for the function itself.
+        """
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        num_cancelled, num_interrupts = task.cancelling(), 0
+        is_running = True
+
+        def interrupt() -> None:
+            nonlocal num_interrupts
+            if is_running:
+                num_interrupts += 1
+                task.cancel()
+
+        def interrupt_soon() -> None:
+            loop.call_soon_threadsafe(interrupt)
+
+        def take_back() -> None:
+            nonlocal num_interrupts
+            for _ in range(num_interrupts):
+                task.uncancel()
+            num_interrupts = 0
+
+        self._interrupts.append(interrupt_soon)
+        try:
+            return await function()
+        except asyncio.CancelledError as error:
+            take_back()
+            if task.cancelling() > num_cancelled:
+                raise  # cancelled from outside, not by this run
+            if self._cancel_reason is None:
+                raise ProgramError("the program's function", "", error) from error
+            await result_of(self.background.start(asyncio.sleep(0)))  # the streams have failed now
+            errors = (stream.snapshot().error for stream in self.streams)
+            raise next(
+                (error for error in errors if error is not None),
+                ProgramError("the program's function", "", self._cancel_reason),
+            ) from self._cancel_reason
+        finally:
+            is_running = False
+            take_back()
+            self._interrupts.remove(interrupt_soon)
+
+
+async def _first_of(first: Future[Transcript], others: Sequence[Future[Transcript]]) -> Transcript:
+    transcript = await result_of(first)
+    for read in others:
+        await result_of(read)
+    return transcript

@@ -1,0 +1,101 @@
+"""Sampling options: what one `gen` sets, what `run()` sets for all of them, and the defaults.
+
+Owns the list of options and how they combine. How an API spells them is up to each backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TypedDict, Unpack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Sampling options. None means "as given to `run()`", and otherwise SGLang's default."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    n: int | None = None
+    stop: str | tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    stop_regex: str | tuple[str, ...] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    ignore_eos: bool | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool | None = None
+
+    @property
+    def prompt_logprobs_from(self) -> int | None:
+        """Index of the first prompt token to return a log-probability for; None for none."""
+        start = self.logprob_start_len or 0
+        return start if self.return_logprob and start >= 0 else None
+
+    def over(self, defaults: Sampling) -> Sampling:
+        """These options, with `defaults` wherever one is None."""
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(defaults, **{k: v for k, v in given.items() if v is not None})
+
+
+DEFAULT_SAMPLING = Sampling(
+    max_new_tokens=128,
+    min_new_tokens=0,
+    n=1,
+    temperature=1.0,
+    top_p=1.0,
+    top_k=-1,
+    min_p=0.0,
+    frequency_penalty=0.0,
+    presence_penalty=0.0,
+    ignore_eos=False,
+    return_logprob=False,
+    logprob_start_len=-1,
+    top_logprobs_num=0,
+    return_text_in_logprobs=True,
+)
+
+
+class SamplingDefaults(TypedDict, total=False):
+    """Options that `run()` and its variants set for every `gen`; SGLang's defaults if omitted."""
+
+    max_new_tokens: int
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    stop_regex: str | Sequence[str] | None
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    frequency_penalty: float
+    presence_penalty: float
+    ignore_eos: bool
+    return_logprob: bool
+    logprob_start_len: int
+    top_logprobs_num: int
+    return_text_in_logprobs: bool
+
+
+def as_stop(stop: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
+    return stop if stop is None or isinstance(stop, str) else tuple(stop)
+
+
+def as_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if ids is None else tuple(ids)
+
+
+def run_defaults(**given: Unpack[SamplingDefaults]) -> Sampling:
+    """The complete options of a run: those given, over SGLang's defaults."""
+    as_tuples = {
+        "stop": as_stop(given.get("stop")),
+        "stop_regex": as_stop(given.get("stop_regex")),
+        "stop_token_ids": as_ids(given.get("stop_token_ids")),
+    }
+    # mypy does not follow which value belongs to which name.
+    return Sampling(**{**given, **as_tuples}).over(DEFAULT_SAMPLING)  # type: ignore[arg-type]

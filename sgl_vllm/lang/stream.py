@@ -1,0 +1,328 @@
+"""A stream: the operations of one prompt, queued from any thread and run in order.
+
+Owns the queue, the futures of its operations and variables, and how errors propagate. What an
+operation does to the prompt is in `execution.py`. All streams run on the background loop; a stream
+has a task only while it has something to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from sgl_vllm.lang.backends.base import branch_name, logger
+from sgl_vllm.lang.errors import ProgramCancelled, ProgramError
+from sgl_vllm.lang.execution import Execution, tool_caller
+from sgl_vllm.lang.ir import Computed, Expr, Gen, Select, Tool, Var, VarScopeEnd, parts_of
+from sgl_vllm.lang.loop import new_future
+from sgl_vllm.lang.operations import Fork, JoinRecord, Needed, Operation, Read
+from sgl_vllm.lang.run import Run
+from sgl_vllm.lang.speculation import Ahead
+from sgl_vllm.lang.transcript import Transcript, Variable
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A stream at one moment.
+
+    `partial` is the text generated so far for the variable `partial_name`. `busy` describes the
+    running operation, `error` what ended the stream.
+    """
+
+    transcript: Transcript
+    partial: str
+    partial_name: str | None
+    busy: str | None
+    error: ProgramError | None
+
+    @property
+    def text(self) -> str:
+        return self.transcript.text + self.partial
+
+
+class Stream:
+    """The operations of one prompt, run in order.
+
+    Invariant: every future that `submit` returns is resolved by the time the stream is idle, so no
+    reader waits forever. From the first failed operation on, futures get its ProgramError. The
+    head of the queue is the operation that is running.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        where: str = "",
+        variables: dict[str, Future[Variable]] | None = None,
+        *,
+        parent: Stream | None = None,
+        seen_chars: int = 0,
+    ) -> None:
+        """Args:
+        where: names the branch in errors, such as ``fork[1]``; empty for the root.
+        variables: those the stream starts with.
+        seen_chars: how many characters of the text to come are already in the server's cache.
+        """
+        self.run = run
+        self.where = where
+        self.variables: dict[str, Future[Variable]] = dict(variables or {})
+        self.written: dict[str, None] = {}  # names this stream bound itself, in order
+        self.parent = parent
+        self.children: list[Stream] = []
+        self.forked_at = 0  # where this branch's own text begins
+        self.discarded: bool = parent is not None and parent.discarded
+        # How many spans come from the parent; None until the branch has started.
+        self.num_inherited_spans: int | None = 0 if parent is None else None
+        self._execution = Execution(run, where, self.changed, Transcript(seen_chars=seen_chars))
+        self._lock = threading.Lock()
+        # Each future is of the operation's variable, if it makes one; of a Read, a transcript.
+        self._queue: deque[tuple[Operation, Future[Any], Needed]] = deque()
+        self._busy = parent is not None  # a branch waits for its fork
+        self._task: asyncio.Task[None] | None = None
+        self._error: ProgramError | None = None
+        self._listeners: list[Callable[[], object]] = []
+        self._context = run.context.copy()
+        self._context.run(branch_name.set, where)
+        if not self.discarded:
+            run.streams.append(self)
+
+    # --- submitting: any thread ----------------------------------------------------------------
+
+    def submit(self, operation: Operation, needed: Needed | None = None) -> Future[Any]:
+        """Queue an operation. Its future has the operation's variable (or None), for a Read the
+        transcript, and is always resolved."""
+        future: Future[Any] = new_future()
+        with self._lock:
+            reason = self._cancel_reason()
+            if self._error is None and reason is not None:
+                self._error = ProgramError(str(operation), self.where, reason)
+            if self._error is not None:
+                _abandon(operation, future, self._error)
+                return future
+            self._queue.append((operation, future, needed or {}))
+            was_idle, self._busy = not self._busy, True
+        if was_idle:
+            self.run.background.soon(self._start_task)
+        return future
+
+    def read(self) -> Future[Transcript]:
+        """The transcript once everything submitted so far has run."""
+        return self.submit(Read())
+
+    def append(self, value: Expr | str) -> None:
+        """Submit what a program appends. KeyError for a variable not made earlier."""
+        for expr in parts_of(value):
+            future = self.submit(expr, self._needed_by(expr))
+            match expr:
+                case Gen(name) if name is not None:
+                    self.bind(name, future)
+                    if expr.reasoning_name is not None:
+                        self.bind(expr.reasoning_name, _reasoning_of(future))
+                case Select(name) | VarScopeEnd(name) | Tool(name) if name is not None:
+                    self.bind(name, future)
+                case Computed() if expr.name is not None:
+                    self.bind(expr.name, future)
+
+    def _needed_by(self, expr: Expr) -> Needed | None:
+        """The variables, as bound now, that an expression reads when it runs."""
+        match expr:
+            case Var(name):
+                return {name: self.variable(name)}
+            case Computed(_, needs):
+                return {name: self.variable(name) for name in needs}
+            case Tool(_, _, args, kwargs):
+                given = (*args, *(value for _, value in kwargs))
+                names = (value.name for value in given if isinstance(value, Var))
+                return {name: self.variable(name) for name in names}
+        return None
+
+    def variable(self, name: str) -> Future[Variable]:
+        """The future of variable `name`. KeyError if the program does not make it."""
+        future = self.variables.get(name)
+        if future is None:
+            known = ", ".join(map(repr, self.variables)) or "none"
+            raise KeyError(f"the program has no variable {name!r} (it has: {known})")
+        return future
+
+    def bind(self, name: str, future: Future[Variable]) -> None:
+        """From here on, `name` refers to the result of `future`."""
+        self.variables[name] = future
+        self.written[name] = None
+
+    def fork(self, size: int, label: Callable[[int], str]) -> list[Stream]:
+        """Submit a fork into `size` branches, which start when it runs."""
+        children = [Stream(self.run, label(i), self.variables, parent=self) for i in range(size)]
+        self.children += children
+        self.submit(Fork(tuple(children)))
+        return children
+
+    # --- observing: any thread -----------------------------------------------------------------
+
+    @property
+    def joins(self) -> list[JoinRecord]:
+        """The joins that have run, in order."""
+        return self._execution.joins
+
+    def snapshot(self) -> Snapshot:
+        """The current state; does not wait."""
+        with self._lock:
+            running = self._queue[0][0] if self._queue else None
+            written = self._execution.written
+            return Snapshot(
+                written.transcript,
+                written.partial,
+                getattr(running, "name", None),
+                None if running is None else str(running),
+                self._error,
+            )
+
+    def partial_of(self, future: Future[Variable]) -> str:
+        """The text generated so far if `future` is the variable being generated, else ""."""
+        with self._lock:
+            is_running = bool(self._queue) and self._queue[0][1] is future
+            return self._execution.written.partial if is_running else ""
+
+    def refuse_to_wait_for_itself(self) -> None:
+        """RuntimeError inside a tool of this stream, or of one that has yet to fork it: what is
+        submitted here runs after the tool, so the tool would wait forever."""
+        caller = tool_caller.get()
+        stream: Stream | None = self
+        while caller is not None and stream is not None:
+            if stream._execution is caller:
+                raise RuntimeError(
+                    "a tool cannot read the prompt that called it, because the prompt waits for "
+                    "the tool: pass what it needs as arguments, such as sgl.var('x')"
+                )
+            stream = stream.parent if stream.num_inherited_spans is None else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is running or queued."""
+        with self._lock:
+            return not self._busy or self._error is not None
+
+    def on_change(self, listener: Callable[[], object]) -> Callable[[], None]:
+        """Call `listener` on the loop whenever text is added or the stream ends. Call the result to
+        stop that."""
+        self._listeners.append(listener)
+        return functools.partial(self._remove_listener, listener)
+
+    def _remove_listener(self, listener: Callable[[], object]) -> None:
+        with contextlib.suppress(ValueError):
+            self._listeners.remove(listener)
+
+    def changed(self) -> None:
+        """Notify the listeners."""
+        for listener in tuple(self._listeners):
+            try:
+                listener()
+            except Exception:  # such as a reader whose own event loop has ended
+                logger.debug("removed the listener %r, which failed", listener, exc_info=True)
+                self._remove_listener(listener)
+
+    # --- running: the background loop ----------------------------------------------------------
+
+    def begin(self, transcript: Transcript, ahead: Ahead | None) -> None:
+        """Start a branch with what its parent has written."""
+        self._execution.begin(transcript, ahead)
+        self.forked_at = len(transcript.text)
+        self.num_inherited_spans = len(transcript.spans)
+        self._start_task()
+
+    def _start_task(self) -> None:
+        self._task = self.run.background.loop.create_task(self._drain(), context=self._context)
+
+    async def _drain(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._busy = False
+                    self._task = None
+                    break
+                operation, future, needed = self._queue[0]  # stays there, so that `fail` finds it
+            try:
+                result = await self._execution.execute(operation, needed)
+            except ProgramError as error:  # a joined branch's error, which already says where
+                self.fail(error)
+                return
+            except asyncio.CancelledError as cause:
+                if _is_being_cancelled():
+                    self.cancel()
+                else:  # raised by a tool
+                    self.fail(ProgramError(str(operation), self.where, cause))
+                return
+            except BaseException as cause:  # even SystemExit, which would end the shared loop
+                self.fail(ProgramError(str(operation), self.where, cause))
+                return
+            with self._lock:
+                if self._error is not None:
+                    return
+                self._queue.popleft()
+            future.set_result(result)
+            if self._listeners:
+                self.changed()
+        if self._listeners:
+            self.changed()
+
+    def fail(self, error: ProgramError) -> None:
+        """End the stream: everything queued or submitted later gets `error`."""
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = error
+            self._execution.drop_partial()
+            abandoned = list(self._queue)
+            self._queue.clear()
+        for operation, future, _ in abandoned:
+            _abandon(operation, future, error)
+        self.changed()
+
+    def cancel(self) -> None:
+        """Fail what is running and queued. Does nothing on an idle stream."""
+        with self._lock:
+            if not self._busy:
+                return
+            operation = str(self._queue[0][0]) if self._queue else "fork"
+        reason = self._cancel_reason() or ProgramCancelled("the event loop was stopped")
+        self.fail(ProgramError(operation, self.where, reason))
+        if self._task is not None:
+            self._task.cancel()
+
+    def _cancel_reason(self) -> Exception | None:
+        if self.discarded:
+            return ProgramCancelled("another branch was chosen")
+        return self.run.cancel_reason
+
+
+def _abandon(operation: Operation, future: Future[Any], error: ProgramError) -> None:
+    """Fail an operation that will not run, and the branches it would have started."""
+    if isinstance(operation, Fork):
+        for child in operation.children:
+            child.fail(error)
+    future.set_exception(error)
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _reasoning_of(future: Future[Variable]) -> Future[Variable]:
+    """The variable that holds a generation's reasoning."""
+    reasoning: Future[Variable] = new_future()
+
+    def resolve(done: Future[Variable]) -> None:
+        error = done.exception()
+        if error is not None:
+            reasoning.set_exception(error)
+        else:
+            reasoning.set_result(Variable.of(done.result().reasoning))
+
+    future.add_done_callback(resolve)
+    return reasoning

@@ -1,0 +1,298 @@
+"""Takes a picture of a run: snapshots of a stream and its branches, as values for drawing.
+
+Owns where each piece of text comes from and what is known about it. Waits for nothing, so a
+picture can be taken at any time and from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TypeAlias
+
+from sgl_vllm.lang.backends.base import Usage
+from sgl_vllm.lang.errors import ProgramCancelled, ProgramError
+from sgl_vllm.lang.operations import JoinRecord
+from sgl_vllm.lang.stream import Snapshot, Stream
+from sgl_vllm.lang.transcript import GenMeta, SelectMeta, Span, Variable
+from sgl_vllm.lang.views.picture import (
+    Block,
+    Branch,
+    Fork,
+    Join,
+    Picture,
+    Piece,
+    Slice,
+    Status,
+    Turn,
+)
+
+MAX_DEPTH = 40
+"""How many levels of nested forks are drawn. Branches below that are counted."""
+
+Interval: TypeAlias = tuple[int, int]
+"""Half-open, in characters of the prompt."""
+
+
+def picture_of(stream: Stream) -> Picture:
+    """A stream with all its branches, as they are now."""
+    return Picture(_branch(stream), stream.run.usage, _failure_of(stream))
+
+
+def picture_of_group(parent: Stream, members: Sequence[Stream]) -> Picture:
+    """The branches of one fork of `parent`, as they are now: `members`, and those that
+    `ProgramGroup.first` discarded."""
+    group = next((group for group in _groups(parent) if members[0] in group), list(members))
+    fork = Fork(tuple(_branch(stream) for stream in group))
+    label = " ".join(filter(None, [parent.where, f"fork({len(group)})"]))
+    status: Status = "running" if any(b.status == "running" for b in fork.branches) else "done"
+    return Picture(Branch(label, status, (fork,), 0), parent.run.usage)
+
+
+def streams_below(stream: Stream) -> list[Stream]:
+    """`stream` and all its branches, at any depth."""
+    found = [stream]
+    for each in found:
+        found += list(each.children)
+    return found
+
+
+def _failure_of(stream: Stream) -> str | None:
+    body = stream.run.body
+    if stream.parent is not None or body is None or not body.done():
+        return None
+    error = body.exception()
+    if error is None or isinstance(error, ProgramError):
+        return None
+    return f"the program raised {type(error).__name__}: {error}"
+
+
+def _groups(stream: Stream) -> list[list[Stream]]:
+    """A stream's branches by the fork that made them: the first of each fork is its number 0."""
+    groups: list[list[Stream]] = []
+    for child in list(stream.children):
+        if child.where.endswith("[0]") or not groups:
+            groups.append([])
+        groups[-1].append(child)
+    return groups
+
+
+def _branch(stream: Stream, depth: int = 0) -> Branch:
+    num_inherited = stream.num_inherited_spans  # before the snapshot, which then has them
+    joins = list(stream.joins)
+    groups = _groups(stream)
+    num_deeper = len(streams_below(stream)) - 1 if depth >= MAX_DEPTH else 0
+    snapshot = stream.snapshot()
+    status = _status(stream, snapshot)
+    error = None if snapshot.error is None else _error_of(stream, snapshot.error)
+    busy = snapshot.busy if status == "running" and snapshot.busy != "read" else None
+    if num_inherited is None:
+        return Branch(stream.where, status, (), 0, busy, error)
+    spans = snapshot.transcript.spans
+    text = snapshot.transcript.text
+    begin = spans[num_inherited - 1].end if num_inherited else 0
+    shaded = _cached_intervals(stream, begin, groups, spans[num_inherited:])
+    known = _known_by_usage(stream)
+    markers = _markers([] if num_deeper else groups, joins, num_inherited, len(spans), depth)
+
+    blocks: list[Block] = []
+    pieces: list[Piece] = []
+    turn = spans[num_inherited - 1].turn if num_inherited else None
+    role = spans[num_inherited - 1].role if num_inherited else None
+    is_continued = turn is not None and role is not None
+
+    def close_turn(*, goes_on: bool) -> None:
+        nonlocal pieces, is_continued
+        if pieces:
+            blocks.append(Turn(role, tuple(pieces), is_continued))
+            pieces, is_continued = [], goes_on and role is not None
+
+    for index in range(num_inherited, len(spans) + 1):
+        if here := markers.get(index):
+            close_turn(goes_on=True)
+            blocks += here
+        if index == len(spans):
+            break
+        span = spans[index]
+        if span.turn != turn or span.role != role:
+            close_turn(goes_on=False)
+            turn, role, is_continued = span.turn, span.role, False
+        pieces.append(_piece(span, text, shaded, known.get(id(span.usage))))
+    partial = snapshot.partial
+    if partial:
+        if snapshot.transcript.role != role or len(snapshot.transcript.messages) != turn:
+            close_turn(goes_on=False)
+            role, is_continued = snapshot.transcript.role, False
+        pieces.append(
+            Piece("gen", (Slice(partial),), snapshot.partial_name, ("still coming",), None, True)
+        )
+    close_turn(goes_on=False)
+    num_chars = len(text) + len(partial) - begin
+    return Branch(stream.where, status, tuple(blocks), num_chars, busy, error, num_deeper)
+
+
+def _status(stream: Stream, snapshot: Snapshot) -> Status:
+    if stream.discarded:
+        return "discarded"
+    if snapshot.error is not None:
+        return "failed"
+    if stream.num_inherited_spans is None:
+        return "waiting"
+    body = stream.run.body
+    is_written = body is None or body.done() or stream.parent is not None
+    return "done" if stream.is_idle and is_written else "running"
+
+
+def _error_of(stream: Stream, error: ProgramError) -> str:
+    if stream.discarded and isinstance(error.__cause__, ProgramCancelled):
+        return str(error.__cause__)
+    for branch in streams_below(stream)[1:]:
+        if branch.snapshot().error is error and branch.num_inherited_spans is not None:
+            return f"stopped by the error of {branch.where}"
+    return str(error)
+
+
+def _markers(
+    groups: list[list[Stream]], joins: Sequence[JoinRecord], first: int, last: int, depth: int
+) -> dict[int, list[Block]]:
+    """The forks and joins of a stream by how many spans are before them."""
+    placed: list[tuple[tuple[int, int, int], Block]] = []  # by place, fork, and join after fork
+    for number, group in enumerate(groups):
+        forked_after = group[0].num_inherited_spans
+        place = last if forked_after is None else min(max(forked_after, first), last)
+        placed.append(
+            ((place, number, 0), Fork(tuple(_branch(child, depth + 1) for child in group)))
+        )
+    gathered: dict[tuple[int, int], Join] = {}  # one join of several variables is one
+    for joined in joins:
+        place = min(max(joined.num_spans, first), last)
+        number = next((n for n, g in enumerate(groups) if joined.branches[0] in g), len(groups))
+        labels = tuple(branch.where for branch in joined.branches)
+        if joined.name is None:
+            placed.append(((place, number, 1), Join(labels, (), as_text=True)))
+            continue
+        so_far = gathered.get((place, number), Join((), (), as_text=False))
+        gathered[place, number] = Join(
+            tuple(dict.fromkeys((*so_far.labels, *labels))),
+            (*so_far.names, joined.name),
+            as_text=False,
+        )
+    placed += [((place, number, 1), join) for (place, number), join in gathered.items()]
+    markers: dict[int, list[Block]] = {}
+    for (place, _, _), block in sorted(placed, key=lambda entry: entry[0]):
+        markers.setdefault(place, []).append(block)
+    return markers
+
+
+def _known_by_usage(stream: Stream) -> dict[int, Variable]:
+    """The variables of generations and selects, by the identity of their request's usage."""
+    known = {}
+    for future in list(stream.variables.values()):
+        if future.done() and future.exception() is None:
+            variable: Variable = future.result()
+            if isinstance(variable.meta, (GenMeta, SelectMeta)):
+                known[id(variable.meta.usage)] = variable
+    return known
+
+
+def _piece(span: Span, text: str, shaded: Sequence[Interval], variable: Variable | None) -> Piece:
+    slices = tuple(_slices(span, text, shaded))
+    facts = tuple(_facts(span.usage, variable))
+    if span.kind == "media" and span.media is not None:
+        frames = span.media.num_frames
+        facts = () if frames is None else (f"{frames} frames",)
+    return Piece(span.kind, slices, span.name, facts, span.media)
+
+
+def _facts(usage: Usage | None, variable: Variable | None) -> Iterable[str]:
+    meta = variable.meta if variable is not None else None
+    if isinstance(meta, GenMeta):
+        if len(meta.finish_reason) > 1:
+            yield f"the first of {len(meta.finish_reason)}"
+        yield f"finish: {', '.join(dict.fromkeys(meta.finish_reason))}"
+    if variable is not None and isinstance(variable.reasoning, str):
+        yield f"reasoning: {len(variable.reasoning):,} characters"
+    if isinstance(meta, SelectMeta):
+        if not meta.scores:
+            yield "of: " + ", ".join(map(repr, meta.choices))
+        for choice, score in zip(meta.choices, meta.scores, strict=False):
+            yield f"{choice!r}: {score:.3f}"
+    if usage is None:
+        return
+    if usage.saved_calls:
+        yield "no call: an earlier one had run ahead"
+    if usage.completion_tokens and not isinstance(meta, SelectMeta):
+        forced = f", {usage.forced_tokens:,} of them forced" if usage.forced_tokens else ""
+        yield f"generated: {usage.completion_tokens:,} tokens{forced}"
+    if usage.prompt_tokens:
+        yield f"prompt: {usage.prompt_tokens:,} tokens, {usage.cached_prompt_tokens:,} cached"
+
+
+def _slices(span: Span, text: str, shaded: Sequence[Interval]) -> Iterable[Slice]:
+    cuts = {span.start, span.end}
+    for begin, end in (*span.forced, *shaded):
+        cuts |= {max(span.start, min(begin, span.end)), max(span.start, min(end, span.end))}
+    slices: list[Slice] = []
+    for begin, end in pairwise(sorted(cuts)):
+        part = Slice(
+            text[begin:end],
+            any(a <= begin and end <= b for a, b in span.forced),
+            any(a <= begin and end <= b for a, b in shaded),
+        )
+        if slices and (slices[-1].forced, slices[-1].cached) == (part.forced, part.cached):
+            slices[-1] = replace(part, text=slices[-1].text + part.text)
+        else:
+            slices.append(part)
+    return slices
+
+
+def _cached_end(position: int, usage: Usage) -> int:
+    """Where, in characters, the cached part of a request's prompt ends, which is as long as
+    `position`."""
+    return round(position * min(1.0, usage.cached_prompt_tokens / usage.prompt_tokens))
+
+
+def _first_cached_end(stream: Stream, depth: int = 0) -> int | None:
+    """How much of its prompt the first request of a branch found cached; None without one."""
+    num_inherited = stream.num_inherited_spans
+    if num_inherited is None or depth > MAX_DEPTH:
+        return None
+    for span in stream.snapshot().transcript.spans[num_inherited:]:
+        if span.usage is not None and span.usage.prompt_tokens:
+            return _cached_end(span.start, span.usage)
+    ends = [_first_cached_end(child, depth + 1) for child in list(stream.children)]
+    return min((end for end in ends if end is not None), default=None)
+
+
+def _cached_intervals(
+    stream: Stream, begin: int, groups: list[list[Stream]], spans: Sequence[Span]
+) -> list[Interval]:
+    """What the server found in its cache when it first saw it in a request of this prompt.
+
+    ::
+
+        text      |constant      |gen    |constant |gen  |
+        1st call  |ccccccc.......^
+        2nd call  |              |ccccccccccc......^        c: found, of what is new to this call
+        shaded     ^^^^^^^         ^^^^^^^^^^^
+
+    After the last request, what every branch's first request found.
+    """
+    requests = [
+        (span.start, _cached_end(span.start, span.usage))
+        for span in spans
+        if span.usage is not None and span.usage.prompt_tokens
+    ]
+    for group in groups:
+        if group[0].num_inherited_spans is not None:
+            ends = [end for child in group if (end := _first_cached_end(child)) is not None]
+            if ends:
+                requests.append((group[0].forked_at, min(ends)))
+    shaded = []
+    for position, cached_end in sorted(requests):
+        end = min(cached_end, position)
+        if end > begin:
+            shaded.append((begin, end))
+        begin = max(begin, position)
+    return shaded
