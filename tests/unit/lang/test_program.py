@@ -226,9 +226,7 @@ def test_a_text_that_was_cut_off_before_its_form_was_complete_is_an_error(server
     def program(s):
         s += "p" + sgl.gen("p", json_schema=Point)
 
-    with pytest.raises(
-        sgl.ProgramError, match=r"gen 'p' failed: .*not have the required form"
-    ):
+    with pytest.raises(sgl.ProgramError, match=r"gen 'p' failed: .*not have the required form"):
         program.run()
 
 
