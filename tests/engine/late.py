@@ -364,6 +364,8 @@ class LateCore(EngineCore):
         only this, which is not read, ends the session."""
         params = params.clone()
         params.update_from_generation_config({}, self._eos_token_id)
+        if params.structured_outputs is not None:  # as vLLM's frontend does
+            params.structured_outputs._backend = "xgrammar"
         request, _ = self.preprocess_add_request(
             EngineCoreRequest(
                 request_id=name,
