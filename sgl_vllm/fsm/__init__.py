@@ -1,2 +1,13 @@
-"""Structured output: what the grammar forces, in tokens. `forced` is pure, `backend` reads vLLM's
-grammars."""
+"""Structured output by automata: which texts a format allows, and which tokens.
+
+Pure: nothing here imports vLLM, except the subpackage `vllm`, which puts the automata behind vLLM's
+interface. Rooms, from the bottom up:
+
+    errors, tables, characters            arrays and sets
+    expressions, byte_dfa, json_string    what a compiled format is made of
+    rust_regex, regex, numbers, schema/   formats -> expressions
+    automaton                             which bytes may come next, and which must
+    trie_walks, vocabulary, masks         which tokens may come next
+    forced_tokenizer                      forced text -> forced tokens
+    cache, worker                         compiled automata; processes with limits
+"""

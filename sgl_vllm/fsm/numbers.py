@@ -1,4 +1,6 @@
-"""Patterns of the decimal numbers within bounds, as JSON writes them. Pure.
+"""Automata of the decimal numbers within bounds, as JSON writes them.
+
+Owns the patterns of such numbers. Does not own what a schema's bounds mean (`schema/`). Pure.
 
 at least 12:    1[2-9] | [2-9][0-9] | [1-9][0-9]{2,}          whole
                 (that)(\\.[0-9]+)?                              with fractions
@@ -10,28 +12,28 @@ from __future__ import annotations
 from decimal import Decimal
 from functools import lru_cache
 
-from sgl_vllm.fsm.automaton import ByteDfa
-from sgl_vllm.fsm.regex import combined, compile_trusted
+from sgl_vllm.fsm.byte_dfa import ByteDfa, combined
+from sgl_vllm.fsm.characters import NOTHING
+from sgl_vllm.fsm.rust_regex import compile_trusted
 
 INTEGER = r"-?(?:0|[1-9][0-9]*)"
 NUMBER = rf"{INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 _FRACTION = r"(?:\.[0-9]+)?"
-_NOTHING = r"[a&&b]"
 MAX_DIGITS = 40
 
 
 def integers(low: int | None, high: int | None) -> ByteDfa:
-    """Whole numbers from `low` to `high`, both included; None: no bound."""
+    """Integers from `low` to `high`, both included; None: no bound."""
     return _within(low, high, False, False, whole=True)
 
 
 def decimals(
     low: Decimal | None, high: Decimal | None, above_low: bool, below_high: bool
 ) -> ByteDfa:
-    """Numbers from `low` to `high`, written without an exponent.
+    """Numbers from `low` to `high`, written without an exponent; None: no bound.
 
     Args:
-        above_low, below_high: whether the bound itself is out.
+        above_low, below_high: whether the bound itself is excluded.
     """
     return _within(low, high, above_low, below_high, whole=False)
 
@@ -102,7 +104,7 @@ def _up_to(bound: Decimal, strict: bool, whole: bool) -> str:
     head, tail = _digits(bound)
     if whole:
         exact = [head] if tail or not strict else []
-        return "|".join([*exact, *_heads_below(head)]) or _NOTHING
+        return "|".join([*exact, *_heads_below(head)]) or NOTHING
     options = [f"(?:{option}){_FRACTION}" for option in _heads_below(head)]
     if tail:
         options.append(head)
@@ -111,7 +113,7 @@ def _up_to(bound: Decimal, strict: bool, whole: bool) -> str:
             options.append(rf"{head}\.{tail}0*")
     elif not strict:
         options.append(rf"{head}(?:\.0+)?")
-    return "|".join(options) or _NOTHING
+    return "|".join(options) or NOTHING
 
 
 def _heads_above(head: str) -> list[str]:

@@ -1,9 +1,10 @@
-"""Compiles patterns in a process of its own (`worker.py`): a pattern, its `regex.build`."""
+"""The process that compiles patterns (`worker.py`): a question is a pattern, an answer what
+`rust_regex.build` returns."""
 
 from __future__ import annotations
 
-from sgl_vllm.fsm.automaton import TooComplexError
-from sgl_vllm.fsm.regex import TOO_COMPLEX, UNSUPPORTED, UnsupportedPatternError, build
+from sgl_vllm.fsm.errors import TooComplexError, UnsupportedPatternError
+from sgl_vllm.fsm.rust_regex import TOO_COMPLEX, UNSUPPORTED, build
 from sgl_vllm.fsm.worker import serve
 
 

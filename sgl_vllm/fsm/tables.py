@@ -1,9 +1,9 @@
-"""Transition tables of byte DFAs: sets and classes of bytes, minimization, products.
+"""Transition tables of automata over bytes: classes of bytes, minimization, products.
 
-Owns: the loops over tables, compiled by numba. Pure.
+Owns the loops over tables, compiled by numba. Pure.
 
 A table is int32 (states, columns); -1 is no transition. Columns are bytes, or classes of bytes
-that no state tells apart.
+that no state distinguishes.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from sgl_vllm.jit import compiled
 
 
 def byte_set(flags: NDArray[np.bool_]) -> int:
-    """The bytes that are flagged, of (256,) flags, as bits: bit b for byte b."""
+    """The flagged bytes, of (256,) flags, as bits: bit b for byte b."""
     return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
 
 
 @compiled
 def byte_classes(table):  # type: ignore[no-untyped-def]
-    """For each of 256 bytes the number of its class: bytes whose columns are equal share one.
+    """Group the 256 bytes into classes: bytes with equal columns share one.
 
-    Cost: a pass over the table, and one more search for each class that is found.
+    Returns: the class of each byte, and the first byte of each class.
+
+    Cost: one pass over the table, and a search for each class found.
     """
     classes = np.zeros(256, np.int32)
     first = np.zeros(256, np.int32)
@@ -60,7 +62,7 @@ def byte_classes(table):  # type: ignore[no-untyped-def]
 
 @compiled
 def live_states(table, accepting):  # type: ignore[no-untyped-def]
-    """The states from which acceptance can be reached."""
+    """Flags of the states from which acceptance can be reached."""
     num_states, num_columns = table.shape
     counts = np.zeros(num_states + 1, np.int64)
     for state in range(num_states):
@@ -97,14 +99,16 @@ def live_states(table, accepting):  # type: ignore[no-untyped-def]
 
 @compiled
 def equal_blocks(table, accepting):  # type: ignore[no-untyped-def]
-    """For each state the number of its block: states of one block accept the same texts.
+    """Group the states into blocks that accept the same texts.
 
-    Moore's refinement, a column at a time: two states part as soon as one column leads to
+    Moore's refinement, one column at a time: two states separate as soon as one column leads to
     different blocks.
+
+    Returns: the block of each state, and the number of blocks.
     """
     num_states, num_columns = table.shape
     block = accepting.astype(np.int64)
-    count = 2
+    count = 2 if accepting.any() and not accepting.all() else 1
     size = 16
     while size < 2 * num_states:
         size *= 2
@@ -137,8 +141,8 @@ def equal_blocks(table, accepting):  # type: ignore[no-untyped-def]
 
 @compiled
 def reachable(table, start):  # type: ignore[no-untyped-def]
-    """The states that can be reached, `start` first, in order of discovery; and the number of each
-    in that order, -1 for the others."""
+    """The reachable states, `start` first, in order of discovery; and the number of each state in
+    that order, -1 for the others."""
     number = np.full(len(table), -1, np.int32)
     order = np.empty(len(table), np.int32)
     order[0] = start
@@ -161,11 +165,11 @@ def product(table_a, start_a, table_b, start_b, needs_b, most):  # type: ignore[
     """The pairs of states that two tables with the same columns reach together.
 
     Args:
-        needs_b: whether a pair ends where `b` does; otherwise it goes on with -1 for `b`.
-        most: so many pairs at most.
+        needs_b: whether a pair ends where `b` does; otherwise it continues with -1 for `b`.
+        most: the limit of pairs.
 
-    Returns: int32 (pairs, 2) with the start first, and the table over them; no pairs if there
-        would be more than `most`.
+    Returns: int32 (pairs, 2) with the start first, and the table over them; no pairs at all if
+        there would be more than `most`.
     """
     num_columns = table_a.shape[1]
     number = np.full((len(table_a), len(table_b) + 1), -1, np.int32)

@@ -1,11 +1,11 @@
-"""A process that answers one question at a time, within limits of time and memory.
+"""A process that answers one question at a time, with limits on time and memory.
 
-Owns both ends: whoever asks (`Worker`) and the process (`serve`). For compilers in C++ or Rust,
-which cannot be interrupted and take the memory that they want: a hostile format costs a process
-that nobody misses, and not the engine. Knows nothing of what is asked.
+Owns both ends: the asker (`Worker`) and the process (`serve`). It exists for compilers in C++ or
+Rust, which cannot be interrupted and allocate whatever they want: a hostile format then costs a
+process that can be replaced, and not the engine. Knows nothing of the questions.
 
-    asks     length (u32), question
-    answers  status (u8), length (u32), answer     status 0 if all is well, else the module's own
+    question  length (u32), bytes
+    answer    status (u8), length (u32), bytes     status 0 if all is well, else the module's own
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ from weakref import WeakSet
 
 START_TIMEOUT_S = 60.0
 MARGIN_S = 10
-"""So much later than its asker would, the process ends itself: it may be alone by then."""
+"""The process ends itself this much later than its asker would, who may be gone by then."""
 
 
-class GaveUpError(Exception):
-    """The process did not start, or the answer would have taken more than was allowed."""
+class WorkerFailedError(Exception):
+    """The process did not start, or the answer would have taken more than is allowed."""
 
 
 class Worker:
-    """The process that runs a module which calls `serve`. Started with the first question, and
-    again after each kill; gone when this object or this process is.
+    """A process that runs a module which calls `serve`.
+
+    It starts with the first question, and again after each kill. It ends when this object or this
+    process does.
 
     Args:
-        module: its name.
-        timeout_s: for an answer.
-        memory_bytes: of addresses, above what the process has once it is ready.
-        opening: the first question to a new process; for what all others need.
+        module: the module's name.
+        timeout_s: time for an answer.
+        memory_bytes: address space, above what the process has when it is ready.
+        opening: makes the first question to a new process, which prepares it for all others.
     """
 
     def __init__(
@@ -65,9 +67,14 @@ class Worker:
         self.stop()
 
     def ask(self, question: bytes) -> tuple[int, bytes]:
-        """The status and the answer. Raises GaveUpError; the next question starts a new process."""
+        """The status and the answer.
+
+        Raises:
+            WorkerFailedError: the answer took too long or too much memory, so the process was
+                killed; or there is none. The next question starts a new one.
+        """
         if not self._lock.acquire(timeout=2 * self.timeout_s):
-            raise GaveUpError("has to wait for others, which take too long")
+            raise WorkerFailedError("has to wait for others, which take too long")
         try:
             if self._process is None or self._process.poll() is not None:
                 self._start()
@@ -75,14 +82,14 @@ class Worker:
                 return self._exchange(question)
             except (TimeoutError, OSError, EOFError):
                 self.stop()
-                raise GaveUpError(
+                raise WorkerFailedError(
                     f"takes more than {self.timeout_s:g} s or {self._memory_bytes >> 20} MiB"
                 ) from None
         finally:
             self._lock.release()
 
     def stop(self) -> None:
-        """End the process; the next question starts another."""
+        """Kill the process. The next question starts another."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -99,7 +106,7 @@ class Worker:
                 self._exchange(self._opening())
         except (TimeoutError, OSError, EOFError):
             self.stop()
-            raise GaveUpError("has no process to run in: it does not start") from None
+            raise WorkerFailedError("has no process to run in: it does not start") from None
 
     def _exchange(self, question: bytes) -> tuple[int, bytes]:
         assert self._process is not None and self._process.stdin is not None
@@ -121,7 +128,7 @@ class Worker:
         return bytes(data)
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: the process is the parent's; a new one is started when needed."""
+        """In a forked child: the process belongs to the parent; a new one starts when needed."""
         process, self._process = self._process, None
         self._lock = threading.Lock()
         if process is not None:
@@ -154,7 +161,8 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 
 def serve(answer: Callable[[bytes], tuple[int, bytes]]) -> None:
-    """The process' side, once all it needs is imported: answers until its input ends."""
+    """The process's side: answers questions until its input ends. Call it once everything that
+    `answer` needs is imported; the memory limit counts from there."""
     memory_bytes, alarm_s = int(sys.argv[1]), int(sys.argv[2])
     limit = _address_space_bytes() + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -1,7 +1,7 @@
 """What a jump does to a request: forced tokens are appended, the KV is kept, one pass computes all.
 
 Owns: which requests may jump, and moving one so that vLLM resumes it with its blocks. Does not own
-what is forced (`fsm/forced_tokens.py`).
+what is forced (`fsm/vllm/forced_tokens.py`).
 
     step n     samples token t                       KV of [0, t) computed
     jump       appends forced f1 .. fk               request leaves `running` for

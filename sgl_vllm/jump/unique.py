@@ -1,7 +1,7 @@
 """Which tokens a grammar leaves no choice about, by its own mask alone (`jump_mode=exact`).
 
 Owns nothing of the grammar: it asks through vLLM's interface, which every structured-output backend
-has. Its sibling `fsm/forced_tokens.py` asks for forced text and spells it canonically.
+has. Its sibling `fsm/vllm/forced_tokens.py` asks for forced text and spells it canonically.
 """
 
 from __future__ import annotations

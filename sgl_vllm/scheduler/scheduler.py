@@ -28,7 +28,9 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from sgl_vllm import __version__
 from sgl_vllm.config import CONFIG_KEY, Options
 from sgl_vllm.fsm.schema import SchemaSemantics
-from sgl_vllm.fsm.vllm.backend import GrammarExecutor, SglBackend, bytes_of_tokens
+from sgl_vllm.fsm.vllm.backend import SglBackend
+from sgl_vllm.fsm.vllm.executor import GrammarExecutor
+from sgl_vllm.fsm.vllm.resources import bytes_of_tokens
 from sgl_vllm.jump.jump import JumpForward
 from sgl_vllm.jump.report import ForcedReports
 from sgl_vllm.protocol.request_keys import SCORE_FROM
@@ -206,7 +208,7 @@ class SglSchedulerMixin(Scheduler):
             self.vllm_config,
             tokenizer=manager.tokenizer,
             vocab_size=self.vllm_config.model_config.get_vocab_size(),
-            reading=SchemaSemantics.SPEC if by_spec else SchemaSemantics.STRICT,
+            semantics=SchemaSemantics.SPEC if by_spec else SchemaSemantics.STRICT,
             use_automata="fsm" not in self._off,
             stock="guidance" if stock == "guidance" else "xgrammar",
         )
@@ -217,7 +219,7 @@ class SglSchedulerMixin(Scheduler):
         """The text of each token. Our grammars know it; where all are stock's (`jump_mode=exact`
         without fsm) the first report has the tokenizer read for it."""
         if self._grammars is not None:
-            return self._grammars.tools.token_bytes
+            return self._grammars.resources.token_bytes
         if self._bytes_of_tokens is None:
             tokenizer = self.structured_output_manager.tokenizer
             vocab_size = self.vllm_config.model_config.get_vocab_size()

@@ -18,7 +18,10 @@ from vllm.v1.structured_output.backend_types import StructuredOutputOptions as O
 
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.fsm.schema import SchemaSemantics
-from sgl_vllm.fsm.vllm.backend import GrammarExecutor, SglBackend, SglGrammar, choices_of_grammar
+from sgl_vllm.fsm.vllm.backend import SglBackend
+from sgl_vllm.fsm.vllm.executor import GrammarExecutor
+from sgl_vllm.fsm.vllm.formats import choices_of_grammar
+from sgl_vllm.fsm.vllm.grammar import SglGrammar
 
 WALKS = 6
 STEPS = 40
@@ -38,7 +41,7 @@ def backend(**changes: Any) -> SglBackend:
         config,  # type: ignore[arg-type]
         tokenizer=tokenizer,
         vocab_size=len(tokenizer),
-        **{"reading": SchemaSemantics.STRICT, **changes},
+        **{"semantics": SchemaSemantics.STRICT, **changes},
     )
 
 
@@ -60,7 +63,7 @@ def walk_beside_stock(ours: SglBackend, kind: Options, spec: str) -> None:
     rng = random.Random(spec)
     for _ in range(WALKS):
         grammar = ours.compile_grammar(kind, spec)
-        stock = ours.tools.xgrammar.compile_grammar(kind, spec)
+        stock = ours.resources.xgrammar.compile_grammar(kind, spec)
         assert isinstance(grammar, SglGrammar), "handed on: nothing is compared"
         for _ in range(STEPS):
             legal = bits(ours, grammar)
@@ -161,12 +164,12 @@ def test_a_bounded_string_holds_no_raw_control_characters_here(ours: SglBackend)
     """Stock's does, and what it writes then is no JSON. Nothing else differs."""
     spec = json.dumps({"type": "string", "maxLength": 5})
     grammar = ours.compile_grammar(Options.JSON, spec)
-    stock = ours.tools.xgrammar.compile_grammar(Options.JSON, spec)
+    stock = ours.resources.xgrammar.compile_grammar(Options.JSON, spec)
     (quote,) = ours.tokenizer.encode('"', add_special_tokens=False)
     assert grammar.accept_tokens("", [quote]) and stock.accept_tokens("", [quote])
     assert bits(ours, grammar) <= bits(ours, stock)
     for token in bits(ours, stock) - bits(ours, grammar):
-        assert min(ours.tools.token_bytes[token]) < 0x20
+        assert min(ours.resources.token_bytes[token]) < 0x20
 
 
 @pytest.mark.parametrize(
@@ -188,7 +191,7 @@ def test_what_is_not_read_alike_is_stock_s(
 
 
 def test_the_specification_s_reading_refuses_rather_than_leaves_out() -> None:
-    by_spec = backend(reading=SchemaSemantics.SPEC)
+    by_spec = backend(semantics=SchemaSemantics.SPEC)
     bounds = json.dumps({"type": "integer", "minimum": 3, "maximum": 12})
     assert isinstance(by_spec.compile_grammar(Options.JSON, bounds), SglGrammar)
     with pytest.raises(ValueError):
@@ -201,7 +204,7 @@ def test_the_specification_s_reading_refuses_rather_than_leaves_out() -> None:
 def test_validate_leaves_a_grammar_where_it_is_and_rollback_goes_back(ours: SglBackend) -> None:
     grammar = ours.compile_grammar(Options.REGEX, "[0-9]+x")
     tokens = ours.tokenizer.encode("12x", add_special_tokens=False)
-    end = ours.tools.end_token
+    end = ours.resources.end_token
     before = bits(ours, grammar)
     assert grammar.validate_tokens([*tokens, end, 5]) == [*tokens, end]
     assert grammar.validate_tokens([*tokens, -1, -1]) == tokens
@@ -219,9 +222,9 @@ def test_validate_leaves_a_grammar_where_it_is_and_rollback_goes_back(ours: SglB
 
 def test_stop_tokens_end_a_text_only_where_it_may_end(ours: SglBackend) -> None:
     (digit,) = ours.tokenizer.encode("7", add_special_tokens=False)
-    stops = {ours.tools.end_token, digit}
+    stops = {ours.resources.end_token, digit}
     grammar = ours.compile_grammar(Options.REGEX, "x[0-9]*", stops)
-    stock = ours.tools.xgrammar.compile_grammar(Options.REGEX, "x[0-9]*", stops)
+    stock = ours.resources.xgrammar.compile_grammar(Options.REGEX, "x[0-9]*", stops)
     assert bits(ours, grammar) == bits(ours, stock) and not bits(ours, grammar) & stops
     assert not grammar.accept_tokens("", [digit])
     (x,) = ours.tokenizer.encode("x", add_special_tokens=False)

@@ -77,7 +77,7 @@ def walk(ours: SglBackend, kind: Options, spec: str, rng: random.Random) -> None
     ids=["schemas", "patterns"],
 )
 def test_memory_is_bounded_over_many_formats(kind, spec):
-    ours = backend(reading=SchemaSemantics.SPEC)
+    ours = backend(semantics=SchemaSemantics.SPEC)
     rng = random.Random(0)
     before = 0
     for number in range(NUM_FORMATS):

@@ -8,6 +8,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
+from sgl_vllm.fsm.forced_tokenizer import ForcedTokenizer
 from sgl_vllm.jump.jump import MAX_ERRORS
 from tests.engine.engine import Ask, Engine
 from tests.engine.one_by_one import decode_one_by_one
@@ -149,7 +150,7 @@ def test_reset_of_running_requests_takes_jumped_ones_along(start):
 
 def test_an_error_in_the_tokenization_ends_jumping_only(start, monkeypatch):
     engine: Engine = start(plugin={})
-    monkeypatch.setattr("sgl_vllm.fsm.forced.ForcedTokenizer.num_settled", lambda *_: 1 / 0)
+    monkeypatch.setattr(ForcedTokenizer, "num_settled", lambda *_: 1 / 0)
     ask = Ask(engine.encode("A card: "), card())
     for output in engine.run([ask] * MAX_ERRORS):
         assert output.outputs[0].finish_reason == "stop"

@@ -1,12 +1,11 @@
-"""The tokens that a request's grammar leaves no choice about, whoever's grammar it is.
+"""The tokens that a request's grammar forces, whichever backend made the grammar.
 
-Owns: asking vLLM's live grammars, ours and those of stock's backends, what must come next. Does not
-own the grammars (`backend.py`), nor how text becomes tokens (`forced.py`).
+Owns the questions to vLLM's live grammars, ours and those of vLLM's own backends, about what must
+come next. Does not own the grammars (`grammar.py`), nor how text becomes tokens
+(`fsm/forced_tokenizer.py`).
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,45 +14,51 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
+from xgrammar import GrammarMatcher
 
-from sgl_vllm.fsm.forced import ForcedTokenizer
-from sgl_vllm.fsm.masks import Row, only_bit
-from sgl_vllm.fsm.vllm.backend import SglBackend, SglGrammar, TokenizerResources
-from sgl_vllm.fsm.vocabulary import Vocabulary
+from sgl_vllm.fsm.forced_tokenizer import ForcedTokenizer
+from sgl_vllm.fsm.masks import only_bit
+from sgl_vllm.fsm.vllm.backend import SglBackend
+from sgl_vllm.fsm.vllm.grammar import SglGrammar
+from sgl_vllm.fsm.vllm.resources import TokenizerResources
+from sgl_vllm.fsm.vocabulary import Vocabulary, Words
 
 MAX_FORCED_CHARS = 4_096
-"""Longer forced text enters in several jumps, so that tokenizing it does not hold up the engine."""
+"""Longer forced text enters in several jumps: tokenizing it at once would hold up the engine."""
 
 MAX_FORCED_BYTES_OF_XGRAMMAR = 256
-"""As many are asked of a grammar of xgrammar's at a time; each costs some ten microseconds."""
+"""An xgrammar grammar is asked for at most this many bytes at a time; each costs about 10 us."""
 
 
 class ForcedTokens:
-    """The tokens that the grammar of a request leaves no choice about.
+    """The tokens that the grammar of a request forces.
 
-    A call costs some microseconds for our own grammars and some tens for others, more only when
-    there is something to jump over.
+    A call costs some microseconds for grammars of ours and some tens for others; more only if
+    tokens are forced.
     """
 
     def __init__(self, manager: StructuredOutputManager) -> None:
         self._manager = manager
-        self._masks: _MaskReader | None = None
+        self._mask_reader: _MaskReader | None = None
 
     def take(self, request: Request) -> list[int]:
         """The tokens forced after what `request` has so far; its grammar has accepted them.
 
-        Empty if nothing is forced, or if the grammar is not one that can be asked.
+        Empty if nothing is forced, or if the grammar is of a kind that cannot be asked.
         """
         grammar = live_grammar(self._manager, request)
         backend = self._manager.backend
         if grammar is None or not isinstance(backend, SglBackend):
             return []
+        resources = backend.resources
         if isinstance(grammar, SglGrammar):
-            return self._take_ours(grammar, request, backend.tools.forced)
-        return self._take_others(grammar, request, backend.tools)
+            return self._take_from_ours(grammar, request, resources.forced_tokenizer)
+        return self._take_from_stock(grammar, request, resources)
 
     @staticmethod
-    def _take_ours(grammar: SglGrammar, request: Request, tokenizer: ForcedTokenizer) -> list[int]:
+    def _take_from_ours(
+        grammar: SglGrammar, request: Request, tokenizer: ForcedTokenizer
+    ) -> list[int]:
         run, next_bytes, end = grammar.forced()
         if not run and end is None:
             return []
@@ -63,7 +68,7 @@ class ForcedTokens:
         tokens = tokenizer.tokenize(request._all_token_ids, text) if text else []
         if text and not tokens:
             return []
-        if not grammar.stops.isdisjoint(tokens):  # they are no text here: the model goes around
+        if not grammar.stops.isdisjoint(tokens):  # they are not text here: leave it to the model
             return []
         tokens = tokens[: tokenizer.num_settled(tokens, next_bytes)]
         if end is not None:
@@ -72,33 +77,34 @@ class ForcedTokens:
             raise RuntimeError(f"forced tokens {tokens} are refused by their own grammar")
         return tokens
 
-    def _take_others(
-        self, grammar: StructuredOutputGrammar, request: Request, tools: TokenizerResources
+    def _take_from_stock(
+        self, grammar: StructuredOutputGrammar, request: Request, resources: TokenizerResources
     ) -> list[int]:
-        """The same of a grammar that only tells the forced text, and tokens by its mask."""
-        if self._masks is None:
-            self._masks = _MaskReader(tools.vocabulary)
+        """The same for a grammar that reports forced text only, and tokens through its bitmask."""
+        if self._mask_reader is None:
+            self._mask_reader = _MaskReader(resources.vocabulary)
+        masks, tokenizer = self._mask_reader, resources.forced_tokenizer
         if isinstance(grammar, XgrammarGrammar):
-            text, _ = _whole_characters(_forced_of_xgrammar(grammar.matcher, self._masks))
-            completed = grammar.matcher.is_completed()
+            text, _ = _whole_characters(_forced_by_xgrammar(grammar.matcher, masks))
+            is_complete = grammar.matcher.is_completed()
         elif isinstance(grammar, GuidanceGrammar):
             text, _ = _whole_characters(grammar.ll_matcher.compute_ff_bytes())
-            completed = grammar.ll_matcher.is_accepting()
+            is_complete = grammar.ll_matcher.is_accepting()
         else:
             return []
-        if not text and not completed:
+        if not text and not is_complete:
             return []
         text = text[:MAX_FORCED_CHARS]
-        tokens = tools.forced.tokenize(request._all_token_ids, text) if text else []
+        tokens = tokenizer.tokenize(request._all_token_ids, text) if text else []
         if (text and not tokens) or grammar.validate_tokens(tokens) != tokens:
             return []
         grammar.accept_tokens(request.request_id, tokens)
         try:
-            grammar.fill_bitmask(self._masks.bitmask, 0)
-            next_bytes, end = self._masks.next_bytes(), self._masks.only_token()
+            grammar.fill_bitmask(masks.bitmask, 0)
+            next_bytes, end = masks.next_bytes(), masks.only_token()
             num_settled = len(tokens)
             if next_bytes or end is None:
-                num_settled, end = tools.forced.num_settled(tokens, next_bytes), None
+                num_settled, end = tokenizer.num_settled(tokens, next_bytes), None
         except Exception:
             grammar.rollback(len(tokens))
             raise
@@ -114,8 +120,10 @@ class ForcedTokens:
 def live_grammar(
     manager: StructuredOutputManager, request: Request
 ) -> StructuredOutputGrammar | None:
-    """The grammar that decides on the next token of `request`; None if none does (any more, or as
-    long as the model reasons)."""
+    """The grammar that decides on the next token of `request`.
+
+    None if there is none, if it has ended, or while the model reasons.
+    """
     structured = request.structured_output_request
     if structured is None:
         return None
@@ -128,22 +136,21 @@ def live_grammar(
 
 
 class _MaskReader:
-    """What one mask leaves open, of grammars that tell no more than their masks."""
+    """Reads what one bitmask leaves open, for grammars that offer nothing but their bitmasks."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self.bitmask = torch.full((1, vocabulary.num_words), -1, dtype=torch.int32)
-        self._legal: Row = self.bitmask.numpy()[0].view(np.uint32)
+        self._legal: Words = self.bitmask.numpy()[0].view(np.uint32)
         self._byte_tokens = [
             (piece[0], token)
             for token, piece in enumerate(vocabulary.token_bytes)
             if len(piece) == 1
         ]
-        self._others: dict[int, Row] = {}
-        """For a byte, the tokens that do not begin with it."""
+        self._not_beginning_with: dict[int, Words] = {}
 
     def only_token(self) -> int | None:
-        """The one legal token, if it is but one."""
+        """The only legal token; None if there are none or several."""
         return only_bit(self._legal)
 
     def next_bytes(self) -> int:
@@ -154,27 +161,30 @@ class _MaskReader:
         )
 
     def only_first_byte(self) -> int | None:
-        """The byte with which all legal tokens begin; None if there is none or a legal token is no
-        text. A few passes over the mask."""
+        """The byte with which all legal tokens begin.
+
+        None if they differ, if there are none, or if a legal token is not text. Costs a few passes
+        over the bitmask.
+        """
         legal, pieces = self._legal, self._vocabulary.token_bytes
-        words = legal.nonzero()[0]
-        if not len(words):
+        numbers = legal.nonzero()[0]
+        if not len(numbers):
             return None
-        word = int(words[0])
-        token = word * 32 + (int(legal[word]) & -int(legal[word])).bit_length() - 1
+        number = int(numbers[0])
+        token = number * 32 + (int(legal[number]) & -int(legal[number])).bit_length() - 1
         piece = pieces[token] if token < len(pieces) else b""
         if not piece:
             return None
         byte = piece[0]
-        if byte not in self._others:
+        if byte not in self._not_beginning_with:
             ids = self._vocabulary.tokens_beginning_with(byte)
-            self._others[byte] = ~self._vocabulary.row_of(ids)
-        return None if (legal & self._others[byte]).any() else byte
+            self._not_beginning_with[byte] = ~self._vocabulary.words_of(ids)
+        return None if (legal & self._not_beginning_with[byte]).any() else byte
 
 
-def _forced_of_xgrammar(matcher: Any, masks: _MaskReader) -> bytes:
-    """What must come next, byte by byte: its own `find_jump_forward_string` knows no limit, and
-    twenty lines of a grammar may force gigabytes, `root ::= "a" root` without end."""
+def _forced_by_xgrammar(matcher: GrammarMatcher, masks: _MaskReader) -> bytes:
+    """The forced bytes, one at a time: xgrammar's `find_jump_forward_string` has no limit, and a
+    short grammar can force gigabytes, such as `root ::= "a" root`."""
     run = bytearray()
     while len(run) < MAX_FORCED_BYTES_OF_XGRAMMAR and not matcher.is_completed():
         matcher.fill_next_token_bitmask(masks.bitmask)

@@ -1,8 +1,8 @@
-"""Compiles with xgrammar in a process of its own (`worker.py`), to see that it comes to an end.
+"""The process that compiles with xgrammar (`worker.py`), to see that it comes to an end.
 
-The first question is the vocabulary, as xgrammar writes it; each other is a list of calls of its
-compiler, `[[method, argument, options], ...]`, of which only the end is answered: what is wrong
-with a format is said by whoever compiles it next.
+The first question is the vocabulary, as xgrammar serializes it. Each other question is a list of
+calls of its compiler, `[[method, argument, options], ...]`. The answer is empty: what is wrong with
+a format is reported by the backend that compiles it next.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def answer(question: bytes) -> tuple[int, bytes]:
             getattr(_compilers[0], method)(argument, **options)
     except Exception as error:
         if isinstance(error, MemoryError) or "bad_alloc" in str(error):
-            sys.exit(1)  # whoever asked sees that the process has ended
+            sys.exit(1)  # the asker sees that the process has ended
     return 0, b""
 
 

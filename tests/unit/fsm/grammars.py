@@ -1,6 +1,6 @@
 """Grammars of every kind that a server is asked for, by name."""
 
-from sgl_vllm.fsm.automaton import Expression, Literals
+from sgl_vllm.fsm.expressions import Expression, Literals
 from sgl_vllm.fsm.regex import full_match
 from sgl_vllm.fsm.schema import SchemaSemantics, compile_schema
 
@@ -66,7 +66,7 @@ def _choices() -> Expression:
 
 
 GRAMMARS |= {
-    "tree, strict": lambda: compile_schema(_TREE, reading=SchemaSemantics.STRICT),
+    "tree, strict": lambda: compile_schema(_TREE, semantics=SchemaSemantics.STRICT),
     "regex": lambda: full_match(r"(?:[a-z]+ )*\d{1,3}(?:\.\d+)?").expression,
     "regex of any character": lambda: full_match(r"[^é]{0,20}é.*").expression,
     "choices": _choices,

@@ -8,22 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_vllm.fsm import automaton as automaton_module
-from sgl_vllm.fsm.automaton import (
-    COUNTED_STRING,
-    EMPTY,
-    NAME_STRING,
-    NEVER,
-    QUOTE,
-    STRING,
-    Alt,
-    Automaton,
-    JsonString,
-    Lazy,
-    Literals,
-    Seq,
-    TooComplexError,
-    literal,
-)
+from sgl_vllm.fsm.automaton import Automaton
+from sgl_vllm.fsm.errors import TooComplexError
+from sgl_vllm.fsm.expressions import EMPTY, NEVER, Alt, Lazy, Literals, Seq, literal
+from sgl_vllm.fsm.json_string import COUNTED_STRING, NAME_STRING, QUOTE, STRING, JsonString
 from sgl_vllm.fsm.regex import full_match
 from sgl_vllm.fsm.schema import compile_schema
 from tests.effort import examples

@@ -12,7 +12,7 @@ import sgl_vllm
 from sgl_vllm.fsm import masks as masks_module
 from sgl_vllm.fsm import vocabulary as vocabulary_module
 from sgl_vllm.fsm.automaton import Automaton
-from sgl_vllm.fsm.masks import Masks
+from sgl_vllm.fsm.masks import Bitmasks
 from sgl_vllm.fsm.schema import compile_schema
 from sgl_vllm.fsm.vocabulary import Vocabulary
 from tests.unit.fsm.grammars import GRAMMARS
@@ -26,14 +26,14 @@ def legal_by_steps(vocabulary: Vocabulary, state) -> set[int]:
     return {token for token, piece in pieces if piece and after(state, piece) is not None}
 
 
-def legal_by_mask(masks: Masks, vocabulary: Vocabulary, state) -> set[int]:
-    row = np.full(vocabulary.num_words, 0xFFFFFFFF, np.uint32)
-    masks.of(state).fill(row)
-    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+def legal_by_mask(masks: Bitmasks, vocabulary: Vocabulary, state) -> set[int]:
+    words = np.full(vocabulary.num_words, 0xFFFFFFFF, np.uint32)
+    masks.of(state).fill(words)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     return set(np.flatnonzero(bits).tolist())
 
 
-def check(masks: Masks, vocabulary: Vocabulary, states) -> None:
+def check(masks: Bitmasks, vocabulary: Vocabulary, states) -> None:
     for state in states:
         assert legal_by_mask(masks, vocabulary, state) == legal_by_steps(vocabulary, state)
 
@@ -63,7 +63,7 @@ vocabularies = st.lists(
 def test_masks_of_random_vocabularies(name, token_bytes, seed):
     vocabulary = Vocabulary(token_bytes, len(token_bytes) + seed % 40)
     states = random_walk(Automaton(GRAMMARS[name]()).start, random.Random(seed), 40, end=0.1)
-    check(Masks(vocabulary), vocabulary, states)
+    check(Bitmasks(vocabulary), vocabulary, states)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def everything() -> Vocabulary:
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_masks_of_troublesome_pieces(everything, name, dense_from, monkeypatch):
     monkeypatch.setattr(masks_module, "_DENSE_FROM", dense_from)
-    masks = Masks(everything)
+    masks = Bitmasks(everything)
     start = Automaton(GRAMMARS[name]()).start
     for seed in range(3):
         check(masks, everything, random_walk(start, random.Random(seed), 60, end=0.1))
@@ -96,7 +96,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_masks_all_along_a_text(everything, name):
-    masks = Masks(everything)
+    masks = Bitmasks(everything)
     state = Automaton(GRAMMARS[name]()).start
     for byte in TEXTS[name].encode():
         check(masks, everything, [state])
@@ -107,23 +107,23 @@ def test_masks_all_along_a_text(everything, name):
 
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_masks_are_the_same_when_nothing_is_remembered(everything, name, monkeypatch):
-    monkeypatch.setattr(masks_module, "_MAX_ROWS", 1)
-    monkeypatch.setattr(masks_module, "_MAX_ROWS_BYTES", 100)
+    monkeypatch.setattr(masks_module, "_MAX_ROOT_WALKS", 1)
+    monkeypatch.setattr(masks_module, "_MAX_ROOT_BYTES", 100)
     monkeypatch.setattr(masks_module, "_MAX_ENTERED", 1)
     monkeypatch.setattr(masks_module, "_MAX_CLOSING", 1)
     monkeypatch.setattr(masks_module, "_MAX_COUNTED", 1)
     monkeypatch.setattr(masks_module, "_DENSE_FROM", 8)
-    monkeypatch.setattr(vocabulary_module, "_MAX_REMEMBERED_NODES", 20)
+    monkeypatch.setattr(vocabulary_module, "_MAX_CACHED_NODES", 20)
     vocabulary = Vocabulary(everything.token_bytes, everything.size)
-    masks = Masks(vocabulary)
+    masks = Bitmasks(vocabulary)
     for seed in (1, 2):
         states = random_walk(Automaton(GRAMMARS[name]()).start, random.Random(seed), 40, end=0.1)
         check(masks, vocabulary, states)
-    assert len(masks._rows) <= 2
+    assert len(masks._from_root) <= 2
 
 
 def test_grammars_share_what_they_have_in_common(everything):
-    masks = Masks(everything)
+    masks = Bitmasks(everything)
     for name in ("first", "second", "third"):
         start = Automaton(compile_schema({"enum": [name, {name: [1, True]}]})).start
         check(masks, everything, random_walk(start, random.Random(1), 30))
@@ -134,7 +134,7 @@ def test_grammars_share_what_they_have_in_common(everything):
 
 
 def test_a_mask_is_made_once_per_state(everything):
-    masks, state = Masks(everything), Automaton(GRAMMARS["tree"]()).start
+    masks, state = Bitmasks(everything), Automaton(GRAMMARS["tree"]()).start
     assert masks.of(state) is masks.of(state)
 
 
@@ -142,7 +142,7 @@ def test_tokens_longer_than_the_deepest_walk_are_not_offered_inside_strings():
     token_bytes = [b"a", b"a" * 1022, b"a" * 3000]
     vocabulary = Vocabulary(token_bytes, 3)
     state = after(Automaton(compile_schema({"type": "string"})).start, '"')
-    assert legal_by_mask(Masks(vocabulary), vocabulary, state) == {0, 1}
+    assert legal_by_mask(Bitmasks(vocabulary), vocabulary, state) == {0, 1}
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +160,6 @@ def demo() -> Vocabulary:
 
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_masks_of_the_demo_model(demo, name):
-    masks = Masks(demo)
+    masks = Bitmasks(demo)
     states = random_walk(Automaton(GRAMMARS[name]()).start, random.Random(9), 30, end=0.1)
     check(masks, demo, dict.fromkeys(states))

@@ -14,15 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_vllm.fsm import regex
-from sgl_vllm.fsm.automaton import NEVER, ByteDfa, TooComplexError
-from sgl_vllm.fsm.regex import (
-    UnsupportedPatternError,
-    combined,
-    full_match,
-    json_string_search,
-    minimal,
-)
+from sgl_vllm.fsm import byte_dfa, rust_regex
+from sgl_vllm.fsm.byte_dfa import ByteDfa, combined, minimal
+from sgl_vllm.fsm.errors import TooComplexError, UnsupportedPatternError
+from sgl_vllm.fsm.expressions import NEVER
+from sgl_vllm.fsm.regex import full_match, json_string_search
 from sgl_vllm.fsm.tables import byte_classes, equal_blocks, live_states, product, reachable
 from tests.effort import examples
 
@@ -195,7 +191,7 @@ def test_any_character_is_any_character():
 @pytest.mark.parametrize("compile_", [full_match, json_string_search])
 def test_what_is_not_regular_here_is_refused(pattern, compile_):
     with pytest.raises((UnsupportedPatternError, TooComplexError)):
-        if regex.is_empty(compile_(pattern)):
+        if compile_(pattern).is_empty:
             raise UnsupportedPatternError("nothing matches")
 
 
@@ -216,8 +212,8 @@ def test_a_pattern_that_explodes_is_given_up_and_the_next_one_works(bomb):
 
 def test_a_worker_that_was_killed_is_started_again():
     assert full_match("killed0?").accepts(b"killed")
-    regex._worker._process.kill()
-    regex._worker._process.wait()
+    rust_regex._worker._process.kill()
+    rust_regex._worker._process.wait()
     assert full_match("killed1?").accepts(b"killed")
 
 
@@ -230,8 +226,8 @@ def has_ended(pid: int) -> bool:
 
 def test_the_worker_ends_with_its_parent():
     program = (
-        "import os\nfrom sgl_vllm.fsm import regex\nregex.full_match('a')\n"
-        "print(regex._worker._process.pid, flush=True)\nos._exit(0)"
+        "import os\nfrom sgl_vllm.fsm import regex, rust_regex\nregex.full_match('a')\n"
+        "print(rust_regex._worker._process.pid, flush=True)\nos._exit(0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     pid = int(done.stdout)
@@ -244,26 +240,26 @@ def test_the_worker_ends_with_its_parent():
 
 def test_a_forked_child_has_a_worker_of_its_own():
     full_match("fork")
-    parents = regex._worker._process.pid
+    parents = rust_regex._worker._process.pid
     child = os.fork()
     if child == 0:
         good = full_match("fork(?:ed)?").accepts(b"forked")
-        own = regex._worker._process.pid != parents
-        regex._worker.stop()
+        own = rust_regex._worker._process.pid != parents
+        rust_regex._worker.stop()
         os._exit(0 if good and own else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert full_match("fork2").accepts(b"fork2")
-    assert regex._worker._process.pid == parents
+    assert rust_regex._worker._process.pid == parents
 
 
 def test_many_patterns_are_forgotten_again(monkeypatch):
-    regex._cache.clear()
-    monkeypatch.setattr(regex, "_MAX_CACHED_STATES", 500)
-    monkeypatch.setattr(regex, "_MAX_CACHED", 50)
+    rust_regex._cache.clear()
+    monkeypatch.setattr(rust_regex, "_MAX_CACHED_STATES", 500)
+    monkeypatch.setattr(rust_regex, "_MAX_CACHED", 50)
     for i in range(300):
         full_match(f"many{i}{'x' * (i % 40)}")
-        assert len(regex._cache) <= 50
-        assert sum(dfa.num_states for dfa in regex._cache.values()) <= 500
+        assert len(rust_regex._cache) <= 50
+        assert sum(dfa.num_states for dfa in rust_regex._cache.values()) <= 500
     assert full_match("many7xxxxxxx") is full_match("many7xxxxxxx")
 
 
@@ -330,13 +326,20 @@ def fewest_states(dfa: ByteDfa) -> int:
     return max(1, len({frozenset(alive[state]) for state in reached if alive[state]}))
 
 
+@pytest.mark.parametrize("pattern", ["[bc]?(?:a|[bc])?", "[\\x00-\\x1f]?(?:a|[\\x00-\\x1f])?"])
+def test_states_that_all_accept_may_still_differ(pattern):
+    dfa, matches = full_match(pattern), re.compile(pattern).fullmatch
+    for text in ("", "a", "b", "\x1f", "ba", "\x1fa", "bb", "ab", "\x1f\x1f", "baa"):
+        assert dfa.accepts(text.encode()) == bool(matches(text)), text
+
+
 def test_an_automaton_of_nothing_is_an_expression_of_nothing():
     nothing = combined(full_match("a"), full_match("b"))
-    assert regex.is_empty(nothing)
+    assert nothing.is_empty
     assert nothing.expression is NEVER
 
 
 def test_a_product_of_too_many_states_is_refused(monkeypatch):
-    monkeypatch.setattr(regex, "MAX_STATES", 50)
+    monkeypatch.setattr(byte_dfa, "MAX_STATES", 50)
     with pytest.raises(TooComplexError):
         combined(full_match("(?:a{11})*"), full_match("(?:a{13})*"))

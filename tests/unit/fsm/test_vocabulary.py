@@ -71,12 +71,12 @@ def test_a_walk_finds_the_tokens_that_stay_inside_and_where_longer_ones_leave(
 ):
     v = Vocabulary(token_bytes, len(token_bytes) + 40)
     dfa = full_match(pattern)
-    row, ids, leaving = walk(
+    words, ids, leaving = walk(
         v.root, dfa.by_class, dfa.classes, dfa.accepting, dfa.start, 0 if dense else 10**6
     )
-    if row is not None:
+    if words is not None:
         assert not len(ids)
-        ids = [i for i in range(v.size) if row[i >> 5] >> np.uint32(i & 31) & 1]
+        ids = [i for i in range(v.size) if words[i >> 5] >> np.uint32(i & 31) & 1]
     legal = {name for name in dict_trie(token_bytes) if name and state_after(dfa, name) >= 0}
     assert sorted(ids) == [i for i, piece in enumerate(token_bytes) if piece in legal]
     assert len(leaving) == sum(
@@ -95,21 +95,21 @@ def state_after(dfa, data: bytes) -> int:
     return state
 
 
-def test_rows_have_the_bits_of_their_ids():
+def test_a_bitmask_has_the_bits_of_its_tokens():
     v = Vocabulary([b"x"] * 100, 130)
-    row = v.row_of(np.array([0, 31, 32, 99], np.int32))
-    assert row.tolist() == [1 | 1 << 31, 1, 0, 8, 0]
+    words = v.words_of(np.array([0, 31, 32, 99], np.int32))
+    assert words.tolist() == [1 | 1 << 31, 1, 0, 8, 0]
 
 
 def test_equal_nodes_are_one_set_until_too_many_are_known(monkeypatch):
-    monkeypatch.setattr(vocabulary_module, "_MAX_REMEMBERED_NODES", 10)
+    monkeypatch.setattr(vocabulary_module, "_MAX_CACHED_NODES", 10)
     v = Vocabulary([bytes([b]) for b in range(97, 123)], 26)
     before = v.root
     first = v.root.step(ord("a"))
     assert v.root.step(ord("a")) is first
     for byte in range(97, 123):
         v.root.step(byte)
-    assert v._num_remembered <= 12
+    assert v._num_cached_nodes <= 12
     assert v.root is not before and sorted(v.root.ids) == sorted(before.ids)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from sgl_vllm.fsm.automaton import Automaton, Expression, State
+from sgl_vllm.fsm.automaton import Automaton, State
+from sgl_vllm.fsm.expressions import Expression
 from sgl_vllm.fsm.vocabulary import bits_of
 
 

@@ -1,21 +1,21 @@
-"""Forced text -> the canonical tokens of it that can be appended now.
+"""Forced text -> forced tokens: the canonical tokens of the text that can be appended now.
 
-Owns: tokenization of text that a grammar leaves no choice about. Does not own the grammar, nor
-what a jump does to a request (`scheduler/jump.py`). Pure: no vLLM, no torch.
+Owns the tokenization of text that a grammar forces. Does not own the grammar, nor what a jump does
+to a request (`jump/jump.py`). Pure: no vLLM, no torch.
 
-A grammar forces *characters*; the model reads *tokens*. Two things can go wrong at the ends of a
-run, and both have changed answers elsewhere:
+A grammar forces *characters*; the model reads *tokens*. Both ends of a run of forced text need
+care, because mistakes there change answers:
 
     context      forced              not decided yet
     ... {"name  |": "Ann", "age": 3|?
                ^ seam             ^ end
 
-- Seam: the run is tokenized together with the text before it, and taken from where the context
-  ends. If the tokenizer would merge across the seam, the context's last token cannot be taken
-  back, and the run is tokenized on its own.
-- End: a token that reaches past the end of the run might be what the model wants (`3` forced, `31`
-  a token). Trailing tokens that a longer token could absorb, given which bytes may follow, are
-  held back for the model to decide.
+- Seam: the run is tokenized together with the text before it, and its tokens are those from the
+  end of the context on. If the tokenizer would merge across the seam, the context's last token
+  cannot be taken back, so the run is tokenized on its own.
+- End: a token that reaches past the end of the run might be what the model wants (`3` is forced,
+  `31` is a token). Trailing tokens that a longer token could absorb, given the bytes that may
+  follow, are left to the model.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from collections.abc import Callable, Sequence
 
 MAX_CONTEXT_TOKENS = 16
 """How much left context is tokenized again with a run. Pre-tokenizers split text into words, so a
-few tokens decide how a seam merges."""
+few tokens decide what merges across the seam."""
 
-_MAX_REMEMBERED_SUFFIXES = 65_536
+_MAX_CACHED_SUFFIXES = 65_536
 
 
 class ForcedTokenizer:
     """Turns forced text into tokens for one vocabulary.
 
-    Built once per vocabulary (a sort of it); a run then costs one `encode` of the run and its
+    Built once per vocabulary, by sorting it. A run then costs one `encode` of the run and its
     context, and a dictionary look-up per byte that the longest token could span.
 
     Args:
-        encode: text -> token ids, adding no special tokens.
-        token_bytes: what each token id decodes to; empty where a token is no text (special ones).
+        encode: text -> token ids, without special tokens.
+        token_bytes: what each token id decodes to; empty for tokens that are not text (special
+            ones).
     """
 
     def __init__(self, encode: Callable[[str], list[int]], token_bytes: Sequence[bytes]) -> None:
@@ -49,9 +50,9 @@ class ForcedTokenizer:
         self._followers: dict[bytes, int] = {}
 
     def tokenize(self, context: Sequence[int], forced: str) -> list[int]:
-        """The tokens of `forced` after the tokens `context`; empty if it has no exact tokenization.
+        """The tokens of `forced` after the tokens `context`.
 
-        The bytes of the result are exactly those of `forced`.
+        Returns: tokens whose bytes are exactly those of `forced`; empty if there are none.
         """
         forced_bytes = forced.encode()
         context_text = self._text_before(context)
@@ -69,14 +70,14 @@ class ForcedTokenizer:
         return tokens if self._bytes_of(tokens) == forced_bytes else []
 
     def num_settled(self, tokens: Sequence[int], next_bytes: int) -> int:
-        """How many of a run's leading `tokens` no longer token could absorb.
+        """How many of a run's leading `tokens` are certain: no longer token could absorb them.
 
         Args:
             tokens: the tokens of a run, as from `tokenize`.
-            next_bytes: the bytes that may follow the run, as a set of bits (bit b for byte b);
-                0 when nothing may.
+            next_bytes: the bytes that may follow the run, as bits (bit b for byte b); 0 if
+                nothing may.
 
-        Returns: a count in [0, len(tokens)]. The rest is to be left to the model.
+        Returns: a count in [0, len(tokens)]. The rest is left to the model.
         """
         if not next_bytes:
             return len(tokens)
@@ -97,7 +98,7 @@ class ForcedTokenizer:
         return b"".join([self._token_bytes[token] for token in tokens])
 
     def _text_before(self, context: Sequence[int]) -> str:
-        """The text of the last few context tokens, from after the last special token on."""
+        """The text of the last few context tokens, after the last special token."""
         tail: list[bytes] = []
         for token in reversed(context[-MAX_CONTEXT_TOKENS:]):
             piece = self._token_bytes[token] if token < len(self._token_bytes) else b""
@@ -114,7 +115,7 @@ class ForcedTokenizer:
             return ""
 
     def _followers_of(self, prefix: bytes) -> int:
-        """The bytes that come after `prefix` in tokens longer than it, as bits."""
+        """The bytes that follow `prefix` in longer tokens, as bits."""
         known = self._followers.get(prefix)
         if known is None:
             tokens, known = self._sorted_tokens, 0
@@ -125,7 +126,7 @@ class ForcedTokenizer:
                     break
                 if len(token) > length:
                     known |= 1 << token[length]
-            if len(self._followers) >= _MAX_REMEMBERED_SUFFIXES:
+            if len(self._followers) >= _MAX_CACHED_SUFFIXES:
                 self._followers.clear()
             self._followers[prefix] = known
         return known

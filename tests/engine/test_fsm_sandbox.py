@@ -9,8 +9,9 @@ import psutil
 import pytest
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 
-from sgl_vllm.fsm.vllm import limits
 from sgl_vllm.fsm.vllm.backend import SglBackend
+from sgl_vllm.fsm.vllm.limits import CompilationLimitError
+from sgl_vllm.fsm.vllm.sandbox import MAX_UNSANDBOXED_CHARS, SANDBOX_TIMEOUT_S
 from tests.engine.test_fsm_like_stock import backend
 
 MIB = 1 << 20
@@ -35,12 +36,12 @@ LARGE = {
 @pytest.fixture(scope="module")
 def stock_s():
     """Everything is handed on."""
-    with_trial = backend(use_automata=False)
-    yield with_trial
-    with_trial.destroy()
+    handing_on = backend(use_automata=False)
+    yield handing_on
+    handing_on.destroy()
 
 
-def processes_of_trials() -> list[psutil.Process]:
+def sandbox_processes() -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process().children()
@@ -51,24 +52,24 @@ def processes_of_trials() -> list[psutil.Process]:
 @pytest.mark.parametrize("kind", LARGE)
 def test_a_large_format_comes_out_as_from_stock(stock_s: SglBackend, kind: Options) -> None:
     spec = LARGE[kind]
-    assert len(spec) > limits.MAX_UNTRIED_CHARS
+    assert len(spec) > MAX_UNSANDBOXED_CHARS
     tried = stock_s.compile_grammar(kind, spec)
-    stock = stock_s.tools.xgrammar.compile_grammar(kind, spec)
+    stock = stock_s.resources.xgrammar.compile_grammar(kind, spec)
     rows = [stock_s.allocate_token_bitmask(1).zero_() for _ in range(2)]
     tried.fill_bitmask(rows[0], 0)
     stock.fill_bitmask(rows[1], 0)
     assert rows[0].equal(rows[1])
-    assert len(processes_of_trials()) == 1
+    assert len(sandbox_processes()) == 1
 
 
 def test_what_never_ends_is_refused_and_leaves_nothing_that_runs(stock_s: SglBackend) -> None:
     memory = psutil.Process().memory_info
     stock_s.compile_grammar(Options.GRAMMAR, LARGE_GRAMMAR)  # the process is there
     before, begun = memory().rss, time.monotonic()
-    with pytest.raises(limits.CompilingTakesTooLongError, match=r"takes more than 5 s or 2048 MiB"):
+    with pytest.raises(CompilationLimitError, match=r"takes more than 5 s or 2048 MiB"):
         stock_s.compile_grammar(Options.REGEX, NEVER_DONE)
-    assert time.monotonic() - begun < 2 * limits.TRIAL_TIMEOUT_S
-    assert not processes_of_trials()
+    assert time.monotonic() - begun < 2 * SANDBOX_TIMEOUT_S
+    assert not sandbox_processes()
     time.sleep(1)
     assert memory().rss < before + 64 * MIB
     assert stock_s.compile_grammar(Options.GRAMMAR, LARGE_GRAMMAR)
@@ -81,7 +82,7 @@ def test_what_is_wrong_is_told_as_stock_tells_it(stock_s: SglBackend) -> None:
 
 
 def test_small_formats_take_no_process() -> None:
-    others = len(processes_of_trials())
+    others = len(sandbox_processes())
     small = backend(use_automata=False)
     small.compile_grammar(Options.GRAMMAR, 'root ::= "a"')
-    assert len(processes_of_trials()) == others
+    assert len(sandbox_processes()) == others

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from sgl_vllm.fsm.forced import ForcedTokenizer
+from sgl_vllm.fsm.forced_tokenizer import ForcedTokenizer
 
 ANY_BYTE = (1 << 256) - 1
 

@@ -1,0 +1,135 @@
+"""Deterministic automata over bytes: the terminal for patterns, and their algebra.
+
+Owns `ByteDfa`, its minimization, intersection and difference. Does not own where automata come from
+(`rust_regex.py`), nor the loops over tables (`tables.py`). Pure.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sgl_vllm.fsm import tables
+from sgl_vllm.fsm.errors import TooComplexError
+from sgl_vllm.fsm.expressions import EMPTY, NEVER, Alt, Expression
+
+MAX_STATES = 20_000
+"""An automaton of more states is refused."""
+
+_MAX_PRODUCT = 50_000_000
+
+
+class ByteDfa:
+    """A deterministic automaton over bytes. Invariant: every state leads to acceptance.
+
+             a          b
+        (0) ---> (1) ------> ((2))       table[0, 97] == 1, table[1, 98] == 2, accepting[2]
+
+    Attributes:
+        table: (states, 256) int32: the next state, -1 for none.
+        accepting: (states,) bool.
+        by_class, classes: the same table with equal columns kept once, and each byte's column.
+    """
+
+    __slots__ = ("_terminals", "accepting", "by_class", "classes", "start", "table")
+
+    def __init__(
+        self, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int = 0
+    ) -> None:
+        self.table = np.ascontiguousarray(table, np.int32)
+        self.accepting = np.ascontiguousarray(accepting, np.bool_)
+        self.start = start
+        classes, firsts = tables.byte_classes(self.table)
+        self.classes = classes.astype(np.uint8)
+        self.by_class = np.ascontiguousarray(self.table[:, firsts])
+        self._terminals: dict[int, Dfa] = {}
+
+    @property
+    def num_states(self) -> int:
+        return len(self.accepting)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no text is accepted."""
+        return not self.accepting.any()
+
+    @property
+    def expression(self) -> Expression:
+        """The automaton as an expression."""
+        start = self.terminal(self.start)
+        if start is None:
+            return EMPTY if self.accepting[self.start] else NEVER
+        return Alt((start, EMPTY)) if self.accepting[self.start] else start
+
+    def terminal(self, state: int) -> Dfa | None:
+        """The terminal that begins in a state; None if no byte leads on from it."""
+        known = self._terminals.get(state)
+        if known is None:
+            known = Dfa(self, state)
+            if not known.first:
+                return None
+            self._terminals[state] = known
+        return known
+
+    def accepts(self, data: bytes) -> bool:
+        state = self.start
+        for byte in data:
+            state = int(self.table[state, byte])
+            if state < 0:
+                return False
+        return bool(self.accepting[state])
+
+
+class Dfa:
+    """A terminal: a `ByteDfa` in one of its states."""
+
+    __slots__ = ("_row", "dfa", "first", "index")
+
+    def __init__(self, dfa: ByteDfa, index: int) -> None:
+        self.dfa = dfa
+        self.index = index
+        row = dfa.table[index]
+        self.first = tables.byte_set(row >= 0)
+        self._row: list[int] = row.tolist()
+
+    def step(self, byte: int) -> tuple[Dfa | None, tuple[Expression, ...]]:
+        index = self._row[byte]
+        dfa = self.dfa
+        return dfa.terminal(index), (EMPTY,) if dfa.accepting[index] else ()
+
+
+def minimal(dfa: ByteDfa) -> ByteDfa:
+    """The smallest automaton of the same language: dead states go, equal ones become one."""
+    live = tables.live_states(dfa.by_class, dfa.accepting)
+    if not live[dfa.start]:
+        return ByteDfa(np.full((1, 256), -1, np.int32), np.zeros(1, np.bool_))
+    table = np.where((dfa.by_class >= 0) & live[dfa.by_class], dfa.by_class, -1)
+    block, count = tables.equal_blocks(table, dfa.accepting)
+    representative = np.empty(count, np.int64)
+    representative[block] = np.arange(len(block))
+    smaller = table[representative]
+    smaller = np.where(smaller >= 0, block[smaller], -1).astype(np.int32)
+    order, number = tables.reachable(smaller, block[dfa.start])
+    smaller = smaller[order]
+    smaller = np.where(smaller >= 0, number[smaller], -1)
+    return ByteDfa(smaller[:, dfa.classes], dfa.accepting[representative][order])
+
+
+def combined(a: ByteDfa, b: ByteDfa, *, minus: bool = False) -> ByteDfa:
+    """The texts that `a` and `b` accept; with `minus`, those that `a` accepts and `b` does not.
+
+    Raises:
+        TooComplexError: the product has more than `MAX_STATES` states.
+    """
+    if a.num_states * b.num_states > _MAX_PRODUCT:
+        raise TooComplexError("patterns together need too many states")
+    joint, classes = np.unique(a.classes.astype(np.int32) * 256 + b.classes, return_inverse=True)
+    # `take` always returns row-major arrays: numba would compile anew for another layout.
+    table_a = np.take(a.by_class, joint >> 8, axis=1)
+    table_b = np.take(b.by_class, joint & 255, axis=1)
+    pairs, table = tables.product(table_a, a.start, table_b, b.start, not minus, MAX_STATES)
+    if not len(pairs):
+        raise TooComplexError(f"patterns together need more than {MAX_STATES} states")
+    accepting_b = np.where(pairs[:, 1] >= 0, b.accepting[pairs[:, 1]], False)
+    accepting = a.accepting[pairs[:, 0]] & (~accepting_b if minus else accepting_b)
+    return minimal(ByteDfa(table[:, classes.reshape(-1)], accepting))

@@ -1,0 +1,113 @@
+"""Expressions over bytes: what a compiled format is made of.
+
+Owns structure (`Seq`, `Alt`, `Lazy`), the terminal for literal text, and what every terminal can
+do. Does not own the other terminals (`byte_dfa.py`, `json_string.py`), nor the walk over an
+expression (`automaton.py`). Pure.
+
+Terminals consume bytes; structure says in which order:
+
+    Seq(literal(b'{"age": '), Dfa(-?[1-9][0-9]*), literal(b'}'))
+
+Sets of bytes are integers: bit b is set if byte b is in the set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Protocol, TypeAlias
+
+
+class Terminal(Protocol):
+    """Part of an expression that consumes bytes. Immutable, and compared by identity.
+
+    Attributes:
+        first: the bytes that `step` takes, as bits.
+    """
+
+    first: int
+
+    def step(self, byte: int) -> tuple[Terminal | None, tuple[Expression, ...]]:
+        """Consume one byte of `first`.
+
+        Returns: the terminal that remains, if bytes may follow inside it; and, for each way in
+            which the terminal may end here, the expression that continues it.
+        """
+        ...
+
+
+class Seq:
+    """One expression after another."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, *parts: Expression) -> None:
+        self.parts = parts
+
+
+class Alt:
+    """Any one of several expressions."""
+
+    __slots__ = ("options",)
+
+    def __init__(self, options: Iterable[Expression]) -> None:
+        self.options = tuple(options)
+
+
+class Lazy:
+    """An expression that is built when a walk first reaches it, so that it can contain itself."""
+
+    __slots__ = ("_expression", "_make")
+
+    def __init__(self, make: Callable[[], Expression]) -> None:
+        self._make: Callable[[], Expression] | None = make
+        self._expression: Expression | None = None
+
+    def get(self) -> Expression:
+        if self._expression is None:
+            assert self._make is not None
+            self._expression = self._make()
+            self._make = None
+        return self._expression
+
+
+class Literals:
+    """A terminal: one of several byte strings, each with its own continuation.
+
+    Invariant: all entries are longer than `position` and share their first `position` bytes, which
+    have been consumed.
+    """
+
+    __slots__ = ("_next", "entries", "first", "position")
+
+    def __init__(
+        self, entries: tuple[tuple[bytes, Expression | None], ...], position: int = 0
+    ) -> None:
+        self.entries = entries
+        self.position = position
+        self.first = 0
+        for text, _ in entries:
+            self.first |= 1 << text[position]
+        self._next: dict[int, tuple[Literals | None, tuple[Expression, ...]]] = {}
+
+    def step(self, byte: int) -> tuple[Literals | None, tuple[Expression, ...]]:
+        known = self._next.get(byte)
+        if known is None:
+            position = self.position
+            matching = [entry for entry in self.entries if entry[0][position] == byte]
+            longer = tuple(entry for entry in matching if len(entry[0]) > position + 1)
+            done = tuple(entry[1] or EMPTY for entry in matching if len(entry[0]) == position + 1)
+            known = self._next[byte] = (Literals(longer, position + 1) if longer else None, done)
+        return known
+
+
+Expression: TypeAlias = "Seq | Alt | Lazy | Terminal"
+
+EMPTY = Seq()
+NEVER = Alt(())
+
+
+@lru_cache(maxsize=4096)
+def literal(text: bytes) -> Expression:
+    """One text. The same expression for the same text, so that walks through it are shared."""
+    return Literals(((text, None),)) if text else EMPTY

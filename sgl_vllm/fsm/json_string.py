@@ -1,0 +1,154 @@
+"""The terminal for JSON strings of any or of bounded length.
+
+Owns how characters of a JSON string are spelled in bytes, and their count. Strings with a pattern
+are automata like others (`regex.json_string_search`). Pure.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from sgl_vllm.fsm.expressions import EMPTY, Expression
+from sgl_vllm.fsm.tables import byte_set
+
+QUOTE = 0x22
+_HEX_DIGITS = b"0123456789abcdefABCDEF"
+_MAX_SHARED = 100_000
+
+
+class JsonString:
+    """A terminal: the rest of a JSON string, counting its characters, up to the closing quote.
+
+    At least `low` more characters, at most `high` (None: any number). Equal strings are one object,
+    shared by all grammars.
+
+    Attributes:
+        names: what the rest must not be: a name, less the bytes of it that were seen.
+    """
+
+    __slots__ = ("body", "first", "high", "index", "low", "names")
+
+    _shared: ClassVar[dict[tuple[object, ...], JsonString]] = {}
+
+    def __init__(
+        self,
+        body: StringBody,
+        index: int,
+        low: int,
+        high: int | None,
+        names: tuple[bytes, ...],
+    ) -> None:
+        self.body = body
+        self.index = index
+        self.low = low
+        self.high = high
+        self.names = names
+        self.first = body.first[index]
+        if index == 0:
+            if high == 0:
+                self.first &= 1 << QUOTE
+            if low > 0 or b"" in names:
+                self.first &= ~(1 << QUOTE)
+
+    @classmethod
+    def of(
+        cls,
+        body: StringBody,
+        index: int = 0,
+        low: int = 0,
+        high: int | None = None,
+        names: tuple[bytes, ...] = (),
+    ) -> JsonString:
+        key = (body, index, low, high, names)
+        known = cls._shared.get(key)
+        if known is None:
+            if len(cls._shared) > _MAX_SHARED:
+                cls._shared.clear()
+            known = cls._shared[key] = JsonString(body, index, low, high, names)
+        return known
+
+    def step(self, byte: int) -> tuple[JsonString | None, tuple[Expression, ...]]:
+        index = self.body.rows[self.index][byte]
+        if index == -2:
+            return None, (EMPTY,)
+        low, high = self.low, self.high
+        if index == 0:
+            low = max(0, low - 1)
+            high = None if high is None else high - 1
+        names = tuple([n[1:] for n in self.names if n and n[0] == byte]) if self.names else ()
+        return JsonString.of(self.body, index, low, high, names), ()
+
+
+class StringBody:
+    """The inside of JSON strings as an automaton over UTF-8 (RFC 8259, 7; RFC 3629, 4).
+
+    State 0 is between characters; the closing quote leads from there to -2.
+    """
+
+    def __init__(self, escapes: Literal["any", "characters", "needed", "none"]) -> None:
+        """
+        Args:
+            escapes: which escapes a string may contain. any: all of JSON's. characters: those of
+                whole characters, so no halves of surrogate pairs. needed: only those without which
+                JSON cannot write a character, so that every text has one spelling, the one of
+                `json.dumps(..., ensure_ascii=False)`. none.
+        """
+        rows = [[-1] * 256 for _ in range(14)]
+        between, one, two, three, e0, ed, f0, f4, escape, hex4, hex3, hex2, hex1, extra = range(14)
+        for byte in range(0x20, 0x80):
+            rows[between][byte] = between
+        rows[between][QUOTE] = -2
+        rows[between][0x5C] = escape if escapes != "none" else -1
+        for byte in range(0xC2, 0xE0):
+            rows[between][byte] = one
+        for byte in range(0xE1, 0xF0):
+            rows[between][byte] = two
+        rows[between][0xE0], rows[between][0xED] = e0, ed
+        for byte in range(0xF1, 0xF4):
+            rows[between][byte] = three
+        rows[between][0xF0], rows[between][0xF4] = f0, f4
+        continuations = {
+            one: (0x80, 0xC0, between),
+            two: (0x80, 0xC0, one),
+            three: (0x80, 0xC0, two),
+            e0: (0xA0, 0xC0, one),
+            ed: (0x80, 0xA0, one),
+            f0: (0x90, 0xC0, two),
+            f4: (0x80, 0x90, two),
+        }
+        for state, (begin, end, after) in continuations.items():
+            for byte in range(begin, end):
+                rows[state][byte] = after
+        moves = {
+            escape: ((b'"\\/bfnrt', between), (b"u", hex4)),
+            hex4: ((_HEX_DIGITS, hex3),),
+            hex3: ((_HEX_DIGITS, hex2),),
+            hex2: ((_HEX_DIGITS, hex1),),
+            hex1: ((_HEX_DIGITS, between),),
+        }
+        if escapes == "characters":
+            moves |= {hex4: ((_HEX_DIGITS, hex3), (b"dD", extra)), extra: ((b"01234567", hex2),)}
+        elif escapes == "needed":
+            moves |= {
+                escape: ((b'"\\bfnrt', between), (b"u", hex4)),
+                hex4: ((b"0", hex3),),
+                hex3: ((b"0", hex2),),
+                hex2: ((b"0", extra), (b"1", hex1)),
+                hex1: ((b"0123456789abcdef", between),),
+                extra: ((b"01234567bef", between),),
+            }
+        for state, ways in moves.items():
+            for among, after in ways:
+                for byte in among:
+                    rows[state][byte] = after
+        self.rows = rows
+        self.table = np.array(rows, np.int32)
+        self.first = [byte_set(row != -1) for row in self.table]
+
+
+STRING = StringBody("any")
+COUNTED_STRING = StringBody("characters")
+NAME_STRING = StringBody("needed")
+PLAIN_STRING = StringBody("none")

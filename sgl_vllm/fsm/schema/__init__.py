@@ -1,0 +1,21 @@
+"""JSON schema -> an expression over bytes.
+
+Owns which schemas are compiled here, and what they mean. Any other raises `UnsupportedSchemaError`
+and goes to another backend: handing a schema on is better than guessing. Pure.
+
+    keywords      which keywords exist, which are compiled, what their values look like
+    values        JSON values: equality, types, spelling
+    workspace     what one compilation may cost, and the schemas that it derives
+    references    $ref
+    conjunctions  one schema for what is valid against two
+    alternatives  anyOf, oneOf
+    finiteness    schemas whose values would have to contain themselves
+    compiler      a schema to an expression: dispatch by keyword and type
+    objects, arrays, strings, formats, numeric, enumerations
+"""
+
+from sgl_vllm.fsm.errors import UnsupportedSchemaError
+from sgl_vllm.fsm.schema.compiler import compile_schema
+from sgl_vllm.fsm.schema.keywords import Schema, SchemaSemantics
+
+__all__ = ["Schema", "SchemaSemantics", "UnsupportedSchemaError", "compile_schema"]

@@ -1,0 +1,236 @@
+"""A schema to an expression: dispatch by keyword and by type.
+
+Owns the recursion over subschemas. What a single type or keyword allows is in the other modules of
+this package.
+
+Members of an object are compiled in the order of `properties`, then any others: what vLLM's
+backends ask for, and what makes keys forced text.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sgl_vllm.fsm import numbers
+from sgl_vllm.fsm.errors import (
+    TooComplexError,
+    UnsupportedPatternError,
+    UnsupportedSchemaError,
+)
+from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Literals, Seq, literal
+from sgl_vllm.fsm.json_string import STRING, JsonString
+from sgl_vllm.fsm.rust_regex import compile_trusted
+from sgl_vllm.fsm.schema import numeric, strings
+from sgl_vllm.fsm.schema.alternatives import Alternatives
+from sgl_vllm.fsm.schema.arrays import compile_array
+from sgl_vllm.fsm.schema.conjunctions import Conjunctions
+from sgl_vllm.fsm.schema.context import Compiled, Context, string
+from sgl_vllm.fsm.schema.enumerations import compile_enumeration
+from sgl_vllm.fsm.schema.finiteness import Finiteness
+from sgl_vllm.fsm.schema.keywords import (
+    CONSTRAINTS,
+    SUPPORTED,
+    TYPES,
+    Schema,
+    SchemaSemantics,
+)
+from sgl_vllm.fsm.schema.objects import compile_object
+from sgl_vllm.fsm.schema.references import References
+from sgl_vllm.fsm.schema.values import non_empty_list
+from sgl_vllm.fsm.schema.workspace import Workspace, ids
+
+MAX_NODES = 50_000
+
+
+def compile_schema(
+    schema: Schema | str,
+    *,
+    semantics: SchemaSemantics = SchemaSemantics.SPEC,
+    any_whitespace: bool = True,
+) -> Expression:
+    """The JSON texts that are valid against `schema`.
+
+    Cost: some tens of microseconds per subschema. The automaton costs what is visited of it.
+
+    Args:
+        schema: a schema, or its JSON text.
+        semantics: what it means where backends differ.
+        any_whitespace: whether white space may stand between tokens, which is vLLM's default; if
+            not, there is none.
+
+    Raises:
+        UnsupportedSchemaError: the schema is not compiled here; ask another backend.
+        ValueError: the text is not JSON.
+    """
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except RecursionError:
+            raise UnsupportedSchemaError("the schema is nested too deeply") from None
+    if not isinstance(schema, dict | bool):
+        raise UnsupportedSchemaError("a schema must be an object, true or false")
+    try:
+        compiler = _Compiler(schema, semantics, any_whitespace)
+        expression = compiler.value(schema)
+        compiler.finiteness.check()
+        return expression
+    except RecursionError:
+        raise UnsupportedSchemaError("the schema is nested too deeply") from None
+    except (UnsupportedPatternError, TooComplexError) as error:
+        raise UnsupportedSchemaError(str(error)) from None
+
+
+class _Compiler:
+    """Compiles one schema. Invariant: one expression for each subschema, so that a schema that
+    refers to itself ends in itself."""
+
+    def __init__(self, root: Schema, semantics: SchemaSemantics, any_whitespace: bool) -> None:
+        self._workspace = workspace = Workspace()
+        self._context = Context(semantics, any_whitespace, workspace, self.value)
+        self._references = References(root)
+        self._conjunctions = Conjunctions(self._references, workspace)
+        self._alternatives = Alternatives(self._conjunctions, workspace)
+        self._supported = SUPPORTED[semantics]
+        self._made: dict[int, Expression] = {}
+        self._anything: Expression | None = None
+        self.finiteness = Finiteness()
+
+    def value(self, schema: Schema) -> Expression:
+        """The values that are valid against `schema`."""
+        if schema is True:
+            return self._any_value()
+        if schema is False:
+            raise UnsupportedSchemaError("nothing is valid")
+        if not isinstance(schema, dict):
+            raise UnsupportedSchemaError(f"a schema cannot be a {type(schema).__name__}")
+        known = self._made.get(id(schema))
+        if known is not None:
+            return known
+        if len(self._made) > MAX_NODES:
+            raise UnsupportedSchemaError(f"more than {MAX_NODES} subschemas")
+        holder: list[Expression] = []
+        self._made[id(schema)] = Lazy(lambda: holder[0])
+        self._workspace.keep(schema)
+        self._workspace.descend()
+        expression = self._value(schema)
+        self._workspace.depth -= 1
+        self.finiteness.add(id(schema), [[]])
+        holder.append(expression)
+        self._made[id(schema)] = expression
+        return expression
+
+    def _value(self, schema: dict[str, Any]) -> Expression:
+        self._workspace.check(schema)
+        constraints = schema.keys() & CONSTRAINTS
+        for name in constraints - self._supported:
+            if name == "uniqueItems" and schema[name] is False:
+                constraints = constraints - {name}
+                continue
+            raise UnsupportedSchemaError(f"{name} is not supported")
+        if not constraints:
+            return self._any_value()
+        if "$ref" in constraints:
+            target = self._references.resolve(schema["$ref"])
+            others = {k: schema[k] for k in constraints if k != "$ref"}
+            return self._same(schema, self._conjunctions.both(target, others) if others else target)
+        if "allOf" in constraints:
+            merged: Schema = {k: schema[k] for k in constraints if k != "allOf"}
+            for branch in non_empty_list(schema["allOf"], "allOf"):
+                merged = self._conjunctions.both(merged, branch)
+            return self._same(schema, merged)
+        for name in ("anyOf", "oneOf"):
+            if name in constraints:
+                return self._any_of(schema, name, constraints)
+        if "const" in constraints:
+            return compile_enumeration(self._context, [schema["const"]], schema)
+        if "enum" in constraints:
+            return compile_enumeration(
+                self._context, non_empty_list(schema["enum"], "enum"), schema
+            )
+        return self._typed(schema, constraints)
+
+    def _same(self, schema: dict[str, Any], other: Schema) -> Expression:
+        """The values of `schema`, which are those of `other`."""
+        self.finiteness.add(id(schema), [ids(self._workspace.keep(other))])
+        return self.value(other)
+
+    def _any_of(self, schema: dict[str, Any], name: str, constraints: set[str]) -> Expression:
+        rest = {k: schema[k] for k in constraints if k != name}
+        if self._context.is_strict and rest:
+            raise UnsupportedSchemaError(f"{name} beside other constraints")
+        branches = self._alternatives.branches(non_empty_list(schema[name], name), rest)
+        self.finiteness.add(id(schema), [ids(branch) for branch in branches])
+        if name == "oneOf":
+            self._alternatives.check_exclusive(branches)
+        return Alt([self.value(branch) for branch in branches])
+
+    def _typed(self, schema: dict[str, Any], constraints: set[str]) -> Expression:
+        types = schema.get("type")
+        if types is None:
+            types = self._implied_types(constraints)
+        elif isinstance(types, str):
+            types = [types]
+        if "number" in types:
+            types = [t for t in types if t != "integer"]
+        if self._context.is_strict and len(types) > 1 and constraints - {"type"}:
+            raise UnsupportedSchemaError("several types with other constraints")
+        ways: list[list[int]] = [] if {"object", "array"}.issuperset(types) else [[]]
+        self.finiteness.add(id(schema), ways)
+        options = []
+        for name in dict.fromkeys(types):
+            compiled = self._of_type(name, schema)
+            if isinstance(compiled, Compiled):
+                ways.append(compiled.needed)
+                compiled = compiled.expression
+            options.append(compiled)
+        return options[0] if len(options) == 1 else Alt(options)
+
+    def _of_type(self, name: str, schema: dict[str, Any]) -> Expression | Compiled:
+        match name:
+            case "object":
+                return compile_object(self._context, schema)
+            case "array":
+                return compile_array(self._context, schema)
+            case "string":
+                return strings.compile_string(self._context, schema)
+            case "number":
+                return numeric.compile_number(self._context, schema)
+            case "integer":
+                return numeric.compile_integer(self._context, schema)
+            case "boolean":
+                return Literals(((b"true", None), (b"false", None)))
+            case _:
+                return literal(b"null")
+
+    def _implied_types(self, constraints: set[str]) -> list[str]:
+        """The types that a schema without `type` allows."""
+        if not self._context.is_strict:
+            return list(TYPES)
+        if constraints & {"properties", "additionalProperties"}:
+            return ["object"]
+        if "items" in constraints:
+            return ["array"]
+        raise UnsupportedSchemaError("no type")
+
+    def _any_value(self) -> Expression:
+        """Any JSON value."""
+        if self._anything is None:
+            context = self._context
+            value = self._anything = Lazy(lambda: Alt(options))
+            text = string(JsonString.of(STRING))
+            options = (
+                Literals(((b"true", None), (b"false", None), (b"null", None))),
+                compile_trusted(numbers.NUMBER).expression,
+                text,
+                self._any_number_of(b"[", value, b"]"),
+                self._any_number_of(b"{", Seq(text, context.colon, value), b"}"),
+            )
+        return self._anything
+
+    def _any_number_of(self, begin: bytes, item: Expression, end: bytes) -> Expression:
+        """Items with commas between them, in brackets."""
+        context = self._context
+        more = Lazy(lambda: Alt((EMPTY, Seq(context.comma, item, more))))
+        inside = Alt((Seq(item, more, context.blank), EMPTY))
+        return Seq(literal(begin), context.blank, inside, literal(end))

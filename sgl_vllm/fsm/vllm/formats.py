@@ -1,0 +1,156 @@
+"""The kinds of constraints that a request can have, each declared once.
+
+Owns, for each kind: its name in messages, how it becomes an automaton of ours, what xgrammar's
+compiler is called with, and how long it may be. A new kind is one entry of `FORMATS`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.structured_output.backend_guidance import process_for_additional_properties
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+from vllm.v1.structured_output.utils import grammar_is_likely_lark
+
+from sgl_vllm.fsm import regex
+from sgl_vllm.fsm.expressions import Expression, Literals
+from sgl_vllm.fsm.schema import SchemaSemantics, compile_schema
+
+MAX_SPEC_CHARS = 4 << 20
+"""A longer schema, pattern or grammar is refused."""
+
+MAX_STOCK_GRAMMAR_CHARS = 32 << 10
+"""The limit of grammars, which vLLM's backends compile. A chain of rules of 36 kB costs xgrammar
+0.8 GB; one of 1 MB costs more than 21 GB, in a compilation that cannot be interrupted."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What the server's options say about JSON.
+
+    Attributes:
+        semantics: what a schema means where backends differ.
+        any_whitespace: whether white space may stand between tokens.
+        close_objects: `disable_additional_properties`, which guidance applies to schemas.
+    """
+
+    semantics: SchemaSemantics
+    any_whitespace: bool
+    close_objects: bool
+
+
+XgrammarCall = tuple[str, str, dict[str, Any]]  # Any: keyword arguments, as JSON
+"""A method of xgrammar's compiler, its argument, and its keyword arguments."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One kind of constraint.
+
+    Attributes:
+        title: its name in messages.
+        expression: compiles a specification of this kind; None if it is left to vLLM's backends.
+            May raise any error of `sgl_vllm.fsm.errors`.
+        xgrammar_calls: what vLLM's xgrammar backend calls to compile it.
+        max_stock_chars: the longest specification that vLLM's backends are given.
+    """
+
+    title: str
+    expression: Callable[[str, Dialect], Expression | None]
+    xgrammar_calls: Callable[[str, Dialect], list[XgrammarCall]]
+    max_stock_chars: int = MAX_SPEC_CHARS
+
+
+def _json_expression(spec: str, dialect: Dialect) -> Expression:
+    schema: Any = process_for_additional_properties(spec) if dialect.close_objects else spec
+    return compile_schema(
+        schema, semantics=dialect.semantics, any_whitespace=dialect.any_whitespace
+    )
+
+
+def _json_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
+    options = {
+        "any_whitespace": dialect.any_whitespace,
+        "separators": None if dialect.any_whitespace else (",", ":"),
+    }
+    return [("compile_json_schema", spec, options)]
+
+
+def _json_object_expression(spec: str, dialect: Dialect) -> Expression:
+    return compile_schema({"type": "object"}, any_whitespace=dialect.any_whitespace)
+
+
+def _regex_expression(spec: str, dialect: Dialect) -> Expression | None:
+    dfa = regex.full_match(spec)
+    return None if dfa.is_empty else dfa.expression
+
+
+def _choice_expression(spec: str, dialect: Dialect) -> Expression | None:
+    return _one_of(json.loads(spec))
+
+
+def _grammar_expression(spec: str, dialect: Dialect) -> Expression | None:
+    choices = choices_of_grammar(spec)
+    return None if choices is None else _one_of(choices)
+
+
+def _grammar_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
+    return [("compile_lark" if grammar_is_likely_lark(spec) else "compile_grammar", spec, {})]
+
+
+def _structural_tag_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
+    tag = json.loads(spec)
+    if "structures" not in tag:
+        return [("compile_structural_tag", spec, {})]
+    return [("compile_json_schema", json.dumps(one["schema"]), {}) for one in tag["structures"]]
+
+
+FORMATS: dict[StructuredOutputOptions, Format] = {
+    StructuredOutputOptions.JSON: Format("JSON schema", _json_expression, _json_calls),
+    StructuredOutputOptions.JSON_OBJECT: Format(
+        "JSON object",
+        _json_object_expression,
+        lambda spec, dialect: _json_calls('{"type": "object"}', dialect),
+    ),
+    StructuredOutputOptions.REGEX: Format(
+        "regex", _regex_expression, lambda spec, dialect: [("compile_regex", spec, {})]
+    ),
+    StructuredOutputOptions.CHOICE: Format("choice", _choice_expression, _grammar_calls),
+    StructuredOutputOptions.GRAMMAR: Format(
+        "grammar", _grammar_expression, _grammar_calls, MAX_STOCK_GRAMMAR_CHARS
+    ),
+    StructuredOutputOptions.STRUCTURAL_TAG: Format(
+        "structural tag", lambda spec, dialect: None, _structural_tag_calls
+    ),
+}
+
+
+def _one_of(choices: Sequence[str]) -> Expression | None:
+    texts = dict.fromkeys(choice.encode() for choice in choices)
+    if not texts or b"" in texts:
+        return None
+    return Literals(tuple((text, None) for text in texts))
+
+
+_STRING = r'"((?:[^"\\\n]|\\.)*)"'
+_CHOICE_GRAMMAR = re.compile(rf"root ::= ({_STRING}(?: \| {_STRING})*)")
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"'}
+
+
+def choices_of_grammar(grammar: str) -> list[str] | None:
+    """The choices in a grammar that vLLM's API server made of them; None for other grammars."""
+    match = _CHOICE_GRAMMAR.fullmatch(grammar)
+    if match is None:
+        return None
+    return [
+        re.sub(
+            r"\\(?:u([0-9a-f]{4})|(.))",
+            lambda m: chr(int(m[1], 16)) if m[1] else _ESCAPES.get(m[2], m[0]),
+            text,
+        )
+        for text in re.findall(_STRING, match[1])
+    ]

@@ -1,0 +1,155 @@
+"""vLLM's grammar interface over an automaton.
+
+Owns where one request is in an automaton, which many may share, and what happens when a walk fails:
+that request fails, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from vllm.logger import init_logger
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+
+from sgl_vllm.degrade import CircuitBreaker
+from sgl_vllm.fsm.automaton import Automaton, State
+from sgl_vllm.fsm.errors import TooComplexError
+from sgl_vllm.fsm.vllm.resources import TokenizerResources
+
+logger = init_logger("vllm.sgl_vllm.fsm")
+
+
+class SglGrammar(StructuredOutputGrammar):
+    """The grammar of one request.
+
+    Invariant: `_path` holds the states after each accepted token, the start first. After a failure
+    only the end of the text is offered, and then refused, so vLLM fails this request.
+
+    Args:
+        breaker: where unexpected errors are counted.
+        stops: the tokens that end the text. They are legal only where it may end.
+    """
+
+    def __init__(
+        self,
+        resources: TokenizerResources,
+        breaker: CircuitBreaker,
+        automaton: Automaton,
+        stops: Iterable[int],
+    ) -> None:
+        self._resources = resources
+        self._breaker = breaker
+        self.stops = frozenset(stops)
+        self._stop_bits = [(t >> 5, np.uint32(1 << (t & 31))) for t in sorted(self.stops)]
+        self._path: list[State] = [automaton.start]
+        self._is_terminated = False
+        self._has_failed = False
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        """Advance. Tokens after the end are ignored, as in vLLM's backends.
+
+        Returns: False at the first token that is not legal.
+        """
+        for token in tokens:
+            if self._is_terminated:
+                return True
+            if not self._accept(token):
+                logger.error("the grammar of request %s refuses token %d", request_id, token)
+                return False
+        return True
+
+    def _accept(self, token: int) -> bool:
+        state = self._path[-1]
+        if token in self.stops:
+            if not state.accepting or self._has_failed:
+                return False
+            self._is_terminated = True
+            self._path.append(state)
+            return True
+        following = self._after(state, token)
+        if following is None:
+            return False
+        self._path.append(following)
+        return True
+
+    def _after(self, state: State, token: int) -> State | None:
+        pieces = self._resources.token_bytes
+        piece = pieces[token] if 0 <= token < len(pieces) else b""
+        if not piece:
+            return None
+        try:
+            for byte in piece:
+                following = state.step(byte)
+                if following is None:
+                    return None
+                state = following
+        except Exception as error:
+            self._fail(error)
+            return None
+        return state
+
+    def _fail(self, error: Exception) -> None:
+        """Fail this request; called while `error` is handled."""
+        if isinstance(error, TooComplexError):
+            logger.warning("a structured-output request fails: %s", error)
+        else:
+            self._breaker.record("a running grammar, whose request fails")
+        self._has_failed = True
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        """The longest prefix of `tokens` that would be accepted; does not advance."""
+        length, is_terminated = len(self._path), self._is_terminated
+        count = 0
+        for token in tokens:
+            if token < 0 or self._is_terminated or not self._accept(token):
+                break
+            count += 1
+        del self._path[length:]
+        self._is_terminated = is_terminated
+        return list(tokens[:count])
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens > 0:
+            del self._path[-num_tokens:]
+            self._is_terminated = False
+
+    def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
+        words = self._resources.words(bitmask, batch_index)
+        state = self._path[-1]
+        try:
+            if self._has_failed:
+                words.fill(0)
+            else:
+                self._resources.bitmasks.of(state).fill(words)
+        except Exception as error:
+            self._fail(error)
+            words.fill(0)
+        may_end = state.accepting or self._has_failed
+        for number, bit in self._stop_bits:
+            if may_end:
+                words[number] |= bit
+            else:
+                words[number] &= ~bit
+
+    def is_terminated(self) -> bool:
+        return self._is_terminated
+
+    def reset(self) -> None:
+        del self._path[1:]
+        self._is_terminated = False
+
+    def forced(self) -> tuple[bytes, int, int | None]:
+        """What must come next.
+
+        Returns: the bytes; the bytes that may follow them, as bits; and the one token that then
+            ends the text, if nothing else may come.
+        """
+        try:
+            run, end = self._path[-1].forced()
+        except Exception as error:  # counted here, so that jump-forward stays on
+            self._fail(error)
+            return b"", 0, None
+        only_end = end.accepting and not end.first and len(self.stops) == 1
+        return run, end.first, next(iter(self.stops)) if only_end else None

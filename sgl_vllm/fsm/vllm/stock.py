@@ -1,0 +1,144 @@
+"""vLLM's own backends, for the formats that the automata leave to them.
+
+Owns which of the two is asked first, and that each compiles within limits.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.tokenizers import TokenizerLike
+from vllm.v1.structured_output.backend_guidance import GuidanceBackend, GuidanceGrammar
+from vllm.v1.structured_output.backend_types import (
+    StructuredOutputGrammar,
+    StructuredOutputOptions,
+)
+from vllm.v1.structured_output.backend_xgrammar import (
+    XgrammarBackend,
+    has_xgrammar_unsupported_json_features,
+)
+
+from sgl_vllm.fsm.schema import SchemaSemantics
+from sgl_vllm.fsm.vllm.formats import FORMATS, Dialect
+from sgl_vllm.fsm.vllm.limits import CompilationLimitError, within_limits
+from sgl_vllm.fsm.vllm.resources import tokenizer_info
+from sgl_vllm.fsm.vllm.sandbox import MAX_UNSANDBOXED_CHARS, SandboxedCompiler
+
+logger = init_logger("vllm.sgl_vllm.fsm")
+
+Compile = Callable[[StructuredOutputOptions, str, set[int] | None], StructuredOutputGrammar]
+
+
+class StockBackends:
+    """xgrammar and guidance.
+
+    xgrammar ignores what it does not know of a schema. With strict semantics that is stock vLLM's
+    answer; with the specification's semantics schemas go to guidance, which refuses instead.
+
+    Args:
+        preferred: which is asked first, "xgrammar" or "guidance".
+    """
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        tokenizer: TokenizerLike,
+        vocab_size: int,
+        xgrammar: XgrammarBackend,
+        dialect: Dialect,
+        preferred: str,
+    ) -> None:
+        self._make_guidance = partial(
+            GuidanceBackend, config, tokenizer=tokenizer, vocab_size=vocab_size
+        )
+        self._xgrammar = xgrammar
+        self._dialect = dialect
+        self._preferred = preferred
+        self._sandbox = SandboxedCompiler(partial(tokenizer_info, xgrammar))
+        self._guidance: GuidanceBackend | None = None
+        self._lock = threading.Lock()
+        self.num_xgrammar = 0
+        self.num_guidance = 0
+
+    def compile(
+        self,
+        request_type: StructuredOutputOptions,
+        spec: str,
+        stop_token_ids: set[int] | None,
+    ) -> StructuredOutputGrammar:
+        """A grammar of the first backend that compiles the format.
+
+        Raises:
+            CompilationLimitError: it takes too much time or memory.
+            ValueError: no backend compiles it, or it is too long for them.
+        """
+        form = FORMATS[request_type]
+        if len(spec) > form.max_stock_chars:
+            raise ValueError(
+                f"a {form.title} of {len(spec):,} characters; "
+                f"at most {form.max_stock_chars:,} are allowed"
+            )
+        *first, last = self._order(request_type, spec)
+        for attempt in first:
+            try:
+                return attempt(request_type, spec, stop_token_ids)
+            except CompilationLimitError:
+                raise
+            except Exception as error:
+                logger.debug("compiled by the other backend: %s", error)
+        return last(request_type, spec, stop_token_ids)
+
+    def stop(self) -> None:
+        self._sandbox.stop()
+
+    def _order(self, request_type: StructuredOutputOptions, spec: str) -> list[Compile]:
+        is_json = request_type == StructuredOutputOptions.JSON
+        if self._preferred == "guidance" or (
+            is_json and self._dialect.semantics is SchemaSemantics.SPEC
+        ):
+            return [self._by_guidance]
+        if is_json and _xgrammar_lacks(spec):
+            return [self._by_guidance, self._by_xgrammar]
+        return [self._by_xgrammar, self._by_guidance]
+
+    def _by_xgrammar(
+        self, request_type: StructuredOutputOptions, spec: str, stop_token_ids: set[int] | None
+    ) -> StructuredOutputGrammar:
+        form = FORMATS[request_type]
+        if len(spec) > MAX_UNSANDBOXED_CHARS:
+            self._sandbox.check(form.xgrammar_calls(spec, self._dialect), form.title)
+        grammar = within_limits(
+            lambda: self._xgrammar.compile_grammar(request_type, spec, stop_token_ids), form.title
+        )
+        self.num_xgrammar += 1
+        return grammar
+
+    def _by_guidance(
+        self, request_type: StructuredOutputOptions, spec: str, stop_token_ids: set[int] | None
+    ) -> StructuredOutputGrammar:
+        with self._lock:
+            if self._guidance is None:
+                self._guidance = self._make_guidance()
+        guidance = self._guidance
+        grammar = within_limits(
+            lambda: guidance.compile_grammar(request_type, spec, stop_token_ids),
+            FORMATS[request_type].title,
+        )
+        assert isinstance(grammar, GuidanceGrammar)
+        if error := grammar.ll_matcher.get_error():
+            raise ValueError(error)
+        self.num_guidance += 1
+        return grammar
+
+
+def _xgrammar_lacks(spec: str) -> bool:
+    """Whether vLLM's API server would keep this schema from xgrammar."""
+    try:
+        return has_xgrammar_unsupported_json_features(json.loads(spec))
+    except (ValueError, RecursionError):
+        return False
