@@ -43,6 +43,7 @@ check: install  ## ruff (lint and format) and mypy, the examples included
 	@$(IN_ROOT) "$(BIN)/ruff" check .
 	@$(IN_ROOT) "$(BIN)/ruff" format --check .
 	@$(IN_ROOT) "$(BIN)/mypy"
+	@$(IN_ROOT) "$(BIN)/mypy" --config-file tools/mypy.ini
 
 reference: install  ## write docs/reference.md from the code's docstrings
 	@$(IN_ROOT) "$(BIN)/python" tools/reference.py

@@ -155,4 +155,5 @@ class Comparison:
         """
         if len(self.results) < 2 or not better:  # not all that has no ratio is a result of an arm
             return None
-        return ratio(*(float(getattr(self.results[arm], name)) for arm in ARMS), better)
+        stock, sgl = (float(getattr(self.results[arm], name)) for arm in ARMS)
+        return ratio(stock, sgl, better)

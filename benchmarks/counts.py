@@ -78,7 +78,7 @@ def measure(names: Sequence[str], progress: Progress) -> Iterator[tuple[str, dic
 
 def changes(before: Mapping[str, Counts], now: Mapping[str, Counts]) -> list[tuple[str, ...]]:
     """Workload, count, before and now, of all that differs; a workload that is new differs."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for name, counts in now.items():
         old = before.get(name, {})
         same_texts = old.get(TEXTS) == counts[TEXTS]

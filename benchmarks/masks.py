@@ -426,7 +426,7 @@ def _give_freed_memory_back() -> None:
 
 
 def resident_bytes() -> int:
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     return psutil.Process().memory_info().rss
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Figures = TypeVar("Figures", bound="DataclassInstance")
+FiguresOfRound = TypeVar("FiguresOfRound", bound="DataclassInstance", covariant=True)
 Ratios = TypeVar("Ratios")
 
 Row = tuple[str, str, str, int]
@@ -27,11 +28,11 @@ Row = tuple[str, str, str, int]
 if less is, 0 if it is only said."""
 
 
-class Round(Protocol[Figures]):
+class Round(Protocol[FiguresOfRound]):
     """One arm's turn."""
 
     @property
-    def figures(self) -> Figures: ...
+    def figures(self) -> FiguresOfRound: ...
 
 
 class ByTurns(ABC, Generic[Figures, Ratios]):

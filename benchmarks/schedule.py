@@ -18,7 +18,6 @@ import argparse
 import json
 import random
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -219,4 +218,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

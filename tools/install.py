@@ -193,6 +193,7 @@ def load_metadata_shim():
     """`sgl_vllm.vllm_api.metadata_shim`, loaded by path: the package is not installed yet."""
     path = ROOT / "sgl_vllm" / "vllm_api" / "metadata_shim.py"
     spec = importlib.util.spec_from_file_location("metadata_shim", path)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

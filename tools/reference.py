@@ -79,8 +79,8 @@ def annotation_text(annotation: Any) -> str:
 
 
 def parameter_text(parameter: inspect.Parameter) -> str:
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
-    text = stars.get(parameter.kind, "") + parameter.name
+    stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
+    text = stars.get(parameter.kind.name, "") + parameter.name
     is_typed = parameter.annotation is not parameter.empty
     if is_typed:
         text += f": {annotation_text(parameter.annotation)}"
@@ -151,6 +151,7 @@ def member_lines(owner: type, name: str, value: Any) -> Iterator[str]:
     me = {"Program": "program", "ProgramGroup": "forks"}.get(owner.__name__, "s")
     me = me if owner.__module__.endswith(("state", "group", "program")) else owner.__name__.lower()
     if isinstance(value, property):
+        assert value.fget is not None
         yield code(
             f"{me}.{name}: {annotation_text(inspect.signature(value.fget).return_annotation)}"
         )

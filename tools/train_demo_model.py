@@ -32,6 +32,7 @@ from tools.demo_model.tokenizer import (  # noqa: E402
     DOCUMENT_END,
     TURN_END,
     save_tokenizer,
+    token_id,
     train_tokenizer,
 )
 from tools.demo_model.training import TrainingPlan, train  # noqa: E402
@@ -61,7 +62,7 @@ def write_folder(folder: Path, network: Network, tokenizer: Tokenizer) -> None:
     weights_file = folder / "model.safetensors"
     save_file(network.export_weights(), weights_file, metadata={"format": "pt"})
     weights_file.chmod(0o644)  # safetensors writes it for its owner alone
-    document_end, turn_end = (tokenizer.token_to_id(t) for t in (DOCUMENT_END, TURN_END))
+    document_end, turn_end = (token_id(tokenizer, token) for token in (DOCUMENT_END, TURN_END))
     ids = {"bos_token_id": document_end, "eos_token_id": turn_end, "pad_token_id": document_end}
     write_json(folder / "config.json", network.shape.hf_config(**ids))
     write_json(folder / "generation_config.json", ids | {"eos_token_id": [turn_end, document_end]})

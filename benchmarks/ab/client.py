@@ -152,7 +152,7 @@ class TimedVLLM(sgl.VLLM):
             joined.add(part)
         return joined.answer(is_chat=url.endswith("/chat/completions"))
 
-    async def tokenized(self, calls: Sequence[Asked]) -> list[Call]:
+    async def as_calls(self, calls: Sequence[Asked]) -> list[Call]:
         """The calls in the server's tokens; -1 stands for one that is in no prompt."""
         made = []
         for one in calls:
@@ -306,5 +306,5 @@ def unique_prompt_tokens(run: Run, url: str) -> int:
     reply, which was computed when it was decoded (`benchmarks.traces.reuse`).
     """
     background = background_loop()
-    calls = background.wait_for(background.start(TimedVLLM(url).tokenized(run.calls)))
+    calls = background.wait_for(background.start(TimedVLLM(url).as_calls(run.calls)))
     return reuse(Trace("run", tuple(TracedProgram((call,)) for call in calls))).must_compute_tokens

@@ -172,7 +172,7 @@ def how_many_fit(settings: ServerSettings) -> int:
     """How many servers can be up at the same time: on a GPU one, as each takes all of it."""
     if not on_cpu():
         return 1
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     return max(1, int(psutil.virtual_memory().available // settings.memory_bytes()))
 

@@ -113,7 +113,7 @@ AGAINST_STOCK = (
 def table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
     """Columns after the first to the right; those that are empty in all rows are left out."""
     made = Table(header_style="dim", box=None, pad_edge=False)
-    cells = []
+    cells: list[list[str]] = []
     for heading, value, form in columns:
         values = [value(row) for row in rows]
         if any(one is not None for one in values):

@@ -103,7 +103,7 @@ class DatasetResult(ByTurns[Figures, Ratios]):
                         for one in rounds
                     ],
                 }
-                for arm, rounds in self.arms.items()
+                for arm, rounds in (("stock", self.stock), ("sgl", self.sgl))
             },
             "ratio": asdict(self.ratios),
             "ratio_of_rounds": [asdict(one) for one in self.ratios_of_rounds],

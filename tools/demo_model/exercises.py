@@ -35,7 +35,7 @@ SPELLED = tuple(
 
 
 def _opposite_pairs() -> tuple[tuple[str, str], ...]:
-    return OPPOSITES + tuple((b, a) for a, b in OPPOSITES)
+    return tuple((a, b) for a, b in OPPOSITES) + tuple((b, a) for a, b in OPPOSITES)
 
 
 def _tables() -> dict[str, tuple[tuple[str, str], ...]]:

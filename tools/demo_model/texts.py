@@ -364,16 +364,16 @@ def words_chat(rng: Random) -> str:
                 )
             )
         elif kind == 5:
-            a, b = rng.randint(0, 9), rng.randint(0, 9)
+            first, second = rng.randint(0, 9), rng.randint(0, 9)
             user = pick(rng, ("What is {} plus {}?", "What is {} + {}?", "Add {} and {}."))
-            turns.append((user.format(a, b), str(a + b)))
+            turns.append((user.format(first, second), str(first + second)))
         elif kind == 6:
             country = rng.choice(COUNTRIES)
             user = f"Choose one: {', '.join(CONTINENTS)}. Where is {country.name}?"
             turns.append((user, country.continent))
         else:
-            word, first, second = rng.sample(WORDS, 3)
-            turns.append((f"Which word comes after {first}: {word} {first} {second}?", second))
+            word, before, after = rng.sample(WORDS, 3)
+            turns.append((f"Which word comes after {before}: {word} {before} {after}?", after))
     return chat(rng, turns)
 
 

@@ -47,6 +47,13 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that the vocabulary must have."""
+    found = tokenizer.token_to_id(token)
+    assert found is not None, f"{token!r} is not in the vocabulary"
+    return int(found)
+
+
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, *, max_length_tokens: int) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from .network import Network
 from .texts import documents, long_documents
-from .tokenizer import DOCUMENT_END, TURN_END, TURN_START
+from .tokenizer import DOCUMENT_END, TURN_END, TURN_START, token_id
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class TrainedTokens:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.turn_start = tokenizer.token_to_id(TURN_START)
-        self.turn_end = tokenizer.token_to_id(TURN_END)
+        self.turn_start = token_id(tokenizer, TURN_START)
+        self.turn_end = token_id(tokenizer, TURN_END)
         (self.assistant,) = tokenizer.encode("assistant").ids
-        self.document_end = tokenizer.token_to_id(DOCUMENT_END)
+        self.document_end = token_id(tokenizer, DOCUMENT_END)
 
     def __call__(self, ids: list[int]) -> list[bool]:
         if self.turn_start not in ids:
@@ -129,7 +129,7 @@ class Muon(torch.optim.Optimizer):
         self.pool = pool
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[nn.Parameter]] = {}
             for weight in group["params"]:
