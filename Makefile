@@ -6,7 +6,7 @@ BIN := $(ROOT)/.venv/bin
 IN_ROOT := cd "$(ROOT)" &&
 TEST_FOLDERS = $(wildcard $(foreach part,unit browser engine server,$(ROOT)/tests/$(part)))
 
-.PHONY: help install demo test unit gpu soak ray versions check reference options format clean distclean
+.PHONY: help install demo test unit gpu soak ray versions check reference options counters format clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -50,6 +50,9 @@ reference: install  ## write docs/reference.md from the code's docstrings
 
 options: install  ## write the tables of docs/options.md from sgl_vllm/config.py
 	@$(IN_ROOT) "$(BIN)/python" tools/options.py
+
+counters: install  ## write the table of metrics in docs/operations.md from the code
+	@$(IN_ROOT) "$(BIN)/python" tools/counters.py
 
 format: install  ## let ruff put the code in order
 	@$(IN_ROOT) "$(BIN)/ruff" check --fix .

@@ -164,8 +164,8 @@ def make_block_hasher(scheduler: Scheduler) -> Callable[[Request], list[BlockHas
     hash_function = get_hash_fn_by_name(scheduler.cache_config.prefix_caching_hash_algo)
     init_none_hash(hash_function)
     hasher = get_request_block_hasher(scheduler.hash_block_size, hash_function)
-    choose = getattr(scheduler, "sgl_vllm_block_hasher", None)
-    return choose(hasher) if choose is not None else hasher
+    is_plugin = isinstance(scheduler, SglSchedulerMixin)
+    return scheduler.sgl_vllm.block_hasher(hasher) if is_plugin else hasher
 
 
 class KvMemory:
@@ -496,7 +496,7 @@ class Simulation:
             preemptions=self._num_preemptions,
             copied_blocks=self._num_copies,
             step_cpu_us_mean=self._cpu_s / self._num_steps * 1e6,
-            parts=self._scheduler.sgl_vllm_stats()["parts"] if is_plugin else {},
+            parts=self._scheduler.sgl_vllm.stats().parts if is_plugin else {},
             waits_s=waits_s,
         )
 

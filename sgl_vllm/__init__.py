@@ -50,12 +50,11 @@ from sgl_vllm.lang.settings import (
 from sgl_vllm.lang.state import AsyncProgramState, ProgramState
 from sgl_vllm.lang.tracing.frames import TraceError
 from sgl_vllm.lang.view import fork_tree_svg, live, show, to_html, to_page
+from sgl_vllm.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.compiler import CompiledProgram, ReorderError
     from sgl_vllm.lang.planner import model_planner
-
-__version__ = "0.1.0"
 
 __all__ = [
     "VLLM",

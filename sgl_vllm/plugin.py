@@ -45,15 +45,12 @@ from sgl_vllm.vllm_api.versions import (
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.core.kv_cache_utils import BlockHash
     from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.engine.core_client import DPLBAsyncMPClient
-    from vllm.v1.request import Request
 
     from sgl_vllm.routing.ranks import RankRouter
-
-    BlockHasher = Callable[[Request], list[BlockHash]]
+    from sgl_vllm.scheduler.control import EngineControl
 
 logger = logging.getLogger("vllm.sgl_vllm")
 
@@ -92,13 +89,9 @@ class PartStatus:
 
 @runtime_checkable
 class ActiveScheduler(Protocol):
-    """What `EngineCore` asks our scheduler once both exist."""
+    """Our scheduler, as the engine core knows it."""
 
-    def sgl_vllm_block_hasher(self, stock: BlockHasher | None) -> BlockHasher | None:
-        """The hasher for the blocks of new requests, in place of vLLM's."""
-
-    def sgl_vllm_prepare_workers(self, collective_rpc: Callable[..., list[str | None]]) -> None:
-        """Called after the workers have allocated their KV caches."""
+    sgl_vllm: EngineControl
 
 
 def register() -> None:
@@ -118,12 +111,15 @@ def register() -> None:
 # -- the engine's process -------------------------------------------------------------------------
 
 
-def _engine_call(
-    engine: EngineCore, what: str, arguments: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """The result of our scheduler's `sgl_vllm_<what>(**arguments)`; `{}` without our scheduler."""
-    answer = getattr(engine.scheduler, f"sgl_vllm_{what}", None)
-    return {} if answer is None else answer(**(arguments or {}))
+def _engine_call(engine: EngineCore, what: str, arguments: dict[str, Any] | None = None) -> Any:
+    """The answer of our scheduler's `EngineControl.<what>(**arguments)` in built-in types; None
+    without our scheduler."""
+    import msgspec
+
+    if not isinstance(engine.scheduler, ActiveScheduler):
+        return None
+    method = getattr(engine.scheduler.sgl_vllm, what)
+    return msgspec.to_builtins(method(**(arguments or {})))
 
 
 def _init_engine_core(
@@ -132,8 +128,9 @@ def _init_engine_core(
     original(engine, *args, **kwargs)
     scheduler = engine.scheduler
     if isinstance(scheduler, ActiveScheduler):
-        engine.request_block_hasher = scheduler.sgl_vllm_block_hasher(engine.request_block_hasher)
-        scheduler.sgl_vllm_prepare_workers(engine.model_executor.collective_rpc)
+        control = scheduler.sgl_vllm
+        engine.request_block_hasher = control.block_hasher(engine.request_block_hasher)
+        control.prepare_workers(engine.model_executor.collective_rpc)
 
 
 # -- the command line -----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeResponse
@@ -56,7 +57,11 @@ def tree_answer(nodes: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
 
 
 class FakeEngine:
-    """One engine: `answers[what]` is a value, or a function of the arguments."""
+    """One engine with the plugin: `answers[what]` is a value, or a function of the arguments.
+
+    Values travel as from a real engine's process, in built-in types. None is an engine's answer
+    without the plugin.
+    """
 
     def __init__(self, **answers: Any) -> None:
         self.answers: dict[str, Any] = answers
@@ -64,8 +69,10 @@ class FakeEngine:
 
     def answer(self, what: str, arguments: dict[str, Any] | None) -> Any:
         self.asked.append((what, arguments))
-        answer = self.answers.get(what, {})
-        return answer(**(arguments or {})) if isinstance(answer, Callable) else answer
+        answer = self.answers.get(what)
+        if isinstance(answer, Callable):
+            answer = answer(**(arguments or {}))
+        return msgspec.to_builtins(answer)
 
 
 class FakeClient:

@@ -48,6 +48,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
+from sgl_vllm.counters import counter
 from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens
 from sgl_vllm.jump.forced_logprobs import joined, rows_of_forced
 from sgl_vllm.jump.report import ForcedReports
@@ -62,14 +63,21 @@ MAX_ERRORS = 8
 
 @dataclass(slots=True)
 class JumpCounters:
-    """Counts since start. A jump is a run of forced tokens, at the start or later; a stale token
-    was sampled by a pass in flight at a jump, and dropped."""
+    """Jumps since start."""
 
-    jumps: int = 0
-    forced_tokens: int = 0
-    stale_tokens: int = 0
-    released_when_stuck: int = 0
-    errors: int = 0
+    jumps: int = counter("Runs of forced tokens appended to an output.", unit="runs")
+    forced_tokens: int = counter("Tokens in these runs.", unit="tokens")
+    stale_tokens: int = counter(
+        "Tokens sampled by a forward pass that was in flight at a jump, and dropped.",
+        unit="tokens",
+    )
+    released_when_stuck: int = counter(
+        "Jumped requests whose blocks were released because nothing else could run.",
+        unit="requests",
+    )
+    errors: int = counter(
+        "Unexpected errors in a jump. Each is in the log.", unit="errors", metric="jump_errors"
+    )
 
 
 @dataclass(slots=True)

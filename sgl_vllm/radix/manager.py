@@ -28,6 +28,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.request import Request, RequestStatus
 
+from sgl_vllm.counters import counter, gauge
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.keys import CacheNamespace
@@ -40,28 +41,88 @@ from sgl_vllm.radix.tree import RadixTree
 
 @dataclass(slots=True)
 class RadixCounters:
-    """Counts since start, over requests at their first admission, in tokens unless they say
-    otherwise.
+    """Hits since start. A request counts once, at its first admission."""
 
-    Attributes:
-        hit_tokens: found in the tree; of these `partial_block_hit_tokens` in the last, partial
-            block of a hit.
-        host_hit_tokens, disk_hit_tokens, p2p_hit_tokens, other_tier_hit_tokens: found by a KV
-            connector beyond what the tree has, by where (`tiers/connector.py`).
-    """
+    lookups: int = counter(
+        "Admitted requests that were looked up in the prefix cache.",
+        unit="requests",
+        metric="prefix_lookups",
+    )
+    prompt_tokens: int = counter(
+        "Tokens of these requests.", unit="tokens", metric="prefix_lookup_tokens"
+    )
+    hit_tokens: int = counter(
+        "Tokens of these requests that were found in the tree.",
+        unit="tokens",
+        metric="prefix_hit_tokens",
+    )
+    whole_block_hit_tokens: int = counter(
+        "Cached prompt tokens by where they were found: in whole blocks of the tree.",
+        unit="tokens",
+        metric="tier_hit_tokens",
+        labels={"tier": "whole_blocks"},
+    )
+    partial_block_hit_tokens: int = counter(
+        "In the last, partial block of a hit. With `whole_blocks` this adds up to "
+        "`prefix_hit_tokens`.",
+        unit="tokens",
+        metric="tier_hit_tokens",
+        labels={"tier": "partial_block"},
+    )
+    host_hit_tokens: int = counter(
+        "Found beyond the tree by a KV connector, in host memory.",
+        unit="tokens",
+        metric="tier_hit_tokens",
+        labels={"tier": "host"},
+    )
+    disk_hit_tokens: int = counter(
+        "Found by a KV connector on disk.",
+        unit="tokens",
+        metric="tier_hit_tokens",
+        labels={"tier": "disk"},
+    )
+    p2p_hit_tokens: int = counter(
+        "Found by a KV connector on another server.",
+        unit="tokens",
+        metric="tier_hit_tokens",
+        labels={"tier": "p2p"},
+    )
+    other_tier_hit_tokens: int = counter(
+        "Found by a KV connector that does not say where.",
+        unit="tokens",
+        metric="tier_hit_tokens",
+        labels={"tier": "other_tier"},
+    )
+    tier_declined_tokens: int = counter(
+        "Found by a KV connector, but computed because that is cheaper than loading.",
+        unit="tokens",
+    )
+    tier_requests_not_asked: int = counter(
+        "Requests too short for any load to pay off, so the KV connector was not asked.",
+        unit="requests",
+        metric=None,
+    )
+    partial_block_hits: int = counter("Hits that end inside a block.", unit="requests")
+    retained_tails: int = counter(
+        "Partial last blocks kept in the cache for later requests.", unit="blocks"
+    )
 
-    lookups: int = 0
-    prompt_tokens: int = 0
-    hit_tokens: int = 0
-    partial_block_hits: int = 0
-    partial_block_hit_tokens: int = 0
-    retained_tails: int = 0
-    host_hit_tokens: int = 0
-    disk_hit_tokens: int = 0
-    p2p_hit_tokens: int = 0
-    other_tier_hit_tokens: int = 0
-    tier_declined_tokens: int = 0
-    tier_requests_not_asked: int = 0
+
+@dataclass(frozen=True, slots=True)
+class RadixGauges:
+    """The size of the cache and of the tree at this moment."""
+
+    tree_nodes: int = gauge("Nodes of the radix tree.", unit="nodes")
+    tree_tokens: int = gauge("Tokens that the radix tree holds.", unit="tokens")
+    tree_blocks: int = gauge("KV blocks that the radix tree holds.", unit="blocks")
+    cache_tokens: int = gauge("Tokens that fit into all KV blocks.", unit="tokens")
+    protected_tokens: int = gauge(
+        "Size of the tree's blocks that cannot be evicted now, because a running request or a pin "
+        "uses them. Blocks count whole, however full they are.",
+        unit="tokens",
+    )
+    pinned_tokens: int = gauge("Size of the pinned blocks.", unit="tokens")
+    block_size: int = 0
 
 
 @dataclass(slots=True)
@@ -289,6 +350,7 @@ class RadixKVCacheManager(KVCacheManager):
             num_inside = num_hits % self.block_size
             self.counters.partial_block_hits += num_inside != 0
             self.counters.partial_block_hit_tokens += num_inside
+            self.counters.whole_block_hit_tokens += num_hits - num_inside
         if num_hits:
             self.pool.guarded(self._use_hit, request)
 
@@ -411,16 +473,17 @@ class RadixKVCacheManager(KVCacheManager):
         return max(0, min(int(usable * self._pin_share), usable - longest))
 
     @property
-    def space(self) -> dict[str, int]:
-        """What the cache has room for, and what of it cannot be evicted now because a running
-        request or a pin holds it, in tokens: whole blocks, however full."""
-        num_protected = self.tree.num_protected_blocks if self.tree is not None else 0
-        num_blocks = {
-            "cache_tokens": self.block_pool.num_gpu_blocks - 1,
-            "protected_tokens": num_protected,
-            "pinned_tokens": len(self.pinned_block_ids),
-        }
-        return {name: num * self.block_size for name, num in num_blocks.items()}
+    def gauges(self) -> RadixGauges:
+        tree, block_size = self.tree, self.block_size
+        return RadixGauges(
+            tree_nodes=tree.num_nodes if tree is not None else 0,
+            tree_tokens=tree.num_tokens if tree is not None else 0,
+            tree_blocks=tree.num_blocks if tree is not None else 0,
+            cache_tokens=(self.block_pool.num_gpu_blocks - 1) * block_size,
+            protected_tokens=tree.num_protected_blocks * block_size if tree is not None else 0,
+            pinned_tokens=len(self.pinned_block_ids) * block_size,
+            block_size=block_size,
+        )
 
     @property
     def pinned_block_ids(self) -> set[int]:

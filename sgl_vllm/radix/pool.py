@@ -27,6 +27,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
+from sgl_vllm.counters import counter
 from sgl_vllm.radix.eviction import EvictionPolicy
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.keys import CacheNamespace, TokenKeys, namespace_of
@@ -44,11 +45,11 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class EvictionCounters:
-    """What the tree has forgotten since start: to make room, and because it was too old."""
+    """What the tree has evicted since start."""
 
-    evicted_blocks: int = 0
-    evicted_tokens: int = 0
-    expired_tokens: int = 0
+    evicted_blocks: int = counter("KV blocks evicted from the tree to make room.", unit="blocks")
+    evicted_tokens: int = counter("Tokens in these blocks.", unit="tokens")
+    expired_tokens: int = counter("Tokens evicted because of `radix_ttl_s`.", unit="tokens")
 
 
 @dataclass(slots=True)

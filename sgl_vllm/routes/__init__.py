@@ -30,8 +30,9 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from sgl_vllm.routes import pins, tree
-from sgl_vllm.routes.engines import ask_engines, merge_stats
+from sgl_vllm.routes.engines import engine_stats
 from sgl_vllm.routes.metrics import MetricsMiddleware, SglCollector
+from sgl_vllm.scheduler.stats import EngineStats
 
 logger = init_logger("vllm.sgl_vllm.server")
 
@@ -40,12 +41,12 @@ router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
 
 @router.get("/stats")
 async def stats(request: Request) -> dict[str, Any]:
-    return await _stats(request.app)
+    return (await _stats(request.app)).to_json()
 
 
-async def _stats(app: FastAPI) -> dict[str, Any]:
+async def _stats(app: FastAPI) -> EngineStats:
     """Of all engines behind `app`, whichever of several API servers it is."""
-    return merge_stats(await ask_engines(app.state.engine_client, "stats"))
+    return await engine_stats(app.state.engine_client)
 
 
 @router.post("/flush_cache")

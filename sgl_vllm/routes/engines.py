@@ -6,23 +6,33 @@ each with its own cache and its own answer.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from vllm.v1.engine.async_llm import AsyncLLM
+
+from sgl_vllm.scheduler.stats import EngineStats, merge_stats
+
+Answer = TypeVar("Answer")
 
 
 async def ask_engines(
-    client: AsyncLLM, what: str, arguments: dict[str, Any] | None = None
-) -> list[dict[str, Any]]:
-    """What `scheduler.sgl_vllm_<what>(**arguments)` returns in each engine behind `client`.
+    client: AsyncLLM,
+    answer_type: type[Answer],
+    what: str,
+    arguments: dict[str, Any] | None = None,
+) -> list[Answer | None]:
+    """The answer of `EngineControl.<what>(**arguments)` in each engine behind `client`.
 
-    One answer per engine, in the order of their ranks; an engine without the plugin answers `{}`.
+    One answer per engine, in the order of their ranks. None from an engine without the plugin.
     """
     call = ("sgl_vllm_call", what) if arguments is None else ("sgl_vllm_call", what, arguments)
     core = client.engine_core
     if hasattr(core, "call_utility_all_async"):
-        return list(await core.call_utility_all_async(*call))
-    return [await core.call_utility_async(*call)]
+        answers = await core.call_utility_all_async(*call)
+    else:
+        answers = [await core.call_utility_async(*call)]
+    return [None if one is None else msgspec.convert(one, answer_type) for one in answers]
 
 
 def engine_ranks(client: AsyncLLM) -> list[int | None]:
@@ -31,18 +41,7 @@ def engine_ranks(client: AsyncLLM) -> list[int | None]:
     return list(range(num_engines)) if num_engines > 1 else [None]
 
 
-def merge_stats(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Counters of several engines added up; what is no number is the first engine's."""
-    merged: dict[str, Any] = {}
-    for answer in answers:
-        for key, value in answer.items():
-            if key == "parts":  # a part that is off in one engine is not on
-                known = merged.setdefault(key, dict(value))
-                known.update({p: why for p, why in value.items() if known.get(p) in (None, "on")})
-            elif isinstance(value, dict):
-                merged[key] = merge_stats([merged.get(key, {}), value])
-            elif isinstance(value, int | float) and key != "block_size":
-                merged[key] = merged.get(key, 0) + value
-            else:
-                merged.setdefault(key, value)
-    return merged
+async def engine_stats(client: AsyncLLM) -> EngineStats:
+    """The merged report of all engines behind `client`."""
+    answers = await ask_engines(client, EngineStats, "stats")
+    return merge_stats([answer for answer in answers if answer is not None])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request
@@ -23,6 +23,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from sgl_vllm.routes.engines import ask_engines, engine_ranks
+from sgl_vllm.scheduler.control import ListedPin, PinAnswer
 
 router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
 
@@ -65,12 +66,18 @@ async def pin(request: Request) -> dict[str, Any]:
         "lora_name": lora.lora_name if lora else None,
         "lora_path": lora.lora_path if lora else None,
     }
-    pins = await ask_engines(client, "pin", arguments)
-    pin_ids = [pin["pin_id"] for pin in pins if "pin_id" in pin]
-    if refusals := [pin.get("error", RADIX_OFF) for pin in pins if "pin_id" not in pin]:
+    asked = await ask_engines(client, PinAnswer, "pin", arguments)
+    answers = [answer or PinAnswer(error=RADIX_OFF) for answer in asked]
+    pins = [answer.pinned for answer in answers if answer.pinned is not None]
+    pin_ids = [pin.pin_id for pin in pins]
+    if refusals := [answer.error for answer in answers if answer.pinned is None]:
         await _unpin(client, pin_ids)
         raise HTTPException(409, refusals[0])
-    return {"pin_id": ID_SEPARATOR.join(pin_ids), "num_prompt_tokens": len(tokens), "pins": pins}
+    return {
+        "pin_id": ID_SEPARATOR.join(pin_ids),
+        "num_prompt_tokens": len(tokens),
+        "pins": [asdict(pin) for pin in pins],
+    }
 
 
 @router.post("/unpin")
@@ -88,14 +95,14 @@ async def unpin(request: Request) -> dict[str, bool]:
 @router.get("/pins")
 async def pins(request: Request) -> dict[str, Any]:
     """What is pinned in each engine: sizes and ages, no text."""
-    engines = await ask_engines(request.app.state.engine_client, "pins")
-    return {"engines": [{"pins": engine.get("pins", [])} for engine in engines]}
+    engines = await ask_engines(request.app.state.engine_client, list[ListedPin], "pins")
+    return {"engines": [{"pins": [asdict(pin) for pin in pins or ()]} for pins in engines]}
 
 
 async def _unpin(client: AsyncLLM, pin_ids: list[str]) -> bool:
     """Whether any engine knew any of them. Each is asked for all: an id is one engine's."""
-    answers = [await ask_engines(client, "unpin", {"pin_id": pin_id}) for pin_id in pin_ids]
-    return any(answer.get("unpinned", False) for engines in answers for answer in engines)
+    answers = [await ask_engines(client, bool, "unpin", {"pin_id": pin_id}) for pin_id in pin_ids]
+    return any(was_pinned for engines in answers for was_pinned in engines)
 
 
 async def compute(

@@ -44,7 +44,8 @@ async def tree(
         return RedirectResponse(f"../../sgl/tree{query}", 307, headers={"Vary": "Accept"})
     client: AsyncLLM = request.app.state.engine_client
     arguments = None if max_nodes is None else {"max_nodes": max_nodes}
-    engines = await ask_engines(client, "tree", arguments)
+    answers = await ask_engines(client, dict[str, Any], "tree", arguments)
+    engines = [answer or {} for answer in answers]
     for engine in engines:
         await add_texts(client, engine.get("nodes", ()), max_text_tokens)
     return JSONResponse({"engines": engines}, headers={"Vary": "Accept"})

@@ -23,6 +23,7 @@ from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from sgl_vllm.counters import counter
 from sgl_vllm.protocol.hints import hints_in
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.node import NO_MATCH, Match, Node
@@ -135,17 +136,22 @@ class PrefixScores:
 
 @dataclasses.dataclass(slots=True)
 class OrderCounters:
-    """Counts since start.
+    """What the queue did since start."""
 
-    Attributes:
-        ordered_steps: steps in which the queue was put in order.
-        passes: how many times a request was admitted before an earlier one.
-        held_back: how many times a request waited one step for what another was computing.
-    """
-
-    ordered_steps: int = 0
-    passes: int = 0
-    held_back: int = 0
+    ordered_steps: int = counter(
+        "Steps with an order to decide, because two or more requests waited. Steps in which "
+        "nothing could run count too, so this can exceed `forward_passes`.",
+        unit="steps",
+    )
+    overtakes: int = counter(
+        "Times a later request was admitted before a waiting one.",
+        unit="times",
+        old_metric="passes",
+    )
+    held_back: int = counter(
+        "Times a request waited one step for a prefix that another request was computing.",
+        unit="times",
+    )
 
 
 class CacheAwareQueue(RequestQueue):
@@ -208,7 +214,7 @@ class CacheAwareQueue(RequestQueue):
                 self._scores.discard(request)
                 if self._traces is not None:
                     self._traces.admitted(request, self._line.passes_of(request))
-            self.counters.passes += self._safely(self._line.settle, num_cached) or 0
+            self.counters.overtakes += self._safely(self._line.settle, num_cached) or 0
         if not self._line:
             self._order = []
         if self._fairness is not None:

@@ -6,9 +6,8 @@ themselves are elsewhere: `radix/manager.py`, `policy.py`, `jump.py`.
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,7 +24,6 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
-from sgl_vllm import __version__
 from sgl_vllm.config import CONFIG_KEY, Options
 from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.backend import SglBackend
@@ -35,16 +33,22 @@ from sgl_vllm.jump.jump import JumpForward
 from sgl_vllm.jump.report import ForcedReports
 from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.radix import manager as radix_manager
-from sgl_vllm.radix import slot_copies
-from sgl_vllm.radix.block_hashes import BlockHasher
 from sgl_vllm.radix.manager import RadixKVCacheManager
+from sgl_vllm.scheduler.control import EngineControl
 from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.policy import Bound, WaitingQueue
 from sgl_vllm.scheduler.preemption import CheapestVictim
 from sgl_vllm.scheduler.queue import CacheAwareQueue
+from sgl_vllm.scheduler.stats import (
+    ON,
+    BitmaskCounters,
+    SelectCounters,
+    StepCounters,
+)
 from sgl_vllm.scheduler.traces import RequestTraces
 from sgl_vllm.tiers.connector import Tiers
 from sgl_vllm.tiers.load_rule import LoadRule
+from sgl_vllm.version import __version__
 from sgl_vllm.vllm_api.probe import PARTS, missing_hooks
 
 logger = init_logger("vllm.sgl_vllm")
@@ -52,15 +56,6 @@ logger = init_logger("vllm.sgl_vllm")
 
 BY_OPTION = "by option"
 """Why a part is off that the user has switched off. All other reasons are worth a warning."""
-
-
-@dataclasses.dataclass(slots=True)
-class MaskCounters:
-    """Since start: steps that needed masks of legal tokens, whoever made them, and how long the
-    engine waited for these."""
-
-    masked_steps: int = 0
-    mask_s: float = 0.0
 
 
 class SglSchedulerMixin(Scheduler):
@@ -129,12 +124,13 @@ class SglSchedulerMixin(Scheduler):
         if "jump_forward" not in self._off:
             self._jump = JumpForward(self, options.jump_mode, self._reports, self._traces)
         self._score_from: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
-        self._num_scored_requests = 0
+        self._select_counters = SelectCounters()
         self._prompts_done: list[Request] = []
         if self._radix is not None:
             self._radix.score_from = self._score_from.get
-        self._num_steps = 0
-        self._masks = MaskCounters()
+        self._steps = StepCounters()
+        self._bitmasks = BitmaskCounters()
+        self.sgl_vllm = EngineControl(self)
         as_wanted = all(reason == BY_OPTION for reason in self._off.values())
         (logger.info if as_wanted else logger.warning)(
             "sgl-vllm %s: %s",
@@ -268,7 +264,7 @@ class SglSchedulerMixin(Scheduler):
         if self._jump is not None:
             self._jump.rewrite_resumed(output)
             self._jump.release_one_if_stuck(output)
-        self._num_steps += bool(output.num_scheduled_tokens)
+        self._steps.forward_passes += bool(output.num_scheduled_tokens)
         return output
 
     def update_from_output(
@@ -289,7 +285,7 @@ class SglSchedulerMixin(Scheduler):
             num_scored = num_scored_tokens.get(output.request_id)
             if tensors is not None and num_scored is not None:
                 output.new_prompt_logprobs_tensors = _last_rows(tensors, num_scored)
-                self._num_scored_requests += 1
+                self._select_counters.scored_requests += 1
         if self._jump is not None:
             self._jump.after_step(outputs)
             self._reports.attach(outputs, self.requests)
@@ -301,8 +297,8 @@ class SglSchedulerMixin(Scheduler):
         started = time.monotonic()
         masks: GrammarOutput | None = super().get_grammar_bitmask(scheduler_output)
         if masks is not None:
-            self._masks.masked_steps += 1
-            self._masks.mask_s += time.monotonic() - started
+            self._bitmasks.masked_steps += 1
+            self._bitmasks.mask_s += time.monotonic() - started
         return masks
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
@@ -381,39 +377,10 @@ class SglSchedulerMixin(Scheduler):
         request.skip_reading_prefix_cache = False
         self._score_from[request] = value
 
-    # -- for the server -----------------------------------------------------------------------
-
-    def sgl_vllm_stats(self) -> dict[str, Any]:
-        """Counters of every part; see `docs/server.md`. Numbers and reasons only, no text."""
-        radix = self._radix
-        tree = radix.tree if radix is not None else None
-        of_cache: dict[str, int] = {}
-        if radix is not None:
-            of_cache |= dataclasses.asdict(radix.counters)
-            of_cache |= dataclasses.asdict(radix.pool.counters) | radix.space
-        return {
-            "version": __version__,
-            "parts": self._parts(),
-            "forward_passes": self._num_steps,
-            "radix": {
-                **of_cache,
-                "tree_nodes": tree.num_nodes if tree is not None else 0,
-                "tree_tokens": tree.num_tokens if tree is not None else 0,
-                "tree_blocks": tree.num_blocks if tree is not None else 0,
-                "block_size": self.block_size,
-            },
-            "tiers": self._tiers.stats() if self._tiers is not None else {},
-            "schedule": dataclasses.asdict(self._queue.counters) if self._queue is not None else {},
-            "fsm": dataclasses.asdict(self._grammars.counters) if self._grammars else {},
-            "structured_output": dataclasses.asdict(self._masks),
-            "jump_forward": dataclasses.asdict(self._jump.counters) if self._jump else {},
-            "select": {"scored_requests": self._num_scored_requests},
-        }
-
-    def _parts(self) -> dict[str, str]:
+    def part_states(self) -> dict[str, str]:
         """For each part "on", or why it is off."""
         failed = "switched off by errors: see the log"
-        parts = {part: self._off.get(part, "on") for part in PARTS}
+        parts = {part: self._off.get(part, ON) for part in PARTS}
         if self._radix is not None and self._radix.tree is None:
             parts["radix"] = failed
         if self._queue is not None and self._queue.failed:
@@ -423,64 +390,6 @@ class SglSchedulerMixin(Scheduler):
         if self._jump is not None and self._jump.failed:
             parts["jump_forward"] = failed
         return parts
-
-    def sgl_vllm_tree(self, max_nodes: int = 1000, max_text_tokens: int = 128) -> dict[str, Any]:
-        """The shape of the radix tree; empty if it is off."""
-        if self._radix is None:
-            return {}
-        max_tokens = max_text_tokens if self._options.tree_text else 0
-        snapshot = self._radix.snapshot(max_nodes, max_tokens)
-        return snapshot.to_json() if snapshot is not None else {}
-
-    def sgl_vllm_pin(
-        self,
-        token_ids: Sequence[int],
-        cache_salt: str | None = None,
-        lora_name: str | None = None,
-        lora_path: str | None = None,
-    ) -> dict[str, Any]:
-        """Pin the longest cached prefix; `{"error": why}` if that cannot be."""
-        if self._radix is None:
-            return {"error": f"the radix tree is off: {self._off['radix']}"}
-        adapter = (lora_name, lora_path or "") if lora_name else None
-        try:
-            pin_id, pin = self._radix.pin(token_ids, cache_salt, adapter)
-        except ValueError as error:
-            return {"error": str(error)}
-        return {"pin_id": pin_id, "num_tokens": pin.num_tokens, "num_blocks": len(pin.blocks)}
-
-    def sgl_vllm_unpin(self, pin_id: str) -> dict[str, Any]:
-        return {"unpinned": self._radix is not None and self._radix.unpin(pin_id)}
-
-    def sgl_vllm_pins(self) -> dict[str, Any]:
-        now = time.monotonic()
-        pins = self._radix.pins() if self._radix is not None else {}
-        return {
-            "pins": [
-                {
-                    "pin_id": pin_id,
-                    "num_tokens": pin.num_tokens,
-                    "num_blocks": len(pin.blocks),
-                    "age_s": round(now - pin.since, 3),
-                }
-                for pin_id, pin in pins.items()
-            ]
-        }
-
-    def sgl_vllm_prepare_workers(self, collective_rpc: Callable[..., list[str | None]]) -> None:
-        """Once the workers have their caches: let them copy slots, if that was asked for."""
-        if self._radix is None or not self._options.radix_slot_copy:
-            return
-        reasons: Collection[str | None] = ["it needs a GPU"]
-        if self.vllm_config.device_config.device_type == "cuda":
-            block_size = self._radix.block_size
-            reasons = collective_rpc(slot_copies.use_in_worker, args=(block_size,))
-        for reason in {*reasons} - {None}:
-            logger.warning("sgl-vllm: radix_slot_copy has no effect: %s", reason)
-
-    def sgl_vllm_block_hasher(self, stock: BlockHasher | None) -> BlockHasher | None:
-        """What hashes the blocks of new requests in place of vLLM's `stock` hasher."""
-        return stock if stock is None or self._radix is None else self._radix.block_hasher(stock)
 
 
 class SglScheduler(SglSchedulerMixin):

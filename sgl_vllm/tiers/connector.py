@@ -36,6 +36,21 @@ _COUNTED_AS = {"host": "host_hit_tokens", "disk": "disk_hit_tokens", "p2p": "p2p
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """The constants of the load rule in seconds, None while they are unknown.
+
+    Attributes:
+        break_even_tokens: loads of at least this many tokens pay off; None if no load does.
+    """
+
+    connector: str
+    load_fixed_s: float | None
+    load_token_s: float | None
+    compute_token_s: float | None
+    break_even_tokens: float | None
+
+
 @dataclass(slots=True)
 class _Answer:
     """What vLLM was told of a request.
@@ -177,15 +192,13 @@ class Tiers:
             )
             return None
 
-    def stats(self) -> dict[str, Any]:
-        """The constants of the rule in seconds, None while they are not known; `break_even_tokens`
-        is None where loading is never cheaper."""
+    def stats(self) -> TierStats:
         load, compute = self._rule.loads.fit(), self._rule.passes.fit()
         break_even = self._rule.break_even
-        return {
-            "connector": type(self._connector).__name__,
-            "load_fixed_s": load.fixed_s if load else None,
-            "load_token_s": load.token_s if load else None,
-            "compute_token_s": compute.token_s if compute else None,
-            "break_even_tokens": break_even if break_even < float("inf") else None,
-        }
+        return TierStats(
+            connector=type(self._connector).__name__,
+            load_fixed_s=load.fixed_s if load else None,
+            load_token_s=load.token_s if load else None,
+            compute_token_s=compute.token_s if compute else None,
+            break_even_tokens=break_even if break_even < float("inf") else None,
+        )

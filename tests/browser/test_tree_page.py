@@ -13,6 +13,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from sgl_vllm.scheduler.stats import EngineStats
 from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -250,7 +251,7 @@ def test_an_empty_cache_says_so_until_something_is_cached(tab):
 
 
 def test_a_tree_that_is_off_says_why(browser):
-    with served(browser, FakeEngine(stats={"parts": {"radix": "by option"}})) as tab:
+    with served(browser, FakeEngine(stats=EngineStats(parts={"radix": "by option"}))) as tab:
         tab.open()
         expect(tab.page.get_by_role("heading", name="The tree is off")).to_be_visible()
         expect(tab.page.locator("#notice-text")).to_contain_text("by option")

@@ -15,6 +15,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from benchmarks.comparison import SGL, EngineSettings
 from benchmarks.simulator import make_block_hasher, make_scheduler, runner_output
+from sgl_vllm.scheduler.queue import OrderCounters
 
 MAX_MODEL_LEN = 4096
 
@@ -62,8 +63,8 @@ class Machine:
         return self.scheduler.waiting
 
     @property
-    def counters(self) -> dict[str, int]:
-        return self.scheduler.sgl_vllm_stats()["schedule"]
+    def counters(self) -> OrderCounters:
+        return self.scheduler.sgl_vllm.stats().schedule
 
     def add(
         self,

@@ -333,13 +333,14 @@ class _Player:
 def _counts(engine: Engine) -> Counter[str]:
     """What the plugin counted on this engine so far, and the engine's forward passes."""
     counts = Counter({"forward passes": engine.forward_passes})
-    if hasattr(engine.scheduler, "sgl_vllm_stats"):
-        stats = engine.scheduler.sgl_vllm_stats()
-        assert not stats["jump_forward"].get("errors"), "jump-forward had an error: see the log"
-        counts["partial hits"] = stats["radix"].get("partial_block_hits", 0)
-        counts["forced tokens"] = stats["jump_forward"].get("forced_tokens", 0)
-        counts["released when stuck"] = stats["jump_forward"].get("released_when_stuck", 0)
-        counts["passed"] = stats["schedule"].get("passes", 0)
+    if hasattr(engine.scheduler, "sgl_vllm"):
+        stats = engine.scheduler.sgl_vllm.stats()
+        jumps, radix, order = stats.jump_forward, stats.radix, stats.schedule
+        assert jumps is None or not jumps.errors, "jump-forward had an error: see the log"
+        counts["partial hits"] = radix.partial_block_hits if radix is not None else 0
+        counts["forced tokens"] = jumps.forced_tokens if jumps is not None else 0
+        counts["released when stuck"] = jumps.released_when_stuck if jumps is not None else 0
+        counts["overtakes"] = order.overtakes if order is not None else 0
     return counts
 
 

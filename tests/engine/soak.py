@@ -76,7 +76,7 @@ ROWS = [
     "partial hits",
     "forced tokens",
     "released when stuck",
-    "passed",
+    "overtakes",
     "forward passes",
 ]
 

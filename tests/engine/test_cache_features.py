@@ -68,8 +68,8 @@ def empty_cache(request):
     if "engine" in request.fixturenames:
         engine = request.getfixturevalue("engine")
         engine.scheduler.defer_block_free = False
-        for pin in engine.scheduler.sgl_vllm_pins()["pins"]:
-            engine.scheduler.sgl_vllm_unpin(pin["pin_id"])
+        for pin in engine.scheduler.sgl_vllm.pins():
+            engine.scheduler.sgl_vllm.unpin(pin.pin_id)
         engine.core.step()
         engine.check_nothing_is_left()
         assert engine.llm.reset_prefix_cache()
@@ -122,12 +122,12 @@ def test_statistics_stay_right_when_requests_are_preempted(engine, statistics):
 def test_a_pinned_prefix_survives_a_flood_until_it_is_unpinned(engine):
     prompt = words(100)
     answer(engine, prompt)
-    pin = engine.scheduler.sgl_vllm_pin(prompt)
-    assert (pin["num_tokens"], pin["num_blocks"]) == (100, 4)
+    pin = engine.scheduler.sgl_vllm.pin(prompt).pinned
+    assert (pin.num_tokens, pin.num_blocks) == (100, 4)
     flood(engine)
     assert in_tree(engine, prompt) == 100
-    assert engine.scheduler.sgl_vllm_unpin(pin["pin_id"]) == {"unpinned": True}
-    assert engine.scheduler.sgl_vllm_unpin(pin["pin_id"]) == {"unpinned": False}
+    assert engine.scheduler.sgl_vllm.unpin(pin.pin_id) is True
+    assert engine.scheduler.sgl_vllm.unpin(pin.pin_id) is False
     flood(engine)
     assert in_tree(engine, prompt) == 0
 
@@ -135,7 +135,7 @@ def test_a_pinned_prefix_survives_a_flood_until_it_is_unpinned(engine):
 def test_a_pin_moves_to_the_longer_copy_that_replaces_its_last_block(engine):
     prompt = words(100)
     answer(engine, prompt)
-    engine.scheduler.sgl_vllm_pin(prompt)
+    engine.scheduler.sgl_vllm.pin(prompt)
     (before,) = engine.scheduler._radix.pins().values()
     old_blocks = list(before.blocks)
     answer(engine, prompt + words(9, seed=1))
@@ -148,15 +148,15 @@ def test_a_pin_moves_to_the_longer_copy_that_replaces_its_last_block(engine):
 
 def test_a_reset_releases_pins(engine):
     answer(engine, words(100))
-    engine.scheduler.sgl_vllm_pin(words(100))
+    engine.scheduler.sgl_vllm.pin(words(100))
     assert engine.llm.reset_prefix_cache()
-    assert engine.scheduler.sgl_vllm_pins() == {"pins": []}
+    assert engine.scheduler.sgl_vllm.pins() == []
     engine.check_nothing_is_left()
 
 
 def test_a_reset_that_is_refused_keeps_pins(engine):
     answer(engine, words(100))
-    engine.scheduler.sgl_vllm_pin(words(100))
+    engine.scheduler.sgl_vllm.pin(words(100))
     begin(engine, "running", words(50, seed=1), max_tokens=9, num_steps=2)
     assert not engine.llm.reset_prefix_cache()
     finish(engine)
@@ -165,15 +165,15 @@ def test_a_reset_that_is_refused_keeps_pins(engine):
 
 
 def test_what_cannot_be_pinned_is_refused_with_its_reason(engine):
-    assert "nothing of this prefix is cached" in engine.scheduler.sgl_vllm_pin(words(9))["error"]
+    assert "nothing of this prefix is cached" in engine.scheduler.sgl_vllm.pin(words(9)).error
     answer(engine, words(200))
-    error = engine.scheduler.sgl_vllm_pin(words(200))["error"]
+    error = engine.scheduler.sgl_vllm.pin(words(200)).error
     assert "7 blocks would be pinned and at most 5 may be" in error
 
 
 def test_pins_never_stop_the_longest_request(engine):
     answer(engine, words(150))
-    assert engine.scheduler.sgl_vllm_pin(words(150))["num_blocks"] == 5
+    assert engine.scheduler.sgl_vllm.pin(words(150)).pinned.num_blocks == 5
     assert len(answer(engine, words(500, seed=1), max_tokens=12)) == 12
 
 
@@ -186,9 +186,9 @@ def test_a_reset_with_running_requests_changes_no_answer(engine):
     assert engine.llm.reset_prefix_cache()
     begin(engine, "a", prompt, max_tokens=20, num_steps=5)
     begin(engine, "b", late, max_tokens=20, num_steps=1)
-    engine.scheduler.sgl_vllm_pin(prompt)
+    engine.scheduler.sgl_vllm.pin(prompt)
     assert engine.llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
-    assert in_tree(engine, prompt) == 0 and not engine.scheduler.sgl_vllm_pins()["pins"]
+    assert in_tree(engine, prompt) == 0 and not engine.scheduler.sgl_vllm.pins()
     assert finish(engine) == expected
 
 
@@ -433,7 +433,7 @@ def test_what_nobody_uses_expires(start):
     engine = start({"radix_ttl_s": 0.3}, **SMALL)
     for seed in (0, 1, 2):
         answer(engine, words(100, seed))
-    engine.scheduler.sgl_vllm_pin(words(100, seed=1))
+    engine.scheduler.sgl_vllm.pin(words(100, seed=1))
     time.sleep(0.35)
     answer(engine, words(100, seed=2))
     assert [in_tree(engine, words(100, seed)) for seed in (0, 1, 2)] == [0, 100, 100]

@@ -120,7 +120,7 @@ def test_nothing_is_loaded_where_the_tree_has_as_much(engine):
 def test_jump_forward_is_off_beside_a_connector(engine):
     """A jumped request comes to the runner as new a second time."""
     assert engine.scheduler._jump is None
-    assert "KV connector" in engine.scheduler.sgl_vllm_stats()["parts"]["jump_forward"]
+    assert "KV connector" in engine.scheduler.sgl_vllm.stats().parts["jump_forward"]
 
 
 @pytest.mark.parametrize("failing_block", [0, 1])

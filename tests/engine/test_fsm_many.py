@@ -108,6 +108,6 @@ def test_a_format_that_grows_too_complex_fails_alone(start, monkeypatch):
     wide = [ask({"json": {**WIDE, "minItems": n}}) for n in range(1, 12)]
     answers = engine.tokens([ask(None), *wide, ask({"choice": ["yes"]})])
     assert [reason for _, reason in answers] == ["length", *["error"] * len(wide), "stop"]
-    assert engine.scheduler.sgl_vllm_stats()["jump_forward"]["errors"] == 0
-    assert engine.scheduler.sgl_vllm_stats()["fsm"]["errors"] == 0
+    assert engine.scheduler.sgl_vllm.stats().jump_forward.errors == 0
+    assert engine.scheduler.sgl_vllm.stats().fsm.errors == 0
     engine.check_nothing_is_left()

@@ -20,7 +20,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from benchmarks.simulator import SimulationError
-from sgl_vllm.jump.jump import JumpForward
+from sgl_vllm.jump.jump import JumpCounters, JumpForward
 from tests.engine.late import MAX_MODEL_LEN, Answer, LateCore, Runner, V1Runner, V2Runner
 from tests.engine.one_by_one import decode_one_by_one
 from tests.engine.test_jump_pressure import PATTERNS
@@ -118,8 +118,8 @@ def check(answers: dict[str, Answer], want: dict[str, Answer], aborted: set[str]
 
 
 def jump_counts(core: LateCore) -> dict[str, int]:
-    counts: dict[str, int] = core.scheduler.sgl_vllm_stats()["jump_forward"]
-    assert counts["errors"] == 0
+    counts: JumpCounters = core.scheduler.sgl_vllm.stats().jump_forward
+    assert counts.errors == 0
     return counts
 
 
@@ -162,14 +162,14 @@ def test_every_request_gets_the_same_tokens(want, shape, runner):
     }
     core = LateCore(**settings)
     assert isinstance(core.scheduler, AsyncScheduler)
-    assert core.scheduler.sgl_vllm_stats()["parts"] == dict.fromkeys(
+    assert core.scheduler.sgl_vllm.stats().parts == dict.fromkeys(
         ("radix", "schedule", "fsm", "jump_forward", "select"), "on"
     )
     serve(core, jobs)
     check(core.answers, answers)
     counts = jump_counts(core)
-    assert 0 < counts["stale_tokens"] <= counts["jumps"]
-    assert counts["forced_tokens"] > 500
+    assert 0 < counts.stale_tokens <= counts.jumps
+    assert counts.forced_tokens > 500
     for seed in range(2):
         core = LateCore(**settings)
         aborted = serve(core, jobs, random.Random(seed))
@@ -193,9 +193,9 @@ def test_a_jump_wastes_one_row_at_most_and_saves_a_pass_for_every_other_token(ru
         if jumps:
             counts = jump_counts(core)
     num_tokens = len(answers[True].tokens)
-    num_in_flight_at_end = passes[True] + counts["forced_tokens"] - num_tokens
-    assert counts["stale_tokens"] <= num_in_flight_at_end <= counts["stale_tokens"] + 1
-    assert counts["stale_tokens"] <= counts["jumps"]
+    num_in_flight_at_end = passes[True] + counts.forced_tokens - num_tokens
+    assert counts.stale_tokens <= num_in_flight_at_end <= counts.stale_tokens + 1
+    assert counts.stale_tokens <= counts.jumps
     assert passes[True] < passes[False] / 2
 
 
@@ -206,7 +206,7 @@ def test_text_with_nothing_to_decide_takes_one_pass(runner):
     core.finish()
     assert core.runner.num_passes <= 2  # the second was in flight when the first ended it
     assert core.answers["one"].finish_reason == "stop"
-    assert jump_counts(core)["jumps"] == 1
+    assert jump_counts(core).jumps == 1
 
 
 # -- given up, paused, stuck -----------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_it_is_the_release_of_a_waiting_request_that_gets_them_on(runner, monkey
 
     core = standstill()
     check(core.answers, wanted(jobs))
-    assert jump_counts(core)["released_when_stuck"] > 0
+    assert jump_counts(core).released_when_stuck > 0
     monkeypatch.setattr(JumpForward, "release_one_if_stuck", lambda *_: None)
     with pytest.raises(AssertionError):
         standstill()
@@ -287,7 +287,7 @@ def test_scores_are_those_of_the_whole_prompt_computed(runner, shape):
         num_scored = len(endings[int(name.split()[1])])
         assert core.answers[name].scores == answer.scores[-num_scored:]
         assert core.answers[name].tokens == answer.tokens
-    assert core.scheduler.sgl_vllm_stats()["select"]["scored_requests"] == len(endings)
+    assert core.scheduler.sgl_vllm.stats().select.scored_requests == len(endings)
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -308,7 +308,7 @@ def test_streaming_input_goes_on_as_it_does_without_them(runner):
     core = LateCore(runner=runner, block_size=16)
     assert with_sessions(core, mixed_jobs(30, seed=4)) == alone
     assert [len(tokens) for tokens in alone] == [9, 12, 15, 18]
-    assert jump_counts(core)["stale_tokens"] > 0
+    assert jump_counts(core).stale_tokens > 0
 
 
 # -- the test itself -------------------------------------------------------------------------------

@@ -155,9 +155,9 @@ def test_an_error_in_the_tokenization_ends_jumping_only(start, monkeypatch):
     for output in engine.run([ask] * MAX_ERRORS):
         assert output.outputs[0].finish_reason == "stop"
         assert output.outputs[0].text.startswith('{"city": "')
-    stats = engine.scheduler.sgl_vllm_stats()
-    assert stats["jump_forward"]["errors"] == MAX_ERRORS
-    assert "switched off by errors" in stats["parts"]["jump_forward"]
+    stats = engine.scheduler.sgl_vllm.stats()
+    assert stats.jump_forward.errors == MAX_ERRORS
+    assert "switched off by errors" in stats.parts["jump_forward"]
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_choices_that_part_inside_a_character_go_on(start, pattern):
     params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=grammar)
     output = engine.run([Ask(engine.encode("A card: "), params)])[0].outputs[0]
     assert output.finish_reason in ("stop", "length")
-    stats = engine.scheduler.sgl_vllm_stats()
-    assert stats["jump_forward"]["errors"] == 0
+    stats = engine.scheduler.sgl_vllm.stats()
+    assert stats.jump_forward.errors == 0
     again = engine.run([Ask(engine.encode("A card: "), card())])[0].outputs[0]
     assert again.finish_reason == "stop"
-    assert engine.scheduler.sgl_vllm_stats()["jump_forward"]["jumps"] > 0
+    assert engine.scheduler.sgl_vllm.stats().jump_forward.jumps > 0

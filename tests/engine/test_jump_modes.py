@@ -84,10 +84,10 @@ def test_every_structured_request_gets_what_stock_gives(start, backend):
     got = answers(engine, asks)
     engine.check_nothing_is_left()
     assert [pair for pair in zip(want, got, strict=True) if pair[0] != pair[1]] == []
-    stats = engine.scheduler.sgl_vllm_stats()
-    assert stats["parts"]["jump_forward"] == "on"
-    assert stats["jump_forward"]["forced_tokens"] > 300
-    assert stats["jump_forward"]["errors"] == 0
+    stats = engine.scheduler.sgl_vllm.stats()
+    assert stats.parts["jump_forward"] == "on"
+    assert stats.jump_forward.forced_tokens > 300
+    assert stats.jump_forward.errors == 0
 
 
 def test_so_does_every_request_beside_them(start):
@@ -109,7 +109,7 @@ def test_canonical_spelling_forces_more(start):
     for mode in ("canonical", "exact"):
         engine: Engine = start(plugin={"jump_mode": mode})
         output = engine.run([Ask([70, 71], params)])[0].outputs[0]
-        forced[mode] = engine.scheduler.sgl_vllm_stats()["jump_forward"]["forced_tokens"]
+        forced[mode] = engine.scheduler.sgl_vllm.stats().jump_forward.forced_tokens
         assert engine.forward_passes + forced[mode] == len(output.token_ids)
     assert forced["canonical"] > forced["exact"]
 
@@ -130,4 +130,4 @@ def test_a_backend_that_fails_ends_jumping_only(start, monkeypatch):
 
     monkeypatch.setattr(UniqueTokens, "_only_legal_token", fail_at_second)
     assert engine.tokens([ask] * MAX_ERRORS) == want * MAX_ERRORS
-    assert engine.scheduler.sgl_vllm_stats()["jump_forward"]["errors"] == MAX_ERRORS
+    assert engine.scheduler.sgl_vllm.stats().jump_forward.errors == MAX_ERRORS

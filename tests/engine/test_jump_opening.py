@@ -93,11 +93,11 @@ def test_the_first_pass_computes_the_opening_and_counts_it_as_output(start):
     prompt = engine.encode("A card: ")
     for num_cached in (0, len(prompt)):
         engine.reset_counts()
-        before = engine.scheduler.sgl_vllm_stats()["jump_forward"]
+        before = engine.scheduler.sgl_vllm.stats().jump_forward
         output = engine.run([Ask(prompt, constrained(SENTENCE, 60))])[0]
-        after = engine.scheduler.sgl_vllm_stats()["jump_forward"]
+        after = engine.scheduler.sgl_vllm.stats().jump_forward
         num_tokens = len(output.outputs[0].token_ids)
-        num_forced = after["forced_tokens"] - before["forced_tokens"]
+        num_forced = after.forced_tokens - before.forced_tokens
         assert engine.forward_passes + num_forced == num_tokens
         assert num_forced >= len(engine.encode("The answer to your question is")) - 1
         assert output.prompt_token_ids == prompt

@@ -168,9 +168,9 @@ def test_all_end_with_the_right_answer_in_bounded_time(start, want, shape):
         assert len(disturbed.answers) + len(disturbed.partial) == len(todo)
         for name, tokens in disturbed.partial.items():
             assert tokens == wanted[name][0][: len(tokens)]
-    stats = engine.scheduler.sgl_vllm_stats()["jump_forward"]
-    assert stats["forced_tokens"] > 800
-    assert stats["errors"] == 0
+    stats = engine.scheduler.sgl_vllm.stats().jump_forward
+    assert stats.forced_tokens > 800
+    assert stats.errors == 0
 
 
 def test_it_is_the_release_of_a_waiting_request_that_gets_them_on(start, monkeypatch):
@@ -186,7 +186,7 @@ def test_it_is_the_release_of_a_waiting_request_that_gets_them_on(start, monkeyp
     for job in standstill:
         alone.update(run(engine, [job], 50, None).answers)
     assert wanted == alone
-    assert engine.scheduler.sgl_vllm_stats()["jump_forward"]["released_when_stuck"] > 0
+    assert engine.scheduler.sgl_vllm.stats().jump_forward.released_when_stuck > 0
     engine = start_tiny(start, *shape)
     monkeypatch.setattr(engine.scheduler._jump, "release_one_if_stuck", lambda _: None)
     with pytest.raises(AssertionError, match="0 free blocks"):

@@ -193,15 +193,15 @@ def test_a_router_stays_right_through_random_traffic(engine, router, seed):
                 run.abort_request([rng.choice(names)])
         check(engine, router)
         if pins and rng.random() < 0.5:
-            scheduler.sgl_vllm_unpin(pins.pop())
+            scheduler.sgl_vllm.unpin(pins.pop())
         elif rng.random() < 0.5:
-            pin = scheduler.sgl_vllm_pin(rng.choice(beginnings))
-            pins += [pin["pin_id"]] if "pin_id" in pin else []
+            answer = scheduler.sgl_vllm.pin(rng.choice(beginnings))
+            pins += [answer.pinned.pin_id] if answer.pinned is not None else []
         if rng.random() < 0.1:
             assert engine.llm.reset_prefix_cache()
             pins.clear()
     for pin_id in pins:
-        scheduler.sgl_vllm_unpin(pin_id)
+        scheduler.sgl_vllm.unpin(pin_id)
     check(engine, router)
 
 

@@ -28,7 +28,7 @@ def overlap() -> Iterator[None]:
 def start_overlapped(start, **engine_args) -> Engine:
     engine: Engine = start(plugin=ON, async_scheduling=True, **engine_args)
     assert engine.core.batch_queue_size == 2
-    assert set(engine.scheduler.sgl_vllm_stats()["parts"].values()) == {"on"}
+    assert set(engine.scheduler.sgl_vllm.stats().parts.values()) == {"on"}
     return engine
 
 
@@ -39,9 +39,9 @@ def test_mixed_requests_get_the_same_tokens(start):
     engine = start(plugin={}, async_scheduling=True, **settings)
     assert engine.tokens(asks) == want
     engine.check_nothing_is_left()
-    stats = engine.scheduler.sgl_vllm_stats()
-    assert stats["radix"]["partial_block_hits"] > 10
-    off = {name for name, reason in stats["parts"].items() if "unverified=true" in reason}
+    stats = engine.scheduler.sgl_vllm.stats()
+    assert stats.radix.partial_block_hits > 10
+    off = {name for name, reason in stats.parts.items() if "unverified=true" in reason}
     assert off == {"jump_forward", "select"}
 
     reference = start(plugin={"radix": False}, async_scheduling=False, **settings)
@@ -55,9 +55,9 @@ def test_mixed_requests_get_the_same_tokens(start):
     got = engine.tokens(asks)
     engine.check_nothing_is_left()
     assert [index for index in range(len(asks)) if got[index] != want[index]] == []
-    jumps = engine.scheduler.sgl_vllm_stats()["jump_forward"]
-    assert jumps["forced_tokens"] > 150 and jumps["errors"] == 0
-    assert 0 < jumps["stale_tokens"] <= jumps["jumps"]
+    jumps = engine.scheduler.sgl_vllm.stats().jump_forward
+    assert jumps.forced_tokens > 150 and jumps.errors == 0
+    assert 0 < jumps.stale_tokens <= jumps.jumps
 
 
 def test_a_jump_ends_where_decoding_one_by_one_ends(start):
@@ -98,8 +98,8 @@ def test_a_cache_that_they_fill_holds_nobody_up(start, shape):
         assert len(done.answers) + len(done.partial) == len(todo)
         for name, tokens in done.partial.items():
             assert tokens == wanted[name][0][: len(tokens)]
-    counts = engine.scheduler.sgl_vllm_stats()["jump_forward"]
-    assert counts["errors"] == 0 and counts["stale_tokens"] > 0
+    counts = engine.scheduler.sgl_vllm.stats().jump_forward
+    assert counts.errors == 0 and counts.stale_tokens > 0
 
 
 def test_scores_are_stocks_and_the_prefix_is_not_computed_again(start):

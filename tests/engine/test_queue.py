@@ -167,7 +167,7 @@ def test_nobody_waits_for_what_saves_less_than_a_step_costs():
     for _ in range(2):
         machine.add(prefix + words(5))
     machine.run()
-    assert machine.counters["held_back"] == 0
+    assert machine.counters.held_back == 0
     assert machine.num_tokens_computed == 233 + 105
     for _ in range(4):  # what one would save is too little, what all would is not
         machine.add(words(1) + prefix)
@@ -175,7 +175,7 @@ def test_nobody_waits_for_what_saves_less_than_a_step_costs():
     for _ in range(4):
         machine.add(prefix + words(5))
     machine.run()
-    assert machine.counters["held_back"] == 3
+    assert machine.counters.held_back == 3
 
 
 def test_who_does_not_read_the_cache_waits_for_nobody():
@@ -272,7 +272,7 @@ def test_one_who_waits_alone_is_neither_scored_nor_put_in_order(monkeypatch):
     for _ in range(5):
         machine.add(words(50), 4)
         machine.run()
-    assert not scored and machine.counters["ordered_steps"] == 0
+    assert not scored and machine.counters.ordered_steps == 0
 
 
 def test_while_no_seat_is_free_nobody_is_put_in_order():
@@ -280,10 +280,10 @@ def test_while_no_seat_is_free_nobody_is_put_in_order():
     for _ in range(6):
         machine.add(words(50), 20)
     machine.step()
-    assert machine.counters["ordered_steps"] == 1
+    assert machine.counters.ordered_steps == 1
     for _ in range(15):
         machine.step()
-    assert machine.counters["ordered_steps"] == 1 and len(machine.queue) == 4 and machine.queue
+    assert machine.counters.ordered_steps == 1 and len(machine.queue) == 4 and machine.queue
 
 
 # -- hints ----------------------------------------------------------------------------------------

@@ -93,9 +93,9 @@ def test_mixed_requests_get_the_same_tokens(start, block_size, num_blocks, max_n
 
     engine = start(plugin={}, **settings)
     got = engine.tokens(asks)
-    stats = engine.scheduler.sgl_vllm_stats()
+    stats = engine.scheduler.sgl_vllm.stats()
     engine.check_nothing_is_left()
-    assert stats["radix"]["partial_block_hits"] > 20
-    assert stats["jump_forward"]["forced_tokens"] > 500
+    assert stats.radix.partial_block_hits > 20
+    assert stats.jump_forward.forced_tokens > 500
     different = [index for index in range(len(asks)) if got[index] != want[index]]
     assert not different, [(i, i % 8, want[i], got[i]) for i in different[:3]]

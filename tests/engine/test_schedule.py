@@ -54,9 +54,9 @@ def test_without_a_common_prefix_the_order_is_first_come_first_served(start):
         for _ in range(12)
     ]
     engine.run(asks)
-    counters = engine.scheduler.sgl_vllm_stats()["schedule"]
-    assert counters["ordered_steps"] > 0
-    assert counters["passes"] == 0
+    counters = engine.scheduler.sgl_vllm.stats().schedule
+    assert counters.ordered_steps > 0
+    assert counters.overtakes == 0
 
 
 @pytest.mark.parametrize("schedule", [False, True])

@@ -15,8 +15,8 @@ from benchmarks.cost_model import CostModel
 from benchmarks.simulator import KvMemory, Simulation
 from sgl_vllm.config import Options
 from sgl_vllm.radix.slot_copies import slots_to_copy, use_in_worker
-from sgl_vllm.scheduler import scheduler as scheduler_module
-from sgl_vllm.scheduler.scheduler import SglSchedulerMixin
+from sgl_vllm.scheduler import control as control_module
+from sgl_vllm.scheduler.control import EngineControl
 
 BLOCK_SIZE = 16
 
@@ -61,12 +61,13 @@ def test_every_pass_reads_what_was_computed_for_its_tokens(
     assert num_slots < num_copies * BLOCK_SIZE * 0.8
 
 
-def scheduler(device: str, radix: bool = True, asked_for: bool = True) -> Any:
-    return SimpleNamespace(
+def control(device: str, radix: bool = True, asked_for: bool = True) -> EngineControl:
+    scheduler: Any = SimpleNamespace(
         _radix=SimpleNamespace(block_size=BLOCK_SIZE) if radix else None,
         _options=Options(radix_slot_copy=asked_for),
         vllm_config=SimpleNamespace(device_config=SimpleNamespace(device_type=device)),
     )
+    return EngineControl(scheduler)
 
 
 def test_workers_are_told_where_it_can_work_and_why_not_is_said_once(
@@ -75,19 +76,18 @@ def test_workers_are_told_where_it_can_work_and_why_not_is_said_once(
     calls: list[Any] = []
     warnings: list[Any] = []
     monkeypatch.setattr(
-        scheduler_module.logger, "warning", lambda form, *values: warnings.append(form % values)
+        control_module.logger, "warning", lambda form, *values: warnings.append(form % values)
     )
 
     def collective_rpc(method: Any, args: tuple[Any, ...]) -> list[str | None]:
         calls.append((method, args))
         return [None, "the layers differ", "the layers differ"]
 
-    prepare = SglSchedulerMixin.sgl_vllm_prepare_workers
-    prepare(scheduler("cuda", radix=False), collective_rpc)
-    prepare(scheduler("cuda", asked_for=False), collective_rpc)
+    control("cuda", radix=False).prepare_workers(collective_rpc)
+    control("cuda", asked_for=False).prepare_workers(collective_rpc)
     assert calls == warnings == []
-    prepare(scheduler("cpu"), collective_rpc)
+    control("cpu").prepare_workers(collective_rpc)
     assert calls == [] and warnings == ["sgl-vllm: radix_slot_copy has no effect: it needs a GPU"]
-    prepare(scheduler("cuda"), collective_rpc)
+    control("cuda").prepare_workers(collective_rpc)
     assert calls == [(use_in_worker, (BLOCK_SIZE,))]
     assert warnings[1:] == ["sgl-vllm: radix_slot_copy has no effect: the layers differ"]

@@ -46,7 +46,7 @@ def test_an_unnamed_plugin_changes_nothing(start):
     engine.run([Ask(prompt, SamplingParams(max_tokens=1))])
     again = engine.run([Ask(prompt, SamplingParams(max_tokens=1))])[0]
     assert again.num_cached_tokens == 96  # stock: full blocks only
-    assert engine.core.sgl_vllm_call("stats") == {}
+    assert engine.core.sgl_vllm_call("stats") is None
 
 
 def test_unnamed_the_command_line_gives_the_same_configuration():
@@ -106,7 +106,7 @@ def test_the_switch_turns_on_nobody_elses_routes(monkeypatch):
 
 def test_parts_that_are_off_are_named_with_their_reason(start):
     engine = start(plugin={"radix": False, "jump_forward": False})
-    parts = engine.scheduler.sgl_vllm_stats()["parts"]
+    parts = engine.scheduler.sgl_vllm.stats().parts
     assert parts == {
         "radix": "by option",
         "schedule": "on",
@@ -166,7 +166,7 @@ def test_a_part_whose_hook_is_missing_stays_off_and_says_which(start, monkeypatc
     monkeypatch.delattr("vllm.v1.core.block_pool.BlockPool.unpin_blocks")
     (radix,) = [part for part in probe_parts() if not part.on]
     assert radix.name == "radix" and "BlockPool.unpin_blocks" in radix.reason
-    parts = start(plugin={}).scheduler.sgl_vllm_stats()["parts"]
+    parts = start(plugin={}).scheduler.sgl_vllm.stats().parts
     assert "BlockPool.unpin_blocks" in parts["radix"]
     assert parts["select"] == "it needs radix"
     assert parts["schedule"] == parts["fsm"] == parts["jump_forward"] == "on"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from vllm.config import KVTransferConfig
 
+from sgl_vllm.radix.manager import RadixCounters
 from sgl_vllm.tiers.load_rule import KEPT
 from tests.engine import host_tiers
 from tests.engine.engine import Ask, Engine, greedy, random_asks, tokens_of, words
@@ -32,8 +33,8 @@ def push_out(engine: Engine, seed: int = 1000, count: int = 6) -> None:
         ask(engine, words(300, seed + number), 1)
 
 
-def counters(engine: Engine) -> dict[str, int]:
-    return engine.scheduler.sgl_vllm_stats()["radix"]
+def counters(engine: Engine) -> RadixCounters:
+    return engine.scheduler.sgl_vllm.stats().radix
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_what_is_evicted_is_found_in_files_then_in_host_memory_then_in_the_tree(
     found = [result.num_cached_tokens for result in (from_files, from_tree, from_host)]
     assert found == [288, 299, 288]
     tiers = ("disk_hit_tokens", "hit_tokens", "host_hit_tokens")
-    assert [after[tier] - before[tier] for tier in tiers] == found
+    assert [getattr(after, tier) - getattr(before, tier) for tier in tiers] == found
     answers = [tokens_of(result) for result in (first, from_files, from_tree, from_host)]
     assert answers == [answers[0]] * 4
 
@@ -98,8 +99,8 @@ def test_only_what_the_tree_does_not_have_is_loaded_by_whole_blocks(tiered):
     assert tokens_of(second) == tokens_of(first)
     assert second.num_cached_tokens == 288
     # 96 tokens and the 14 of a partial block are in the tree: the load begins at the block.
-    assert after["hit_tokens"] - before["hit_tokens"] == 96
-    assert after["host_hit_tokens"] - before["host_hit_tokens"] == 192
+    assert after.hit_tokens - before.hit_tokens == 96
+    assert after.host_hit_tokens - before.host_hit_tokens == 192
 
 
 def test_a_partial_tail_stays_in_the_tree_and_is_not_loaded(tiered):
@@ -111,8 +112,8 @@ def test_a_partial_tail_stays_in_the_tree_and_is_not_loaded(tiered):
     result = ask(engine, longer)
     after = counters(engine)
     assert result.num_cached_tokens == 110
-    assert after["partial_block_hits"] - before["partial_block_hits"] == 1
-    assert after["host_hit_tokens"] == before["host_hit_tokens"]
+    assert after.partial_block_hits - before.partial_block_hits == 1
+    assert after.host_hit_tokens == before.host_hit_tokens
     assert engine.llm.reset_prefix_cache()
     engine.scheduler.reset_connector_cache()
     assert tokens_of(ask(engine, longer)) == tokens_of(result)
@@ -201,7 +202,7 @@ def test_files_of_an_earlier_engine_are_found_and_checked(tiered, tmp_path):
     engine = tiered(ALWAYS)
     second = ask(engine, prompt)
     assert (tokens_of(second), second.num_cached_tokens) == (tokens_of(first), 288)
-    assert counters(engine)["disk_hit_tokens"] == 288
+    assert counters(engine).disk_hit_tokens == 288
 
 
 def test_short_prefixes_are_computed_and_nobody_asks_for_them(tiered):
@@ -212,8 +213,8 @@ def test_short_prefixes_are_computed_and_nobody_asks_for_them(tiered):
     results = [ask(engine, prompt) for prompt in (short, long)]
     assert [tokens_of(result) for result in results] == expected
     assert [result.num_cached_tokens for result in results] == [0, 288]
-    assert counters(engine)["tier_requests_not_asked"] == 2
-    assert counters(engine)["tier_declined_tokens"] == 0
+    assert counters(engine).tier_requests_not_asked == 2
+    assert counters(engine).tier_declined_tokens == 0
 
 
 def test_what_is_found_but_too_short_to_load_is_computed(tiered):
@@ -224,7 +225,7 @@ def test_what_is_found_but_too_short_to_load_is_computed(tiered):
     assert engine.llm.reset_prefix_cache()
     longer = ask(engine, prompt + words(60, seed=2))
     assert longer.num_cached_tokens == 0
-    assert counters(engine)["tier_declined_tokens"] == 96
+    assert counters(engine).tier_declined_tokens == 96
 
 
 def test_the_rule_is_measured_and_decides(tiered):
@@ -234,9 +235,9 @@ def test_the_rule_is_measured_and_decides(tiered):
         assert engine.llm.reset_prefix_cache()
         result = ask(engine, words(num_tokens, seed))
         assert result.num_cached_tokens > 0
-    measured = engine.scheduler.sgl_vllm_stats()["tiers"]
-    assert measured["connector"] == "OffloadingConnector"
-    assert measured["compute_token_s"] > 0 and measured["load_fixed_s"] is not None
+    measured = engine.scheduler.sgl_vllm.stats().tiers
+    assert measured.connector == "OffloadingConnector"
+    assert measured.compute_token_s > 0 and measured.load_fixed_s is not None
     # From here on a load takes 0.1 s, as much as computing 100 tokens.
     rule = engine.scheduler._tiers._rule
     for num_tokens in (32, 64, 128, 256):

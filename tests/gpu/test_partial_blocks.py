@@ -63,4 +63,4 @@ def test_what_is_copied_is_right(
     assert engine.tokens(asks()) == want
     assert engine.tokens(asks()) == want  # from the cache
     engine.check_nothing_is_left()
-    assert engine.scheduler.sgl_vllm_stats()["radix"]["partial_block_hits"] > 100
+    assert engine.scheduler.sgl_vllm.stats().radix.partial_block_hits > 100

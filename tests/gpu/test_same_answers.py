@@ -75,7 +75,7 @@ class Case:
         engine = started(self.start, setting)
         played = play(engine, self.program, self.stock.prompts)
         if setting.plugin is not None:
-            parts = engine.scheduler.sgl_vllm_stats()["parts"]
+            parts = engine.scheduler.sgl_vllm.stats().parts
             print(f"\n{CONFIGURATION}: {parts}\n{dict(played.counts)}")
             jumps = parts["jump_forward"] == "on"
             setting = replace(setting, plugin={**setting.plugin, "jump_forward": jumps})

@@ -146,10 +146,10 @@ def test_a_span_tells_how_many_were_admitted_before_it(client, collector, server
     """One runs at a time. Behind a long one wait a new prompt and, later, known ones. These go
     first, as long as all of them are more than fits into the cache."""
 
-    def num_passes() -> float:
-        return server.metrics()["sgl_vllm:passes_total"]
+    def num_overtakes() -> float:
+        return server.metrics()["sgl_vllm:overtakes_total"]
 
-    before = num_passes()
+    before = num_overtakes()
     known = list(range(1000, 1900))
     ask(client, "known", prompt=known, max_tokens=1)
     with ThreadPoolExecutor(8) as pool:
@@ -172,7 +172,7 @@ def test_a_span_tells_how_many_were_admitted_before_it(client, collector, server
             future.result()
     assert collector.attributes_of("running")["sgl_vllm.passed_over"] == 0
     passed_over = collector.attributes_of("overtaken")["sgl_vllm.passed_over"]
-    assert passed_over == num_passes() - before > 0
+    assert passed_over == num_overtakes() - before > 0
 
 
 class Router:

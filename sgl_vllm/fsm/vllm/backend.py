@@ -26,6 +26,7 @@ from vllm.v1.structured_output.backend_types import (
     StructuredOutputOptions,
 )
 
+from sgl_vllm.counters import counter, timer_count, timer_sum
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.cache import AutomatonCache
@@ -49,24 +50,38 @@ MAX_ERRORS = 8
 
 @dataclass
 class BackendCounters:
-    """Since start: grammars by the backend that made them, and compilations.
+    """Grammars and compilations since start."""
 
-    Attributes:
-        ours, ours_cached: grammars by automata: compiled, and from the cache.
-        xgrammar, guidance: grammars by vLLM's backends.
-        refused: formats that no backend compiled.
-        errors: unexpected errors in automata.
-        compilations, compile_s: compilations of any outcome, and the time they took.
-    """
-
-    ours: int = 0
-    ours_cached: int = 0
-    xgrammar: int = 0
-    guidance: int = 0
-    refused: int = 0
-    errors: int = 0
-    compilations: int = 0
-    compile_s: float = 0.0
+    ours: int = counter(
+        "Formats compiled to automata of the plugin.", unit="formats", metric="grammars"
+    )
+    ours_cached: int = counter(
+        "Structured requests whose automaton was compiled already.",
+        unit="requests",
+        metric="grammars_cached",
+    )
+    xgrammar: int = counter(
+        "Structured requests passed to xgrammar.", unit="requests", metric="grammars_xgrammar"
+    )
+    guidance: int = counter(
+        "Structured requests passed to guidance.", unit="requests", metric="grammars_guidance"
+    )
+    refused: int = counter(
+        "Structured requests refused: no backend takes the format, or it takes too long to "
+        "compile.",
+        unit="requests",
+        metric="grammars_refused",
+    )
+    errors: int = counter(
+        "Unexpected errors in a grammar. Each is in the log.",
+        unit="errors",
+        metric="grammar_errors",
+    )
+    compilations: int = timer_count(
+        "Compiling a format that was not in the cache, whatever the outcome.",
+        metric="compile_seconds",
+    )
+    compile_s: float = timer_sum("Total compile time.", metric="compile_seconds")
 
 
 class SglBackend(StructuredOutputBackend):

@@ -180,9 +180,9 @@ class Engine(OnVLLM):
         plugin = await self.has_plugin()
         stats = None
         if plugin:
-            from sgl_vllm.routes.engines import ask_engines, merge_stats
+            from sgl_vllm.routes.engines import engine_stats
 
-            stats = merge_stats(await ask_engines(engine, "stats"))
+            stats = (await engine_stats(engine)).to_json()
         return ServerInfo(
             url="in process",
             model=self.model,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from sgl_vllm.plugin import _engine_call
+from sgl_vllm.radix.manager import RadixCounters, RadixGauges
 from sgl_vllm.routes.tree import PAGE, prefers_html
+from sgl_vllm.scheduler.control import ListedPin, PinAnswer, Pinned
+from sgl_vllm.scheduler.stats import EngineStats
 from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
 
 API_KEY = "a-key"
@@ -32,22 +37,22 @@ class PinningEngine(FakeEngine):
     """Keeps its pins, as an engine does; `error` is what it refuses the next with."""
 
     def __init__(self, name: str, error: str | None = None) -> None:
-        self.pinned: dict[str, dict[str, Any]] = {}
+        self.pinned: dict[str, int] = {}
         self.name, self.error = name, error
         super().__init__(pin=self.pin, unpin=self.unpin, pins=self.pins)
 
-    def pin(self, token_ids, cache_salt, lora_name, lora_path) -> dict[str, Any]:
+    def pin(self, token_ids, cache_salt, lora_name, lora_path) -> PinAnswer:
         if self.error:
-            return {"error": self.error}
+            return PinAnswer(error=self.error)
         pin_id = f"{self.name}{len(self.pinned)}"
-        self.pinned[pin_id] = {"num_tokens": len(token_ids), "num_blocks": 1}
-        return {"pin_id": pin_id, **self.pinned[pin_id]}
+        self.pinned[pin_id] = len(token_ids)
+        return PinAnswer(Pinned(pin_id, len(token_ids), 1))
 
-    def unpin(self, pin_id) -> dict[str, bool]:
-        return {"unpinned": self.pinned.pop(pin_id, None) is not None}
+    def unpin(self, pin_id: str) -> bool:
+        return self.pinned.pop(pin_id, None) is not None
 
-    def pins(self) -> dict[str, Any]:
-        return {"pins": [{"pin_id": pin_id, **pin} for pin_id, pin in self.pinned.items()]}
+    def pins(self) -> list[ListedPin]:
+        return [ListedPin(pin_id, num, 1, age_s=0.5) for pin_id, num in self.pinned.items()]
 
 
 def connect(*engines: FakeEngine, **options: Any) -> TestClient:
@@ -172,27 +177,47 @@ def test_what_an_accept_header_prefers(accept: str, preferred: bool) -> None:
 
 
 def test_stats_of_several_engines_are_added_up() -> None:
-    answers = [
-        {"parts": {"radix": "on"}, "radix": {"lookups": 2, "block_size": 16}, "version": "1"},
-        {"parts": {"radix": "error"}, "radix": {"lookups": 3, "block_size": 16}, "version": "1"},
+    engines = [
+        FakeEngine(
+            stats=EngineStats(
+                version="1",
+                parts={"radix": state, "schedule": "on"},
+                radix=RadixCounters(lookups=lookups),
+                cache=RadixGauges(tree_tokens=10, block_size=16),
+            )
+        )
+        for state, lookups in (("on", 2), ("error", 3))
     ]
-    merged = connect(*(FakeEngine(stats=answer) for answer in answers)).get("/v1/sgl/stats").json()
-    assert merged == {
-        "parts": {"radix": "error"},
-        "radix": {"lookups": 5, "block_size": 16},
-        "version": "1",
-    }
+    merged = connect(*engines).get("/v1/sgl/stats").json()
+    assert merged["version"] == "1"
+    assert merged["parts"] == {"radix": "error", "schedule": "on"}
+    assert merged["radix"]["lookups"] == 5
+    assert merged["radix"]["tree_tokens"] == 20
+    assert merged["radix"]["block_size"] == 16, "a constant is not added up"
+    assert merged["schedule"] == {}, "no engine counts this part"
 
 
-def test_arguments_reach_the_scheduler_and_one_without_the_method_answers_nothing() -> None:
-    class Scheduler:
-        def sgl_vllm_tree(self, max_nodes: int = 1000) -> dict[str, int]:
+def test_arguments_reach_the_control_and_a_stock_engine_answers_none() -> None:
+    class Control:
+        def tree(self, max_nodes: int = 1000) -> dict[str, int]:
             return {"nodes_left_out": max_nodes}
 
-    engine = SimpleNamespace(scheduler=Scheduler())
+    engine = SimpleNamespace(scheduler=SimpleNamespace(sgl_vllm=Control()))
     assert _engine_call(engine, "tree") == {"nodes_left_out": 1000}
     assert _engine_call(engine, "tree", {"max_nodes": 5}) == {"nodes_left_out": 5}
-    assert _engine_call(engine, "pins") == {}
+    assert _engine_call(SimpleNamespace(scheduler=SimpleNamespace()), "pins") is None
+
+
+def test_typed_answers_travel_in_built_in_types() -> None:
+    stats = EngineStats("1", {"radix": "on"}, radix=RadixCounters(lookups=2))
+    control = SimpleNamespace(stats=lambda: stats, pin=lambda: PinAnswer(Pinned("a", 3, 1)))
+    engine = SimpleNamespace(scheduler=SimpleNamespace(sgl_vllm=control))
+    answer = json.loads(json.dumps(_engine_call(engine, "stats")))
+    assert msgspec.convert(answer, EngineStats) == stats
+    assert _engine_call(engine, "pin") == {
+        "pinned": {"pin_id": "a", "num_tokens": 3, "num_blocks": 1},
+        "error": "",
+    }
 
 
 # -- pins

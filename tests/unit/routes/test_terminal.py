@@ -11,6 +11,8 @@ from fastapi.testclient import TestClient
 
 from sgl_vllm.commands import cli
 from sgl_vllm.commands import tree as tree_view
+from sgl_vllm.scheduler.control import ListedPin, PinAnswer, Pinned
+from sgl_vllm.scheduler.stats import EngineStats
 from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
 
 URL = "http://testserver"
@@ -48,7 +50,7 @@ def test_the_tree_has_a_line_for_each_prefix(sgl_vllm) -> None:
     ]
     engine = FakeEngine(
         tree=tree_answer(nodes, isolated=ISOLATED, nodes_left_out=3, total_blocks=1000),
-        pins={"pins": [{"pin_id": "p1", "num_tokens": 160, "num_blocks": 10, "age_s": 60}]},
+        pins=[ListedPin("p1", num_tokens=160, num_blocks=10, age_s=60.0)],
     )
     status, out, _ = sgl_vllm("tree", URL, engines=[engine])
     assert status == 0
@@ -100,8 +102,8 @@ def test_adapters_have_namespaces(sgl_vllm) -> None:
 
 
 def test_every_engine_is_shown_and_one_without_a_tree_says_why(sgl_vllm) -> None:
-    off = FakeEngine(stats={"parts": {"radix": "by option"}})
-    on = FakeEngine(tree=tree_answer([node(None, 10)]), stats={"parts": {"radix": "on"}})
+    off = FakeEngine(stats=EngineStats(parts={"radix": "by option"}))
+    on = FakeEngine(tree=tree_answer([node(None, 10)]), stats=EngineStats(parts={"radix": "on"}))
     status, out, _ = sgl_vllm("tree", URL, engines=[on, off])
     assert status == 0
     assert out.startswith("Engine 0\n10 tokens") and "Engine 1\nThe part radix is off" in out
@@ -183,8 +185,8 @@ def test_watching_outlives_a_server_that_is_away_for_a_while(monkeypatch, capsys
 def test_a_pin_prints_the_id_that_unpins_it(sgl_vllm) -> None:
     known = {"p1"}
     engine = FakeEngine(
-        pin=lambda **_: {"pin_id": "p1", "num_tokens": 4, "num_blocks": 1},
-        unpin=lambda pin_id: {"unpinned": pin_id in known},
+        pin=lambda **_: PinAnswer(Pinned("p1", 4, 1)),
+        unpin=lambda pin_id: pin_id in known,
     )
     pinning = sgl_vllm("pin", URL, "Once", "--cache-salt", "mine", engines=[engine])
     assert pinning == (0, "p1\n", "pinned 4 of 4 tokens, in 1 block\n")
@@ -196,7 +198,7 @@ def test_a_pin_prints_the_id_that_unpins_it(sgl_vllm) -> None:
 
 
 def test_a_refused_pin_says_the_engines_reason(sgl_vllm) -> None:
-    engine = FakeEngine(pin={"error": "pins may hold half of the cache"})
+    engine = FakeEngine(pin=PinAnswer(error="pins may hold half of the cache"))
     status, out, err = sgl_vllm("pin", URL, "Once", engines=[engine])
     assert (status, out) == (1, "")
     assert err == f"sgl-vllm: {URL}: pins may hold half of the cache\n"

@@ -1,0 +1,129 @@
+"""What one engine reports at `/v1/sgl/stats`: its counters, and which parts are on.
+
+Owns the shape of the report and how reports of several engines become one. Does not own the
+counters, which each part declares itself (`counters.py`).
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from sgl_vllm.counters import Declaration, counter, declarations, merge, timer_count, timer_sum
+from sgl_vllm.fsm.vllm.backend import BackendCounters
+from sgl_vllm.jump.jump import JumpCounters
+from sgl_vllm.radix.manager import RadixCounters, RadixGauges
+from sgl_vllm.radix.pool import EvictionCounters
+from sgl_vllm.scheduler.queue import OrderCounters
+from sgl_vllm.tiers.connector import TierStats
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+ON = "on"
+"""The state of a part that works. Any other state is the reason why it is off."""
+
+
+@dataclass(slots=True)
+class StepCounters:
+    """Steps since start."""
+
+    forward_passes: int = counter("Steps in which the model ran.", unit="steps")
+
+
+@dataclass(slots=True)
+class BitmaskCounters:
+    """Bitmasks since start, of every structured-output backend."""
+
+    masked_steps: int = timer_count(
+        "Time that a step with structured requests waits for their bitmasks, of any backend.",
+        metric="mask_seconds",
+    )
+    mask_s: float = timer_sum("Total time spent waiting for bitmasks.", metric="mask_seconds")
+
+
+@dataclass(slots=True)
+class SelectCounters:
+    """Scored requests since start."""
+
+    scored_requests: int = counter("Prompt scores that read a cached prefix.", unit="requests")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The report of one engine, or the merged report of several.
+
+    Attributes:
+        parts: for each part `ON`, or why it is off.
+
+    All other fields are counters, None for a part that is off. `SECTIONS` says where they are in
+    the JSON.
+    """
+
+    version: str = ""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    steps: StepCounters | None = None
+    radix: RadixCounters | None = None
+    evictions: EvictionCounters | None = None
+    cache: RadixGauges | None = None
+    tiers: TierStats | None = None
+    schedule: OrderCounters | None = None
+    fsm: BackendCounters | None = None
+    structured_output: BitmaskCounters | None = None
+    jump_forward: JumpCounters | None = None
+    select: SelectCounters | None = None
+
+    def sections(self) -> Iterator[tuple[str, DataclassInstance]]:
+        """The counters of the parts that are on, with their key in the JSON."""
+        for name, key in SECTIONS.items():
+            if (counters := getattr(self, name)) is not None:
+                yield key, counters
+
+    def to_json(self) -> dict[str, Any]:
+        """The body of `/v1/sgl/stats`. A part that is off has an empty object."""
+        body: dict[str, Any] = {"version": self.version, "parts": dict(self.parts)}
+        for key in SECTIONS.values():
+            if key:
+                body[key] = {}
+        for key, counters in self.sections():
+            values = {one.key: getattr(counters, one.key) for one in declarations(counters)}
+            (body[key] if key else body).update(values)
+        return body
+
+
+_FLATTENED = {"steps": "", "evictions": "radix", "cache": "radix"}
+
+SECTIONS: Mapping[str, str] = {
+    one.name: _FLATTENED.get(one.name, one.name)
+    for one in fields(EngineStats)
+    if one.name not in ("version", "parts")
+}
+"""The key in the JSON for each field of `EngineStats` that holds counters. With an empty key its
+numbers are at the top of the JSON."""
+
+
+def merge_stats(engines: Sequence[EngineStats]) -> EngineStats:
+    """The reports of all engines of a server as one. A part that is off in one engine is off."""
+    parts: dict[str, str] = {}
+    for engine in engines:
+        for part, state in engine.parts.items():
+            if parts.get(part, ON) == ON:
+                parts[part] = state
+    merged = {}
+    for name in SECTIONS:
+        reported = [one for engine in engines if (one := getattr(engine, name)) is not None]
+        if reported:
+            merged[name] = merge(reported)
+    version = next((engine.version for engine in engines if engine.version), "")
+    return EngineStats(version, parts, **merged)
+
+
+def declared_counters() -> Iterator[tuple[str, Declaration]]:
+    """Every counter that an engine can report, with the key of its section in the JSON."""
+    types = typing.get_type_hints(EngineStats)
+    for name, key in SECTIONS.items():
+        (counters,) = (one for one in typing.get_args(types[name]) if one is not type(None))
+        for declared in declarations(counters):
+            yield key, declared

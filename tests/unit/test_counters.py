@@ -1,0 +1,46 @@
+"""Counters: what a declaration says, and how the numbers of several engines become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sgl_vllm.counters import Kind, counter, declarations, gauge, merge, timer_count, timer_sum
+
+
+@dataclass(slots=True)
+class Example:
+    served: int = counter("Requests served.", unit="requests")
+    errors: int = counter("Errors.", unit="errors", metric="serve_errors", old_metric="failures")
+    waiting: int = gauge("Requests that wait.", unit="requests")
+    num_timed: int = timer_count("Serving a request.", metric="serve_seconds")
+    timed_s: float = timer_sum("Total.", metric="serve_seconds")
+    by_disk: int = counter("From disk.", unit="tokens", metric="read", labels={"tier": "disk"})
+    internal: int = counter("Not exported.", unit="times", metric=None)
+    block_size: int = 16
+
+
+def test_a_field_starts_at_zero_and_counts_like_any_attribute() -> None:
+    example = Example()
+    example.served += 2
+    assert (example.served, example.errors, example.timed_s) == (2, 0, 0.0)
+
+
+def test_a_declaration_has_all_that_is_shown() -> None:
+    by_key = {declared.key: declared for declared in declarations(Example)}
+    assert list(by_key) == list(Example.__slots__)
+    assert by_key["served"].metric == "served" and by_key["served"].help == "Requests served."
+    assert (by_key["errors"].metric, by_key["errors"].old_metric) == ("serve_errors", "failures")
+    assert by_key["by_disk"].labels == (("tier", "disk"),)
+    assert by_key["internal"].metric is None
+    assert by_key["timed_s"].kind.metric_type == by_key["num_timed"].kind.metric_type == "summary"
+
+
+def test_a_field_without_a_declaration_is_a_constant() -> None:
+    *_, last = declarations(Example)
+    assert (last.key, last.kind, last.metric) == ("block_size", Kind.INFO, None)
+
+
+def test_engines_are_added_up_but_for_constants() -> None:
+    merged = merge([Example(served=1, waiting=2, timed_s=0.5), Example(served=10, block_size=32)])
+    assert (merged.served, merged.waiting, merged.timed_s) == (11, 2, 0.5)
+    assert merged.block_size == 16
