@@ -144,6 +144,9 @@ class Tiers:
         else:
             self._loads_in_pass = True
         if is_first:
+            if not hasattr(self._connector, "get_external_cache_hit_sources"):  # vLLM 0.31
+                counters.other_tier_hit_tokens += num_external
+                return
             sources = self._connector.get_external_cache_hit_sources(request, num_external)
             for tier, num_tokens in sources.items():
                 name = _COUNTED_AS.get(tier.value, "other_tier_hit_tokens")

@@ -1,102 +1,119 @@
-"""Every private contact with vLLM that the parts rely on, and whether the installed one has it.
+"""Which parts of the plugin the installed vLLM can carry.
 
-Owns names and signatures only, as text, so that a change in vLLM switches a part off with a clear
-reason instead of failing in the middle of a request. Imports vLLM when asked.
+Derived from the stubs: whatever a part calls, overrides or reads must be in vLLM's source, with the
+parameters that we use. Neither side is imported. The first question costs about 0.4 s of CPU time
+for all parts together (0.05 s for the stubs, the rest to parse vLLM's files); later ones cost
+nothing. How vLLM calls *us* takes longer to check and is left to `contact.py`.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from typing import Any
+import ast
+import functools
+
+from sgl_vllm.vllm_api.signatures import differences, signature_of
+from sgl_vllm.vllm_api.stub_entries import Entry, Kind, read_entries
+from sgl_vllm.vllm_api.vllm_source import SourceClass, VllmSource, installed_source
 
 PARTS = ("radix", "schedule", "fsm", "jump_forward", "select")
+"""What `doctor` and the server report on."""
 
-_MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
-_POOL = "vllm.v1.core.block_pool:BlockPool"
-_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
-_GRAMMAR = "vllm.v1.structured_output.backend_xgrammar:XgrammarGrammar"
-_MASKS = "vllm.v1.structured_output"
-_RANKS = "vllm.v1.engine.core_client:DPLBAsyncMPClient"
-_QUEUE = "vllm.v1.core.sched.request_queue:RequestQueue"
-
-_HOOKS: dict[str, tuple[str, ...]] = {
-    "radix": (
-        f"{_MANAGER}.get_computed_blocks(request)",
-        f"{_MANAGER}.allocate_slots"
-        "(request, num_new_tokens, num_new_computed_tokens, num_external_computed_tokens)",
-        f"{_MANAGER}.free(request)",
-        f"{_MANAGER}.pop_blocks_for_free(request)",
-        f"{_MANAGER}.new_step_starts",
-        f"{_MANAGER}.reset_prefix_cache",
-        f"{_MANAGER}.prefix_cache_lookup_enabled(request)",
-        f"{_MANAGER}.record_prefix_cache_stats(request, num_hits)",
-        f"{_MANAGER}.take_kv_cache_block_copies",
-        f"{_POOL}.cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks)",
-        f"{_POOL}.get_new_blocks(num_blocks)",
-        f"{_POOL}.touch(blocks)",
-        f"{_POOL}.free_blocks(ordered_blocks)",
-        f"{_POOL}.unpin_blocks(blocks, on_reuse)",
-        f"{_POOL}.reset_prefix_cache",
-        f"{_POOL}._maybe_evict_cached_block(block)",
-        f"{_POOL}._emit_block_removed_events(block_hashes)",
-        f"{_POOL}._remove_cached_block_hashes(block)",
-        "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.remove(block)",
-        "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n(blocks)",
-    ),
-    "schedule": (
-        f"{_SCHEDULER}.schedule",
-        f"{_QUEUE}.add_request(request)",
-        f"{_QUEUE}.peek_request",
-        f"{_QUEUE}.pop_request",
-        f"{_QUEUE}.prepend_request(request)",
-        f"{_QUEUE}.prepend_requests(requests)",
-        f"{_QUEUE}.remove_requests(requests)",
-    ),
-    "fsm": (
-        f"{_MASKS}:StructuredOutputManager.grammar_init(request)",
-        f"{_MASKS}.backend_types:StructuredOutputBackend.compile_grammar"
-        "(request_type, grammar_spec, stop_token_ids)",
-        f"{_MASKS}.backend_types:StructuredOutputBackend.allocate_token_bitmask(max_num_seqs)",
-        f"{_MASKS}.backend_types:StructuredOutputGrammar.fill_bitmask(bitmask, batch_index)",
-        f"{_MASKS}.backend_guidance:process_for_additional_properties",
-        f"{_MASKS}.backend_xgrammar:has_xgrammar_unsupported_json_features",
-    ),
-    "jump_forward": (
-        f"{_SCHEDULER}.update_from_output",
-        f"{_SCHEDULER}._enqueue_waiting_request(request)",
-        f"{_SCHEDULER}._holds_kv_blocks",
-        f"{_SCHEDULER}._free_request(request)",
-        f"{_SCHEDULER}._free_request_blocks(request)",
-        "vllm.v1.core.sched.utils:check_stop(request, max_model_len)",
-        f"{_GRAMMAR}.accept_tokens(tokens)",
-        f"{_GRAMMAR}.validate_tokens(tokens)",
-        f"{_GRAMMAR}.rollback(num_tokens)",
-    ),
-    "select": (f"{_SCHEDULER}.add_request(request)", f"{_SCHEDULER}.update_from_output"),
-    "rank_routing": (
-        f"{_RANKS}.get_core_engine_for_request(request)",
-        f"{_RANKS}.process_engine_outputs(outputs)",
-    ),
-}
-"""By part, or by option that has its own, as `module:path`, with the parameters it must have in
-parentheses."""
+OPTIONAL_PARTS = (
+    "rank_routing",
+    "prefix_attention",
+    "radix_slot_copy",
+    "tiers",
+    "traces",
+    "routes",
+    "kv_events",
+    "engine_backend",
+)
+"""What else needs vLLM: the names of options, and of what runs outside the scheduler."""
 
 
 def missing_hooks(part: str) -> list[str]:
-    """What a part, or `rank_routing`, needs and this vLLM has not, as `path(parameters)`."""
-    return [hook.partition(":")[2] for hook in _HOOKS[part] if not _has_hook(hook)]
+    """What a part needs of the installed vLLM and does not find, such as `BlockPool.touch`."""
+    source = installed_source()
+    return [] if source is None else missing_in(source, part)
 
 
-def _has_hook(hook: str) -> bool:
-    module_name, _, rest = hook.partition(":")
-    path, _, parameters = rest.rstrip(")").partition("(")
-    try:
-        thing: Any = importlib.import_module(module_name)
-        for name in path.split("."):
-            thing = getattr(thing, name)
-        return not parameters or set(parameters.split(", ")) <= set(
-            inspect.signature(thing).parameters
-        )
-    except (ImportError, AttributeError):
-        return False
+@functools.cache
+def _entries() -> tuple[Entry, ...]:
+    return tuple(read_entries())
+
+
+def missing_in(source: VllmSource, part: str) -> list[str]:
+    """The same for any source tree."""
+    return [
+        f"{entry.path}{f' ({problem})' if problem != MISSING else ''}"
+        for entry in _entries()
+        if (not entry.parts or part in entry.parts)
+        and (problem := problem_of(entry, source)) is not None
+    ]
+
+
+MISSING = "missing"
+
+
+def problem_of(entry: Entry, source: VllmSource) -> str | None:
+    """Why vLLM does not have an entry of the stubs as it is written there; None if it does."""
+    needed = entry.for_release(source.release)
+    if needed is None:
+        return None
+    if not needed.owner:
+        return _problem_at_top_level(needed, source)
+    owner = source.find_class(needed.module, needed.owner)
+    if owner is None:
+        return None  # reported once, for the class
+    return _problem_of_member(needed, owner, source)
+
+
+def _problem_at_top_level(entry: Entry, source: VllmSource) -> str | None:
+    found = source.find(entry.module, entry.name)
+    if found is None:
+        return None if source.module(f"{entry.module}.{entry.name}") else MISSING
+    _, definition = found
+    if entry.kind is Kind.CLASS:
+        return _problem_of_class(entry, source)
+    if entry.kind is Kind.FUNCTION:
+        if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+            return "not a function"
+        assert entry.signature is not None
+        actual = signature_of(definition, is_method=False)
+        return "; ".join(differences(entry.signature, actual)) or None
+    return None
+
+
+def _problem_of_class(entry: Entry, source: VllmSource) -> str | None:
+    owner = source.find_class(entry.module, entry.name)
+    if owner is None:
+        return "not a class"
+    if any(one.is_abstract for one in _members_of(entry)):
+        known = {one.name for one in _members_of(entry)}
+        if unknown := sorted(source.abstract_methods(owner) - known):
+            return f"also requires {', '.join(unknown)}"
+    names = {one.name for one in source.ancestry(owner)}
+    of_vllm = {one.name for one in _entries() if one.kind is Kind.CLASS}
+    missing = [base for base in entry.bases if base in of_vllm and base not in names]
+    return f"does not derive from {', '.join(missing)}" if missing else None
+
+
+def _members_of(owner: Entry) -> list[Entry]:
+    return [one for one in _entries() if one.owner == owner.path and one.module == owner.module]
+
+
+def _problem_of_member(entry: Entry, owner: SourceClass, source: VllmSource) -> str | None:
+    member = source.member(owner, entry.name)
+    if member is None:
+        if entry.name != "__init__" or entry.signature is None:
+            return MISSING
+        # A dataclass or the like: the parameters are its fields.
+        missing = [one.name for one in entry.signature if not source.member(owner, one.name)]
+        return f"no field {', '.join(missing)}" if missing else None
+    if entry.kind is not Kind.FUNCTION:
+        is_method = member.signature is not None and member.signature.kind != "property"
+        return "a method, not an attribute" if is_method else None
+    if member.signature is None:
+        return "an attribute, not a method"
+    assert entry.signature is not None
+    return "; ".join(differences(entry.signature, member.signature)) or None

@@ -20,7 +20,9 @@ from sgl_vllm import plugin
 from sgl_vllm.config import OptionError
 from sgl_vllm.kernels import attention_backend
 from sgl_vllm.plugin import ActivationError, _allow_in_environment, probe_parts, register
+from sgl_vllm.vllm_api import probe
 from tests.engine.engine import MODEL, Ask
+from tests.vllm_copies import Edit, copy_of_vllm
 
 
 def parse(*words: str) -> EngineArgs:
@@ -162,8 +164,9 @@ def test_an_unsupported_vllm_is_refused_by_name(monkeypatch):
         parse("--plugin", "sgl_vllm").create_engine_config()
 
 
-def test_a_part_whose_hook_is_missing_stays_off_and_says_which(start, monkeypatch):
-    monkeypatch.delattr("vllm.v1.core.block_pool.BlockPool.unpin_blocks")
+def test_a_part_whose_hook_is_missing_stays_off_and_says_which(start, monkeypatch, tmp_path):
+    edit = Edit("v1/core/block_pool.py", "def unpin_blocks(", "def release_blocks(")
+    monkeypatch.setattr(probe, "installed_source", lambda: copy_of_vllm(tmp_path, edit))
     (radix,) = [part for part in probe_parts() if not part.on]
     assert radix.name == "radix" and "BlockPool.unpin_blocks" in radix.reason
     parts = start(plugin={}).scheduler.sgl_vllm.stats().parts

@@ -1,8 +1,9 @@
 # [routes]
 from typing import TypedDict
 
-class EngineInput(TypedDict): ...  # [routes]
-class TokensInput(EngineInput): ...
+class TokensInput(TypedDict): ...
+
+EngineInput = TokensInput
 
 class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]

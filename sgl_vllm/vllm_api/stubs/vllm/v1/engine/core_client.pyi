@@ -8,7 +8,7 @@ class AsyncMPClient:
     core_engines: list[bytes]
 
     async def call_utility_async(self, method: str, *args: Any) -> Any: ...  # [routes]
-    async def call_utility_all_async(  # [routes]
+    async def call_utility_all_async(  # [routes] since 0.32
         self, method: str, *args: Any
     ) -> list[Any]: ...
 

@@ -7,7 +7,7 @@ from vllm.v1.worker.gpu.buffer_utils import UvaBackedTensor
 class BlockTables:
     input_block_tables: list[torch.Tensor]
     num_blocks: UvaBackedTensor
-    redirect_writes_to_null_block: bool
+    redirect_writes_to_null_block: bool  # since 0.32
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     def append_block_ids(
