@@ -41,7 +41,7 @@ from sgl_vllm.lang.backends.engine_requests import (
     usage_of,
 )
 from sgl_vllm.lang.backends.on_vllm import OnVLLM, with_report
-from sgl_vllm.lang.backends.service import Once
+from sgl_vllm.lang.backends.once import Once
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.protocol.request_keys import REPORT, SCORE_FROM
