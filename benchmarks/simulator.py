@@ -461,7 +461,7 @@ class Simulation:
         num_free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         if num_free != self._num_usable_blocks:
             raise SimulationError(f"{num_free} of {self._num_usable_blocks} blocks are free")
-        radix = getattr(scheduler, "_radix", None)
+        radix = scheduler.parts.radix if isinstance(scheduler, SglSchedulerMixin) else None
         if radix is not None:
             if radix.tree is None:
                 raise SimulationError("the radix tree was switched off by an error: see the log")

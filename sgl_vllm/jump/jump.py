@@ -50,6 +50,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from sgl_vllm.counters import counter
 from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens
+from sgl_vllm.jump import part
 from sgl_vllm.jump.forced_logprobs import joined, rows_of_forced
 from sgl_vllm.jump.report import ForcedReports
 from sgl_vllm.jump.unique import UniqueTokens
@@ -120,32 +121,7 @@ class JumpForward:
         self.counters = JumpCounters()
 
     def may_jump(self, request: Request) -> bool:
-        """Whether a jump leaves what `request` gets exactly as it would be without.
-
-        On the V1 runner a resumed request's earlier output counts as prompt, so what looks at the
-        output alone (two of the penalties, bad words) keeps a request decoding token by token. So
-        does what changes which token is picked among the legal ones, and a seed: each sampled
-        token takes numbers from its generator, and forced ones would not.
-        """
-        params = request.sampling_params
-        if params is None or not request.use_structured_output:
-            return False
-        return not (
-            request.mm_features
-            or request.resumable
-            or request.prompt_token_ids is None
-            or request.prompt_embeds is not None
-            or (params.num_logprobs is not None and not self._has_logprobs)
-            or params.logprobs == -1
-            or params.logprob_token_ids
-            or params.prompt_logprobs is not None
-            or params.presence_penalty
-            or params.frequency_penalty
-            or params.bad_words
-            or params.logit_bias
-            or params.allowed_token_ids
-            or (params.seed is not None and params.temperature > 0)
-        )
+        return part.may_jump(request, has_logprobs=self._has_logprobs)
 
     # -- before the first pass ----------------------------------------------------------------
 

@@ -155,22 +155,6 @@ def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
     return None
 
 
-def missing_attributes(manager: KVCacheManager) -> list[str]:
-    """What the tree needs of vLLM's live objects and does not find there."""
-    single = manager.coordinator.single_type_managers[0]
-    needed = (
-        (manager, ("block_pool", "enable_caching", "max_model_len", "watermark_blocks")),
-        (manager.block_pool, ("blocks", "free_block_queue", "num_gpu_blocks", "metrics_collector")),
-        (single, ("block_size", "req_to_blocks", "num_cached_block")),
-    )
-    return [
-        f"{type(owner).__name__}.{name}"
-        for owner, names in needed
-        for name in names
-        if not hasattr(owner, name)
-    ]
-
-
 class RadixKVCacheManager(KVCacheManager):
     """Added to a live manager by `adopt`."""
 
@@ -225,6 +209,11 @@ class RadixKVCacheManager(KVCacheManager):
     def tree(self) -> RadixTree | None:
         """None once an error has switched it off."""
         return self.pool.tree
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error has switched the tree off."""
+        return self.tree is None
 
     def block_hasher(self, stock: BlockHasher) -> BlockHasher:
         """What hashes the blocks of new requests in place of vLLM's `stock` hasher."""

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
+from sgl_vllm.config import Options
 from sgl_vllm.radix import slot_copies
 from sgl_vllm.radix.block_hashes import BlockHasher
-from sgl_vllm.scheduler.stats import EngineStats
+from sgl_vllm.scheduler.assembly import Parts
+from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters
 from sgl_vllm.version import __version__
 
 if TYPE_CHECKING:
-    from sgl_vllm.scheduler.scheduler import SglSchedulerMixin
+    from vllm.config import VllmConfig
 
 logger = init_logger("vllm.sgl_vllm")
 
@@ -56,34 +58,45 @@ class EngineControl:
     Every answer can be sent as MessagePack: dataclasses, mappings, lists, numbers and text.
     """
 
-    def __init__(self, scheduler: SglSchedulerMixin) -> None:
-        self._scheduler = scheduler
+    def __init__(
+        self,
+        parts: Parts,
+        options: Options,
+        vllm_config: VllmConfig,
+        steps: StepCounters,
+        bitmasks: BitmaskCounters,
+    ) -> None:
+        self._parts = parts
+        self._options = options
+        self._vllm_config = vllm_config
+        self._steps = steps
+        self._bitmasks = bitmasks
 
     def stats(self) -> EngineStats:
         """Counters of every part. Numbers and reasons only, no text of prompts."""
-        scheduler = self._scheduler
-        radix, queue, jump = scheduler._radix, scheduler._queue, scheduler._jump
+        parts = self._parts
+        radix = parts.radix
         return EngineStats(
             version=__version__,
-            parts=scheduler.part_states(),
-            steps=copy.copy(scheduler._steps),
+            parts=parts.states(),
+            steps=copy.copy(self._steps),
             radix=copy.copy(radix.counters) if radix is not None else None,
             evictions=copy.copy(radix.pool.counters) if radix is not None else None,
             cache=radix.gauges if radix is not None else None,
-            tiers=scheduler._tiers.stats() if scheduler._tiers is not None else None,
-            schedule=copy.copy(queue.counters) if queue is not None else None,
-            fsm=copy.copy(scheduler._grammars.counters) if scheduler._grammars else None,
-            structured_output=copy.copy(scheduler._bitmasks),
-            jump_forward=copy.copy(jump.counters) if jump is not None else None,
-            select=copy.copy(scheduler._select_counters),
+            tiers=parts.tiers.stats() if parts.tiers is not None else None,
+            schedule=copy.copy(parts.queue.counters) if parts.queue is not None else None,
+            fsm=parts.grammars.counters if parts.grammars is not None else None,
+            structured_output=copy.copy(self._bitmasks),
+            jump_forward=copy.copy(parts.jump.counters) if parts.jump is not None else None,
+            select=copy.copy(parts.select.counters) if parts.select is not None else None,
         )
 
     def tree(self, max_nodes: int = 1000, max_text_tokens: int = 128) -> dict[str, Any]:
         """The shape of the radix tree; empty if it is off."""
-        radix = self._scheduler._radix
+        radix = self._parts.radix
         if radix is None:
             return {}
-        show_text = self._scheduler._options.tree_text
+        show_text = self._options.tree_text
         snapshot = radix.snapshot(max_nodes, max_text_tokens if show_text else 0)
         return snapshot.to_json() if snapshot is not None else {}
 
@@ -95,9 +108,9 @@ class EngineControl:
         lora_path: str | None = None,
     ) -> PinAnswer:
         """Pin the longest cached prefix of `token_ids`."""
-        radix = self._scheduler._radix
+        radix = self._parts.radix
         if radix is None:
-            return PinAnswer(error=f"the radix tree is off: {self._scheduler._off['radix']}")
+            return PinAnswer(error=f"the radix tree is off: {self._parts.off['radix']}")
         adapter = (lora_name, lora_path or "") if lora_name else None
         try:
             pin_id, pin = radix.pin(token_ids, cache_salt, adapter)
@@ -107,12 +120,12 @@ class EngineControl:
 
     def unpin(self, pin_id: str) -> bool:
         """Let a pinned prefix be evicted again. Returns whether there was such a pin."""
-        radix = self._scheduler._radix
+        radix = self._parts.radix
         return radix is not None and radix.unpin(pin_id)
 
     def pins(self) -> list[ListedPin]:
         now = time.monotonic()
-        radix = self._scheduler._radix
+        radix = self._parts.radix
         return [
             ListedPin(pin_id, pin.num_tokens, len(pin.blocks), round(now - pin.since, 3))
             for pin_id, pin in (radix.pins() if radix is not None else {}).items()
@@ -122,16 +135,16 @@ class EngineControl:
 
     def prepare_workers(self, collective_rpc: Callable[..., list[str | None]]) -> None:
         """Turn on `radix_slot_copy` in the workers. To be called when their KV caches exist."""
-        radix = self._scheduler._radix
-        if radix is None or not self._scheduler._options.radix_slot_copy:
+        radix = self._parts.radix
+        if radix is None or not self._options.radix_slot_copy:
             return
         reasons: Collection[str | None] = ["it needs a GPU"]
-        if self._scheduler.vllm_config.device_config.device_type == "cuda":
+        if self._vllm_config.device_config.device_type == "cuda":
             reasons = collective_rpc(slot_copies.use_in_worker, args=(radix.block_size,))
         for reason in {*reasons} - {None}:
             logger.warning("sgl-vllm: radix_slot_copy has no effect: %s", reason)
 
     def block_hasher(self, stock: BlockHasher | None) -> BlockHasher | None:
         """What hashes the blocks of new requests instead of vLLM's `stock` hasher."""
-        radix = self._scheduler._radix
+        radix = self._parts.radix
         return stock if stock is None or radix is None else radix.block_hasher(stock)

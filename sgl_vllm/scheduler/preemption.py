@@ -7,13 +7,30 @@ run. So the one that holds the fewest blocks alone has the least to compute agai
 
 from __future__ import annotations
 
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from sgl_vllm.part import EngineView
 from sgl_vllm.radix.manager import RadixKVCacheManager
 
 MAX_PREEMPTIONS = 2
 """Who was preempted so often is spared, so that everybody gets to an end."""
+
+
+def why_off(engine: EngineView) -> str | None:
+    """Why vLLM's choice stays in this engine; None if it can be replaced."""
+    scheduler = engine.scheduler
+    for part in ("schedule", "radix"):
+        if part in engine.off:
+            return f"{part} is off ({engine.off[part]})"
+    if scheduler.policy != SchedulingPolicy.FCFS:
+        return f"the scheduling policy {scheduler.policy.value!r} decides what is preempted"
+    if scheduler.connector is not None:
+        return "a KV connector is in use"
+    if scheduler.use_pp:
+        return "pipeline parallelism keeps several steps in flight"
+    return None
 
 
 class CheapestVictim:

@@ -24,6 +24,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.counters import counter
+from sgl_vllm.part import EngineView, Part
 from sgl_vllm.protocol.hints import hints_in
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.node import NO_MATCH, Match, Node
@@ -35,6 +36,14 @@ from sgl_vllm.scheduler.traces import RequestTraces
 logger = init_logger("vllm.sgl_vllm.schedule")
 
 Result = TypeVar("Result")
+
+
+def _unsupported(engine: EngineView) -> str | None:
+    is_caching = engine.vllm_config.cache_config.enable_prefix_caching
+    return None if is_caching else "prefix caching is off (--no-enable-prefix-caching)"
+
+
+PART = Part("schedule", _unsupported)
 
 MAX_SCORED = 64
 """So many requests are matched in one step at most: 5 us each, and 16 ns per token of a new one."""

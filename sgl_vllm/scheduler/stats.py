@@ -17,6 +17,7 @@ from sgl_vllm.jump.jump import JumpCounters
 from sgl_vllm.radix.manager import RadixCounters, RadixGauges
 from sgl_vllm.radix.pool import EvictionCounters
 from sgl_vllm.scheduler.queue import OrderCounters
+from sgl_vllm.scheduler.select import SelectCounters
 from sgl_vllm.tiers.connector import TierStats
 
 if TYPE_CHECKING:
@@ -42,13 +43,6 @@ class BitmaskCounters:
         metric="mask_seconds",
     )
     mask_s: float = timer_sum("Total time spent waiting for bitmasks.", metric="mask_seconds")
-
-
-@dataclass(slots=True)
-class SelectCounters:
-    """Scored requests since start."""
-
-    scored_requests: int = counter("Prompt scores that read a cached prefix.", unit="requests")
 
 
 @dataclass(frozen=True, slots=True)

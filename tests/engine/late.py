@@ -423,7 +423,7 @@ class LateCore(EngineCore):
         assert not scheduler.waiting and not scheduler.kv_holding_waiting
         pool = scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == self._num_usable_blocks
-        assert scheduler._radix is None or scheduler._radix.tree is not None
-        if scheduler._radix is not None:
-            scheduler._radix.pool.check_invariants()
+        assert scheduler.parts.radix is None or scheduler.parts.radix.tree is not None
+        if scheduler.parts.radix is not None:
+            scheduler.parts.radix.pool.check_invariants()
         assert not self.runner.rows

@@ -138,7 +138,7 @@ class Machine:
         assert not scheduler.requests and not scheduler.running and not len(scheduler.waiting)
         pool = scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == self._num_usable_blocks
-        radix = scheduler._radix
+        radix = scheduler.parts.radix
         if radix is not None:
             radix.pool.check_invariants()
             assert len(radix.tree.watchers) == 0

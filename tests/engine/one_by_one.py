@@ -83,4 +83,6 @@ class OneByOne(JumpForward):
 
 def decode_one_by_one(engine: Any) -> None:
     """From now on `engine` narrows masks instead of jumping."""
-    engine.scheduler._jump = OneByOne(engine.scheduler, "canonical", engine.scheduler._reports)
+    engine.scheduler.parts.jump = OneByOne(
+        engine.scheduler, "canonical", engine.scheduler.parts.reports
+    )

@@ -28,7 +28,7 @@ SMALL = {"num_gpu_blocks_override": 24, "max_model_len": 512}
 
 def in_tree(engine: Engine, prompt: list[int]) -> int:
     """How much of it is cached, without using it."""
-    return engine.scheduler._radix.tree.match_prefix(CacheNamespace(), pack(prompt)).num_tokens
+    return engine.scheduler.parts.radix.tree.match_prefix(CacheNamespace(), pack(prompt)).num_tokens
 
 
 def answer(engine: Engine, prompt: list[int], max_tokens: int = 1) -> list[int]:
@@ -136,10 +136,10 @@ def test_a_pin_moves_to_the_longer_copy_that_replaces_its_last_block(engine):
     prompt = words(100)
     answer(engine, prompt)
     engine.scheduler.sgl_vllm.pin(prompt)
-    (before,) = engine.scheduler._radix.pins().values()
+    (before,) = engine.scheduler.parts.radix.pins().values()
     old_blocks = list(before.blocks)
     answer(engine, prompt + words(9, seed=1))
-    (after,) = engine.scheduler._radix.pins().values()
+    (after,) = engine.scheduler.parts.radix.pins().values()
     assert after.blocks[:3] == old_blocks[:3] and after.blocks[3] is not old_blocks[3]
     assert old_blocks[3].ref_cnt == 0
     flood(engine)
@@ -358,7 +358,7 @@ def test_embedded_prompts_are_shared_by_their_contents(cache):
 
 def test_streaming_sessions_leave_and_find_nothing(cache, engine):
     cache.leave(words(100), resumable=True)
-    assert engine.scheduler._radix.tree.num_tokens == 0
+    assert engine.scheduler.parts.radix.tree.num_tokens == 0
     cache.leave(words(100))
     assert cache.find(words(100), resumable=True) == 0
 
@@ -377,9 +377,9 @@ def test_a_streaming_session_goes_on_from_what_it_computed(engine):
         return tokens
 
     answers = [turn(first), turn(second)]
-    assert engine.scheduler._radix.tree.num_tokens == 0
+    assert engine.scheduler.parts.radix.tree.num_tokens == 0
     engine.scheduler.finish_requests("session", RequestStatus.FINISHED_ABORTED)
-    assert engine.scheduler._radix.tree.num_tokens == 0
+    assert engine.scheduler.parts.radix.tree.num_tokens == 0
     assert answers[0] == answer(engine, first, 5)
     assert answers[1] == answer(engine, first + answers[0][:4] + second, 5)
 
@@ -388,9 +388,9 @@ def test_blocks_whose_release_is_deferred_are_cached_but_not_evictable(cache, en
     request = cache.compute(words(100))
     blocks = cache.manager.pop_blocks_for_free(request)
     assert cache.find(words(100)) == 99
-    assert engine.scheduler._radix.tree.num_protected_blocks == 4
+    assert engine.scheduler.parts.radix.tree.num_protected_blocks == 4
     cache.manager.block_pool.free_blocks(reversed(blocks))
-    assert engine.scheduler._radix.tree.num_evictable_blocks == 4
+    assert engine.scheduler.parts.radix.tree.num_evictable_blocks == 4
     engine.check_nothing_is_left()
 
 
@@ -523,6 +523,6 @@ def test_a_model_the_tree_does_not_support_runs_on_vllms_own_cache(
     monkeypatch.setattr(scheduler.logger, "warning", lambda *args: warnings.append(args))
     engine, results = run({})
     assert reason in engine.scheduler._parts()["radix"]
-    assert engine.scheduler._radix is None
+    assert engine.scheduler.parts.radix is None
     assert len(warnings) == 1 and "radix off (the model" in warnings[0][-1]
     assert results == run(None)[1]

@@ -99,12 +99,12 @@ def test_a_partial_tail_gives_way_to_a_load_that_goes_further(engine, load_steps
     prompt = words(200)
     expected = answer(engine, prompt)
     engine.run([Ask(prompt[:80], greedy(1))])
-    hits = engine.scheduler._radix.counters.hit_tokens
+    hits = engine.scheduler.parts.radix.counters.hit_tokens
     behave(load_steps=load_steps)
     (result,) = engine.run([Ask(prompt, greedy(4))])
     assert tokens_of(result) == expected
     assert result.num_cached_tokens == 192
-    assert engine.scheduler._radix.counters.hit_tokens == hits + 64
+    assert engine.scheduler.parts.radix.counters.hit_tokens == hits + 64
 
 
 def test_nothing_is_loaded_where_the_tree_has_as_much(engine):
@@ -114,12 +114,12 @@ def test_nothing_is_loaded_where_the_tree_has_as_much(engine):
     engine.run([Ask(prompt, greedy(1))])
     (result,) = engine.run([Ask(prompt + words(15, seed=1), greedy(1))])
     assert result.num_cached_tokens == 110
-    assert engine.scheduler._radix.counters.partial_block_hits
+    assert engine.scheduler.parts.radix.counters.partial_block_hits
 
 
 def test_jump_forward_is_off_beside_a_connector(engine):
     """A jumped request comes to the runner as new a second time."""
-    assert engine.scheduler._jump is None
+    assert engine.scheduler.parts.jump is None
     assert "KV connector" in engine.scheduler.sgl_vllm.stats().parts["jump_forward"]
 
 

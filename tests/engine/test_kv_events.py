@@ -69,7 +69,7 @@ def router(engine, monkeypatch) -> Router:
 
 def check(engine: Engine, router: Router) -> None:
     """At idle: the router knows every whole block of the tree, and nothing else."""
-    pool = engine.scheduler._radix.pool
+    pool = engine.scheduler.parts.radix.pool
     pool.check_invariants()
     for event in engine.scheduler.kv_cache_manager.take_events():
         router.apply(event)
@@ -99,7 +99,7 @@ def test_a_prefix_router_knows_what_a_prompt_has_cached(engine, router, salt):
     prefixes = PrefixRouter(block_size=BLOCK)
     prefixes.add_worker("engine", has_events=True)
     router.listeners.append(lambda event: prefixes.apply_events("engine", [event]))
-    tree = engine.scheduler._radix.pool.tree
+    tree = engine.scheduler.parts.radix.pool.tree
     rng = random.Random(0)
     beginnings = [words(rng.randrange(20, 250), seed=number) for number in range(5)]
     prompts = [
@@ -146,7 +146,7 @@ def test_a_second_copy_that_enters_the_tree_later_is_told_then(engine, router):
     run.add_request("flood", {"prompt_token_ids": words(500, seed=1)}, greedy())
     run.add_request("more", {"prompt_token_ids": words(90, seed=2)}, greedy())
     run.step()
-    pool = engine.scheduler._radix.pool
+    pool = engine.scheduler.parts.radix.pool
     assert pool.tree.match_prefix(CacheNamespace(), pack(twin)).num_tokens < 96
     while run.has_unfinished_requests():
         run.step()
@@ -217,7 +217,7 @@ def test_after_an_error_in_the_tree_vllms_own_cache_goes_on_telling(start, monke
     monkeypatch.setattr(RadixTree, "insert", broken)
     asks = [Ask(words(200), greedy(40)), Ask(words(200), greedy()), Ask(words(90, 1), greedy())]
     assert [engine.run([ask])[0].num_cached_tokens for ask in asks] == [100, 192, 0]
-    assert engine.scheduler._radix.tree is None
+    assert engine.scheduler.parts.radix.tree is None
     pool = engine.scheduler.kv_cache_manager.block_pool
     assert router.known == {
         maybe_convert_block_hash(get_block_hash(block.block_hash))

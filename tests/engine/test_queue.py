@@ -446,7 +446,7 @@ def crowd(cheapest: bool, seed: int, **scheduler_args) -> Machine:
 def test_the_cheapest_victim_costs_no_more_to_compute_again():
     newest, cheapest = (crowd(is_cheapest, seed=1) for is_cheapest in (False, True))
     assert newest.num_preemptions > 10, "the cache is too small for all"
-    assert cheapest.scheduler._victim.num_chosen > 5
+    assert cheapest.scheduler.parts.victim.num_chosen > 5
     assert cheapest.num_tokens_computed <= 1.03 * newest.num_tokens_computed
 
 
@@ -509,7 +509,7 @@ def test_an_error_in_the_tree_leaves_the_queue_serving():
         machine.add(prefix + words(40), 3, name=str(number))
         if number == 10:
             machine.step()
-            machine.scheduler._radix.pool.switch_off()
+            machine.scheduler.parts.radix.pool.switch_off()
     for _ in range(200):
         machine.step()
     assert len(machine.ended) == 20 and not machine.queue.failed

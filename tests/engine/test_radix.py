@@ -46,7 +46,7 @@ def test_a_longer_chat_keeps_one_copy_of_its_history(engine):
     for turn in range(6):
         answer = list(engine.run([Ask(history, greedy(5))])[0].outputs[0].token_ids)
         history = history + answer + words(7, seed=turn)
-    tree = engine.scheduler._radix.tree
+    tree = engine.scheduler.parts.radix.tree
     assert tree.num_blocks == -(-tree.num_tokens // 128)
 
 
@@ -108,7 +108,7 @@ def test_an_error_in_the_tree_switches_it_off_and_the_engine_goes_on(start, monk
     # The request that met the error leaves nothing; from then on vLLM's own cache is at work.
     ask = Ask(prompt, greedy())
     assert cached_tokens(engine, ask, ask, ask) == [0, 0, 96]
-    assert engine.scheduler._radix.tree is None
+    assert engine.scheduler.parts.radix.tree is None
     assert "switched off by errors" in engine.scheduler.sgl_vllm.stats().parts["radix"]
 
 

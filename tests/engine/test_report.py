@@ -58,10 +58,11 @@ def assert_within_constants(text: str, report: dict[str, Any], pattern: str = CA
 
 
 def test_what_is_reported_as_forced_stands_in_the_pattern(engine):
-    forced_before = engine.scheduler._jump.counters.forced_tokens
+    counters = engine.scheduler.parts.jump.counters
+    forced_before = counters.forced_tokens
     text, report = told(engine, card(engine))
     assert_within_constants(text, report)
-    assert report["forced_tokens"] == engine.scheduler._jump.counters.forced_tokens - forced_before
+    assert report["forced_tokens"] == counters.forced_tokens - forced_before
     # The model decides only what the pattern leaves open, and where two spellings meet.
     assert sum(map(len, pieces(text, report))) > 0.8 * sum(map(len, constants(text)))
 
@@ -123,7 +124,7 @@ def test_an_aborted_request_leaves_no_record(engine):
     llm.add_request("aborted", ask.as_prompt, ask.params)
     for _ in range(3):
         llm.step()
-    records = engine.scheduler._reports._records
+    records = engine.scheduler.parts.reports._records
     assert len(records) == 1
     llm.abort_request(["aborted"])
     told(engine, card(engine))
@@ -133,11 +134,11 @@ def test_an_aborted_request_leaves_no_record(engine):
 
 def test_exact_jumps_over_grammars_of_stock_are_reported_too(start):
     engine = start(plugin={"fsm": False, "jump_mode": "exact"})
-    before = engine.scheduler._jump.counters.forced_tokens
+    before = engine.scheduler.parts.jump.counters.forced_tokens
     pattern = "(é|è): ([0-9])"
     text, report = told(engine, card(engine, pattern))
     assert re.fullmatch(pattern, text)
-    assert report["forced_tokens"] == engine.scheduler._jump.counters.forced_tokens - before
+    assert report["forced_tokens"] == engine.scheduler.parts.jump.counters.forced_tokens - before
     assert all(0 <= start < end <= len(text.encode()) for start, end in report["forced_bytes"])
 
 

@@ -16,7 +16,9 @@ from benchmarks.simulator import KvMemory, Simulation
 from sgl_vllm.config import Options
 from sgl_vllm.radix.slot_copies import slots_to_copy, use_in_worker
 from sgl_vllm.scheduler import control as control_module
+from sgl_vllm.scheduler.assembly import Parts
 from sgl_vllm.scheduler.control import EngineControl
+from sgl_vllm.scheduler.stats import BitmaskCounters, StepCounters
 
 BLOCK_SIZE = 16
 
@@ -62,12 +64,15 @@ def test_every_pass_reads_what_was_computed_for_its_tokens(
 
 
 def control(device: str, radix: bool = True, asked_for: bool = True) -> EngineControl:
-    scheduler: Any = SimpleNamespace(
-        _radix=SimpleNamespace(block_size=BLOCK_SIZE) if radix else None,
-        _options=Options(radix_slot_copy=asked_for),
-        vllm_config=SimpleNamespace(device_config=SimpleNamespace(device_type=device)),
+    tree: Any = SimpleNamespace(block_size=BLOCK_SIZE)
+    config: Any = SimpleNamespace(device_config=SimpleNamespace(device_type=device))
+    return EngineControl(
+        Parts(off={}, radix=tree if radix else None),
+        Options(radix_slot_copy=asked_for),
+        config,
+        StepCounters(),
+        BitmaskCounters(),
     )
-    return EngineControl(scheduler)
 
 
 def test_workers_are_told_where_it_can_work_and_why_not_is_said_once(

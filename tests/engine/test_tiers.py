@@ -138,7 +138,7 @@ def test_random_requests_get_stocks_tokens(tiered, start, plugin):
     if plugin:
         assert found["disk_hit_tokens"] > 100 and found["host_hit_tokens"]
     assert found["partial_block_hits"] > 5
-    assert not engine.scheduler._tiers.failed
+    assert not engine.scheduler.parts.tiers.failed
 
 
 def block_hashes(engine: Engine, prompt: list[int]) -> list[bytes]:
@@ -239,7 +239,7 @@ def test_the_rule_is_measured_and_decides(tiered):
     assert measured.connector == "OffloadingConnector"
     assert measured.compute_token_s > 0 and measured.load_fixed_s is not None
     # From here on a load takes 0.1 s, as much as computing 100 tokens.
-    rule = engine.scheduler._tiers._rule
+    rule = engine.scheduler.parts.tiers._rule
     for num_tokens in (32, 64, 128, 256):
         for _ in range(KEPT):
             rule.loaded(num_tokens, 0.1)

@@ -1,33 +1,28 @@
-"""OpenAI's API, as all backends with that API use it: the client, requests and answers.
+"""What all backends with OpenAI's API share: the official client, its requests and its answers.
 
-Owns the names of sampling options, the form of prompts, and reading completions and chats, whole
-or in chunks. Which routes and options a service has is up to its backend.
+Owns the words of sampling options and prompts, and the reading of completions and chats in
+OpenAI's form, whole or in chunks. Which routes and options a service has is its backend's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sgl_vllm.lang.backends.base import (
     Generated,
-    Json,
     Prompt,
     TextPrompt,
     TokenLogprob,
     Usage,
     Watch,
 )
-from sgl_vllm.lang.backends.clients import ClientBackend
+from sgl_vllm.lang.backends.service import ClientBackend
 from sgl_vllm.lang.sampling import Sampling
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
 
 
 class OpenAIBackend(ClientBackend):
-    """A service with OpenAI's API at `base_url`, which usually ends in ``/v1``."""
+    """A service with OpenAI's API at `base_url`, which ends in ``/v1`` or the like."""
 
     def __init__(
         self, base_url: str, api_key: str | None, timeout_s: float, max_retries: int
@@ -38,33 +33,30 @@ class OpenAIBackend(ClientBackend):
         self.base_url = base_url.rstrip("/")
 
     def library(self) -> ModuleType:
-        import openai  # here, so that `import sgl_vllm` stays fast
+        import openai  # here: `import sgl_vllm` stays quick
 
         return openai
 
-    def new_client(self) -> AsyncOpenAI:
-        import openai
-
-        return openai.AsyncOpenAI(
+    def new_client(self) -> Any:
+        return self.library().AsyncOpenAI(
             base_url=self.base_url,
             api_key=self._api_key or "EMPTY",
             timeout=self.timeout_s,
             max_retries=self.max_retries,
         )
 
-    async def call_streamed(self, url: str, body: Json, watch: Watch) -> Json:
-        """One generation of one text, streamed to `watch`. Returns it in the form of an answer
-        that was not streamed."""
+    async def call_streamed(self, url: str, body: dict[str, Any], watch: Watch) -> dict[str, Any]:
+        """One generation of one text, streamed to `watch`, as the answer that is not streamed."""
         assembled = AssembledAnswer(chat="messages" in body)
         await self.drive(self.chunks(url, body), assembled, watch)
         return assembled.answer()
 
 
-# --- requests ------------------------------------------------------------------------------------
+# --- requests and answers ------------------------------------------------------------------------
 
 
-def prompt_body(prompt: Prompt) -> Json:
-    """A prompt in the form of vLLM's API. For a chat, it also says how the prompt ends."""
+def prompt_body(prompt: Prompt) -> dict[str, Any]:
+    """A prompt in vLLM's words; for a chat, how the rendered prompt is to end."""
     if isinstance(prompt, TextPrompt):
         return {"prompt": prompt.text}
     return {
@@ -74,10 +66,9 @@ def prompt_body(prompt: Prompt) -> Json:
     }
 
 
-def sampling_body(sampling: Sampling, *, chat: bool) -> Json:
-    """Sampling options under the names of vLLM's API. All are sent, because the server may have
-    other defaults."""
-    body: Json = {
+def sampling_body(sampling: Sampling, *, chat: bool) -> dict[str, Any]:
+    """Sampling options in vLLM's words. All are sent: the server has defaults of its own."""
+    body: dict[str, Any] = {
         "max_tokens": sampling.max_new_tokens,
         "min_tokens": sampling.min_new_tokens,
         "n": sampling.n,
@@ -98,11 +89,8 @@ def sampling_body(sampling: Sampling, *, chat: bool) -> Json:
     return {key: value for key, value in body.items() if value is not None}
 
 
-# --- answers -------------------------------------------------------------------------------------
-
-
-def read_generated(choice: Json) -> Generated:
-    """One choice of an answer from either API."""
+def read_generated(choice: dict[str, Any]) -> Generated:
+    """One choice of an answer, of either API."""
     finish_reason = str(choice["finish_reason"])
     logprobs = choice.get("logprobs") or {}
     if "message" in choice:
@@ -117,13 +105,13 @@ def read_generated(choice: Json) -> Generated:
     return Generated(text, finish_reason, _completion_logprobs(logprobs))
 
 
-def _reasoning(message: Json) -> str | None:
-    """The reasoning that the server's parser removed from the text. The key's name varies."""
+def _reasoning(message: dict[str, Any]) -> str | None:
+    """What a server with a parser for it has taken out of the text; its name has changed."""
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     return reasoning if isinstance(reasoning, str) else None
 
 
-def _chat_logprobs(entries: Iterable[Json]) -> tuple[TokenLogprob, ...]:
+def _chat_logprobs(entries: Any) -> tuple[TokenLogprob, ...]:
     return tuple(
         TokenLogprob(
             entry["token"],
@@ -134,7 +122,7 @@ def _chat_logprobs(entries: Iterable[Json]) -> tuple[TokenLogprob, ...]:
     )
 
 
-def _completion_logprobs(logprobs: Json) -> tuple[TokenLogprob, ...]:
+def _completion_logprobs(logprobs: dict[str, Any]) -> tuple[TokenLogprob, ...]:
     if not logprobs:
         return ()
     tops = logprobs["top_logprobs"] or [None] * len(logprobs["tokens"])
@@ -146,8 +134,8 @@ def _completion_logprobs(logprobs: Json) -> tuple[TokenLogprob, ...]:
     )
 
 
-def read_usage(answer: Json) -> Usage:
-    """The cost that an answer reports, as one call. Numbers it does not report are 0."""
+def read_usage(answer: dict[str, Any]) -> Usage:
+    """What an answer says it has cost, as one call; nothing where it says nothing."""
     usage = answer.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
     return Usage(
@@ -159,20 +147,20 @@ def read_usage(answer: Json) -> Usage:
 
 
 class AssembledAnswer:
-    """The chunks of a stream, collected into the form of an answer that was not streamed."""
+    """The answer that chunks of a stream make, as if it had come at once."""
 
     def __init__(self, *, chat: bool) -> None:
         self._chat = chat
         self._pieces: list[str] = []
         self._reasoning = ""
-        self._logprobs: dict[str, list[Any]] = {}  # as in the answer: unchecked JSON
-        self._usage: Json | None = None
+        self._logprobs: dict[str, list[Any]] = {}
+        self._usage: dict[str, Any] | None = None
         self.finish_reason: str | None = None
         self.num_tokens: int | None = None
-        """How many tokens have arrived; None if the server does not say while it streams."""
+        """So many tokens have come; None if the server does not say so while it streams."""
 
-    def add(self, chunk: Json) -> str:
-        """Add a chunk and return its text."""
+    def add(self, chunk: Any) -> str:
+        """Take a chunk; the text in it."""
         if chunk.get("usage"):
             self._usage = chunk["usage"]
             self.num_tokens = int(chunk["usage"]["completion_tokens"])
@@ -192,9 +180,9 @@ class AssembledAnswer:
         self._pieces.append(piece)
         return piece
 
-    def answer(self) -> Json:
+    def answer(self) -> dict[str, Any]:
         text = "".join(self._pieces)
-        choice: Json = {"finish_reason": self.finish_reason, "logprobs": self._logprobs}
+        choice: dict[str, Any] = {"finish_reason": self.finish_reason, "logprobs": self._logprobs}
         message = {"content": text, "reasoning": self._reasoning}
         choice |= {"message": message} if self._chat else {"text": text}
         return {"choices": [choice], "usage": self._usage}

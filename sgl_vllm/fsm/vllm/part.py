@@ -1,0 +1,76 @@
+"""When masks by automata are off, and how the backend gets into an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
+from sgl_vllm.fsm.schema import SchemaSemantics
+from sgl_vllm.fsm.vllm.backend import SglBackend
+from sgl_vllm.fsm.vllm.executor import GrammarExecutor
+from sgl_vllm.fsm.vllm.resources import bytes_of_tokens
+from sgl_vllm.part import EngineView, Part
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def _unsupported(engine: EngineView) -> str | None:
+    stock = engine.vllm_config.structured_outputs_config.backend
+    if stock == "guidance" and engine.options.schema_reading == "stock":
+        return "the structured-output backend is guidance, which needs schema_reading=spec"
+    return why_no_backend(engine.vllm_config)
+
+
+PART = Part("fsm", _unsupported)
+
+
+def why_no_backend(vllm_config: VllmConfig) -> str | None:
+    """Why `SglBackend` cannot be the structured-output backend; None if it can."""
+    backend = vllm_config.structured_outputs_config.backend
+    if backend not in ("auto", "xgrammar", "guidance"):
+        return f"the structured-output backend is {backend!r}"
+    if vllm_config.model_config.skip_tokenizer_init:
+        return "the server has no tokenizer (--skip-tokenizer-init)"
+    return None
+
+
+def install_backend(engine: EngineView) -> SglBackend:
+    """Put our backend where vLLM would create its own at the first structured request."""
+    manager = engine.scheduler.structured_output_manager
+    stock = engine.vllm_config.structured_outputs_config.backend
+    by_spec = engine.options.schema_reading == "spec" or stock == "guidance"
+    manager.backend = backend = SglBackend(
+        engine.vllm_config,
+        tokenizer=manager.tokenizer,
+        vocab_size=engine.vllm_config.model_config.get_vocab_size(),
+        semantics=SchemaSemantics.SPEC if by_spec else SchemaSemantics.STRICT,
+        use_automata=PART.name not in engine.off,
+        stock="guidance" if stock == "guidance" else "xgrammar",
+    )
+    manager.executor = GrammarExecutor(manager.executor, backend)
+    return backend
+
+
+def token_bytes_reader(
+    engine: EngineView, backend: SglBackend | None
+) -> Callable[[], Sequence[bytes]]:
+    """A function that returns the bytes of each token.
+
+    `backend` has read them. Without one (`jump_mode=exact`, and `fsm` off) the first call reads
+    the tokenizer, which takes about a second for 131,000 tokens.
+    """
+
+    @cache
+    def token_bytes() -> Sequence[bytes]:
+        if backend is not None:
+            return backend.resources.token_bytes
+        tokenizer = engine.scheduler.structured_output_manager.tokenizer
+        vocab_size = engine.vllm_config.model_config.get_vocab_size()
+        xgrammar = XgrammarBackend(engine.vllm_config, tokenizer=tokenizer, vocab_size=vocab_size)
+        return bytes_of_tokens(xgrammar)[0]
+
+    return token_bytes

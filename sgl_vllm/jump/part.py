@@ -1,0 +1,68 @@
+"""When jump-forward is off: in an engine, and for one request."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from sgl_vllm.fsm.vllm.part import why_no_backend
+from sgl_vllm.part import EngineView, Part, why_unverified
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+def _unsupported(engine: EngineView) -> str | None:
+    scheduler, vllm_config = engine.scheduler, engine.vllm_config
+    if reason := why_unverified(engine):
+        return reason
+    if engine.options.jump_mode == "canonical" and (reason := why_no_backend(vllm_config)):
+        return reason
+    if vllm_config.speculative_config is not None:
+        return "speculative decoding is configured"
+    if vllm_config.model_config.logits_processors or entry_points(group="vllm.logits_processors"):
+        return "custom logits processors would not see forced tokens as output"
+    if getattr(scheduler, "return_sampling_mask", False):
+        return "sampling masks are returned for every token"
+    if not hasattr(scheduler, "kv_holding_waiting"):
+        return "this vLLM lacks Scheduler.kv_holding_waiting"
+    if scheduler.connector is not None:
+        return "a KV connector would see a jumped request as new"
+    if scheduler.use_pp:
+        return "pipeline parallelism keeps several steps in flight"
+    return None
+
+
+PART = Part("jump_forward", _unsupported)
+
+
+def may_jump(request: Request, *, has_logprobs: bool) -> bool:
+    """Whether jumping leaves the output of `request` exactly as it would be without.
+
+    On the V1 runner, earlier output of a resumed request counts as prompt. So a request decodes
+    token by token if its sampling looks at the output alone (presence and frequency penalties, bad
+    words) or changes which legal token is picked. So does a request with a seed, because each
+    sampled token advances its random generator and forced tokens would not.
+
+    Args:
+        has_logprobs: whether the engine returns log-probabilities, not logits.
+    """
+    params = request.sampling_params
+    if params is None or not request.use_structured_output:
+        return False
+    return not (
+        request.mm_features
+        or request.resumable
+        or request.prompt_token_ids is None
+        or request.prompt_embeds is not None
+        or (params.num_logprobs is not None and not has_logprobs)
+        or params.logprobs == -1
+        or params.logprob_token_ids
+        or params.prompt_logprobs is not None
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.bad_words
+        or params.logit_bias
+        or params.allowed_token_ids
+        or (params.seed is not None and params.temperature > 0)
+    )

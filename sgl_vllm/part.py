@@ -1,0 +1,76 @@
+"""A part of the plugin, as it says for itself whether it can work in an engine.
+
+Owns the form of that answer and the reasons that parts share. Does not own the reasons of a part,
+which are next to its code: `radix/part.py`, `fsm/vllm/part.py`, `jump/part.py`,
+`scheduler/queue.py`, `scheduler/select.py`. Imports no vLLM at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sgl_vllm.config import Options
+from sgl_vllm.vllm_api.probe import missing_hooks
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+BY_OPTION = "by option"
+"""The reason of a part that an option switches off. All other reasons are worth a warning."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """An engine as it is before the parts are built.
+
+    Attributes:
+        scheduler: vLLM's part of the scheduler, constructed.
+        off: the parts that are off, with their reasons, of those that were asked already.
+    """
+
+    scheduler: Scheduler
+    kv_cache_config: KVCacheConfig
+    options: Options
+    off: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def vllm_config(self) -> VllmConfig:
+        return self.scheduler.vllm_config
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part that can be switched off by itself.
+
+    Attributes:
+        name: its name in logs and statistics, the option that switches it on, and the group of
+            hooks in vLLM that it needs (`vllm_api/probe.py`).
+        unsupported: why the part cannot work in an engine, for a log line such as "radix off
+            (prefix caching is off)". None if it can.
+    """
+
+    name: str
+    unsupported: Callable[[EngineView], str | None]
+
+    def why_off(self, engine: EngineView) -> str | None:
+        """Why the part is off in this engine; None if it is on."""
+        if not getattr(engine.options, self.name):
+            return BY_OPTION
+        if missing := missing_hooks(self.name):
+            return f"this vLLM lacks {', '.join(missing)}"
+        return self.unsupported(engine)
+
+
+def why_unverified(engine: EngineView) -> str | None:
+    """Why a part that depends on the order of steps must be asked for in this engine."""
+    if engine.options.unverified:
+        return None
+    if engine.scheduler.use_v2_model_runner:
+        return "not verified on a GPU with vLLM's V2 model runner (unverified=true)"
+    if engine.vllm_config.scheduler_config.async_scheduling:
+        return "not verified on a GPU with asynchronous scheduling (unverified=true)"
+    return None

@@ -1,0 +1,179 @@
+"""Which parts an engine has, and how they are put together.
+
+Owns the order in which parts are asked and built, and the log line that names them. Does not own
+why a part is off, which each part says itself (`part.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from sgl_vllm.fsm.vllm import part as fsm
+from sgl_vllm.fsm.vllm.backend import SglBackend
+from sgl_vllm.jump import part as jump
+from sgl_vllm.jump.jump import JumpForward
+from sgl_vllm.jump.report import ForcedReports
+from sgl_vllm.part import BY_OPTION, EngineView, Part
+from sgl_vllm.radix import part as radix
+from sgl_vllm.radix.manager import RadixKVCacheManager
+from sgl_vllm.scheduler import preemption, queue, select
+from sgl_vllm.scheduler.fairness import DeficitCounters
+from sgl_vllm.scheduler.policy import Bound, WaitingQueue
+from sgl_vllm.scheduler.preemption import CheapestVictim
+from sgl_vllm.scheduler.queue import CacheAwareQueue
+from sgl_vllm.scheduler.select import ScoredRequests
+from sgl_vllm.scheduler.stats import ON
+from sgl_vllm.scheduler.traces import RequestTraces
+from sgl_vllm.tiers.connector import Tiers
+from sgl_vllm.tiers.load_rule import LoadRule
+from sgl_vllm.version import __version__
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from sgl_vllm.config import Options
+
+logger = logging.getLogger("vllm.sgl_vllm")
+
+PARTS: tuple[Part, ...] = (radix.PART, queue.PART, fsm.PART, jump.PART, select.PART)
+"""In the order in which they are asked: a part may depend on those before it."""
+
+FAILED = "switched off by errors: see the log"
+"""The state of a part whose circuit breaker has tripped."""
+
+
+class CanFail(Protocol):
+    """A part that switches itself off after errors."""
+
+    @property
+    def failed(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class Parts:
+    """The parts of one engine, None for those that it does not have.
+
+    Attributes:
+        off: why each part that is off from the start is off.
+        victim, tiers, traces: present if their option, a KV connector or tracing asks for them.
+        grammars: also present with `fsm` off, for jumps.
+    """
+
+    off: Mapping[str, str]
+    radix: RadixKVCacheManager | None = None
+    queue: CacheAwareQueue | None = None
+    grammars: SglBackend | None = None
+    jump: JumpForward | None = None
+    select: ScoredRequests | None = None
+    reports: ForcedReports | None = None
+    victim: CheapestVictim | None = None
+    tiers: Tiers | None = None
+    traces: RequestTraces | None = None
+
+    def states(self) -> dict[str, str]:
+        """For each part `ON`, or why it is off."""
+        can_fail: Mapping[str, CanFail | None] = {
+            radix.PART.name: self.radix,
+            queue.PART.name: self.queue,
+            fsm.PART.name: self.grammars,
+            jump.PART.name: self.jump,
+        }
+        return {
+            part.name: self.off.get(part.name) or _state(can_fail.get(part.name)) for part in PARTS
+        }
+
+
+def _state(part: CanFail | None) -> str:
+    return FAILED if part is not None and part.failed else ON
+
+
+def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: Options) -> Parts:
+    """Decide which parts `scheduler` can have, build these, and say so in one line of the log.
+
+    Changes the scheduler's KV cache manager, waiting queue, connector and structured-output
+    manager. `scheduler` is one of vLLM's, otherwise ready to serve.
+    """
+    off: dict[str, str] = {}
+    engine = EngineView(scheduler, kv_cache_config, options, off)
+    for part in PARTS:
+        if (reason := part.why_off(engine)) is not None:
+            off[part.name] = reason
+    _log(off)
+
+    def is_on(part: Part) -> bool:
+        return part.name not in off
+
+    parts = Parts(off)
+    if scheduler.vllm_config.observability_config.otlp_traces_endpoint is not None:
+        parts.traces = RequestTraces(scheduler.block_size)
+    if is_on(select.PART):
+        parts.select = ScoredRequests()
+    if is_on(radix.PART):
+        parts.radix = _build_radix(engine, parts)
+        if scheduler.connector is not None:
+            rule = LoadRule(
+                min_tokens=options.tier_min_tokens, measured=options.tier_rule == "measured"
+            )
+            parts.tiers = Tiers(scheduler.connector, parts.radix, rule)
+    if is_on(queue.PART):
+        parts.queue = _build_queue(engine, parts)
+        scheduler.waiting = parts.queue
+    if is_on(fsm.PART) or (is_on(jump.PART) and options.jump_mode == "canonical"):
+        parts.grammars = fsm.install_backend(engine)
+    if is_on(jump.PART):
+        parts.reports = ForcedReports(fsm.token_bytes_reader(engine, parts.grammars))
+        parts.jump = JumpForward(scheduler, options.jump_mode, parts.reports, parts.traces)
+    if options.schedule_cheapest_victim:
+        if reason := preemption.why_off(engine):
+            logger.warning("sgl-vllm: schedule_cheapest_victim has no effect: %s", reason)
+        elif parts.radix is not None:
+            parts.victim = CheapestVictim(scheduler, parts.radix)
+    return parts
+
+
+def _build_radix(engine: EngineView, parts: Parts) -> RadixKVCacheManager:
+    manager = RadixKVCacheManager.adopt(
+        engine.scheduler.kv_cache_manager,
+        policy=engine.options.radix_policy,
+        ttl_s=engine.options.radix_ttl_s,
+        pin_share=engine.options.radix_pin_share,
+        has_connector=engine.scheduler.connector is not None,
+    )
+    if parts.select is not None:
+        manager.score_from = parts.select.first_token
+    return manager
+
+
+def _build_queue(engine: EngineView, parts: Parts) -> CacheAwareQueue:
+    options = engine.options
+    bound = Bound(
+        max_passes=options.schedule_max_overtakes,
+        max_delay=options.schedule_max_delay,
+        max_wait_s=options.schedule_max_wait_s or float("inf"),
+    )
+    quantum = options.schedule_fair_quantum
+    built = CacheAwareQueue(
+        engine.scheduler,
+        WaitingQueue(options.schedule_policy, bound, options.schedule_window),
+        parts.radix,
+        DeficitCounters(quantum) if quantum else None,
+        parts.traces,
+    )
+    if parts.radix is not None:
+        parts.radix.pool.wanted = built.wanted
+    return built
+
+
+def _log(off: Mapping[str, str]) -> None:
+    """A warning if a part is off for another reason than its option."""
+    as_wanted = all(reason == BY_OPTION for reason in off.values())
+    states = (
+        f"{part.name} off ({off[part.name]})" if part.name in off else f"{part.name} on"
+        for part in PARTS
+    )
+    level = logging.INFO if as_wanted else logging.WARNING
+    logger.log(level, "sgl-vllm %s: %s", __version__, "; ".join(states))

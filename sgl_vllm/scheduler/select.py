@@ -1,0 +1,113 @@
+"""Scored requests: log-probabilities of the end of a prompt whose beginning comes from the cache.
+
+Owns which prompt tokens a request asks for, and that its answer has the rows of these tokens only.
+Does not own the cap on the hit, which is the cache's (`SchedulerView.first_scored_token`).
+
+    prompt          [0 ............ n-1 | n ............ end)     sgl_score_from = n
+    from the cache  [0 ......... n-1)
+    computed                    [n-1 ..................... end)
+    rows                                [n ............... end)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from vllm.logger import init_logger
+
+from sgl_vllm.counters import counter
+from sgl_vllm.part import EngineView, Part, why_unverified
+from sgl_vllm.protocol.request_keys import SCORE_FROM
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutput
+    from vllm.v1.outputs import LogprobsTensors
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.sgl_vllm.select")
+
+
+def _unsupported(engine: EngineView) -> str | None:
+    return why_unverified(engine) or ("it needs radix" if "radix" in engine.off else None)
+
+
+PART = Part("select", _unsupported)
+
+
+@dataclass(slots=True)
+class SelectCounters:
+    """Scored requests since start."""
+
+    scored_requests: int = counter("Prompt scores that read a cached prefix.", unit="requests")
+
+
+class ScoredRequests:
+    """The live requests that ask for scores, each with its first scored token."""
+
+    def __init__(self) -> None:
+        self._first_token: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
+        self.counters = SelectCounters()
+
+    def accept(self, request: Request) -> None:
+        """Let a new request read the cache if it asks for scores of its prompt's end.
+
+        A value that cannot be used is ignored, with a warning: the whole prompt is computed.
+        """
+        params = request.sampling_params
+        value = params.extra_args.get(SCORE_FROM) if params and params.extra_args else None
+        if params is None or value is None:
+            return
+        is_valid = (
+            isinstance(value, int)
+            and not isinstance(value, bool)
+            and 1 <= value <= request.num_prompt_tokens
+            and params.prompt_logprobs is not None
+        )
+        if not is_valid:
+            logger.warning(
+                "%s=%r of request %s is ignored: it must be an index from 1 to the length of the "
+                "prompt (%d), in a request with prompt_logprobs. The whole prompt is computed",
+                SCORE_FROM,
+                value,
+                request.request_id,
+                request.num_prompt_tokens,
+            )
+            return
+        request.skip_reading_prefix_cache = False
+        self._first_token[request] = value
+
+    def first_token(self, request: Request) -> int | None:
+        """The first prompt token whose score `request` asks for; None if it asks for none."""
+        return self._first_token.get(request)
+
+    def num_rows(self) -> dict[str, int]:
+        """How many rows each live request asks for, by request id. To be taken before a step's
+        outputs are made, which forget the requests that end."""
+        return {
+            request.request_id: request.num_prompt_tokens - first_token
+            for request, first_token in self._first_token.items()
+        }
+
+    def cut_rows(self, outputs: Iterable[EngineCoreOutput], num_rows: Mapping[str, int]) -> None:
+        """Leave only the rows that were asked for."""
+        for output in outputs:
+            tensors = output.new_prompt_logprobs_tensors
+            count = num_rows.get(output.request_id)
+            if tensors is not None and count is not None:
+                output.new_prompt_logprobs_tensors = _last_rows(tensors, count)
+                self.counters.scored_requests += 1
+
+
+def _last_rows(tensors: LogprobsTensors, count: int) -> LogprobsTensors:
+    """The last `count` rows of a prompt's log-probabilities, which has one for each token but the
+    first. How many of the rows before were computed depends on the cache: the V1 runner leaves
+    uninitialized memory in place of the others, the V2 runner leaves them out."""
+    first = len(tensors.logprobs) - count
+    return tensors._replace(
+        logprob_token_ids=tensors.logprob_token_ids[first:],
+        logprobs=tensors.logprobs[first:],
+        selected_token_ranks=tensors.selected_token_ranks[first:],
+    )
