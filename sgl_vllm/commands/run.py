@@ -1,7 +1,7 @@
-"""`sgl-vllm run`: runs a program of a file, with arguments from the command line.
+"""`sgl-vllm run`: runs a program from a file, with arguments from the command line.
 
-Owns the loading of the file, the choice of the program in it, its arguments, and what is printed.
-The options are declared in `declare`; how a run goes is the language's.
+Owns loading the file, finding the program, its arguments, and the output. Running the program is
+the language's job.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.backends.replay import Recorder, Replay
 from sgl_vllm.lang.backends.vllm import VLLM
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.program import Program
-from sgl_vllm.lang.sampling import run_defaults
+from sgl_vllm.lang.sampling import SamplingDefaults, run_defaults
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.state import ProgramState
 from sgl_vllm.lang.view import live, show, to_page
@@ -35,29 +34,29 @@ from sgl_vllm.lang.views.picture import visible
 DEFAULT_URL = "http://127.0.0.1:8000"
 URL_VARIABLE = "SGL_VLLM_URL"
 MODULE_NAME = "sgl_vllm_program"
-"""What the file's ``__name__`` is: not ``__main__``, so that its own main part does not run."""
+"""The file's ``__name__``. It is not ``__main__``, so that the file's own main part does not run."""
 
 FAILED, MISUSED = 1, 2
 
 DESCRIPTION = """\
-Runs a @function of a Python file. Its arguments are given by --var; the file's own
+Runs a @function of a Python file, with arguments from --var. The file's own
 `if __name__ == "__main__":` part does not run.
 
 examples:
   sgl-vllm run story.py --var animal=hare
-  sgl-vllm run story.py --var animal=hare --stream        watch it being written
+  sgl-vllm run story.py --var animal=hare --stream        watch the text arrive
   sgl-vllm run story.py --vars hare.json --temperature 0 --json
   sgl-vllm run judge.py --program judge --batch essays.jsonl --json > grades.jsonl
-  sgl-vllm run story.py --var animal=hare --html run.html  the run as a page
+  sgl-vllm run story.py --var animal=hare --html run.html  write the run as a page
   sgl-vllm run story.py --var animal=hare --record run.jsonl
   sgl-vllm run story.py --var animal=hare --replay run.jsonl   again, without a server
 
-exit status: 0 if it ran, 1 if the program or the server failed, 2 if what was asked makes no sense.
+exit status: 0 on success, 1 if the program or the server failed, 2 for invalid arguments.
 """
 
 
 class RunError(Exception):
-    """One line for people, and the exit status."""
+    """An error message of one line, and the exit status."""
 
     def __init__(self, message: str, status: int = MISUSED) -> None:
         super().__init__(message)
@@ -67,7 +66,9 @@ class RunError(Exception):
 def declare(command: argparse.ArgumentParser) -> None:
     """Add the options of ``sgl-vllm run``."""
     command.add_argument("file", type=Path, metavar="FILE", help="a Python file with a @function")
-    command.add_argument("--program", metavar="NAME", help="which, if the file has several")
+    command.add_argument(
+        "--program", metavar="NAME", help="the program to run, if there are several"
+    )
 
     given = command.add_argument_group("arguments of the program")
     given.add_argument(
@@ -75,45 +76,49 @@ def declare(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="one argument, as JSON if it reads as JSON, else as text: --var n=3 --var word=hare",
+        help="one argument, parsed as JSON or else taken as text: --var n=3 --var word=hare",
     )
-    given.add_argument("--vars", type=Path, metavar="FILE", help="arguments, a JSON object")
+    given.add_argument("--vars", type=Path, metavar="FILE", help="a JSON object of arguments")
     given.add_argument(
-        "--batch", type=Path, metavar="FILE", help="run it once per line: JSON objects of arguments"
+        "--batch", type=Path, metavar="FILE", help="run once per line, a JSON object of arguments"
     )
 
-    how = command.add_argument_group("how it runs")
+    how = command.add_argument_group("server and sampling")
     how.add_argument(
         "--url",
         metavar="URL",
-        help=f"of the server (default: ${URL_VARIABLE}, else the backend that the file sets, else "
+        help=f"the server's URL (default: ${URL_VARIABLE}, or the backend that the file sets, or "
         f"{DEFAULT_URL})",
     )
-    how.add_argument("--api-key", metavar="KEY", help="the server's (default: $VLLM_API_KEY)")
-    how.add_argument("--temperature", type=float, metavar="T", help="for every gen without its own")
     how.add_argument(
-        "--max-new-tokens", type=int, metavar="N", help="for every gen without its own"
+        "--api-key", metavar="KEY", help="the server's API key (default: $VLLM_API_KEY)"
     )
+    how.add_argument("--temperature", type=float, metavar="T", help="default for every gen")
+    how.add_argument("--max-new-tokens", type=int, metavar="N", help="default for every gen")
     recording = how.add_mutually_exclusive_group()
-    recording.add_argument("--record", type=Path, metavar="FILE", help="write every exchange to it")
-    recording.add_argument("--replay", type=Path, metavar="FILE", help="answer from it; no server")
+    recording.add_argument("--record", type=Path, metavar="FILE", help="record the run to FILE")
+    recording.add_argument(
+        "--replay", type=Path, metavar="FILE", help="replay FILE; uses no server"
+    )
 
-    shown = command.add_argument_group("what is shown")
+    shown = command.add_argument_group("output")
     form = shown.add_mutually_exclusive_group()
-    form.add_argument("--stream", action="store_true", help="show the text while it comes")
+    form.add_argument("--stream", action="store_true", help="show the text as it arrives")
     form.add_argument(
         "--json",
         action="store_true",
-        help="variables, text, messages, usage, ret_value for programs; a line per item of a batch",
+        help="print variables, text, messages, usage and ret_value as JSON, a line per batch item",
     )
-    shown.add_argument("--html", type=Path, metavar="FILE", help="write the run as a page too")
+    shown.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write the run as an HTML page"
+    )
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run as told; the exit status. What is wrong is one line on the standard error."""
+    """Run the command and return its exit status. Errors are one line on standard error."""
     try:
         if options.batch is not None and (options.stream or options.html is not None):
-            raise RunError("--batch goes with neither --stream nor --html: they show one run")
+            raise RunError("--batch cannot be used with --stream or --html, which show one run")
         program = chosen_program(load(options.file), options.program)
         common = variables_of(options)
         with ExitStack() as stack:
@@ -130,14 +135,14 @@ def main(options: argparse.Namespace) -> int:
 
 
 def load(path: Path) -> ModuleType:
-    """The file as a module named `MODULE_NAME`; its folder can be imported from."""
+    """The file as a module named `MODULE_NAME`, which can import from its own directory."""
     if not path.is_file():
-        raise RunError(f"there is no file {path}")
+        raise RunError(f"no such file: {path}")
     spec = importlib.util.spec_from_file_location(MODULE_NAME, path)
     if spec is None or spec.loader is None:
-        raise RunError(f"{path} is no Python file: its name must end in .py")
+        raise RunError(f"{path} is not a Python file: its name must end in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[MODULE_NAME] = module  # dataclasses and pydantic look their module up
+    sys.modules[MODULE_NAME] = module  # dataclasses and pydantic look it up
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
@@ -147,7 +152,8 @@ def load(path: Path) -> ModuleType:
 
 
 def chosen_program(module: ModuleType, name: str | None) -> Program:
-    """The program called `name`, or the only one: the file's own go before imported ones."""
+    """The program called `name`, or the only one. The file's own programs have precedence over
+    imported ones."""
     found = {key: value for key, value in vars(module).items() if isinstance(value, Program)}
     own = {key: p for key, p in found.items() if p.func.__module__ == module.__name__}
     file = Path(str(module.__file__)).name
@@ -157,26 +163,27 @@ def chosen_program(module: ModuleType, name: str | None) -> Program:
         return found[name]
     candidates = own or found
     if not candidates:
-        raise RunError(f"{file} has no program: put @sgl.function before a function of it")
+        raise RunError(f"{file} has no program: decorate a function with @sgl.function")
     if len(candidates) > 1:
-        raise RunError(f"{file} has several programs, choose by --program: {', '.join(candidates)}")
+        names = ", ".join(candidates)
+        raise RunError(f"{file} has several programs, choose one with --program: {names}")
     return next(iter(candidates.values()))
 
 
-def variables_of(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of --vars, and over them those of --var."""
-    variables: dict[str, Any] = {}
+def variables_of(options: argparse.Namespace) -> dict[str, object]:
+    """The arguments of --vars, overridden by those of --var."""
+    variables: dict[str, object] = {}
     if options.vars is not None:
         variables |= _json_object(_read(options.vars), str(options.vars))
     for given in options.var:
         name, sign, value = given.partition("=")
         if not sign or not name:
-            raise RunError(f"--var takes NAME=VALUE, not {given!r}")
+            raise RunError(f"--var needs NAME=VALUE, not {given!r}")
         variables[name] = _value(value)
     return variables
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     try:
         return json.loads(text, parse_constant=_no_constant)
     except ValueError:
@@ -184,7 +191,7 @@ def _value(text: str) -> Any:
 
 
 def _no_constant(text: str) -> float:
-    """NaN and Infinity are Python's, not JSON's; here they are words."""
+    """NaN and Infinity are not JSON, so they are taken as text."""
     raise ValueError(text)
 
 
@@ -196,33 +203,33 @@ def _read(path: Path) -> str:
         raise RunError(f"{path} cannot be read: {reason}") from None
 
 
-def _json_object(text: str, where: str) -> dict[str, Any]:
+def _json_object(text: str, where: str) -> dict[str, object]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise RunError(f"{where} is no JSON: {error}") from None
+        raise RunError(f"{where} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise RunError(f"{where} is no JSON object of arguments")
+        raise RunError(f"{where} is not a JSON object of arguments")
     return value
 
 
-def _check_arguments(program: Program, given: Mapping[str, Any], where: str) -> None:
+def _check_arguments(program: Program, given: Mapping[str, object], where: str) -> None:
     parameters = list(inspect.signature(program.func).parameters.values())[1:]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     names = [p.name for p in named]
     unknown = [name for name in given if name not in names]
     if unknown and not takes_any:
-        takes = ", ".join(names) or "none"
+        known = ", ".join(names) or "none"
         raise RunError(
-            f"{program.func.__name__} takes no argument {unknown[0]!r}{where}; it takes: {takes}"
+            f"{program.func.__name__} has no parameter {unknown[0]!r}{where}; it has: {known}"
         )
     have = {**program.bound, **given}
     missing = [p.name for p in named if p.default is p.empty and p.name not in have]
     if missing:
         how = " ".join(f"--var {name}=VALUE" for name in missing)
-        lacks = f"argument{'s' * (len(missing) > 1)} {', '.join(missing)}"
-        raise RunError(f"{program.func.__name__} lacks the {lacks}{where}: give {how}")
+        needs = f"argument{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        raise RunError(f"{program.func.__name__} needs the {needs}{where}: add {how}")
 
 
 def _backend_of(options: argparse.Namespace, stack: ExitStack) -> Backend:
@@ -251,13 +258,17 @@ def _backend_of(options: argparse.Namespace, stack: ExitStack) -> Backend:
 # --- running -------------------------------------------------------------------------------------
 
 
-def _sampling_of(options: argparse.Namespace) -> dict[str, Any]:
-    sampling = {"temperature": options.temperature, "max_new_tokens": options.max_new_tokens}
-    return {name: value for name, value in sampling.items() if value is not None}
+def _sampling_of(options: argparse.Namespace) -> SamplingDefaults:
+    sampling: SamplingDefaults = {}
+    if options.temperature is not None:
+        sampling["temperature"] = options.temperature
+    if options.max_new_tokens is not None:
+        sampling["max_new_tokens"] = options.max_new_tokens
+    return sampling
 
 
 def _run_once(
-    program: Program, variables: dict[str, Any], backend: Backend, options: argparse.Namespace
+    program: Program, variables: dict[str, object], backend: Backend, options: argparse.Namespace
 ) -> int:
     _check_arguments(program, variables, "")
     state = _started(program.bind(**variables), backend, options)
@@ -280,7 +291,7 @@ def _run_once(
 
 
 def _started(program: Program, backend: Backend, options: argparse.Namespace) -> ProgramState:
-    """A run under way, of which there is a state to show even if it fails."""
+    """A run that has been started. Its state can be shown even if it fails."""
     body = program._body
     state = body.new_state(
         backend, run_defaults(**_sampling_of(options)), is_streamed=options.stream
@@ -290,7 +301,7 @@ def _started(program: Program, backend: Backend, options: argparse.Namespace) ->
 
 
 def _outcome(state: ProgramState, file: Path) -> str | None:
-    """Wait for the whole run; what it failed by, in one line."""
+    """Wait for the whole run. Returns its error in one line, or None."""
     run = state._stream.run
     try:
         state.sync()
@@ -306,7 +317,7 @@ def _outcome(state: ProgramState, file: Path) -> str | None:
 
 
 def _run_batch(
-    program: Program, common: dict[str, Any], backend: Backend, options: argparse.Namespace
+    program: Program, common: dict[str, object], backend: Backend, options: argparse.Namespace
 ) -> int:
     items = []
     for number, line in enumerate(_read(options.batch).splitlines(), start=1):
@@ -316,7 +327,7 @@ def _run_batch(
             _check_arguments(program, item, f" ({where})")
             items.append(item)
     if not items:
-        raise RunError(f"{options.batch} has no line")
+        raise RunError(f"{options.batch} is empty")
     results: Sequence[ProgramState | BaseException] = program.run_batch(
         items, backend=backend, progress_bar=True, return_errors=True, **_sampling_of(options)
     )
@@ -343,8 +354,8 @@ def _run_batch(
 # --- what is printed -----------------------------------------------------------------------------
 
 
-def as_json(program: Program, state: ProgramState, failure: str | None) -> dict[str, Any]:
-    """The state of an ended run as JSON can hold it; values of other types by their text."""
+def as_json(program: Program, state: ProgramState, failure: str | None) -> dict[str, object]:
+    """The state of a finished run as JSON. Values that JSON cannot express become text."""
     transcript = state._stream.snapshot().transcript
     shown = {
         "program": program.func.__name__,
@@ -357,7 +368,7 @@ def as_json(program: Program, state: ProgramState, failure: str | None) -> dict[
     return shown if failure is None else {**shown, "error": failure}
 
 
-def _values_of(state: ProgramState) -> dict[str, Any]:
+def _values_of(state: ProgramState) -> dict[str, object]:
     """The variables that have a value."""
     futures = state._stream.variables.items()
     return {
@@ -367,9 +378,10 @@ def _values_of(state: ProgramState) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
+def _plain(value: object) -> object:
+    if callable(dump := getattr(value, "model_dump", None)):  # a pydantic model
+        plain: object = dump(mode="json")
+        return plain
     if isinstance(value, Enum):
         return _plain(value.value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -382,14 +394,14 @@ def _plain(value: Any) -> Any:
 
 
 def _described(error: BaseException, file: Path) -> str:
-    """An error of the user's code: its type, message and the last line of `file` on its way."""
+    """An error of the user's code: its type, message, and the last line of `file` in its trace."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f.lineno for f in frames if Path(f.filename).resolve() == file.resolve()]
     place = f" (line {lines[-1]})" if lines else ""
-    said = _one_line(str(error))
-    return f"{type(error).__name__}{': ' * bool(said)}{said}{place}"
+    message = _one_line(str(error))
+    return f"{type(error).__name__}{': ' * bool(message)}{message}{place}"
 
 
 def _one_line(text: str) -> str:

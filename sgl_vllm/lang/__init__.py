@@ -1,5 +1,15 @@
-"""The language: programs that write prompts, run against a server over HTTP.
+"""The language: programs that write prompts, and run against a server over HTTP.
 
-Imports neither vLLM nor torch. Expressions are in `ir`, programs in `program`, their execution in
-`interpreter`, select's arithmetic in `choices`, servers in `backends`.
+Imports neither vLLM nor torch. From a program to the server, the modules are::
+
+    function, program     @function, and run, run_batch, trace, compile
+    api, ir, constraints  gen, select, ...: the expressions that a program appends
+    state, group          the prompt `s`, its variables, and the branches of a fork
+    batch, body, run      calling the function, once or for many items; what a run's streams share
+    stream                the operations of one prompt: a queue, and a future for each result
+    execution, generation what each operation does to the prompt, on the background loop
+    transcript            what a prompt holds, as immutable values
+    backends              servers and services
+    tracing, compiler     programs as graphs
+    view, views           looking at a state
 """

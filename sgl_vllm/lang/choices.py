@@ -1,10 +1,8 @@
-"""How `select` decides: pure scoring methods.
+"""How `select` decides between scored choices.
 
-Owns the arithmetic from token log-probabilities (`sgl_vllm.protocol.scoring`) to a decision. Knows
-no server and no tokenizer: log-probabilities (natural logarithm) come in per choice, and a
-`Decision` goes out.
-Ties are stable: the choice that was listed first wins. A log-probability of exactly 0.0 is a value
-like any other.
+Owns the arithmetic from token log-probabilities (natural logarithms, see
+`sgl_vllm.protocol.scoring`) to a decision. Knows no server and no tokenizer. On a tie, the choice
+listed first wins. A log-probability of exactly 0.0 is a value like any other.
 """
 
 from __future__ import annotations
@@ -18,18 +16,18 @@ from sgl_vllm.protocol.scoring import ChoiceTokens
 
 @dataclass(frozen=True)
 class Decision:
-    """Which choice won, and the score of every choice under the method's own measure."""
+    """The index of the winner, and the score of every choice as the method defines it."""
 
     index: int
     scores: tuple[float, ...]
 
 
 class ChoicesMethod(Protocol):
-    """A rule that picks one of several scored choices."""
+    """A method that picks one of several scored choices."""
 
     @property
     def needs_unconditional(self) -> bool:
-        """Whether `ChoiceTokens.unconditional_logprobs` must be filled in (one more request)."""
+        """Whether `ChoiceTokens.unconditional_logprobs` is needed, which takes one more request."""
         ...
 
     def __call__(self, choices: Sequence[ChoiceTokens]) -> Decision: ...
@@ -40,13 +38,13 @@ def mean(values: Sequence[float]) -> float:
 
 
 def first_best(scores: Sequence[float]) -> int:
-    """The index of the highest score; the first one on a tie."""
+    """The index of the highest score, the first one on a tie."""
     return max(range(len(scores)), key=lambda index: (scores[index], -index))
 
 
 @dataclass(frozen=True)
 class TokenLengthNormalized:
-    """The highest mean token log-probability wins (SGLang's default)."""
+    """Choose the highest mean token log-probability. This is the default, as in SGLang."""
 
     needs_unconditional: bool = False
 
@@ -57,10 +55,10 @@ class TokenLengthNormalized:
 
 @dataclass(frozen=True)
 class GreedyTokenSelection:
-    """Decide token by token, keeping the choices with the most probable token at each position.
+    """Choose token by token, keeping the choices with the most likely token at each position.
 
-    A choice that has ended takes part in later positions with its mean log-probability, so that
-    a choice which begins another one can be compared with it. The scores are those means.
+    A choice that has ended is represented by its mean log-probability at later positions, so that
+    it can be compared with longer choices that begin with it. The scores are those means.
     """
 
     needs_unconditional: bool = False
@@ -81,11 +79,11 @@ class GreedyTokenSelection:
 
 @dataclass(frozen=True)
 class UnconditionalLikelihoodNormalized:
-    """The highest mean gain in token log-probability that the prefix brings wins.
+    """Choose the highest mean gain in token log-probability through the prompt.
 
-    Corrects for choices that are likely anyway. Where the unconditional log-probability of a
-    token is unknown (the first token, for a tokenizer without a beginning-of-text token) it
-    counts as 0, as in SGLang.
+    This corrects for choices that are likely without the prompt, too, and needs one more request.
+    If the log-probability of a token without the prompt is unknown (the first token, for a
+    tokenizer without a beginning-of-text token), it counts as 0, as in SGLang.
     """
 
     needs_unconditional: bool = True

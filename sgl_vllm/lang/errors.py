@@ -1,16 +1,16 @@
-"""What can go wrong in a program, as exceptions.
+"""The exceptions of the language.
 
-Owns the exception types of the language and nothing else. `ProgramError` is what a program raises;
-`BackendError` is what a backend raises, and is then the cause of a `ProgramError`.
+Owns these types and nothing else. A program raises `ProgramError`. A backend raises `BackendError`,
+which becomes the cause of a `ProgramError`.
 """
 
 from __future__ import annotations
 
 
 class BackendError(Exception):
-    """A server did not do what was asked.
+    """A backend could not do what a program asked for.
 
-    `status` is the HTTP status it answered with, or None when it did not answer at all.
+    `status` is the HTTP status of the answer, or None if there was no answer.
     """
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
@@ -19,7 +19,10 @@ class BackendError(Exception):
 
 
 class UnsupportedError(BackendError):
-    """The backend has no such feature, and no fall-back gives the same answer."""
+    """The backend does not have a feature, and there is no other way to the same answer.
+
+    `feature` and `backend` name them, and `advice` says what to do instead.
+    """
 
     def __init__(self, backend: str, feature: str, advice: str) -> None:
         super().__init__(f"{feature} is not supported by {backend}: {advice}")
@@ -32,16 +35,17 @@ class UnsupportedError(BackendError):
 
 
 class ProgramError(Exception):
-    """An operation of a program failed; the operations after it on its stream did not run.
+    """An operation of a program failed. The operations after it in the same prompt did not run.
 
-    `operation` names it as it stands in the program, such as ``gen 'answer'``. The reason is the
-    chained ``__cause__``.
+    `operation` names it as the program has it, such as ``gen 'answer'``, and `where` its branch,
+    such as ``fork[1]``. The reason is the chained ``__cause__``.
     """
 
     def __init__(self, operation: str, where: str, cause: BaseException) -> None:
         place = f" in {where}" if where else ""
-        said, kind = str(cause), type(cause).__name__
-        reason = said if said and isinstance(cause, Exception) else f"{kind} {said}".strip()
+        reason = str(cause)
+        if not reason or not isinstance(cause, Exception):
+            reason = f"{type(cause).__name__} {reason}".strip()
         super().__init__(f"{operation}{place} failed: {reason}")
         self.operation = operation
         self.where = where
@@ -52,4 +56,5 @@ class ProgramError(Exception):
 
 
 class ProgramCancelled(Exception):
-    """The program was given up before this operation ran: its body raised or was interrupted."""
+    """The run was cancelled before this operation finished: the program's function raised an
+    exception or was interrupted, or another branch was chosen."""

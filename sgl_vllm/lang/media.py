@@ -1,8 +1,7 @@
-"""Images and videos as the values that prompts hold and APIs take.
+"""Images and videos in prompts.
 
-Owns reading them (a file, a URL, bytes, a PIL image) into a URL that can be sent: remote ones as
-they are, local ones as ``data:`` with base64. Nothing is downloaded or decoded here: the server
-does that.
+Owns turning a file, a URL, bytes or a PIL image into a URL that can be sent: remote URLs stay as
+they are, local data becomes a base64 ``data:`` URL. Downloading and decoding are the server's job.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _PNG_MODES = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
 
 @dataclass(frozen=True)
 class Media:
-    """An image, or a video of which the model sees `num_frames` (None: as many as the server
-    takes by default)."""
+    """An image, or a video of which the model sees `num_frames` frames (None: the server's
+    default)."""
 
     kind: Literal["image", "video"]
     url: str
@@ -41,26 +40,26 @@ class Media:
         return f"{self.kind}({shown})"
 
 
-def read_image(source: Any) -> Media:
+def read_image(source: Any) -> Media:  # a PIL image has no type here
     """An image from a path, an http(s) or data URL, bytes, or a PIL image.
 
-    FileNotFoundError for a path where nothing is, ValueError for anything else.
+    Raises FileNotFoundError for a path that does not exist, and ValueError for other types.
     """
-    if hasattr(source, "save") and hasattr(source, "size"):  # PIL, which need not be installed
+    if hasattr(source, "save") and hasattr(source, "size"):  # a PIL image, without importing PIL
         buffer = io.BytesIO()
         (source if source.mode in _PNG_MODES else source.convert("RGB")).save(buffer, format="PNG")
         return Media("image", _data_url(buffer.getvalue(), "image/png"))
     return Media("image", _url(source, "image"))
 
 
-def read_video(source: Any, num_frames: int | None) -> Media:
+def read_video(source: object, num_frames: int | None) -> Media:
     """A video from a path, an http(s) or data URL, or bytes. Errors as in `read_image`."""
     if num_frames is not None and num_frames < 1:
         raise ValueError(f"num_frames must be at least 1, not {num_frames}")
     return Media("video", _url(source, "video"), num_frames)
 
 
-def _url(source: Any, kind: Literal["image", "video"]) -> str:
+def _url(source: object, kind: Literal["image", "video"]) -> str:
     if isinstance(source, str) and source.startswith(("http://", "https://", "data:")):
         return source
     if isinstance(source, (bytes, bytearray)):
@@ -87,7 +86,8 @@ def _type_of(data: bytes, kind: str) -> str:
     else:
         found = next((name for head, name in _SIGNATURES if data.startswith(head)), None)
     if found is None or not found.startswith(kind):
-        raise ValueError(f"these {len(data):,} bytes are no {kind} of a known format")
+        a = "an" if kind == "image" else "a"
+        raise ValueError(f"these {len(data):,} bytes are not {a} {kind} in a known format")
     return found
 
 

@@ -1,7 +1,6 @@
-"""What a model thought, apart from what it answered.
+"""Splits a model's reasoning from its answer.
 
-Owns where the reasoning of each family of models begins and ends in its text. Splits text that is
-complete; knows nothing of programs.
+Owns the markers of each model family. Knows nothing of programs.
 """
 
 from __future__ import annotations
@@ -11,18 +10,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """Reasoning stands between `begin` and `end`. With `opened`, the chat template has already
-    written `begin`, and a text without it begins inside the reasoning."""
+    """Reasoning is between `begin` and `end`. If `opened`, the chat template has already written
+    `begin`, so a text without it starts inside the reasoning."""
 
     begin: str
     end: str
     opened: bool = False
 
     def split(self, text: str) -> tuple[str, str]:
-        """The reasoning and the answer, each without surrounding white space.
+        """The reasoning and the answer, each without surrounding whitespace.
 
-        A text whose reasoning does not end (it was cut off) is all reasoning, and so is what stands
-        before an `end` without a `begin`: the chat template has written that.
+        A text that was cut off inside the reasoning is all reasoning. Text before an `end` without
+        a `begin` is reasoning, too: the chat template wrote the `begin`.
         """
         thought, ended, answer = text.partition(self.end)
         before, begun, inside = thought.partition(self.begin)
@@ -33,8 +32,8 @@ class ReasoningFormat:
         return inside.strip(), (before + answer).strip()
 
     def begun(self, text: str) -> str:
-        """What is certain of the answer while `text` still grows: the answer of every longer text
-        begins with it. Nothing before the reasoning has ended."""
+        """The answer so far, while `text` still grows: every longer text's answer begins with it.
+        Empty until the reasoning has ended."""
         return self.split(text)[1] if self.end in text else ""
 
 
@@ -53,7 +52,7 @@ FORMATS = {
 
 
 def reasoning_format(model_type: str) -> ReasoningFormat:
-    """The format of a family of models. ValueError for a family that is not known."""
+    """The format of a model family. ValueError for an unknown one."""
     found = FORMATS.get(model_type.lower())
     if found is None:
         raise ValueError(f"model_type must be one of {', '.join(FORMATS)}, not {model_type!r}")

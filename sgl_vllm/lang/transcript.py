@@ -1,7 +1,7 @@
-"""What a prompt holds, as immutable values: its text, its turns, and where each piece comes from.
+"""What a prompt contains, as immutable values: text, turns, and where each piece comes from.
 
-Owns what appending does to a prompt. Runs nothing and knows no server; the interpreter keeps one
-`Transcript` per stream and replaces it at every operation.
+Owns what appending does to a prompt, and the description of a variable. Runs nothing and knows no
+server. Each stream has one `Transcript` and replaces it with every operation.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sgl_vllm.lang.ir import Expr, Role, RoleBegin, RoleEnd, Show, Text
 from sgl_vllm.lang.media import Media
 
 HINT_MIN_CHARS = 64
-"""A prefix is worth a request of its own when the server has not seen at least this much of it.
-Below that (about 16 tokens) the round trip costs more than the branches save."""
+"""How much of a prefix the server must not have seen yet for a hint to be worth its request. Below
+that (about 16 tokens), the round trip costs more than the branches save."""
 
 
 @dataclass(frozen=True)
 class GenMeta:
-    """What is known of a generation beside its text; one entry per text for `n` > 1. `with_text`
-    says whether the tokens of log-probabilities are told as text."""
+    """How a generation came about. The tuples have an entry per text (`n` of them). `with_text`
+    says whether `get_meta_info` shows the tokens of log-probabilities as text."""
 
     finish_reason: tuple[str, ...]
     output_token_logprobs: tuple[tuple[TokenLogprob, ...], ...]
@@ -41,7 +41,7 @@ class GenMeta:
 
 @dataclass(frozen=True)
 class SelectMeta:
-    """How a select was decided: per choice its score and the logprobs of its tokens; both empty
+    """How a select was decided: each choice's score and token log-probabilities. Both are empty
     for a backend that chooses without scores."""
 
     choices: tuple[str, ...]
@@ -52,12 +52,12 @@ class SelectMeta:
 
 @dataclass(frozen=True)
 class Variable:
-    """A value a program produced, its text in the prompt, and how it came about."""
+    """A value that a program produced, its text in the prompt, and how it came about."""
 
-    value: Any
+    value: Any  # of the user's types
     text: str
     meta: GenMeta | SelectMeta | None = None
-    reasoning: Any = None
+    reasoning: str | list[str | None] | None = None
 
     @classmethod
     def of(cls, value: object) -> Variable:
@@ -105,9 +105,9 @@ SpanKind: TypeAlias = Literal["text", "variable", "gen", "select", "tool", "medi
 class Span:
     """A piece of a prompt: ``text[start:end]`` of its transcript.
 
-    `turn` counts the turns from 0; `role` is None in a program without roles. `forced` are the
-    intervals of the text that a constraint left no choice about. `usage` is that of the request
-    that made the piece, whose prompt was everything before `start`.
+    `turn` counts turns from 0, and `role` is None in a program without roles. `forced` are the
+    intervals of the text that a constraint determined. `usage` belongs to the request that
+    generated the piece, whose prompt was everything before `start`.
     """
 
     kind: SpanKind
@@ -123,11 +123,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Transcript:
-    """What a stream has written so far; a fork copies it.
+    """What a stream has written so far. A fork copies it.
 
-    `text` is everything in order, and `spans` cover it. In a program with roles, `messages` are the
-    closed turns, and ``text[turn_start:]`` with `turn_media` (each at its place in the text) is the
-    content of the open turn of `role`. The server has seen ``text[:seen_chars]`` of this prompt.
+    Invariant: `spans` cover `text` in order. In a program with roles, `messages` are the closed
+    turns, and ``text[turn_start:]`` with `turn_media` (each with its position in the text) is the
+    content of the open turn, which belongs to `role`. The server has seen ``text[:seen_chars]``.
     """
 
     text: str = ""
@@ -140,7 +140,7 @@ class Transcript:
 
     @classmethod
     def of(cls, expressions: Iterable[Expr]) -> Transcript:
-        """What a program has written that appended constants, turns and media."""
+        """The transcript of a program that appends only constant text, turns and media."""
         transcript = cls()
         for expr in expressions:
             match expr:
@@ -153,7 +153,7 @@ class Transcript:
                 case Show(shown):
                     transcript = transcript.shown(shown)
                 case _:
-                    raise TypeError(f"{expr} is no constant")
+                    raise TypeError(f"{expr} is not constant")
         return transcript
 
     @property
@@ -177,13 +177,13 @@ class Transcript:
         return tuple(part for part in parts if part != "")
 
     def all_messages(self) -> tuple[Message, ...]:
-        """The turns, the open one included if it holds anything."""
+        """The turns, including an open one that is not empty."""
         if self.role is None or self._turn_is_empty:
             return self.messages
         return (*self.messages, Message(self.role, self._turn_content()))
 
     def prompt(self) -> Prompt:
-        """This prompt as it stands."""
+        """The prompt so far."""
         if self.role is None and not self.messages:
             return TextPrompt(self.text)
         if self.role is not None and not self._turn_is_empty:
@@ -201,9 +201,9 @@ class Transcript:
         forced: tuple[tuple[int, int], ...] = (),
         usage: Usage | None = None,
     ) -> Transcript:
-        """With `text` at the end; `forced` counts from its beginning."""
+        """With `text` at the end. `forced` is relative to the beginning of `text`."""
         if self.role is None and self.messages:
-            raise ValueError("text outside of a turn: a program with roles has text only in turns")
+            raise ValueError("text outside of a turn: with roles, put it into a turn")
         start = len(self.text)
         span = Span(
             kind,
@@ -231,17 +231,18 @@ class Transcript:
         if self.role is not None:
             raise ValueError(f"the {self.role} turn is still open")
         if self.text and not self.messages:
-            raise ValueError("text before the first turn: a program with roles has text in turns")
+            raise ValueError("text before the first turn: with roles, put it into a turn")
         return replace(self, role=role, turn_start=len(self.text))
 
     def turn_ended(self, role: Role) -> Transcript:
         if self.role != role:
-            raise ValueError(f"no {role} turn is open" + (f", {self.role}'s is" * bool(self.role)))
+            opened = f"the open turn is {self.role}'s" if self.role else "no turn is open"
+            raise ValueError(f"{role}_end: {opened}")
         message = Message(role, self._turn_content())
         return replace(self, messages=(*self.messages, message), role=None, turn_media=())
 
     def seen(self) -> Transcript:
-        """After a request of everything in it."""
+        """After a request with this prompt: the server has seen all of it."""
         return replace(self, seen_chars=len(self.text))
 
     @property

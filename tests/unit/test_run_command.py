@@ -289,7 +289,7 @@ def test_of_several_programs_one_is_named(run: Run, folder: Path) -> None:
     assert json.loads(out)["text"] == "two"
     status, _, errors = run("two.py")
     assert status == 2
-    assert the_line(errors) == "two.py has several programs, choose by --program: one, two"
+    assert the_line(errors) == "two.py has several programs, choose one with --program: one, two"
     status, _, errors = run("two.py", "--program", "three")
     assert status == 2
     assert the_line(errors) == "two.py has no program three; it has: one, two"
@@ -320,13 +320,13 @@ def test_imported_programs_do_not_stand_in_the_way(run: Run, folder: Path) -> No
 def test_a_missing_argument_is_named_with_how_to_give_it(run: Run) -> None:
     status, _, errors = run("story.py")
     assert status == 2
-    assert the_line(errors) == "story lacks the argument animal: give --var animal=VALUE"
+    assert the_line(errors) == "story needs the argument animal: add --var animal=VALUE"
 
 
 def test_an_unknown_argument_is_refused_with_the_known_ones(run: Run) -> None:
     status, _, errors = run("story.py", "--var", "animal=a", "--var", "colour=red")
     assert status == 2
-    assert the_line(errors) == "story takes no argument 'colour'; it takes: animal, mood, n"
+    assert the_line(errors) == "story has no parameter 'colour'; it has: animal, mood, n"
 
 
 def test_a_bad_line_of_a_batch_is_named_before_anything_runs(
@@ -335,22 +335,22 @@ def test_a_bad_line_of_a_batch_is_named_before_anything_runs(
     (folder / "items.jsonl").write_text('{"animal": "fox"}\n{"mood": "sad"}\n')
     status, _, errors = run("story.py", "--batch", "items.jsonl")
     assert status == 2
-    assert the_line(errors).startswith("story lacks the argument animal (line 2 of items.jsonl)")
+    assert the_line(errors).startswith("story needs the argument animal (line 2 of items.jsonl)")
     assert server.requests == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["none.py"], "there is no file none.py"),
-        (["text.txt"], "text.txt is no Python file: its name must end in .py"),
-        (["empty.py"], "empty.py has no program: put @sgl.function before a function of it"),
-        (["story.py", "--var", "animal"], "--var takes NAME=VALUE, not 'animal'"),
+        (["none.py"], "no such file: none.py"),
+        (["text.txt"], "text.txt is not a Python file: its name must end in .py"),
+        (["empty.py"], "empty.py has no program: decorate a function with @sgl.function"),
+        (["story.py", "--var", "animal"], "--var needs NAME=VALUE, not 'animal'"),
         (["story.py", "--vars", "no.json"], "no.json cannot be read: No such file or directory"),
-        (["story.py", "--vars", "empty.py"], "empty.py is no JSON: Expecting value"),
-        (["story.py", "--vars", "list.json"], "list.json is no JSON object of arguments"),
-        (["story.py", "--batch", "empty.py"], "empty.py has no line"),
-        (["story.py", "--batch", "list.json", "--stream"], "--batch goes with neither"),
+        (["story.py", "--vars", "empty.py"], "empty.py is not valid JSON: Expecting value"),
+        (["story.py", "--vars", "list.json"], "list.json is not a JSON object of arguments"),
+        (["story.py", "--batch", "empty.py"], "empty.py is empty"),
+        (["story.py", "--batch", "list.json", "--stream"], "--batch cannot be used with"),
         (["story.py", "--var", "animal=a", "--url", "here"], "base_url must start with http://"),
         (["story.py", "--var", "animal=a", "--replay", "no.jsonl"], "no.jsonl cannot be read"),
         (["story.py", "--var", "animal=a", "--replay", "list.json"], "list.json is no record"),

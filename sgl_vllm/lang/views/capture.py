@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from sgl_vllm.lang.backends.base import Usage
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError
+from sgl_vllm.lang.ir import Role
 from sgl_vllm.lang.operations import JoinRecord
 from sgl_vllm.lang.stream import Snapshot, Stream
 from sgl_vllm.lang.transcript import GenMeta, SelectMeta, Span, Variable
@@ -69,7 +70,7 @@ def _failure_of(stream: Stream) -> str | None:
 
 
 def _groups(stream: Stream) -> list[list[Stream]]:
-    """A stream's branches by the fork that made them: the first of each fork is its number 0."""
+    """A stream's branches, grouped by fork. The first branch of each fork has the number 0."""
     groups: list[list[Stream]] = []
     for child in list(stream.children):
         if child.where.endswith("[0]") or not groups:
@@ -79,7 +80,7 @@ def _groups(stream: Stream) -> list[list[Stream]]:
 
 
 def _branch(stream: Stream, depth: int = 0) -> Branch:
-    num_inherited = stream.num_inherited_spans  # before the snapshot, which then has them
+    num_inherited = stream.num_inherited_spans  # read first: the snapshot then has these spans
     joins = list(stream.joins)
     groups = _groups(stream)
     num_deeper = len(streams_below(stream)) - 1 if depth >= MAX_DEPTH else 0
@@ -96,40 +97,52 @@ def _branch(stream: Stream, depth: int = 0) -> Branch:
     known = _known_by_usage(stream)
     markers = _markers([] if num_deeper else groups, joins, num_inherited, len(spans), depth)
 
-    blocks: list[Block] = []
-    pieces: list[Piece] = []
-    turn = spans[num_inherited - 1].turn if num_inherited else None
-    role = spans[num_inherited - 1].role if num_inherited else None
-    is_continued = turn is not None and role is not None
-
-    def close_turn(*, goes_on: bool) -> None:
-        nonlocal pieces, is_continued
-        if pieces:
-            blocks.append(Turn(role, tuple(pieces), is_continued))
-            pieces, is_continued = [], goes_on and role is not None
-
+    inherited = spans[num_inherited - 1] if num_inherited else None
+    turns = _Turns(inherited)
     for index in range(num_inherited, len(spans) + 1):
         if here := markers.get(index):
-            close_turn(goes_on=True)
-            blocks += here
-        if index == len(spans):
-            break
-        span = spans[index]
-        if span.turn != turn or span.role != role:
-            close_turn(goes_on=False)
-            turn, role, is_continued = span.turn, span.role, False
-        pieces.append(_piece(span, text, shaded, known.get(id(span.usage))))
+            turns.interrupt(here)
+        if index < len(spans):
+            span = spans[index]
+            piece = _piece(span, text, shaded, known.get(id(span.usage)))
+            turns.add(piece, span.turn, span.role)
     partial = snapshot.partial
     if partial:
-        if snapshot.transcript.role != role or len(snapshot.transcript.messages) != turn:
-            close_turn(goes_on=False)
-            role, is_continued = snapshot.transcript.role, False
-        pieces.append(
-            Piece("gen", (Slice(partial),), snapshot.partial_name, ("still coming",), None, True)
-        )
-    close_turn(goes_on=False)
+        facts = ("still being generated",)
+        piece = Piece("gen", (Slice(partial),), snapshot.partial_name, facts, unfinished=True)
+        transcript = snapshot.transcript
+        turns.add(piece, len(transcript.messages), transcript.role)
+    turns.close(goes_on=False)
     num_chars = len(text) + len(partial) - begin
-    return Branch(stream.where, status, tuple(blocks), num_chars, busy, error, num_deeper)
+    return Branch(stream.where, status, tuple(turns.blocks), num_chars, busy, error, num_deeper)
+
+
+class _Turns:
+    """Groups pieces into turns, with forks and joins between them."""
+
+    def __init__(self, inherited: Span | None) -> None:
+        """`inherited` is the last span of the parent: its turn may continue here."""
+        self.blocks: list[Block] = []
+        self._pieces: list[Piece] = []
+        self._turn = None if inherited is None else inherited.turn
+        self._role = None if inherited is None else inherited.role
+        self._is_continued = self._role is not None
+
+    def add(self, piece: Piece, turn: int, role: Role | None) -> None:
+        if (turn, role) != (self._turn, self._role):
+            self.close(goes_on=False)
+            self._turn, self._role, self._is_continued = turn, role, False
+        self._pieces.append(piece)
+
+    def interrupt(self, blocks: Sequence[Block]) -> None:
+        """Put forks and joins here; the turn may continue after them."""
+        self.close(goes_on=True)
+        self.blocks += blocks
+
+    def close(self, *, goes_on: bool) -> None:
+        if self._pieces:
+            self.blocks.append(Turn(self._role, tuple(self._pieces), self._is_continued))
+            self._pieces, self._is_continued = [], goes_on and self._role is not None
 
 
 def _status(stream: Stream, snapshot: Snapshot) -> Status:
@@ -140,8 +153,8 @@ def _status(stream: Stream, snapshot: Snapshot) -> Status:
     if stream.num_inherited_spans is None:
         return "waiting"
     body = stream.run.body
-    is_written = body is None or body.done() or stream.parent is not None
-    return "done" if stream.is_idle and is_written else "running"
+    has_returned = body is None or body.done() or stream.parent is not None
+    return "done" if stream.is_idle and has_returned else "running"
 
 
 def _error_of(stream: Stream, error: ProgramError) -> str:
@@ -156,7 +169,7 @@ def _error_of(stream: Stream, error: ProgramError) -> str:
 def _markers(
     groups: list[list[Stream]], joins: Sequence[JoinRecord], first: int, last: int, depth: int
 ) -> dict[int, list[Block]]:
-    """The forks and joins of a stream by how many spans are before them."""
+    """The forks and joins of a stream, by the number of spans before them."""
     placed: list[tuple[tuple[int, int, int], Block]] = []  # by place, fork, and join after fork
     for number, group in enumerate(groups):
         forked_after = group[0].num_inherited_spans
@@ -164,7 +177,7 @@ def _markers(
         placed.append(
             ((place, number, 0), Fork(tuple(_branch(child, depth + 1) for child in group)))
         )
-    gathered: dict[tuple[int, int], Join] = {}  # one join of several variables is one
+    gathered: dict[tuple[int, int], Join] = {}  # a join of several variables is shown as one
     for joined in joins:
         place = min(max(joined.num_spans, first), last)
         number = next((n for n, g in enumerate(groups) if joined.branches[0] in g), len(groups))
@@ -186,7 +199,8 @@ def _markers(
 
 
 def _known_by_usage(stream: Stream) -> dict[int, Variable]:
-    """The variables of generations and selects, by the identity of their request's usage."""
+    """The variables of gens and selects, by the identity of their request's usage, which is also
+    that of their span."""
     known = {}
     for future in list(stream.variables.values()):
         if future.done() and future.exception() is None:
@@ -221,7 +235,7 @@ def _facts(usage: Usage | None, variable: Variable | None) -> Iterable[str]:
     if usage is None:
         return
     if usage.saved_calls:
-        yield "no call: an earlier one had run ahead"
+        yield "no call: an earlier one generated this ahead"
     if usage.completion_tokens and not isinstance(meta, SelectMeta):
         forced = f", {usage.forced_tokens:,} of them forced" if usage.forced_tokens else ""
         yield f"generated: {usage.completion_tokens:,} tokens{forced}"
@@ -248,13 +262,13 @@ def _slices(span: Span, text: str, shaded: Sequence[Interval]) -> Iterable[Slice
 
 
 def _cached_end(position: int, usage: Usage) -> int:
-    """Where, in characters, the cached part of a request's prompt ends, which is as long as
+    """Where the cached part of a request's prompt ends, in characters. The prompt itself ends at
     `position`."""
     return round(position * min(1.0, usage.cached_prompt_tokens / usage.prompt_tokens))
 
 
 def _first_cached_end(stream: Stream, depth: int = 0) -> int | None:
-    """How much of its prompt the first request of a branch found cached; None without one."""
+    """Where the cached part of a branch's first request ends; None if it has made none."""
     num_inherited = stream.num_inherited_spans
     if num_inherited is None or depth > MAX_DEPTH:
         return None
@@ -268,16 +282,14 @@ def _first_cached_end(stream: Stream, depth: int = 0) -> int | None:
 def _cached_intervals(
     stream: Stream, begin: int, groups: list[list[Stream]], spans: Sequence[Span]
 ) -> list[Interval]:
-    """What the server found in its cache when it first saw it in a request of this prompt.
-
-    ::
+    """The text that was in the server's cache when a request of this prompt first sent it::
 
         text      |constant      |gen    |constant |gen  |
         1st call  |ccccccc.......^
-        2nd call  |              |ccccccccccc......^        c: found, of what is new to this call
+        2nd call  |              |ccccccccccc......^        c: cached, of what this call added
         shaded     ^^^^^^^         ^^^^^^^^^^^
 
-    After the last request, what every branch's first request found.
+    For text after the last request, the first requests of all branches count.
     """
     requests = [
         (span.start, _cached_end(span.start, span.usage))

@@ -1,11 +1,11 @@
-"""A program's state as HTML: a fragment for a notebook, and a page.
+"""Draws a program's state as HTML: a fragment for a notebook, and a page.
 
-Owns the drawing of a `Picture`. The fragment carries its own style, in a class of its own, and no
-script. Text of prompts and of models is untrusted: all of it goes through `escaped`, and media
-are shown only from http(s) and ``data:image``, ``data:video`` URLs.
+Owns the HTML and its style. The fragment includes its style, limited to a class of its own, and no
+script. Text of prompts and models is untrusted: all of it goes through `escaped`, and media are
+shown only from http(s), ``data:image`` and ``data:video`` URLs.
 
-What a text is can be told without colour: every kind has a line of its own under it and its
-variable's name before it; forced text is hatched and slanted, cached text on a shade with a line
+The kinds of text also differ without color: each has its own kind of underline, and its variable's
+name in front. Forced text is hatched and italic. Cached text has a shaded background and a line
 above it.
 """
 
@@ -27,18 +27,18 @@ from sgl_vllm.lang.views.picture import (
     join_line,
     usage_facts,
 )
-from sgl_vllm.lang.views.svg import MOST_LANES, fork_tree_svg_of
+from sgl_vllm.lang.views.svg import MAX_LANES, fork_tree_svg_of
 
 ELIDE_FROM_CHARS = 2000
-"""Constant text that is longer has its middle folded away."""
+"""The middle of longer constant text is folded."""
 KEPT_CHARS = 600
-"""What is shown of it at either end."""
-MOST_FOLDED_CHARS = 50_000
-"""As much of a middle can be unfolded; the rest is only counted."""
-MOST_OPEN_LANES = 12
-"""So many prompts the picture of fork and join may have and be unfolded."""
-MOST_OPEN_BRANCHES = 6
-"""Of one fork; a fork of more branches has those folded that are done."""
+"""How much of it is shown at either end."""
+MAX_FOLDED_CHARS = 50_000
+"""How much of the middle can be unfolded. The rest is only counted."""
+MAX_OPEN_LANES = 12
+"""The picture of forks and joins is folded if it has more lanes."""
+MAX_OPEN_BRANCHES = 6
+"""In a fork of more branches, those that are done are folded."""
 STYLE = """
 .sgl-view {
   --surface: #ffffff; --ink: #16191f; --soft: #5a6272; --line: #d9dde4; --page: #f4f5f7;
@@ -166,12 +166,12 @@ _LABELS = {
 
 
 def fragment_of(picture: Picture) -> str:
-    """A fragment that stands by itself."""
+    """A self-contained fragment."""
     lanes = ""
     if picture.root.forks:
-        opened = " open" * (len(picture.all_branches) <= MOST_OPEN_LANES)
+        opened = " open" * (len(picture.all_branches) <= MAX_OPEN_LANES)
         lanes = (
-            f'<details class="sgl-lanes"{opened}><summary>fork and join as a picture</summary>'
+            f'<details class="sgl-lanes"{opened}><summary>forks and joins as a picture</summary>'
             f"<div>{fork_tree_svg_of(picture)}</div></details>"
         )
     failure = "" if picture.failure is None else _error(picture.failure)
@@ -183,7 +183,7 @@ def fragment_of(picture: Picture) -> str:
 
 
 def page_of(picture: Picture, title: str) -> str:
-    """A whole page of the fragment."""
+    """A complete page with the fragment."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -219,7 +219,7 @@ def _branch_content(branch: Branch) -> str:
         else:
             parts.append(_error(branch.error))
     if not parts:
-        nothing = "not begun" if branch.status == "waiting" else "nothing written"
+        nothing = "not started" if branch.status == "waiting" else "nothing written"
         parts.append(f'<div class="sgl-note">{nothing} yet</div>')
     return "".join(parts)
 
@@ -243,9 +243,9 @@ def _block(block: Block) -> str:
         case Fork(branches):
             shown = "".join(
                 _branch(branch, is_open=_is_open(branch, len(branches)))
-                for branch in branches[:MOST_LANES]
+                for branch in branches[:MAX_LANES]
             )
-            rest = len(branches) - MOST_LANES
+            rest = len(branches) - MAX_LANES
             if rest > 0:
                 shown += f'<div class="sgl-note">and {rest:,} more branches</div>'
             return f'<div class="sgl-fork" role="group" aria-label="branches">{shown}</div>'
@@ -256,7 +256,7 @@ def _block(block: Block) -> str:
 def _is_open(branch: Branch, num_branches: int) -> bool:
     if branch.status == "discarded":
         return False
-    return num_branches <= MOST_OPEN_BRANCHES or branch.status in ("failed", "running")
+    return num_branches <= MAX_OPEN_BRANCHES or branch.status in ("failed", "running")
 
 
 def _branch(branch: Branch, *, is_open: bool) -> str:
@@ -272,18 +272,17 @@ def _branch(branch: Branch, *, is_open: bool) -> str:
 def _piece(piece: Piece) -> str:
     kind = _LABELS[piece.kind]
     called = f" {piece.name}" if piece.name else ""
-    told = escaped("\n".join((kind + called, *piece.facts)))
+    tooltip = escaped("\n".join((kind + called, *piece.facts)))
     label = ""
     if piece.kind not in ("text", "media"):
         shown = (piece.name or kind) + (" …" if piece.unfinished else "")
-        label = (
-            f'<span class="sgl-name sgl-{piece.kind}-kind" title="{told}">{escaped(shown)}</span>'
-        )
+        name_class = f"sgl-name sgl-{piece.kind}-kind"
+        label = f'<span class="{name_class}" title="{tooltip}">{escaped(shown)}</span>'
     if piece.media is not None:
-        return f'<span class="sgl-piece">{_media(piece.media, told)}</span>'
+        return f'<span class="sgl-piece">{_media(piece.media, tooltip)}</span>'
     if piece.kind == "text" and len(piece.text) > ELIDE_FROM_CHARS:
         return f'<span class="sgl-piece">{_folded(piece)}</span>'
-    title = "" if piece.kind == "text" else f' title="{told}"'
+    title = "" if piece.kind == "text" else f' title="{tooltip}"'
     slices = "".join(_slice(piece.kind, part) for part in piece.slices)
     return f'<span class="sgl-piece"{title}>{label}{slices}</span>'
 
@@ -297,10 +296,10 @@ def _slice(kind: str, part: Slice) -> str:
 def _folded(piece: Piece) -> str:
     num_chars = len(piece.text)
     middle_end = num_chars - KEPT_CHARS
-    reach = min(middle_end, KEPT_CHARS + MOST_FOLDED_CHARS)
+    reach = min(middle_end, KEPT_CHARS + MAX_FOLDED_CHARS)
     hidden = "".join(_slice(piece.kind, part) for part in _between(piece, KEPT_CHARS, reach))
     if reach < middle_end:
-        hidden += f'<span class="sgl-note">… {middle_end - reach:,} characters more …</span>'
+        hidden += f'<span class="sgl-note">… {middle_end - reach:,} more characters …</span>'
     count = f"… {middle_end - KEPT_CHARS:,} characters …"
     head, tail = _between(piece, 0, KEPT_CHARS), _between(piece, middle_end, num_chars)
     return (
@@ -311,7 +310,7 @@ def _folded(piece: Piece) -> str:
 
 
 def _between(piece: Piece, begin: int, end: int) -> Iterable[Slice]:
-    """The slices of a piece's text[begin:end]."""
+    """The slices of ``piece.text[begin:end]``."""
     position = 0
     for part in piece.slices:
         first, last = max(begin - position, 0), min(end - position, len(part.text))
@@ -320,17 +319,17 @@ def _between(piece: Piece, begin: int, end: int) -> Iterable[Slice]:
         position += len(part.text)
 
 
-def _media(media: Media, told: str) -> str:
+def _media(media: Media, tooltip: str) -> str:
     url = media.url
     is_remote = url.startswith(("http://", "https://"))
     if media.kind == "image" and (is_remote or url.startswith("data:image/")):
         return (
-            f'<img class="sgl-media" src="{escaped(url)}" alt="image" title="{told}" '
+            f'<img class="sgl-media" src="{escaped(url)}" alt="image" title="{tooltip}" '
             'loading="lazy" referrerpolicy="no-referrer">'
         )
     if media.kind == "video" and (is_remote or url.startswith("data:video/")):
         return (
-            f'<video class="sgl-media" src="{escaped(url)}" title="{told}" controls muted '
+            f'<video class="sgl-media" src="{escaped(url)}" title="{tooltip}" controls muted '
             'preload="metadata"></video>'
         )
     return f'<span class="sgl-note">[{escaped(repr(media))}]</span>'
@@ -352,8 +351,8 @@ def _legend(picture: Picture) -> str:
         items.append(
             _legend_item(
                 "sgl-text-kind sgl-cached",
-                "found in the server's cache when first sent (estimated: the cached share of the "
-                "tokens, in characters)",
+                "found in the server's cache when first sent (estimated from the cached share of "
+                "tokens)",
             )
         )
     if any(branch.status == "discarded" for branch in branches):

@@ -1,7 +1,7 @@
-"""Fork and join as a picture: a lane per branch, a block per operation.
+"""Draws forks and joins as SVG: a lane per branch, and a block per operation.
 
-Owns the layout of a `Picture` in lanes and its drawing as SVG. Widths grow with the square root of
-a text's length, so that a long text does not push everything else out of sight.
+Owns the layout in lanes. A block's width grows with the square root of its text's length, so that
+long texts leave room for the rest.
 
 ::
 
@@ -18,8 +18,8 @@ from math import sqrt
 
 from sgl_vllm.lang.views.picture import Branch, Fork, Join, Picture, Piece, Turn, escaped, visible
 
-MOST_LANES = 64
-"""Of one fork; further branches are only counted."""
+MAX_LANES = 64
+"""The most lanes of one fork. Further branches are only counted."""
 
 _LANE_HEIGHT = 34
 _BLOCK_HEIGHT = 18
@@ -27,7 +27,7 @@ _LEFT, _TOP = 10, 12
 _GAP = 16
 _SHOWN_CHARS = 240
 
-# What is drawn into a block of each kind, over its tint.
+# The pattern of each kind of block, drawn over its tint.
 _PATTERNS = {
     "gen": '<path d="M0 8L8 0M-2 2L2 -2M6 10L10 6"/>',
     "select": '<circle cx="2" cy="2" r="1.2"/><circle cx="6" cy="6" r="1.2"/>',
@@ -57,7 +57,7 @@ _STYLE = """
 
 @dataclass
 class _Sheet:
-    """What has been drawn so far, and how much room it takes."""
+    """What has been drawn so far, and its size."""
 
     parts: list[str] = field(default_factory=list)
     wires: list[str] = field(default_factory=list)
@@ -70,12 +70,13 @@ class _Sheet:
 
 
 def fork_tree_svg_of(picture: Picture) -> str:
-    """The picture as an ``<svg>`` element, light or dark as the reader's system is."""
+    """The picture as an ``<svg>`` element, light or dark as the reader's system prefers."""
     sheet = _Sheet()
     _draw_branch(sheet, picture.root, _LEFT, from_wire=None)
     width, height = sheet.width + _LEFT + 8, _TOP + sheet.num_lanes * _LANE_HEIGHT + 2
     body = "".join(sheet.wires) + "".join(sheet.parts)
-    mark = hashlib.blake2s(body.encode(), digest_size=5).hexdigest()  # ids are the page's, not ours
+    # Ids are shared with the rest of the page, so they must differ between pictures.
+    mark = hashlib.blake2s(body.encode(), digest_size=5).hexdigest()
     patterns = "".join(
         f'<pattern id="sgl-{kind}-{mark}" width="8" height="8" patternUnits="userSpaceOnUse">'
         f'<g style="fill: var(--{kind}); stroke: var(--{kind})" stroke-width=".9" '
@@ -102,7 +103,8 @@ def fork_tree_svg_of(picture: Picture) -> str:
 def _draw_branch(
     sheet: _Sheet, branch: Branch, x: float, from_wire: tuple[float, int] | None
 ) -> tuple[float, int]:
-    """Draw a branch and those below it from `x` on; where its lane ends, and which it is."""
+    """Draw a branch and its own branches, starting at `x`. Returns where its lane ends, and the
+    lane's number."""
     lane = sheet.take_lane()
     y = _middle_of(lane)
     dim = ' class="discarded"' if branch.status == "discarded" else ""
@@ -119,10 +121,10 @@ def _draw_branch(
                     x = _draw_piece(sheet, piece, role, x, y)
             case Fork(branches):
                 sheet.parts.append("</g>")
-                for child in branches[:MOST_LANES]:
+                for child in branches[:MAX_LANES]:
                     ends[child.label] = _draw_branch(sheet, child, x + _GAP, (x, lane))
-                if len(branches) > MOST_LANES:
-                    more = f"and {len(branches) - MOST_LANES:,} more"
+                if len(branches) > MAX_LANES:
+                    more = f"and {len(branches) - MAX_LANES:,} more"
                     y_more = _middle_of(sheet.take_lane())
                     sheet.parts.append(
                         f'<text class="more" x="{x + _GAP:.1f}" y="{y_more + 4}">{more}</text>'
@@ -141,8 +143,8 @@ def _draw_branch(
         )
         x += 20
     elif branch.status in ("running", "waiting"):
-        told = escaped(branch.busy or branch.status)
-        sheet.parts.append(f'<text x="{x + 5:.1f}" y="{y + 3}">…<title>{told}</title></text>')
+        tooltip = escaped(branch.busy or branch.status)
+        sheet.parts.append(f'<text x="{x + 5:.1f}" y="{y + 3}">…<title>{tooltip}</title></text>')
         x += 18
     sheet.parts.append("</g>")
     if x > begin:
@@ -158,7 +160,7 @@ def _middle_of(lane: int) -> int:
 def _wire(begin: tuple[float, int], end: tuple[float, int]) -> str:
     (x0, lane0), (x1, lane1) = begin, end
     y0, y1 = _middle_of(lane0), _middle_of(lane1)
-    near = x0 if lane1 > lane0 else x1 - _GAP  # the upright part is next to the parent
+    near = x0 if lane1 > lane0 else x1 - _GAP  # the vertical part is next to the parent
     return (
         f'<path class="wire" d="M{x0:.1f} {y0}H{near:.1f}'
         f"C{near + _GAP * 0.8:.1f} {y0} {near + _GAP * 0.2:.1f} {y1} {near + _GAP:.1f} {y1}"
@@ -167,19 +169,19 @@ def _wire(begin: tuple[float, int], end: tuple[float, int]) -> str:
 
 
 def _draw_piece(sheet: _Sheet, piece: Piece, role: str | None, x: float, y: float) -> float:
-    """A block at `x`; where the next one goes."""
+    """Draw a block at `x`. Returns where the next one starts."""
     text = piece.text
     width = 24.0 if piece.media is not None else min(12 + 3.2 * sqrt(len(text)), 190.0)
     name = visible(piece.name or "")
     if piece.kind != "text" and name:
         width = max(width, min(10 + 6.4 * len(name), 130.0))
     shown = text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + " …"
-    told = "\n".join(
+    tooltip = "\n".join(
         filter(None, [f"{role or ''} {piece.kind} {name}".strip(), *piece.facts, shown])
     )
     top = y - _BLOCK_HEIGHT / 2
     box = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_BLOCK_HEIGHT}" rx="3"'
-    sheet.parts.append(f'<g><title>{escaped(told)}</title><rect class="{piece.kind}" {box}/>')
+    sheet.parts.append(f'<g><title>{escaped(tooltip)}</title><rect class="{piece.kind}" {box}/>')
     if piece.kind != "text":
         sheet.parts.append(f'<rect class="{piece.kind}-over" {box}/>')
     if piece.kind != "text" and name:

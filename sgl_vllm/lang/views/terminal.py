@@ -1,18 +1,18 @@
-"""A program's state in a terminal, for rich.
+"""Draws a program's state in a terminal, with rich.
 
-Owns the drawing of a `Picture` as lines. What a text is, is written in brackets around it, so that
-it can be told without colour and from a log:
+Owns the drawing as lines. Brackets around a text say how it was made, so that a log without color
+shows it, too::
 
-    [gen story]a hare [forced]who[/forced] ran[/gen]
+    [gen story]a hare [forced]that[/forced] ran[/gen]
 
-With colour the brackets are dim, and forced and cached text have colours instead of brackets.
+With color, the brackets are dim, and forced and cached text are colored instead of bracketed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS
 from sgl_vllm.lang.views.picture import (
@@ -26,11 +26,12 @@ from sgl_vllm.lang.views.picture import (
     usage_facts,
     visible,
 )
-from sgl_vllm.lang.views.svg import MOST_LANES
+from sgl_vllm.lang.views.svg import MAX_LANES
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.text import Text
+    from rich.tree import Tree
 
 STYLES = {
     "text": "",
@@ -45,12 +46,12 @@ _STATUS_STYLES = {"failed": "red", "running": "green", "discarded": "dim", "wait
 
 @dataclass(frozen=True)
 class TerminalView:
-    """What rich prints of a picture."""
+    """A picture that rich can print."""
 
     picture: Picture
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        drawing = _Drawing(has_colour=console.color_system is not None and not console.no_color)
+        drawing = _Drawing(has_color=console.color_system is not None and not console.no_color)
         yield from drawing.content_of(self.picture.root)
         if self.picture.failure is not None:
             yield drawing.error(self.picture.failure)
@@ -60,12 +61,12 @@ class TerminalView:
 
 
 class _Drawing:
-    def __init__(self, *, has_colour: bool) -> None:
-        self._has_colour = has_colour
+    def __init__(self, *, has_color: bool) -> None:
+        self._has_color = has_color
         self.shows_cached = False
 
-    def content_of(self, branch: Branch) -> Iterable[Any]:
-        """A branch's blocks and how it stands, one below the other."""
+    def content_of(self, branch: Branch) -> Iterable[RenderableType]:
+        """A branch's blocks and status, one below the other."""
         from rich.padding import Padding
         from rich.text import Text
 
@@ -93,13 +94,13 @@ class _Drawing:
 
         return Text(f"✗ {visible(message)}", "bold red")
 
-    def _fork(self, fork: Fork) -> Any:
+    def _fork(self, fork: Fork) -> Tree:
         from rich.console import Group
         from rich.text import Text
         from rich.tree import Tree
 
         tree = Tree(Text(f"fork of {len(fork.branches)}", "dim"), guide_style="dim")
-        for branch in fork.branches[:MOST_LANES]:
+        for branch in fork.branches[:MAX_LANES]:
             status = f"{branch.status}, {branch.num_chars:,} characters"
             if branch.status == "discarded" and branch.error:
                 status = f"discarded: {visible(branch.error)}"
@@ -108,7 +109,7 @@ class _Drawing:
                 (f"  {status}", _STATUS_STYLES.get(branch.status, "dim")),
             )
             tree.add(Group(head, *self.content_of(branch)))
-        rest = len(fork.branches) - MOST_LANES
+        rest = len(fork.branches) - MAX_LANES
         if rest > 0:
             tree.add(Text(f"and {rest:,} more branches", "dim"))
         return tree
@@ -142,9 +143,9 @@ class _Drawing:
                 style += " italic underline"
             if part.cached:
                 marks.append("cached")
-                style += " on grey23" if self._has_colour else ""
+                style += " on grey23" if self._has_color else ""
                 self.shows_cached = True
-            if self._has_colour:
+            if self._has_color:
                 marks = []
             line.append("".join(f"[{mark}]" for mark in marks), "dim")
             line.append(visible(part.text), style.strip())
@@ -163,6 +164,6 @@ class _Drawing:
     def legend(self) -> Text:
         from rich.text import Text
 
-        mark = ("grey", "on grey23") if self._has_colour else "[cached]"
-        told = ": in the server's cache when first sent (estimated from tokens, in characters)"
-        return Text.assemble(mark, told, style="dim")
+        mark = ("grey", "on grey23") if self._has_color else "[cached]"
+        meaning = ": in the server's cache when first sent (estimated from tokens)"
+        return Text.assemble(mark, meaning, style="dim")

@@ -59,7 +59,7 @@ def test_a_pil_image_is_sent_as_png():
 def test_a_video_is_no_image_and_an_image_no_video():
     assert source_of(sgl.video(MP4)).url.startswith("data:video/mp4;base64,")
     for make, data in ((sgl.image, MP4), (sgl.video, PNG), (sgl.image, b"\x1a\x45\xdf\xa3")):
-        with pytest.raises(ValueError, match="of a known format"):
+        with pytest.raises(ValueError, match="in a known format"):
             make(data)
 
 
