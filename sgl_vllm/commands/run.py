@@ -34,7 +34,7 @@ from sgl_vllm.lang.views.picture import visible
 DEFAULT_URL = "http://127.0.0.1:8000"
 URL_VARIABLE = "SGL_VLLM_URL"
 MODULE_NAME = "sgl_vllm_program"
-"""The file's ``__name__``. It is not ``__main__``, so that the file's own main part does not run."""
+"""The file's ``__name__``: not ``__main__``, so that the file's own main part does not run."""
 
 FAILED, MISUSED = 1, 2
 
