@@ -229,8 +229,8 @@ def endless(s):
     s += "The hare" + sgl.gen("a", max_tokens=900, ignore_eos=True)
 
 
-def test_a_program_that_is_given_up_aborts_its_request(engine):
-    with pytest.raises(sgl.ProgramError, match=r"not done within timeout_s=0\.2"):
+def test_a_program_that_times_out_aborts_its_request(engine):
+    with pytest.raises(sgl.ProgramError, match=r"did not finish within timeout_s=0\.2"):
         endless.run(backend=engine, timeout_s=0.2)
     assert unfinished(engine) == 0
 
@@ -256,7 +256,7 @@ def test_a_wrong_argument_is_an_error_at_the_start():
         pass
 
 
-def test_closing_leaves_no_process_and_use_after_that_starts_anew(
+def test_closing_leaves_no_process_and_later_use_starts_it_again(
     engine, children_of_others, monkeypatch
 ):
     """Last, as it ends the engine of this module."""

@@ -166,7 +166,8 @@ def test_an_unsupported_vllm_is_refused_by_name(monkeypatch):
 
 def test_a_part_whose_hook_is_missing_stays_off_and_says_which(start, monkeypatch, tmp_path):
     edit = Edit("v1/core/block_pool.py", "def unpin_blocks(", "def release_blocks(")
-    monkeypatch.setattr(probe, "installed_source", lambda: copy_of_vllm(tmp_path, edit))
+    source = copy_of_vllm(tmp_path, edit)
+    monkeypatch.setattr(probe, "installed_source", lambda: source)
     (radix,) = [part for part in probe_parts() if not part.on]
     assert radix.name == "radix" and "BlockPool.unpin_blocks" in radix.reason
     parts = start(plugin={}).scheduler.sgl_vllm.stats().parts

@@ -132,5 +132,5 @@ def test_each_server_says_what_it_is(server, stock, plugin):
     assert not sgl.get_server_info(stock).plugin
     with pytest.raises(sgl.UnsupportedError, match="flush_cache"):
         sgl.flush_cache(stock)
-    with pytest.raises(sgl.BackendError, match="wants an api_key"):
+    with pytest.raises(sgl.BackendError, match="needs an api_key"):
         sgl.get_server_info(sgl.VLLM(server.url))

@@ -36,6 +36,7 @@ MAY_IMPORT_VLLM = (
     "sgl_vllm.routing.ray",
     "sgl_vllm.routing.ranks",
     "sgl_vllm.lang.backends.engine",  # the backend that runs vLLM in the same process
+    "sgl_vllm.lang.backends.engine_requests",
 )
 
 MAY_NOT_IMPORT = {
@@ -56,7 +57,6 @@ CYCLES_LEFT = {
 }
 IMPORTS_LEFT = {
     ("sgl_vllm.jump.jump", "sgl_vllm.scheduler.traces"),
-    ("sgl_vllm.lang.backends.engine", "sgl_vllm.plugin"),
     ("sgl_vllm.lang.backends.engine", "sgl_vllm.routes.engines"),
     ("sgl_vllm.radix.block_hashes", "vllm"),
     ("sgl_vllm.radix.keys", "vllm"),

@@ -353,7 +353,7 @@ def test_a_bad_line_of_a_batch_is_named_before_anything_runs(
         (["story.py", "--batch", "list.json", "--stream"], "--batch cannot be used with"),
         (["story.py", "--var", "animal=a", "--url", "here"], "base_url must start with http://"),
         (["story.py", "--var", "animal=a", "--replay", "no.jsonl"], "no.jsonl cannot be read"),
-        (["story.py", "--var", "animal=a", "--replay", "list.json"], "list.json is no record"),
+        (["story.py", "--var", "animal=a", "--replay", "list.json"], "list.json is not a record"),
         (["story.py", "--var", "animal=a", "--record", "no/where"], "no/where cannot be written"),
         (["story.py", "--var", "animal=a", "--html", "no/where"], "no/where cannot be written"),
     ],

@@ -1,7 +1,7 @@
 """The backend for Anthropic's Messages API.
 
-Owns that API's requests, answers and streams, and the ways round what it lacks: a JSON schema and a
-select become a tool that the model is made to call, and stops of white space are watched for here.
+Owns that API's requests, answers and streams, and replacements for what it lacks: a JSON schema and
+a select become a tool that the model must call, and whitespace stops are found on the client.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn, cast
 
 from sgl_vllm.lang.backends.base import (
     ChatPrompt,
@@ -18,12 +18,14 @@ from sgl_vllm.lang.backends.base import (
     GenAnswer,
     Generated,
     GenRequest,
+    Json,
     Message,
     Prompt,
     Usage,
     Watch,
 )
-from sgl_vllm.lang.backends.service import ClientBackend, choice_schema
+from sgl_vllm.lang.backends.clients import Client, ClientBackend
+from sgl_vllm.lang.backends.service import choice_schema
 from sgl_vllm.lang.choices import token_length_normalized
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.media import Media
@@ -33,18 +35,18 @@ from sgl_vllm.lang.speculation import first_stop
 _LACKING = {
     "n": "fork the prompt, or use run_batch",
     "min_new_tokens": "ask for a longer text in the prompt",
-    "ignore_eos": "a server of your own has it",
+    "ignore_eos": "use a vLLM server of your own",
     "stop_token_ids": "use stop texts",
     "min_p": "use top_p or top_k",
     "frequency_penalty": "leave it at 0",
     "presence_penalty": "leave it at 0",
-    "return_logprob": "the API tells no logprobs",
+    "return_logprob": "the API has no logprobs",
 }
 
 _FINISH_REASONS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
-    "tool_use": "stop",  # only of the tool that it is made to call
+    "tool_use": "stop",  # the model calls only the tool that it must call
     "max_tokens": "length",
 }
 
@@ -53,11 +55,11 @@ _SELECT_MAX_TOKENS = 1024
 
 @dataclass(frozen=True)
 class _Answer:
-    """A message: its text, or the JSON text of the tool's input; and how it ended."""
+    """A message: its text, or the tool's input as JSON text, and why it ended."""
 
     text: str
     stop_reason: str
-    usage: dict[str, Any]
+    usage: Json
 
     @property
     def generated(self) -> Generated:
@@ -65,7 +67,7 @@ class _Answer:
 
     @property
     def cost(self) -> Usage:
-        """Anthropic counts what is read from and written to its cache apart from the rest."""
+        """Anthropic counts tokens read from and written to its cache separately."""
         read = int(self.usage.get("cache_read_input_tokens") or 0)
         written = int(self.usage.get("cache_creation_input_tokens") or 0)
         return Usage(
@@ -79,10 +81,10 @@ class _Answer:
 class Anthropic(ClientBackend):
     """A model of Anthropic's, or a server with its API at `base_url`.
 
-    Without `api_key` the official client finds one (ANTHROPIC_API_KEY). Programs must have roles,
-    with system turns before all others. A turn of the assistant that has begun is continued
-    (prefilled), which the service offers for some models only; the text before the gen must not end
-    in white space. `select` lets the model choose.
+    Without `api_key`, the official client finds one (ANTHROPIC_API_KEY). Programs must have roles,
+    and system turns must come first. A `gen` after other text in an assistant turn uses prefill,
+    which the service offers for some models only; that text must not end in whitespace. `select`
+    lets the model choose, without scores.
     """
 
     scoreless_methods = (token_length_normalized,)
@@ -122,25 +124,26 @@ class Anthropic(ClientBackend):
             ) from error
         return anthropic
 
-    def new_client(self) -> Any:
-        return self.library().AsyncAnthropic(
+    def new_client(self) -> Client:
+        client = self.library().AsyncAnthropic(
             api_key=self._api_key,
             base_url=self.base_url,
             timeout=self.timeout_s,
             max_retries=self.max_retries,
         )
+        return cast("Client", client)
 
     def raise_as_backend_error(self, error: Exception) -> NoReturn:
         errors = self.library()
         no_key = isinstance(error, errors.AnthropicError) and not isinstance(error, errors.APIError)
-        # Without any key the client does not even ask.
+        # Without any key, the client fails before it sends anything.
         if no_key or (isinstance(error, TypeError) and "authentication" in str(error)):
             raise BackendError(
-                f"{self.name} wants an api_key: {self.advice_on_key} ({error})"
+                f"{self.name} needs an api_key: {self.advice_on_key} ({error})"
             ) from error
         super().raise_as_backend_error(error)
 
-    # --- what the interpreter asks for -----------------------------------------------------------
+    # --- the interface of a backend --------------------------------------------------------------
 
     async def generate(self, request: GenRequest) -> GenAnswer:
         sampling = request.sampling
@@ -149,22 +152,22 @@ class Anthropic(ClientBackend):
         body = self._prompt_body(request.prompt) | _options(sampling)
         if schema is not None:
             if sampling.stop:
-                self.refuse("stop with json_schema", "leave stop out: the document ends by itself")
+                self.refuse("stop with json_schema", "leave out stop: the document ends by itself")
             self._force_tool(body, request.prompt, "json_schema", self._object_schema(schema))
             answer = await self._ask(body, request.watch)
             return GenAnswer((answer.generated,), answer.cost)
         stops = (sampling.stop,) if isinstance(sampling.stop, str) else sampling.stop or ()
-        here = tuple(stop for stop in stops if not stop.strip())
-        if there := [stop for stop in stops if stop.strip()]:
-            body["stop_sequences"] = there
-        if not here:
+        whitespace = tuple(stop for stop in stops if not stop.strip())
+        if others := [stop for stop in stops if stop.strip()]:
+            body["stop_sequences"] = others
+        if not whitespace:
             answer = await self._ask(body, request.watch)
             return GenAnswer((answer.generated,), answer.cost)
         self._warn_once(
-            "a stop of white space alone is refused by the service: the text is watched as it "
-            "comes, and cut there"
+            "the service does not accept a stop text of only whitespace: the text is streamed and "
+            "cut at the stop"
         )
-        watcher = _StopWatch(here, request.watch)
+        watcher = _StopWatch(whitespace, request.watch)
         answer = await self._ask(body, watcher)
         return GenAnswer((watcher.cut(answer.generated),), answer.cost)
 
@@ -173,7 +176,7 @@ class Anthropic(ClientBackend):
     ) -> ChoiceAnswer:
         body = self._prompt_body(prompt)
         self._force_tool(body, prompt, "select", choice_schema(choices))
-        self.say_that_it_chooses("a tool that takes nothing else")
+        self.warn_that_it_chooses("a tool that accepts nothing else")
         body["max_tokens"] = _SELECT_MAX_TOKENS
         answer = await self.at_temperature_0(lambda asked: self._ask(asked, None), body)
         with self.reading():
@@ -181,7 +184,7 @@ class Anthropic(ClientBackend):
 
     # --- requests --------------------------------------------------------------------------------
 
-    def _prompt_body(self, prompt: Prompt) -> dict[str, Any]:
+    def _prompt_body(self, prompt: Prompt) -> Json:
         if not isinstance(prompt, ChatPrompt):
             self.refuse(
                 "a prompt without roles", "put the text into turns (s.user(...), s.assistant(...))"
@@ -193,7 +196,7 @@ class Anthropic(ClientBackend):
         while turns and turns[0].role == "system":
             system += self._parts(turns.pop(0).content)
         if any(turn.role == "system" for turn in turns):
-            self.refuse("a system turn after another turn", "put it first, or say it as the user")
+            self.refuse("a system turn after another turn", "put it first, or into a user turn")
         messages = [
             {
                 "role": turn.role,
@@ -210,18 +213,18 @@ class Anthropic(ClientBackend):
             self.refuse(f"gen in a {begun.role} turn", "let the assistant write")
         if begun.text != begun.text.rstrip():
             self.refuse(
-                "white space at the end of the text before a gen",
+                "whitespace at the end of the text before a gen",
                 "end that text without it: the model writes it, or strip it from the variable",
             )
 
-    def _parts(self, content: Content) -> list[dict[str, Any]]:
+    def _parts(self, content: Content) -> list[Json]:
         parts = (content,) if isinstance(content, str) else content
         return [
             {"type": "text", "text": part} if isinstance(part, str) else self._image(part)
             for part in parts
         ]
 
-    def _image(self, media: Media) -> dict[str, Any]:
+    def _image(self, media: Media) -> Json:
         if media.kind != "image":
             self.refuse(media.kind, "show some of its frames as images")
         if not media.url.startswith("data:"):
@@ -232,25 +235,23 @@ class Anthropic(ClientBackend):
         source = {"type": "base64", "media_type": header.removesuffix(";base64"), "data": data}
         return {"type": "image", "source": source}
 
-    def _object_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
+    def _object_schema(self, schema: Json) -> Json:
         if schema.get("type") != "object":
             self.refuse(
-                "a json_schema that is no object's", "make it the property of an object's schema"
+                "a json_schema that is not of an object", "make it a property of an object schema"
             )
         return schema
 
-    def _force_tool(
-        self, body: dict[str, Any], prompt: Prompt, feature: str, schema: dict[str, Any]
-    ) -> None:
-        """Make the model answer by a document of `schema`."""
+    def _force_tool(self, body: Json, prompt: Prompt, feature: str, schema: Json) -> None:
+        """Make the model answer with a document of `schema`."""
         if isinstance(prompt, ChatPrompt) and prompt.ending == "continue":
             self.refuse(
-                f"{feature} in a turn that has begun", "let the assistant turn begin with it"
+                f"{feature} after other text in a turn", "let the assistant turn begin with it"
             )
         tool = {"name": "answer", "description": "Give the answer.", "input_schema": schema}
         body |= {"tools": [tool], "tool_choice": {"type": "tool", "name": "answer"}}
 
-    async def _ask(self, body: dict[str, Any], watch: Watch | None) -> _Answer:
+    async def _ask(self, body: Json, watch: Watch | None) -> _Answer:
         body = {"model": self.model, **body}
         if watch is not None:
             assembled = _Assembled()
@@ -267,17 +268,16 @@ class Anthropic(ClientBackend):
             inputs = [block["input"] for block in blocks if block["type"] == "tool_use"]
         if not inputs:
             raise BackendError(
-                f"{self.name} did not answer in the form that was asked for: it ended with "
-                f"{stop_reason!r}"
+                f"{self.name} did not answer in the required form: it ended with {stop_reason!r}"
             )
         text = json.dumps(inputs[0], ensure_ascii=False)
         return _Answer(text, stop_reason, answer.get("usage") or {})
 
 
-def _options(sampling: Sampling) -> dict[str, Any]:
-    """Sampling options in Anthropic's words; what is at the API's default is not sent, as some
-    models refuse to be told."""
-    body: dict[str, Any] = {"max_tokens": sampling.max_new_tokens}
+def _options(sampling: Sampling) -> Json:
+    """Sampling options under Anthropic's names. Options at the API's default are not sent, because
+    some models reject them even so."""
+    body: Json = {"max_tokens": sampling.max_new_tokens}
     for option in ("temperature", "top_p", "top_k"):
         value = getattr(sampling, option)
         if value not in (None, getattr(DEFAULT_SAMPLING, option)):
@@ -286,9 +286,9 @@ def _options(sampling: Sampling) -> dict[str, Any]:
 
 
 class _StopWatch:
-    """Ends a text at `stops`, all of white space, which the service does not take.
+    """Ends a text at `stops`, which are whitespace and thus not accepted by the service.
 
-    Shows `watch` what comes before them: white space is held back until something follows it.
+    Passes the text before them to `watch`. Trailing whitespace is held back until more follows.
     """
 
     def __init__(self, stops: tuple[str, ...], watch: Watch | None) -> None:
@@ -315,16 +315,16 @@ class _StopWatch:
 
 
 class _Assembled:
-    """The message that a stream's events make."""
+    """Collects a stream's events into a message."""
 
     num_tokens = None
 
     def __init__(self) -> None:
         self.finish_reason: str | None = None
         self._pieces: list[str] = []
-        self._usage: dict[str, Any] = {}
+        self._usage: Json = {}
 
-    def add(self, chunk: Any) -> str:
+    def add(self, chunk: Json) -> str:
         match chunk["type"]:
             case "message_start":
                 self._usage |= chunk["message"]["usage"]

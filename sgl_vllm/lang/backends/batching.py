@@ -1,8 +1,8 @@
-"""Requests that programs make in the same moment, sent as one: `POST /v1/sgl/batch`.
+"""Sends requests that programs make at the same moment as one: `POST /v1/sgl/batch`.
 
-Owns: which posts travel together, whose line is whose, and what becomes of posts whose line does
-not come. Does not own what is posted, nor the retries: what may be tried again is posted alone, in
-the ordinary way, where the official client has its rules.
+Owns which posts share a request, which line of the answer belongs to which post, and what happens
+to posts without a line. Does not retry: a post that may be retried is sent again alone, through
+the official client, which has its own rules.
 
     post ──┐                      ┌─ {"index":1, ...} ──> second post
     post ──┼──> one request ──────┼─ {"index":0, ...} ──> first post
@@ -19,43 +19,45 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sgl_vllm.lang.backends.base import Json
+
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 MAX_POSTS = 256
-"""In one batch. More of the same moment make several."""
+"""The most posts in one batch. More at the same moment make several batches."""
 
 END_TIMEOUT_S = 1.0
-"""How long the end of an answer is waited for after its last line, so as to keep the connection."""
+"""How long to wait for the end of an answer after its last line, which keeps the connection."""
 
 
 class BatchRefusedError(Exception):
-    """The server takes none of this batch; its posts go alone."""
+    """The server rejects this batch; its posts are sent alone."""
 
 
 class NoBatchRouteError(BatchRefusedError):
-    """The server has no such route: it is not asked again."""
+    """The server does not have the route; it is not tried again."""
 
 
 class UnansweredError(ConnectionError):
-    """The connection ended before a post had its answer, which may or may not have been made."""
+    """The connection ended before a post had its answer. The server may or may not have run it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A line: the status and the body that the post would have been answered with alone."""
+    """A line: the status and body that the post would have got alone."""
 
     status: int
-    body: dict[str, Any]
+    body: Json
 
     @property
     def may_be_retried(self) -> bool:
-        """By the rules of the official client."""
+        """As the official client decides it."""
         return self.status in (408, 409, 429) or self.status >= 500
 
 
 class Response(Protocol):
-    """An answer that is arriving; httpx's, of either generation."""
+    """An answer that is arriving: a response of httpx or httpx2."""
 
     def aiter_bytes(self) -> AsyncIterator[bytes]: ...
 
@@ -64,11 +66,11 @@ class Response(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Post:
-    """One request. `answer` becomes None where it has to be posted alone."""
+    """One request. Its `answer` is None if it must be sent alone."""
 
     id: str
     path: str
-    body: dict[str, Any]
+    body: Json
     answer: asyncio.Future[Answer | None]
     batch: _Batch | None = None
     index: int = 0
@@ -83,8 +85,8 @@ class _Post:
 
 
 class _Batch:
-    """Posts under way together. `waiting` are those that somebody waits for and that have no answer
-    yet; with the last of them the connection is given up, and the server stops what is left."""
+    """Posts sent together. `waiting` are those without an answer that a caller still waits for.
+    When the last of them is cancelled, the connection is closed, and the server stops the rest."""
 
     def __init__(self, posts: list[_Post]) -> None:
         self.waiting = dict(enumerate(posts))
@@ -95,18 +97,18 @@ class _Batch:
         for index, post in self.waiting.items():
             post.batch, post.index = self, index
 
-    def as_body(self) -> dict[str, Any]:
+    def as_body(self) -> Json:
         requests = [
             {"id": post.id, "path": post.path, "body": post.body} for post in self.waiting.values()
         ]
         return {"requests": requests}
 
     def read(self, line: bytes, *, retry: bool) -> None:
-        """Hand a line to its post. ValueError, KeyError or TypeError if it cannot be read."""
+        """Give a line to its post. ValueError, KeyError or TypeError if it cannot be read."""
         fields = json.loads(line)
         answer = Answer(int(fields["status"]), fields["body"])
         if not isinstance(answer.body, dict):
-            raise TypeError("the body of a line is no object")
+            raise TypeError("the body of a line is not an object")
         self.num_lines_left -= 1
         post = self.waiting.pop(fields["index"], None)
         if post is not None:
@@ -119,28 +121,28 @@ class _Batch:
 
 
 class Batcher:
-    """Sends what is posted in the same moment, on one event loop, as one request.
+    """Sends posts made at the same moment, on one event loop, as one request.
 
-    Every post ends: by its line, by a post of its own, by an exception, or because its caller
-    cancels it. No batch outlives the posts that somebody waits for. There is no timeout here:
-    whoever posts bounds the wait, by cancelling.
+    Invariant: every post ends, by its line, by being sent alone, by an exception, or because its
+    caller cancels it. A batch ends when no caller waits for it. There is no timeout here: callers
+    cancel a post that takes too long.
     """
 
     def __init__(
         self,
-        post_one: Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]],
-        open_batch: Callable[[dict[str, Any]], Awaitable[Response]],
+        post_one: Callable[[str, Json], Awaitable[Json]],
+        open_batch: Callable[[Json], Awaitable[Response]],
         abort: Callable[[list[str]], Awaitable[object]],
         *,
         retry: bool = True,
     ) -> None:
         """Args:
-        post_one: posts `(path, body)` alone and returns the answer's object, or raises.
-        open_batch: posts the body of a batch and returns when the answer begins. Raises
-            BatchRefusedError, or whatever every post of it is to raise.
+        post_one: sends `(path, body)` alone and returns the answer's object, or raises.
+        open_batch: sends the body of a batch and returns when the answer begins. Raises
+            BatchRefusedError, or an exception that every post of the batch then raises.
         abort: asks the server to stop the requests with these ids. May fail.
-        retry: whether a post is made again, alone, after a status that the official client
-            retries (408, 409, 429, 5xx) or after a connection that broke before its line.
+        retry: whether a post is sent again, alone, after a status that the official client
+            retries (408, 409, 429, 5xx), or if the connection breaks before its line.
         """
         self._post_one = post_one
         self._open_batch = open_batch
@@ -152,21 +154,24 @@ class Batcher:
         self._name = uuid.uuid4().hex
         self._num_posts = 0
 
-    async def post(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """The status and the object that `path` ("completions", "chat/completions") answers `body`.
+    async def post(self, path: str, body: Json) -> tuple[int, Json]:
+        """Post `body` to `path` ("completions" or "chat/completions"). Returns the status and the
+        object of the answer.
 
-        Waits two turns of the event loop for others to travel with. Alone, it is `post_one`, whose
-        exceptions are raised. Raises what `open_batch` raised, and UnansweredError where nothing
-        is retried. Cancelled, it stops the request in the server, too: by closing the connection if
-        nobody else waits on it, else by asking for it, which a server with several API processes
-        may not hear in the right one; then the answer is dropped when it comes.
+        Waits two turns of the event loop for other posts to join. A single post is sent with
+        `post_one`, whose exceptions are raised. Otherwise raises what `open_batch` raises, and
+        UnansweredError if there are no retries.
+
+        Cancelling it also stops the request on the server: by closing the connection if no other
+        caller waits on it, otherwise by an abort. On a server with several API processes, the
+        abort may reach the wrong one; the answer is then dropped when it arrives.
         """
         answer = await self._gather(path, body) if self._has_route else None
         if answer is None:
             return 200, await self._post_one(path, body)
         return answer.status, answer.body
 
-    async def _gather(self, path: str, body: dict[str, Any]) -> Answer | None:
+    async def _gather(self, path: str, body: Json) -> Answer | None:
         loop = asyncio.get_running_loop()
         self._num_posts += 1
         post = _Post(f"{self._name}-{self._num_posts}", path, body, loop.create_future())
@@ -197,7 +202,7 @@ class Batcher:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # --- a batch under way -----------------------------------------------------------------
+    # --- one batch -------------------------------------------------------------------------
 
     async def _run(self, batch: _Batch) -> None:
         try:
@@ -256,7 +261,8 @@ class Batcher:
             asyncio.get_running_loop().call_soon(self._send_aborts, batch)
 
     def _send_aborts(self, batch: _Batch) -> None:
-        """Of those cancelled since the last time; with nobody left the connection says it."""
+        """Abort posts cancelled since the last time. If no caller is left, closing the connection
+        does it."""
         ids, batch.to_abort = batch.to_abort, []
         if ids and batch.waiting:
             self._start(self._try_to_abort(ids))
@@ -267,16 +273,16 @@ class Batcher:
 
 
 class BatchRoute:
-    """The routes of a server with the plugin, over the official client and its retries."""
+    """The plugin's batch routes, called through the official client with its retries."""
 
     def __init__(self, client: AsyncOpenAI, *, timeout_s: float) -> None:
-        """`client` has the server's `/v1` as its base. `timeout_s` bounds the connecting, the
-        sending and an abort; lines may take as long as they do."""
+        """`client` has the server's `/v1` as its base URL. `timeout_s` limits connecting, sending
+        and aborting, but not the wait for lines."""
         self._client = client
         self._timeout_s = timeout_s
 
-    async def open(self, body: dict[str, Any]) -> Response:
-        """Raises BatchRefusedError, or what the client raises for any other failure."""
+    async def open(self, body: Json) -> Response:
+        """Send a batch. Raises BatchRefusedError, or the client's error for any other failure."""
         import openai
 
         try:
@@ -307,9 +313,9 @@ class BatchRoute:
 
 
 async def lines_of(response: Response) -> AsyncIterator[bytes]:
-    """The whole lines of an answer, of any length, without their ends.
+    """The complete lines of an answer, without their newlines.
 
-    Not httpx's own: it also splits at separators that a text in JSON may hold as they are.
+    httpx's own iterator also splits at separators that JSON strings may contain unescaped.
     """
     pieces: list[bytes] = []
     async for chunk in response.aiter_bytes():

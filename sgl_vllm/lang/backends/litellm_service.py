@@ -1,7 +1,7 @@
-"""The backend for the services that LiteLLM reaches.
+"""The backend for services that LiteLLM reaches.
 
-Owns how LiteLLM is called. It takes OpenAI's words and translates them for each service, so what
-can be said is that of `openai_service.py`, for chat models.
+Owns how LiteLLM is called. LiteLLM takes OpenAI's API and translates it for each service, so the
+requests are those of `openai_service.py`, for chat models.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import AsyncGenerator
 from types import ModuleType
 from typing import Any
 
-from sgl_vllm.lang.backends.base import Watch
+from sgl_vllm.lang.backends.base import Json, Watch
 from sgl_vllm.lang.backends.openai_api import AssembledAnswer
-from sgl_vllm.lang.backends.openai_service import OpenAIWords, without_defaults
+from sgl_vllm.lang.backends.openai_service import OpenAIRequests, without_defaults
 from sgl_vllm.lang.errors import BackendError
 
 
-class LiteLLM(OpenAIWords):
-    """A chat model by LiteLLM's name for it, such as ``"mistral/mistral-small-latest"``.
+class LiteLLM(OpenAIRequests):
+    """A chat model under LiteLLM's name for it, such as ``"mistral/mistral-small-latest"``.
 
-    `options` (api_key, base_url, a service's own) go to every `litellm.acompletion` as they are;
-    keys are otherwise found where LiteLLM looks for them. A failed call is tried `max_retries`
-    more times by LiteLLM's rule. Options at OpenAI's defaults are not sent, as many services know
-    only some of them; what a service lacks LiteLLM refuses.
+    `options` (api_key, base_url, a service's own) are passed to every `litellm.acompletion`. Other
+    keys are found where LiteLLM looks for them. A failed call is retried up to `max_retries` times
+    by LiteLLM's rule. Options at OpenAI's defaults are not sent, because many services support
+    only some of them. LiteLLM rejects what a service does not support.
     """
 
     is_chat_model = True
@@ -53,8 +53,8 @@ class LiteLLM(OpenAIWords):
 
         return openai
 
-    async def ask(self, body: dict[str, Any], watch: Watch | None) -> dict[str, Any]:
-        call = {
+    async def ask(self, body: Json, watch: Watch | None) -> Json:
+        call: Json = {
             "model": self.model,
             **without_defaults(body),
             "timeout": self.timeout_s,
@@ -74,7 +74,7 @@ class LiteLLM(OpenAIWords):
         with self.reading():
             return dict(answer.model_dump())
 
-    async def _chunks(self, call: dict[str, Any]) -> AsyncGenerator[Any]:
+    async def _chunks(self, call: Json) -> AsyncGenerator[Json]:
         stream = await (await _litellm()).acompletion(**call)
         try:
             async for chunk in stream:
@@ -83,17 +83,18 @@ class LiteLLM(OpenAIWords):
             await stream.aclose()
 
 
-async def _litellm() -> Any:
-    """The package. Its first import takes seconds and may ask the network for prices: in a thread,
-    as programs of other backends share the loop."""
+async def _litellm() -> ModuleType:
+    """The package. Its first import takes seconds and may fetch prices from the network, so it
+    runs in a thread: programs of other backends share the event loop."""
 
-    def load() -> Any:
+    def load() -> ModuleType:
         try:
             import litellm
         except ImportError as error:
             raise BackendError(
                 "LiteLLM needs the package litellm: pip install 'sgl-vllm[litellm]'"
             ) from error
-        return litellm
+        module: ModuleType = litellm
+        return module
 
     return await asyncio.to_thread(load)

@@ -1,8 +1,8 @@
-"""What a vLLM server and a vLLM engine in this process have in common for the language.
+"""What the backends for a vLLM server and for an engine in this process have in common.
 
-Owns `select` by prompt log-probabilities, the plugin's keys in a request, and the reading of its
-report. How tokens and log-probabilities are got is the backends': over HTTP in `vllm.py`, from the
-engine itself in `engine.py`.
+Owns `select` by prompt log-probabilities, and reading the plugin's report. How tokens and
+log-probabilities are obtained is up to the backends: over HTTP in `vllm.py`, from the engine
+itself in `engine.py`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from sgl_vllm.lang.backends.base import (
     Backend,
     ChatPrompt,
     Generated,
+    Json,
     Prompt,
     ScoreAnswer,
     Usage,
@@ -26,13 +26,13 @@ from sgl_vllm.protocol.request_keys import REPORT
 
 
 class OnVLLM(Backend):
-    """A model that vLLM runs. Its tokens can be told, and so the scores of choices are exact."""
+    """A model that vLLM runs. It reports tokens, so the scores of choices are exact."""
 
     tells_tokens = True
 
     @abstractmethod
     async def has_plugin(self) -> bool:
-        """Whether the plugin is switched on."""
+        """Whether the plugin is active."""
 
     @abstractmethod
     async def tokenize(self, prompt: Prompt) -> list[int]:
@@ -50,27 +50,30 @@ class OnVLLM(Backend):
     async def prompt_logprobs(
         self, sequences: list[list[int]], start: int
     ) -> tuple[list[tuple[float, ...]], Usage]:
-        """The log-probabilities of the tokens from `start` on in each sequence, as one call."""
+        """The log-probabilities of the tokens from `start` on in each sequence, in one call."""
 
     @abstractmethod
     async def next_token_logprobs(
         self, ids: list[int], tokens: list[int]
     ) -> tuple[list[float], list[Usage]] | None:
-        """The log-probability of each of `tokens` right after `ids`, with what each has cost; None
-        where the model's own, before what may be generated is chosen, are not to be had."""
+        """The log-probability of each of `tokens` right after `ids`, and the cost of each.
+
+        None where the model's own log-probabilities are not available, only those after
+        restrictions on sampling.
+        """
 
     async def ids_of_empty_prompt(self) -> list[int]:
-        """What stands for a prompt of no text, which vLLM refuses."""
+        """The tokens to send for a prompt without text, which vLLM rejects."""
         ids = await self.begin_ids()
         if not ids:
             raise BackendError(
-                "the prompt is empty, and the model's tokenizer has no beginning-of-text "
-                "token to start from: put some text before this"
+                "the prompt is empty, and the model's tokenizer has no beginning-of-text token to "
+                "start from: put some text before this"
             )
         return ids
 
     async def tokenized(self, prompts: Sequence[Prompt]) -> tuple[list[list[int]], list[Usage]]:
-        """The tokens of each, and what it has cost to be told them."""
+        """The tokens of each prompt, and the cost of obtaining them."""
         return await scoring.all_answers([self.tokenize(prompt) for prompt in prompts]), []
 
     async def score(
@@ -90,22 +93,20 @@ class OnVLLM(Backend):
             raise BackendError(str(error)) from None
         return ScoreAnswer(scored.choices, sum((*costs, *scored.costs), Usage()))
 
-    def media_io_kwargs(self, prompt: ChatPrompt) -> dict[str, Any]:
-        """How the media of a prompt are to be read, in vLLM's words; empty for its defaults."""
+    def media_io_kwargs(self, prompt: ChatPrompt) -> Json:
+        """How to read the media of a prompt, in the form of vLLM's option. Empty for defaults."""
         num_frames = {m.num_frames for m in prompt.media if m.num_frames is not None}
         if len(num_frames) > 1:
             raise UnsupportedError(
                 self.name,
                 "videos with different num_frames in one prompt",
-                "give all the same num_frames",
+                "use the same num_frames for all",
             )
         return {"video": {"num_frames": num_frames.pop()}} if num_frames else {}
 
 
-def with_report(
-    texts: list[Generated], usage: Usage, kv_transfer_params: dict[str, Any] | None
-) -> Usage:
-    """Put what the plugin reports of the first text into it; the usage with its forced tokens."""
+def with_report(texts: list[Generated], usage: Usage, kv_transfer_params: Json | None) -> Usage:
+    """Add the plugin's report to the first text. Returns the usage with its forced tokens."""
     report = (kv_transfer_params or {}).get(REPORT)
     if not report:
         return usage
@@ -114,8 +115,8 @@ def with_report(
 
 
 def _with_forced(generated: Generated, forced_bytes: list[list[int]]) -> Generated:
-    """With the forced intervals, which come in bytes, in characters; a stop text may have cut
-    them."""
+    """The text with its forced intervals converted from bytes to characters. A stop text may have
+    cut them."""
     data = generated.text.encode()
 
     def num_chars(num_bytes: int) -> int:

@@ -1,28 +1,33 @@
-"""What all backends with OpenAI's API share: the official client, its requests and its answers.
+"""OpenAI's API, as all backends with that API use it: the client, requests and answers.
 
-Owns the words of sampling options and prompts, and the reading of completions and chats in
-OpenAI's form, whole or in chunks. Which routes and options a service has is its backend's.
+Owns the names of sampling options, the form of prompts, and reading completions and chats, whole
+or in chunks. Which routes and options a service has is up to its backend.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sgl_vllm.lang.backends.base import (
     Generated,
+    Json,
     Prompt,
     TextPrompt,
     TokenLogprob,
     Usage,
     Watch,
 )
-from sgl_vllm.lang.backends.service import ClientBackend
+from sgl_vllm.lang.backends.clients import ClientBackend
 from sgl_vllm.lang.sampling import Sampling
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 
 class OpenAIBackend(ClientBackend):
-    """A service with OpenAI's API at `base_url`, which ends in ``/v1`` or the like."""
+    """A service with OpenAI's API at `base_url`, which usually ends in ``/v1``."""
 
     def __init__(
         self, base_url: str, api_key: str | None, timeout_s: float, max_retries: int
@@ -33,30 +38,33 @@ class OpenAIBackend(ClientBackend):
         self.base_url = base_url.rstrip("/")
 
     def library(self) -> ModuleType:
-        import openai  # here: `import sgl_vllm` stays quick
+        import openai  # here, so that `import sgl_vllm` stays fast
 
         return openai
 
-    def new_client(self) -> Any:
-        return self.library().AsyncOpenAI(
+    def new_client(self) -> AsyncOpenAI:
+        import openai
+
+        return openai.AsyncOpenAI(
             base_url=self.base_url,
             api_key=self._api_key or "EMPTY",
             timeout=self.timeout_s,
             max_retries=self.max_retries,
         )
 
-    async def call_streamed(self, url: str, body: dict[str, Any], watch: Watch) -> dict[str, Any]:
-        """One generation of one text, streamed to `watch`, as the answer that is not streamed."""
+    async def call_streamed(self, url: str, body: Json, watch: Watch) -> Json:
+        """One generation of one text, streamed to `watch`. Returns it in the form of an answer
+        that was not streamed."""
         assembled = AssembledAnswer(chat="messages" in body)
         await self.drive(self.chunks(url, body), assembled, watch)
         return assembled.answer()
 
 
-# --- requests and answers ------------------------------------------------------------------------
+# --- requests ------------------------------------------------------------------------------------
 
 
-def prompt_body(prompt: Prompt) -> dict[str, Any]:
-    """A prompt in vLLM's words; for a chat, how the rendered prompt is to end."""
+def prompt_body(prompt: Prompt) -> Json:
+    """A prompt in the form of vLLM's API. For a chat, it also says how the prompt ends."""
     if isinstance(prompt, TextPrompt):
         return {"prompt": prompt.text}
     return {
@@ -66,9 +74,10 @@ def prompt_body(prompt: Prompt) -> dict[str, Any]:
     }
 
 
-def sampling_body(sampling: Sampling, *, chat: bool) -> dict[str, Any]:
-    """Sampling options in vLLM's words. All are sent: the server has defaults of its own."""
-    body: dict[str, Any] = {
+def sampling_body(sampling: Sampling, *, chat: bool) -> Json:
+    """Sampling options under the names of vLLM's API. All are sent, because the server may have
+    other defaults."""
+    body: Json = {
         "max_tokens": sampling.max_new_tokens,
         "min_tokens": sampling.min_new_tokens,
         "n": sampling.n,
@@ -89,8 +98,11 @@ def sampling_body(sampling: Sampling, *, chat: bool) -> dict[str, Any]:
     return {key: value for key, value in body.items() if value is not None}
 
 
-def read_generated(choice: dict[str, Any]) -> Generated:
-    """One choice of an answer, of either API."""
+# --- answers -------------------------------------------------------------------------------------
+
+
+def read_generated(choice: Json) -> Generated:
+    """One choice of an answer from either API."""
     finish_reason = str(choice["finish_reason"])
     logprobs = choice.get("logprobs") or {}
     if "message" in choice:
@@ -105,13 +117,13 @@ def read_generated(choice: dict[str, Any]) -> Generated:
     return Generated(text, finish_reason, _completion_logprobs(logprobs))
 
 
-def _reasoning(message: dict[str, Any]) -> str | None:
-    """What a server with a parser for it has taken out of the text; its name has changed."""
+def _reasoning(message: Json) -> str | None:
+    """The reasoning that the server's parser removed from the text. The key's name varies."""
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     return reasoning if isinstance(reasoning, str) else None
 
 
-def _chat_logprobs(entries: Any) -> tuple[TokenLogprob, ...]:
+def _chat_logprobs(entries: Iterable[Json]) -> tuple[TokenLogprob, ...]:
     return tuple(
         TokenLogprob(
             entry["token"],
@@ -122,7 +134,7 @@ def _chat_logprobs(entries: Any) -> tuple[TokenLogprob, ...]:
     )
 
 
-def _completion_logprobs(logprobs: dict[str, Any]) -> tuple[TokenLogprob, ...]:
+def _completion_logprobs(logprobs: Json) -> tuple[TokenLogprob, ...]:
     if not logprobs:
         return ()
     tops = logprobs["top_logprobs"] or [None] * len(logprobs["tokens"])
@@ -134,8 +146,8 @@ def _completion_logprobs(logprobs: dict[str, Any]) -> tuple[TokenLogprob, ...]:
     )
 
 
-def read_usage(answer: dict[str, Any]) -> Usage:
-    """What an answer says it has cost, as one call; nothing where it says nothing."""
+def read_usage(answer: Json) -> Usage:
+    """The cost that an answer reports, as one call. Numbers it does not report are 0."""
     usage = answer.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
     return Usage(
@@ -147,20 +159,20 @@ def read_usage(answer: dict[str, Any]) -> Usage:
 
 
 class AssembledAnswer:
-    """The answer that chunks of a stream make, as if it had come at once."""
+    """The chunks of a stream, collected into the form of an answer that was not streamed."""
 
     def __init__(self, *, chat: bool) -> None:
         self._chat = chat
         self._pieces: list[str] = []
         self._reasoning = ""
-        self._logprobs: dict[str, list[Any]] = {}
-        self._usage: dict[str, Any] | None = None
+        self._logprobs: dict[str, list[Any]] = {}  # as in the answer: unchecked JSON
+        self._usage: Json | None = None
         self.finish_reason: str | None = None
         self.num_tokens: int | None = None
-        """So many tokens have come; None if the server does not say so while it streams."""
+        """How many tokens have arrived; None if the server does not say while it streams."""
 
-    def add(self, chunk: Any) -> str:
-        """Take a chunk; the text in it."""
+    def add(self, chunk: Json) -> str:
+        """Add a chunk and return its text."""
         if chunk.get("usage"):
             self._usage = chunk["usage"]
             self.num_tokens = int(chunk["usage"]["completion_tokens"])
@@ -180,9 +192,9 @@ class AssembledAnswer:
         self._pieces.append(piece)
         return piece
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> Json:
         text = "".join(self._pieces)
-        choice: dict[str, Any] = {"finish_reason": self.finish_reason, "logprobs": self._logprobs}
+        choice: Json = {"finish_reason": self.finish_reason, "logprobs": self._logprobs}
         message = {"content": text, "reasoning": self._reasoning}
         choice |= {"message": message} if self._chat else {"text": text}
         return {"choices": [choice], "usage": self._usage}

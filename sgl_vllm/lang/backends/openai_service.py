@@ -1,8 +1,8 @@
 """The backend for OpenAI, and for any server with OpenAI's API that is not vLLM.
 
-Owns what can be said in that API's own words, and what cannot: an option that it lacks is refused,
-not dropped. `OpenAIWords` says it without knowing how a request is sent, so that others who take
-these words (`litellm_service.py`) share it. vLLM's extensions of the API are in `vllm.py`.
+Owns what that API can express. What it cannot is refused, never silently dropped. `OpenAIRequests`
+does not know how a request is sent, so that `litellm_service.py` can share it. vLLM's extensions
+of the API are in `vllm.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import re
 from abc import abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from sgl_vllm.lang.backends.base import (
@@ -21,6 +21,7 @@ from sgl_vllm.lang.backends.base import (
     GenAnswer,
     Generated,
     GenRequest,
+    Json,
     Prompt,
     TextPrompt,
     Usage,
@@ -42,17 +43,20 @@ from sgl_vllm.lang.choices import (
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.sampling import Sampling
 
+if TYPE_CHECKING:
+    from tiktoken import Encoding
+
 OPENAI_URL = "https://api.openai.com/v1"
 
 _COMPLETION_MODELS = re.compile(r"gpt-[\w.-]*-instruct(-\d+)?|davinci-002|babbage-002")
 
 _LACKING = {
     "min_new_tokens": "ask for a longer text in the prompt",
-    "ignore_eos": "a server of your own has it",
+    "ignore_eos": "use a vLLM server of your own",
     "stop_token_ids": "use stop texts",
     "top_k": "use top_p",
     "min_p": "use top_p",
-    "logprob_start_len": "only the logprobs of generated tokens are told; leave it at -1",
+    "logprob_start_len": "the API has logprobs only for generated tokens; leave it at -1",
 }
 
 _DEFAULTS = {
@@ -62,13 +66,13 @@ _DEFAULTS = {
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
 }
-"""What the API itself takes where an option is not sent."""
+"""The API's own defaults for options that are not sent."""
 
 _OPTIONS = {*_DEFAULTS, "max_tokens", "stop", "logprobs", "top_logprobs"}
 
 
-def options_body(sampling: Sampling, *, chat: bool) -> dict[str, Any]:
-    """Sampling options in OpenAI's words, all that it has."""
+def options_body(sampling: Sampling, *, chat: bool) -> Json:
+    """The sampling options that OpenAI's API has."""
     given = sampling_body(sampling, chat=chat)
     body = {name: value for name, value in given.items() if name in _OPTIONS}
     if isinstance(sampling.stop, tuple):
@@ -76,23 +80,27 @@ def options_body(sampling: Sampling, *, chat: bool) -> dict[str, Any]:
     return body
 
 
-def without_defaults(body: dict[str, Any]) -> dict[str, Any]:
-    """Without the options that say what holds anyway: some models refuse to be told even that."""
+def without_defaults(body: Json) -> Json:
+    """`body` without options at the API's default, which some models reject even so."""
     return {k: v for k, v in body.items() if k not in _DEFAULTS or v != _DEFAULTS[k]}
 
 
-def response_format(schema: dict[str, Any]) -> dict[str, Any]:
-    """The option that makes a chat's answer a document of `schema`."""
+def response_format(schema: Json) -> Json:
+    """The option that makes a chat answer with a document of `schema`."""
     strict = strict_schema(schema)
     named = {"name": "answer", "schema": strict or schema, "strict": strict is not None}
     return {"type": "json_schema", "json_schema": named}
 
 
-class OpenAIWords(ServiceBackend):
-    """A service that takes OpenAI's words, however they are sent.
+class OpenAIRequests(ServiceBackend):
+    """A service that accepts OpenAI's requests, however they are sent.
 
-    A chat model takes prompts with roles only, a completion model those without. A chat cannot be
-    continued in a turn that has begun: the API has no way to say it.
+    A chat model accepts only prompts with roles, a completion model only prompts without. The API
+    cannot express that a chat continues inside its last turn.
+
+    `select` lets the model choose, without scores. A chat model answers with a JSON schema that
+    allows only the choices. A completion model is asked for one token wherever the choices differ,
+    restricted by `logit_bias`.
     """
 
     continues_turns = False
@@ -100,8 +108,8 @@ class OpenAIWords(ServiceBackend):
     is_chat_model: bool
 
     @abstractmethod
-    async def ask(self, body: dict[str, Any], watch: Watch | None) -> dict[str, Any]:
-        """Send a chat (a body with "messages") or a completion, and give the whole answer."""
+    async def ask(self, body: Json, watch: Watch | None) -> Json:
+        """Send a chat (a body with "messages") or a completion, and return the whole answer."""
 
     @property
     def scoreless_methods(self) -> tuple[ChoicesMethod, ...]:  # type: ignore[override]
@@ -122,10 +130,10 @@ class OpenAIWords(ServiceBackend):
         with self.reading():
             texts = tuple(self._read(choice) for choice in answer["choices"])
             if len(texts) != (sampling.n or 1):
-                raise ValueError(f"{len(texts)} texts came, and {sampling.n} were asked for")
+                raise ValueError(f"{len(texts)} texts instead of {sampling.n}")
             return GenAnswer(texts, read_usage(answer))
 
-    def _read(self, choice: dict[str, Any]) -> Generated:
+    def _read(self, choice: Json) -> Generated:
         refusal = (choice.get("message") or {}).get("refusal")
         if refusal and not choice["message"].get("content"):
             raise BackendError(f"{self.name} refused to answer: {refusal}")
@@ -133,8 +141,8 @@ class OpenAIWords(ServiceBackend):
 
     # --- prompts ---------------------------------------------------------------------------------
 
-    def prompt_body(self, prompt: Prompt) -> dict[str, Any]:
-        """A prompt in OpenAI's words."""
+    def prompt_body(self, prompt: Prompt) -> Json:
+        """A prompt in the form of OpenAI's API."""
         if isinstance(prompt, ChatPrompt) and self.is_chat_model:
             return {"messages": self._messages(prompt)}
         if isinstance(prompt, TextPrompt) and not self.is_chat_model:
@@ -143,16 +151,16 @@ class OpenAIWords(ServiceBackend):
             self.refuse(
                 f"a prompt without roles for the chat model {self.model}",
                 "put the text into turns (s.user(...), s.assistant(...)); for a model that "
-                "completes text pass is_chat_model=False",
+                "completes text, pass is_chat_model=False",
             )
         self.refuse(
             f"a prompt with roles for the completion model {self.model}",
-            "leave the roles out; for a chat model pass is_chat_model=True",
+            "leave the roles out; for a chat model, pass is_chat_model=True",
         )
 
-    def _messages(self, prompt: ChatPrompt) -> list[dict[str, Any]]:
+    def _messages(self, prompt: ChatPrompt) -> list[Json]:
         if prompt.ending != "generate":
-            self.refuse("gen in a turn that has begun", "let the assistant turn begin with it")
+            self.refuse("gen after other text in a turn", "let the assistant turn begin with it")
         if any(media.num_frames is not None for media in prompt.media):
             self.refuse("num_frames of a video", "leave it out: the service chooses")
         return [message.as_dict() for message in prompt.messages]
@@ -165,7 +173,7 @@ class OpenAIWords(ServiceBackend):
         body = self.prompt_body(prompt)
         if isinstance(prompt, TextPrompt):
             return await self._choose_by_tokens(prompt, choices)
-        self.say_that_it_chooses("a JSON schema that allows nothing else")
+        self.warn_that_it_chooses("a JSON schema that allows nothing else")
         body["response_format"] = response_format(choice_schema(choices))
         answer = await self.at_temperature_0(lambda asked: self.ask(asked, None), body)
         with self.reading():
@@ -173,18 +181,18 @@ class OpenAIWords(ServiceBackend):
             return ChoiceAnswer(self.chosen(choices, json.loads(text)), read_usage(answer))
 
     async def _choose_by_tokens(self, prompt: TextPrompt, choices: tuple[str, ...]) -> ChoiceAnswer:
-        """Follow the most probable token wherever the choices part; one call at each parting."""
+        """Follow the most likely token wherever the choices differ, with one call each time."""
         encoding = await asyncio.to_thread(self._encoding)
-        self.say_that_it_chooses("the likeliest token wherever choices part")
+        self.warn_that_it_chooses("the most likely token wherever the choices differ")
         prefix = encoding.encode(prompt.text, disallowed_special=()) or [encoding.eot_token]
         ids = [tuple(encoding.encode(choice, disallowed_special=())) for choice in choices]
-        self._refuse_beginnings(ids, choices)
+        self._refuse_prefixes(ids, choices)
         left = list(range(len(choices)))
         usage, position = Usage(), 0
         while len({ids[i] for i in left}) > 1:
             tokens = list(dict.fromkeys(ids[i][position] for i in left))
             if len(tokens) > 1:
-                body = {
+                body: Json = {
                     "prompt": [*prefix, *ids[left[0]][:position]],
                     "max_tokens": 1,
                     "temperature": 0.0,
@@ -194,54 +202,59 @@ class OpenAIWords(ServiceBackend):
                 with self.reading():
                     text = read_generated(answer["choices"][0]).text
                     usage += read_usage(answer)
-                (token,) = self._tokens_of(text, tokens, encoding)
+                token = self._token_of(text, tokens, encoding)
                 left = [i for i in left if ids[i][position] == token]
             position += 1
         return ChoiceAnswer(left[0], usage)
 
-    def _encoding(self) -> Any:
-        """The model's tokenizer; may download it, and blocks while it does."""
+    def _encoding(self) -> Encoding:
+        """The model's tokenizer. May download it, and blocks meanwhile."""
         try:
             import tiktoken
 
             return tiktoken.encoding_for_model(self.model)
         except Exception as error:
-            why = "tiktoken is not installed" if isinstance(error, ImportError) else str(error)
+            reason = "tiktoken is not installed" if isinstance(error, ImportError) else str(error)
             self.refuse(
                 f"select on the completion model {self.model}",
-                f"it needs the model's tokenizer from tiktoken ({why}); use a chat model, or gen",
+                f"it needs the model's tokenizer from tiktoken ({reason}); use a chat model, or "
+                f"gen",
             )
 
-    def _refuse_beginnings(self, ids: list[tuple[int, ...]], choices: tuple[str, ...]) -> None:
+    def _refuse_prefixes(self, ids: list[tuple[int, ...]], choices: tuple[str, ...]) -> None:
+        """Refuse choices of which one is a prefix of another: their ends cannot be compared."""
         for short, short_ids in zip(choices, ids, strict=True):
             for long, long_ids in zip(choices, ids, strict=True):
                 if short_ids != long_ids and short_ids == long_ids[: len(short_ids)]:
                     self.refuse(
-                        f"select between {short!r} and {long!r}, which begins like it,",
-                        "end each choice with something that tells it apart, such as a line end",
+                        f"select between {short!r} and {long!r}, which begins with it,",
+                        "end every choice with something that makes them differ, such as a newline",
                     )
 
-    def _tokens_of(self, text: str, tokens: list[int], encoding: Any) -> list[int]:
-        def spelled(token: int) -> str:
+    def _token_of(self, text: str, tokens: list[int], encoding: Encoding) -> int:
+        """The one of `tokens` whose text is `text`."""
+
+        def text_of(token: int) -> str:
             return str(encoding.decode_single_token_bytes(token).decode(errors="replace"))
 
-        found = [token for token in tokens if spelled(token) == text]
+        found = [token for token in tokens if text_of(token) == text]
         if len(found) != 1:
-            raise BackendError(f"{self.name} went on with {text!r}, which is none of the choices")
-        return found
+            raise BackendError(f"{self.name} continued with {text!r}, which is none of the choices")
+        return found[0]
 
 
-class OpenAI(OpenAIWords, OpenAIBackend):
-    """OpenAI's service, or any server with its API at `base_url` (which ends in ``/v1`` or the
-    like); for a vLLM server there is `VLLM`, which can do more.
+class OpenAI(OpenAIRequests, OpenAIBackend):
+    """OpenAI's service, or any server with its API at `base_url` (usually ending in ``/v1``). For
+    a vLLM server use `VLLM`, which has more features.
 
     Without `base_url` and `api_key`, the environment variables OPENAI_BASE_URL and OPENAI_API_KEY
-    count. `is_chat_model` says whether `model` takes chats or completes text; None goes by its
-    name (OpenAI's instruct models, davinci-002 and babbage-002 complete text).
+    apply. `is_chat_model` says whether `model` is for chats or completes text. By default that
+    depends on its name: OpenAI's instruct models, davinci-002 and babbage-002 complete text.
 
-    `select` lets the model choose: see `OpenAIWords`. At OpenAI itself, options at the API's
-    defaults are not sent, as its reasoning models refuse them; other servers may have other
-    defaults, and are sent all.
+    `select` lets the model choose, without scores: a chat model by a JSON schema that allows only
+    the choices, a completion model token by token. Options at the API's defaults are not sent to
+    OpenAI itself, because its reasoning models reject them. Other servers may have other defaults
+    and are sent all options.
     """
 
     def __init__(
@@ -264,7 +277,7 @@ class OpenAI(OpenAIWords, OpenAIBackend):
 
     @property
     def is_openai_itself(self) -> bool:
-        """Whether this is OpenAI's own service, or Azure's of it."""
+        """Whether this is OpenAI's own service, or Azure's."""
         host = urlsplit(self.base_url).hostname or ""
         return host.endswith((".openai.com", ".openai.azure.com"))
 
@@ -282,8 +295,8 @@ class OpenAI(OpenAIWords, OpenAIBackend):
     def advice_on_key(self) -> str:
         return "pass it as OpenAI(..., api_key=...) or set OPENAI_API_KEY"
 
-    async def ask(self, body: dict[str, Any], watch: Watch | None) -> dict[str, Any]:
-        body = {"model": self.model, **self.written(body)}
+    async def ask(self, body: Json, watch: Watch | None) -> Json:
+        body = {"model": self.model, **self.adapted(body)}
         path = "chat/completions" if "messages" in body else "completions"
         url = f"{self.base_url}/{path}"
         if watch is None:
@@ -291,16 +304,16 @@ class OpenAI(OpenAIWords, OpenAIBackend):
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         return await self.call_streamed(url, body, watch)
 
-    def written(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The body as this service takes it."""
+    def adapted(self, body: Json) -> Json:
+        """The body in the form that this service accepts."""
         if not self.is_openai_itself:
             return body
         body = without_defaults(body)
-        if "messages" in body and "max_tokens" in body:  # which its newer models refuse
+        if "messages" in body and "max_tokens" in body:  # newer models reject max_tokens
             body["max_completion_tokens"] = body.pop("max_tokens")
         return body
 
-    def _messages(self, prompt: ChatPrompt) -> list[dict[str, Any]]:
+    def _messages(self, prompt: ChatPrompt) -> list[Json]:
         if self.is_openai_itself and any(media.kind == "video" for media in prompt.media):
             self.refuse("video", "show some of its frames as images")
         return super()._messages(prompt)

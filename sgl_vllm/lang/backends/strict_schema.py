@@ -1,12 +1,12 @@
-"""JSON schemas that OpenAI's services keep to strictly.
+"""JSON schemas for the strict mode of OpenAI's services, in which the decoder enforces them.
 
-Owns which schemas can be asked for with `strict`, where the decoder enforces them, and how they are
-written then: every object closed, all its properties required. Pure.
+Owns which schemas strict mode can express, and their form there: every object is closed, and all
+its properties are required. Pure.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from sgl_vllm.lang.backends.base import Json
 
 _KEYWORDS = {
     "$defs",
@@ -32,11 +32,11 @@ _KEYWORDS = {
 }
 
 
-def strict_schema(schema: dict[str, Any]) -> dict[str, Any] | None:
-    """`schema` as strict mode takes it, or None if it cannot say the same there.
+def strict_schema(schema: Json) -> Json | None:
+    """`schema` in the form of strict mode, or None if strict mode cannot express it.
 
-    Objects that leave open whether they may have more properties are closed, so that every
-    document of the result is one of `schema`.
+    Objects that do not say whether more properties are allowed are closed, so that every document
+    of the result is valid for `schema`.
     """
     if schema.get("type") != "object":
         return None
@@ -47,10 +47,10 @@ def strict_schema(schema: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class _NotStrictError(Exception):
-    """Strict mode has no words for this."""
+    """Strict mode cannot express this."""
 
 
-def _strict(schema: Any) -> dict[str, Any]:
+def _strict(schema: object) -> Json:
     if not isinstance(schema, dict) or not schema or not schema.keys() <= _KEYWORDS:
         raise _NotStrictError
     if "$ref" in schema and len(schema) > 1:

@@ -1,9 +1,8 @@
-"""The backend for a vLLM server, with the sgl_vllm plugin or without, over HTTP.
+"""The backend for a vLLM server, with or without the sgl_vllm plugin, over HTTP.
 
-Owns the requests and answers of vLLM's OpenAI-compatible API that go beyond OpenAI's, and of the
-plugin's routes under /v1/sgl/. Sends text prompts to /v1/completions and chats to
-/v1/chat/completions, so that the chat template is always the server's. Gives the same answers on
-both kinds of server; the plugin makes some of them cheaper. Knows nothing of programs.
+Owns vLLM's extensions of OpenAI's API, and the plugin's routes under /v1/sgl/. Text prompts go to
+/v1/completions and chats to /v1/chat/completions, so that the chat template is always the
+server's. Both kinds of server give the same answers; the plugin makes some of them cheaper.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sgl_vllm.lang.backends.base import (
     ChatPrompt,
     GenAnswer,
     GenRequest,
+    Json,
     Prompt,
     ScoreAnswer,
     ServerInfo,
@@ -30,6 +29,7 @@ from sgl_vllm.lang.backends.base import (
 )
 from sgl_vllm.lang.backends.batching import Batcher, BatchRoute
 from sgl_vllm.lang.backends.on_vllm import OnVLLM, with_report
+from sgl_vllm.lang.backends.once import Once
 from sgl_vllm.lang.backends.openai_api import (
     OpenAIBackend,
     prompt_body,
@@ -37,7 +37,6 @@ from sgl_vllm.lang.backends.openai_api import (
     read_usage,
     sampling_body,
 )
-from sgl_vllm.lang.backends.service import Once
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.protocol.request_keys import PROGRAM, REPORT, SCORE_FROM
 from sgl_vllm.protocol.scoring import ChoiceTokens, all_answers, scored_rows
@@ -45,7 +44,7 @@ from sgl_vllm.protocol.scoring import ChoiceTokens, all_answers, scored_rows
 _request_numbers = itertools.count(1)
 
 _ONE_TOKEN = {"max_tokens": 1, "temperature": 0.0}
-"""The least that vLLM generates: for requests that are about their prompt."""
+"""The fewest tokens that vLLM generates: for requests that are about their prompt."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,8 @@ class _Model:
 
 
 @dataclass(frozen=True)
-class _Learned:
-    """What is learned about the server, and who posts to it, over one connection."""
+class _Server:
+    """What is known about the server, and its batcher, over one connection."""
 
     batcher: Batcher
     model: Once[_Model]
@@ -67,10 +66,10 @@ class _Learned:
 class VLLM(OnVLLM, OpenAIBackend):
     """A vLLM server at `base_url` (with or without a final ``/v1``).
 
-    Nothing is sent before the first program runs. `model` defaults to the first one the server
-    lists. `timeout_s` bounds every call including its retries; a call that meets a refused or
-    broken connection, or status 408, 409, 429 or 5xx, is tried `max_retries` more times with
-    back-off (the openai client's rule).
+    Nothing is sent before the first program runs. `model` is by default the first one that the
+    server lists. `timeout_s` limits every call, including its retries. A call that finds a refused
+    or broken connection, or status 408, 409, 429 or 5xx, is retried up to `max_retries` times with
+    exponential back-off.
     """
 
     def __init__(
@@ -85,22 +84,22 @@ class VLLM(OnVLLM, OpenAIBackend):
         key = api_key or os.environ.get("VLLM_API_KEY")
         super().__init__(f"{self.url}/v1", key, timeout_s, max_retries)
         self._model = model
-        self._learned: _Learned | None = None
+        self._known: _Server | None = None
 
     def connected(self) -> None:
-        self._learned = None
+        self._known = None
 
-    def _server(self) -> _Learned:
-        """What is known of the server over the connection of this event loop."""
+    def _server(self) -> _Server:
+        """What is known over the connection of this event loop."""
         self.connect()
-        if self._learned is None:
-            self._learned = self._nothing_learned()
-        return self._learned
+        if self._known is None:
+            self._known = self._unknown_server()
+        return self._known
 
-    def _nothing_learned(self) -> _Learned:
+    def _unknown_server(self) -> _Server:
         with self.connect().client() as client:
             route = BatchRoute(client, timeout_s=self.timeout_s)
-        return _Learned(
+        return _Server(
             batcher=Batcher(self.post, route.open, route.abort, retry=self.max_retries > 0),
             model=Once(self._ask_model),
             plugin=Once(self._ask_plugin),
@@ -122,10 +121,10 @@ class VLLM(OnVLLM, OpenAIBackend):
     def advice_on_key(self) -> str:
         return "pass the server's --api-key as VLLM(..., api_key=...)"
 
-    def not_understood(self) -> BackendError:
-        return BackendError(f"{self.name} gave an answer that cannot be read: is it a vLLM server?")
+    def unreadable(self) -> BackendError:
+        return BackendError(f"{self.name} sent an answer that cannot be read: is it a vLLM server?")
 
-    # --- what the interpreter asks for -----------------------------------------------------
+    # --- the interface of a backend --------------------------------------------------------------
 
     async def generate(self, request: GenRequest) -> GenAnswer:
         sampling = request.sampling
@@ -137,17 +136,17 @@ class VLLM(OnVLLM, OpenAIBackend):
         prompt_from = sampling.prompt_logprobs_from
         if prompt_from is not None:
             body["prompt_logprobs"] = sampling.top_logprobs_num
-        streams = (
-            request.watch is not None and prompt_from is None
-        )  # vLLM streams none of the prompt's
-        answer = await self._run_model(request.prompt, body, request.watch if streams else None)
+        # vLLM does not stream the log-probabilities of a prompt.
+        is_streamed = request.watch is not None and prompt_from is None
+        watch = request.watch if is_streamed else None
+        answer = await self._run_model(request.prompt, body, watch)
         with self.reading():
             texts = [read_generated(choice) for choice in answer["choices"]]
             if len(texts) != (sampling.n or 1):
-                raise ValueError(f"{len(texts)} texts came, and {sampling.n} were asked for")
+                raise ValueError(f"{len(texts)} texts instead of {sampling.n}")
             usage = with_report(texts, read_usage(answer), answer.get("kv_transfer_params"))
             prompt_logprobs = () if prompt_from is None else _prompt_tokens(answer, prompt_from)
-        if request.watch is not None and not streams:
+        if request.watch is not None and not is_streamed:
             request.watch(texts[0].text, usage.completion_tokens)
         return GenAnswer(tuple(texts), usage, prompt_logprobs)
 
@@ -159,7 +158,7 @@ class VLLM(OnVLLM, OpenAIBackend):
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
     ) -> ScoreAnswer:
-        """In one request where the server has the plugin, by several where not."""
+        """One request to a server with the plugin, several to a server without."""
         plugin = await self._may_use_plugin()
         if plugin:
             body = {
@@ -172,7 +171,7 @@ class VLLM(OnVLLM, OpenAIBackend):
             try:
                 answer = await self.call("POST", f"{self.url}/v1/sgl/score", body)
             except BackendError as error:
-                if error.status not in (404, 405):  # an older plugin, or a gateway before it
+                if error.status not in (404, 405):  # an older plugin, or a gateway in front of it
                     raise
             else:
                 with self.reading():
@@ -207,7 +206,7 @@ class VLLM(OnVLLM, OpenAIBackend):
         return await self._server().plugin.answer()
 
     async def _may_use_plugin(self) -> bool:
-        """As `has_plugin`, for what can be done without it: not while the server fails to say."""
+        """`has_plugin` for features that also work without it: an error status means no."""
         try:
             return await self.has_plugin()
         except BackendError as error:
@@ -215,90 +214,7 @@ class VLLM(OnVLLM, OpenAIBackend):
                 raise
             return False
 
-    # --- requests --------------------------------------------------------------------------
-
-    async def _run_model(
-        self, prompt: Prompt, body: dict[str, Any], watch: Watch | None = None
-    ) -> dict[str, Any]:
-        body = await self._of_program({**prompt_body(prompt), **body})
-        if prompt == TextPrompt(""):  # vLLM refuses an empty string, but not the token it is
-            body["prompt"] = await self.ids_of_empty_prompt()
-        if isinstance(prompt, ChatPrompt) and (media := self.media_io_kwargs(prompt)):
-            body["media_io_kwargs"] = media
-        path = "chat/completions" if isinstance(prompt, ChatPrompt) else "completions"
-        if watch is None:
-            return await self.post_with_others(path, body)
-        body["stream"] = True
-        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-        return await self.call_streamed(f"{self.url}/v1/{path}", body, watch)
-
-    async def _common(self) -> dict[str, Any]:
-        """What all requests that run the model have: the model, and an id that tells the server's
-        log which program it was."""
-        program = program_id.get()
-        ids = {"request_id": f"{program}-{next(_request_numbers)}"} if program else {}
-        return {"model": await self._model_name(), **ids}
-
-    async def _of_program(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A request for tokens, which says what program it is of: routers keep those together."""
-        body = {**await self._common(), **body}
-        if program := program_id.get():
-            body["vllm_xargs"] = {PROGRAM: program, **body.get("vllm_xargs", {})}
-        return body
-
-    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """One request that runs the model, at "completions" or "chat/completions"."""
-        return await self.call("POST", f"{self.url}/v1/{path}", body)
-
-    async def post_with_others(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """On a server with the plugin, what is posted in the same moment is one request."""
-        if not await self._may_use_plugin():
-            return await self.post(path, body)
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                status, answer = await self._server().batcher.post(path, body)
-        except BackendError:
-            raise
-        except Exception as error:
-            self.raise_as_backend_error(error)
-        if status != 200:
-            said = answer.get("error") or answer
-            raise BackendError(
-                f"{self.name} answered {status}: {said.get('message') or said}", status=status
-            )
-        return answer
-
-    async def warm_ids(self, ids: list[int]) -> Usage:
-        body = await self._of_program({"prompt": ids, **_ONE_TOKEN})
-        answer = await self.post("completions", body)
-        with self.reading():
-            return read_usage(answer)
-
-    async def next_token_logprobs(
-        self, ids: list[int], tokens: list[int]
-    ) -> tuple[list[float], list[Usage]] | None:
-        """What kind of log-probabilities the server gives is not known here; its route knows."""
-        return None
-
-    async def prompt_logprobs(
-        self, sequences: list[list[int]], start: int
-    ) -> tuple[list[tuple[float, ...]], Usage]:
-        body = {
-            "prompt": sequences,
-            **_ONE_TOKEN,
-            "prompt_logprobs": 0,
-            "vllm_xargs": {SCORE_FROM: start},
-        }
-        answer = await self.post("completions", await self._of_program(body))
-        with self.reading():
-            rows = [
-                tuple(
-                    float(row[str(token)]["logprob"])
-                    for row, token in scored_rows(choice["prompt_logprobs"], ids, start)
-                )
-                for choice, ids in zip(answer["choices"], sequences, strict=True)
-            ]
-            return rows, read_usage(answer)
+    # --- tokens and log-probabilities ------------------------------------------------------------
 
     async def begin_ids(self) -> list[int]:
         return await self._server().begin_ids.answer()
@@ -310,22 +226,109 @@ class VLLM(OnVLLM, OpenAIBackend):
             return [int(token) for token in answer["tokens"]]
 
     async def tokenized(self, prompts: Sequence[Prompt]) -> tuple[list[list[int]], list[Usage]]:
-        """Where a gateway does not tokenize (Ray Serve LLM), the tokens come with a generated one
-        each."""
+        """If a gateway does not tokenize (Ray Serve LLM), each prompt's tokens come with one
+        generated token."""
         try:
             return await super().tokenized(prompts)
         except BackendError as error:
             if error.status not in (400, 404, 405, 422):
                 raise
-        asked = {**_ONE_TOKEN, "return_token_ids": True}
-        answers = await all_answers([self._run_model(prompt, asked) for prompt in prompts])
+        with_ids = {**_ONE_TOKEN, "return_token_ids": True}
+        answers = await all_answers([self._run_model(prompt, with_ids) for prompt in prompts])
         with self.reading():
-            told = [  # of a chat in the answer, of a completion in its choice
+            found = [  # a chat's are in the answer, a completion's in its choice
                 answer.get("prompt_token_ids") or answer["choices"][0]["prompt_token_ids"]
                 for answer in answers
             ]
-            ids = [[int(token) for token in tokens] for tokens in told]
+            ids = [[int(token) for token in tokens] for tokens in found]
             return ids, [read_usage(answer) for answer in answers]
+
+    async def warm_ids(self, ids: list[int]) -> Usage:
+        body = await self._with_program({"prompt": ids, **_ONE_TOKEN})
+        answer = await self.post("completions", body)
+        with self.reading():
+            return read_usage(answer)
+
+    async def next_token_logprobs(
+        self, ids: list[int], tokens: list[int]
+    ) -> tuple[list[float], list[Usage]] | None:
+        """None: only the server's route knows which kind of log-probabilities it returns."""
+        return None
+
+    async def prompt_logprobs(
+        self, sequences: list[list[int]], start: int
+    ) -> tuple[list[tuple[float, ...]], Usage]:
+        body = {
+            "prompt": sequences,
+            **_ONE_TOKEN,
+            "prompt_logprobs": 0,
+            "vllm_xargs": {SCORE_FROM: start},
+        }
+        answer = await self.post("completions", await self._with_program(body))
+        with self.reading():
+            rows = [
+                tuple(
+                    float(row[str(token)]["logprob"])
+                    for row, token in scored_rows(choice["prompt_logprobs"], ids, start)
+                )
+                for choice, ids in zip(answer["choices"], sequences, strict=True)
+            ]
+            return rows, read_usage(answer)
+
+    # --- requests --------------------------------------------------------------------------------
+
+    async def _run_model(self, prompt: Prompt, body: Json, watch: Watch | None = None) -> Json:
+        body = await self._with_program({**prompt_body(prompt), **body})
+        if prompt == TextPrompt(""):  # vLLM rejects an empty string, but not its tokens
+            body["prompt"] = await self.ids_of_empty_prompt()
+        if isinstance(prompt, ChatPrompt) and (media := self.media_io_kwargs(prompt)):
+            body["media_io_kwargs"] = media
+        path = "chat/completions" if isinstance(prompt, ChatPrompt) else "completions"
+        if watch is None:
+            return await self.post_batched(path, body)
+        body["stream"] = True
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        return await self.call_streamed(f"{self.url}/v1/{path}", body, watch)
+
+    async def _common(self) -> Json:
+        """What every request that runs the model has: the model's name, and an id that shows the
+        program in the server's log."""
+        program = program_id.get()
+        ids = {"request_id": f"{program}-{next(_request_numbers)}"} if program else {}
+        return {"model": await self._model_name(), **ids}
+
+    async def _with_program(self, body: Json) -> Json:
+        """A request for tokens that names its program, so that routers keep a program's requests
+        on one worker."""
+        body = {**await self._common(), **body}
+        if program := program_id.get():
+            body["vllm_xargs"] = {PROGRAM: program, **body.get("vllm_xargs", {})}
+        return body
+
+    async def post(self, path: str, body: Json) -> Json:
+        """One request that runs the model, at "completions" or "chat/completions"."""
+        return await self.call("POST", f"{self.url}/v1/{path}", body)
+
+    async def post_batched(self, path: str, body: Json) -> Json:
+        """On a server with the plugin, requests made at the same moment are sent as one."""
+        if not await self._may_use_plugin():
+            return await self.post(path, body)
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                status, answer = await self._server().batcher.post(path, body)
+        except BackendError:
+            raise
+        except Exception as error:
+            self.raise_as_backend_error(error)
+        if status != 200:
+            problem = answer.get("error") or answer
+            raise BackendError(
+                f"{self.name} answered {status}: {problem.get('message') or problem}",
+                status=status,
+            )
+        return answer
+
+    # --- what the server is ----------------------------------------------------------------------
 
     async def _model_name(self) -> str:
         return self._model or (await self._server().model.answer()).name
@@ -342,15 +345,15 @@ class VLLM(OnVLLM, OpenAIBackend):
         except BackendError as error:
             if error.status is None or error.status in (401, 408, 429) or error.status >= 500:
                 raise
-            return False  # 404, or what a gateway says that lets nothing else through
+            return False  # 404, or the answer of a gateway that does not forward this route
         return True
 
 
 RuntimeEndpoint = VLLM
 
 
-def _scores(answer: dict[str, Any]) -> ScoreAnswer:
-    """What `/v1/sgl/score` answers."""
+def _scores(answer: Json) -> ScoreAnswer:
+    """The answer of `/v1/sgl/score`."""
     choices = tuple(
         ChoiceTokens(
             tuple(int(token) for token in choice["token_ids"]),
@@ -364,8 +367,8 @@ def _scores(answer: dict[str, Any]) -> ScoreAnswer:
     )
 
 
-def _prompt_tokens(answer: dict[str, Any], start: int) -> tuple[TokenLogprob, ...]:
-    """The log-probabilities of the prompt's tokens from `start` on; the first token has none."""
+def _prompt_tokens(answer: Json, start: int) -> tuple[TokenLogprob, ...]:
+    """The log-probabilities of the prompt's tokens from `start` on. The first token has none."""
     rows = answer["choices"][0].get("prompt_logprobs") or answer.get("prompt_logprobs") or []
     tokens = []
     for row in rows[start:]:

@@ -197,7 +197,7 @@ def test_a_json_schema_is_a_tool_that_must_be_called(service, backend, stream):
 
 def test_an_answer_without_the_tool_is_an_error(service, backend):
     service.finish = "refusal"
-    with pytest.raises(sgl.ProgramError, match=r"not answer in the form .*'refusal'"):
+    with pytest.raises(sgl.ProgramError, match=r"not answer in the required form: .*'refusal'"):
         ask.run("Who?", json_schema=Person)
 
 
@@ -240,7 +240,7 @@ def test_a_stop_pattern_ends_the_stream(service, backend):
 def test_a_stream_that_breaks_off_is_an_error(service, backend, rudely):
     service.break_off_rudely = rudely
     service.reply, service.break_off_after = lambda body: "one two three", 2
-    with pytest.raises(sgl.ProgramError, match="broke off in the middle"):
+    with pytest.raises(sgl.ProgramError, match="stopped in the middle"):
         ask.run("Count.", stream=True).sync()
 
 
@@ -269,7 +269,7 @@ def test_an_error_within_a_stream_is_told(service, backend):
         ({"return_logprob": True}, "return_logprob"),
         ({"regex": "[0-9]+"}, "regex"),
         ({"json_schema": Person, "stop": "x"}, "stop with json_schema"),
-        ({"json_schema": {"type": "string"}}, "a json_schema that is no object's"),
+        ({"json_schema": {"type": "string"}}, "a json_schema that is not of an object"),
     ],
 )
 def test_what_the_api_lacks_is_refused_by_name(service, backend, options, feature):
@@ -280,12 +280,12 @@ def test_what_the_api_lacks_is_refused_by_name(service, backend, options, featur
 
 @pytest.mark.parametrize("expr", [sgl.gen("a", json_schema=Person), sgl.select("a", ["b", "c"])])
 def test_a_tool_cannot_continue_a_turn(backend, expr):
-    with pytest.raises(sgl.ProgramError, match="in a turn that has begun is not supported"):
+    with pytest.raises(sgl.ProgramError, match="after other text in a turn is not supported"):
         begun.run("Name:", expr)
 
 
 def test_white_space_before_a_gen_is_refused_with_advice(service, backend):
-    with pytest.raises(sgl.ProgramError, match=r"white space .*end that text without it"):
+    with pytest.raises(sgl.ProgramError, match=r"whitespace .*end that text without it"):
         begun.run("Name: ", sgl.gen("name"))
     assert service.requests == []
 
@@ -336,7 +336,7 @@ def test_a_model_that_takes_no_prefill_says_so(service, backend):
 
 def test_a_wrong_key_is_said_to_be_refused(service, backend):
     service.fault = lambda body: error(401, "invalid key")
-    with pytest.raises(sgl.ProgramError, match=r"refused the api_key .*ANTHROPIC_API_KEY"):
+    with pytest.raises(sgl.ProgramError, match=r"rejected the api_key: .*ANTHROPIC_API_KEY"):
         ask.run("Why?")
 
 
@@ -344,7 +344,7 @@ def test_without_any_key_one_is_asked_for(service, monkeypatch, tmp_path):
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))  # where the client looks for one
-    with pytest.raises(sgl.ProgramError, match=r"wants an api_key: .*ANTHROPIC_API_KEY"):
+    with pytest.raises(sgl.ProgramError, match=r"needs an api_key: .*ANTHROPIC_API_KEY"):
         ask.run("Why?", backend=backend_of(service, api_key=None))
     assert service.requests == []
 

@@ -153,9 +153,9 @@ def test_a_server_that_stalls_is_left_after_the_timeout(server):
 
 def test_a_missing_api_key_is_asked_for_and_a_wrong_one_is_said_to_be_refused(server):
     server.api_key = "secret"
-    with pytest.raises(sgl.ProgramError, match=r"wants an api_key.*VLLM\(..., api_key="):
+    with pytest.raises(sgl.ProgramError, match=r"needs an api_key.*VLLM\(..., api_key="):
         two_gens.run(backend=sgl.VLLM(server.url))
-    with pytest.raises(sgl.ProgramError, match="refused the api_key"):
+    with pytest.raises(sgl.ProgramError, match="rejected the api_key"):
         two_gens.run(backend=sgl.VLLM(server.url, api_key="wrong"))
     assert two_gens.run(backend=sgl.VLLM(server.url, api_key="secret"))["third"]
 

@@ -140,7 +140,7 @@ def test_a_prompt_without_roles_is_refused(backend):
 
 def test_a_refused_key_is_told(service, backend):
     service.fault = lambda body: error(401, "invalid key")
-    with pytest.raises(sgl.ProgramError, match=r"refused the api_key .*LiteLLM\(..., api_key="):
+    with pytest.raises(sgl.ProgramError, match=r"rejected the api_key: .*LiteLLM\(..., api_key="):
         ask.run("Why?")
 
 

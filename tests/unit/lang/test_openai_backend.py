@@ -118,7 +118,7 @@ def test_openai_itself_gets_its_own_words_and_no_defaults(monkeypatch):
     backend = OpenAI("o1")
     assert backend.base_url == OPENAI_URL and backend.is_openai_itself
     body = {"messages": [], **options_body(DEFAULT_SAMPLING, chat=True)}
-    assert backend.written(body) == {"messages": [], "max_completion_tokens": 128}
+    assert backend.adapted(body) == {"messages": [], "max_completion_tokens": 128}
     assert not OpenAI("o1", base_url="http://evil-openai.com/v1").is_openai_itself
 
 
@@ -295,7 +295,7 @@ def test_a_stop_pattern_ends_the_stream(service, chat):
 def test_a_stream_that_breaks_off_is_an_error(service, chat, rudely):
     service.break_off_rudely = rudely
     service.reply, service.break_off_after = lambda body: "one two three", 2
-    with pytest.raises(sgl.ProgramError, match="broke off in the middle"):
+    with pytest.raises(sgl.ProgramError, match="stopped in the middle"):
         ask.run("Count.", stop_regex="never", backend=chat)
 
 
@@ -501,9 +501,9 @@ def test_a_model_that_goes_on_differently_is_an_error_too(service, chat):
 def test_a_missing_key_is_asked_for_and_a_wrong_one_is_said_to_be_refused(service, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     service.fault = lambda body: error(401, "no")
-    with pytest.raises(sgl.ProgramError, match=r"wants an api_key: .*OPENAI_API_KEY"):
+    with pytest.raises(sgl.ProgramError, match=r"needs an api_key: .*OPENAI_API_KEY"):
         ask.run("Why?", backend=OpenAI("m", base_url=f"{service.url}/v1"))
-    with pytest.raises(sgl.ProgramError, match="refused the api_key"):
+    with pytest.raises(sgl.ProgramError, match="rejected the api_key"):
         ask.run("Why?", backend=OpenAI("m", base_url=f"{service.url}/v1", api_key="wrong"))
     assert service.requests[-1][2]["authorization"] == "Bearer wrong"
 

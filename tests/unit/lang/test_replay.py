@@ -32,6 +32,7 @@ from sgl_vllm.lang.backends.base import (
     TokenLogprob,
     Usage,
 )
+from sgl_vllm.lang.backends.record import gen_request, request_key
 from sgl_vllm.lang.constraints import JSON_SCHEMA, REGEX, Constraint
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
@@ -443,9 +444,7 @@ def test_the_order_of_a_schemas_keys_counts() -> None:
     other = GenRequest(
         TextPrompt("x"), DEFAULT_SAMPLING, Constraint(JSON_SCHEMA, '{"b": 2, "a": 1}')
     )
-    from sgl_vllm.lang.backends import replay
-
-    keys = [replay._key("generate", replay._gen_request(request)) for request in (one, other)]
+    keys = [request_key("generate", gen_request(request)) for request in (one, other)]
     assert keys[0] != keys[1]
 
 
@@ -453,13 +452,13 @@ def test_how_a_chat_ends_counts(path: Path) -> None:
     messages = (Message("user", "Hello"),)
     replay = recorded(path, GenRequest(ChatPrompt(messages, "generate"), DEFAULT_SAMPLING))
     said = refusal(replay, GenRequest(ChatPrompt(messages, "closed"), DEFAULT_SAMPLING))
-    assert "end in another way" in said
+    assert "ends differently" in said
 
 
 def test_a_sampled_request_asked_once_more_is_refused(path: Path) -> None:
     replay = recorded(path, request_of(temperature=0.7))
     asyncio.run(replay.generate(request_of(temperature=0.7)))
-    assert "asked once more" in refusal(replay, request_of(temperature=0.7))
+    assert "requested once more" in refusal(replay, request_of(temperature=0.7))
 
 
 def test_one_without_chance_gets_its_answer_again(path: Path) -> None:
@@ -518,7 +517,7 @@ def test_a_line_that_was_cut_off_is_left_out(path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "hello\n", "{}\n", '{"sgl_vllm_record": 99}\n'])
 def test_a_file_that_is_no_record_is_refused(path: Path, content: str) -> None:
     path.write_text(content)
-    with pytest.raises(ValueError, match="no record"):
+    with pytest.raises(ValueError, match="not a record"):
         sgl.Replay(path)
 
 

@@ -210,7 +210,7 @@ def broken_stream(server, *, after, ending):
 @pytest.mark.parametrize(
     ("ending", "message"),
     [
-        ([], "broke off in the middle"),
+        ([], "stopped in the middle"),
         (['data: {"error": {"message": "EngineDead", "code": 500}}\n\n'], "EngineDead"),
         (["data: {not json\n\n"], "cannot be read"),
         (["data: [1, 2]\n\n"], "cannot be read"),
