@@ -1,7 +1,7 @@
 """A planner for code movement that asks a model for the order.
 
 Owns the question and the reading of the answer. What may be moved, and the check of the order, is
-in `compiler.py`.
+in `reordering.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from sgl_vllm.lang.api import gen
 from sgl_vllm.lang.backends.base import Backend
-from sgl_vllm.lang.compiler import Planner, PromptPiece, ReorderError
 from sgl_vllm.lang.function import function
+from sgl_vllm.lang.reordering import Planner, PromptPiece, ReorderError
 from sgl_vllm.lang.state import State
 
 

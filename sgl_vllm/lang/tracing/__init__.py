@@ -1,5 +1,5 @@
-"""The inside of tracing: evaluating a program's source without executing it.
+"""Tracing: a program as a graph, found by evaluating its source instead of calling it.
 
-`source` finds it, `evaluation` and `expressions` walk it over values that are known or `deferred`,
-`purity` says what may be called. What comes out is a graph: `trace.py` and `graph.py` beside.
+`trace.py` is the way in. `source.py` finds the source, `evaluation.py`, `expressions.py` and
+`calls.py` follow it over known and deferred values, `prompts.py` records what happens to prompts.
 """

@@ -1,25 +1,24 @@
-"""Values that are not known yet: pure functions of a program's arguments and variables.
+"""Values that only a run knows: named pure operations on arguments, variables and constants.
 
-Owns how such a value is put together while a program is traced, and how it is computed in a run.
-Knows no source code (`evaluation.py`) and no streams (`trace.py`, `compiler.py`).
+Owns what such a value consists of and how a run computes it. The operations are in
+`operations.py`; streams and source code are unknown here.
 """
 
 from __future__ import annotations
 
 import ast
-import functools
-import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from sgl_vllm.lang.ir import Expr
+from sgl_vllm.lang.tracing.operations import function_named, materialized
 
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument that a run is given."""
+    """An argument that the run gets."""
 
     name: str
 
@@ -29,13 +28,12 @@ class Argument:
 
 @dataclass(frozen=True)
 class Definition:
-    """The place where a variable got its value: node `node` of a graph, on stream `stream`.
+    """Where a variable gets its value: node `node` of a graph.
 
-    `name` is None for the prompt itself, read at that node.
+    `name` is None for the prompt itself, as read at that node.
     """
 
     name: str | None
-    stream: int
     node: int
 
     def __str__(self) -> str:
@@ -44,7 +42,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Reading:
-    """What is read of a definition: a variable's value or meta information; a prompt's text or
+    """One aspect of a definition: a variable's value or meta information, a prompt's text or
     messages."""
 
     definition: Definition
@@ -56,7 +54,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A stream of the program itself, as a value: what a program that returns `s` returns."""
+    """The state of a stream: the value of `return s`."""
 
     stream: int
 
@@ -64,48 +62,53 @@ class Prompt:
         return f"the prompt of stream {self.stream}"
 
 
-@dataclass(frozen=True, eq=False)
-class Element:
-    """An item of a sequence that is not known yet, or what a function of it is called with."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return f"the item {self.name!r}"
+Leaf: TypeAlias = Argument | Reading | Prompt
 
 
-Leaf: TypeAlias = Argument | Reading | Prompt | Element
-Piece: TypeAlias = "str | Expr | Deferred"
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Deferred:
-    """A value that a run will know: a leaf, or `function` of `inputs`.
+    """A value that a run computes: a leaf, or `operation` of `args` and `kwargs`.
 
-    Invariant: `function` has no side effect, and `leaves` are those that it depends on. A
-    concatenation has `pieces`, in order. One that is surely an expression, such as a `gen` whose
-    options are not known, has its `kind` ("gen") and the `name` of the variable that it makes.
-    `head` is known text that the value begins with. A lazy one's function gets, instead of its
-    inputs, the environment, and asks it for those that it needs; it gives the elements in `binds`
-    their values itself.
+    Invariant: an operation is pure and has a name (`operations.function_named`), and `leaves` are
+    all that the value depends on. An argument of an operation is a constant or another deferred
+    value, never a container with one in it. `name` is the variable that an expression makes.
     """
 
-    function: Callable[..., Any] | None
-    inputs: tuple[Deferred, ...] = ()
+    operation: str
+    args: tuple[Any, ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = ()
     leaf: Leaf | None = None
-    node: ast.expr | None = None
-    pieces: tuple[Piece, ...] = ()
-    kind: str | None = None
     name: str | None = None
-    head: str = ""
-    is_lazy: bool = False
-    binds: frozenset[Leaf] = frozenset()
+    node: ast.expr | None = None
     leaves: frozenset[Leaf] = field(init=False)
 
     def __post_init__(self) -> None:
         own = frozenset((self.leaf,)) if self.leaf is not None else frozenset()
-        leaves = own.union(*(part.leaves for part in self.inputs)) - self.binds
-        object.__setattr__(self, "leaves", leaves)
+        object.__setattr__(self, "leaves", own.union(*(part.leaves for part in self.inputs)))
+
+    @property
+    def inputs(self) -> tuple[Deferred, ...]:
+        """The deferred values that this one is computed from."""
+        given = (*self.args, *(value for _, value in self.kwargs))
+        return tuple(value for value in given if isinstance(value, Deferred))
+
+    @property
+    def is_expression(self) -> bool:
+        """Whether it is surely a language expression, such as a `gen` with deferred options."""
+        return self.operation.startswith("sgl.")
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The parts of a concatenation, in order; any other value is its only piece."""
+        return self.args if self.operation == "concat" else (self,)
+
+    @property
+    def head(self) -> str:
+        """Known text that the value begins with."""
+        match self.operation, self.args:
+            case ("concat", (first, *_)) | (".join", (_, Deferred("list_of", (first, *_)))):
+                return first if isinstance(first, str) else getattr(first, "head", "")
+        return ""
 
     @property
     def readings(self) -> tuple[Definition, ...]:
@@ -115,24 +118,71 @@ class Deferred:
 
     @property
     def source(self) -> str:
-        """The expression as it stands in the program, or what it is read from."""
+        """The expression as written in the program, or the leaf it reads."""
         if self.node is not None:
             return ast.unparse(self.node)
-        return self.leaf.name if isinstance(self.leaf, (Argument, Element)) else str(self.leaf)
+        if self.leaf is not None:
+            return self.leaf.name if isinstance(self.leaf, Argument) else str(self.leaf)
+        given = [f"{key}={source_of(value)}" for key, value in self.kwargs]
+        inside = ", ".join([*map(source_of, self.args), *given])
+        shape = {"list_of": "[{}]", "tuple_of": "({})"}.get(self.operation)
+        return shape.format(inside) if shape else f"{self.operation}({inside})"
 
     def why(self) -> str:
         """What it depends on, for messages."""
         return " and ".join(sorted({str(leaf) for leaf in self.leaves})) or "a later value"
 
     def __bool__(self) -> bool:
-        raise TypeError(f"{self.why()} is not known while the program is traced")
+        raise TypeError(f"{self.why()} is unknown while the program is traced")
 
-    def __repr__(self) -> str:
-        return f"<deferred {self.source}>"
+
+Piece: TypeAlias = str | Expr | Deferred
+
+
+def leaf(of: Leaf) -> Deferred:
+    """The value of a leaf."""
+    return Deferred("leaf", leaf=of)
+
+
+def source_of(value: object) -> str:
+    """A deferred value as it is written in the program, a constant as its `repr`."""
+    return value.source if isinstance(value, Deferred) else repr(value)
+
+
+def readings_of(values: Sequence[object]) -> tuple[Definition, ...]:
+    """The definitions that any of `values` depends on."""
+    found = (d for value in values if isinstance(value, Deferred) for d in value.readings)
+    return tuple(dict.fromkeys(found))
+
+
+def merged(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    """`pieces` without empty strings, with neighboring strings as one."""
+    result: list[Piece] = []
+    for piece in pieces:
+        if isinstance(piece, str) and result and isinstance(result[-1], str):
+            result[-1] += piece
+        elif piece != "":
+            result.append(piece)
+    return tuple(result)
+
+
+def in_order(wanted: Deferred, done: Container[Deferred]) -> Iterator[Deferred]:
+    """`wanted` and all that it is computed from, each after its inputs and only once.
+
+    Leaves out what is `done`, where the caller must put each value that it gets. A value may depend
+    on thousands of others, so this does not recurse.
+    """
+    stack = [wanted]
+    while stack:
+        missing = [part for part in stack[-1].inputs if part not in done]
+        if missing:
+            stack.extend(missing)
+        elif (deferred := stack.pop()) not in done:
+            yield deferred
 
 
 class Environment(ABC):
-    """The values of one run. Each deferred value is computed at most once in it."""
+    """The values of one run. Each deferred value is computed at most once."""
 
     def __init__(self) -> None:
         self._values: dict[Deferred, Any] = {}
@@ -141,197 +191,25 @@ class Environment(ABC):
     def leaf(self, leaf: Leaf) -> Any:
         """The value of an argument, a variable or a prompt."""
 
-    def value(self, wanted: Deferred) -> Any:
-        """Computes `wanted` and what it is made of; raises what the program's expression does.
-
-        A value may be made of thousands of others: only lazy ones recurse.
-        """
+    def value(self, wanted: Any) -> Any:
+        """Compute `wanted`; a constant is its own value. Raises what the operation raises."""
+        if not isinstance(wanted, Deferred):
+            return wanted
         values = self._values
-        stack = [wanted]
-        while stack:
-            deferred = stack[-1]
-            if deferred in values:
-                stack.pop()
-                continue
-            if not self._is_own(deferred):
-                values[deferred] = self._outside(deferred)
-                continue
-            if deferred.is_lazy:
-                assert deferred.function is not None
-                values[deferred] = deferred.function(self)
-                continue
-            missing = [part for part in deferred.inputs if part not in values]
-            if missing:
-                stack.extend(missing)
-                continue
+        for deferred in in_order(wanted, values):
             if deferred.leaf is not None:
                 values[deferred] = self.leaf(deferred.leaf)
-            else:
-                assert deferred.function is not None
-                values[deferred] = deferred.function(*[values[part] for part in deferred.inputs])
-            stack.pop()
+                continue
+            args = [values[a] if isinstance(a, Deferred) else a for a in deferred.args]
+            kwargs = {
+                key: values[a] if isinstance(a, Deferred) else a for key, a in deferred.kwargs
+            }
+            values[deferred] = materialized(function_named(deferred.operation)(*args, **kwargs))
         return values[wanted]
-
-    def within(self, elements: Mapping[Leaf, Any]) -> Environment:
-        """An environment in which `elements` have these values, and all else is as in this one."""
-        return _Inner(self, elements)
-
-    def _is_own(self, deferred: Deferred) -> bool:
-        return True
-
-    def _outside(self, deferred: Deferred) -> Any:
-        raise NotImplementedError
-
-    def filled(self, template: Template) -> Any:
-        """The value of a template, in new lists, dicts and sets."""
-        return template.fill([self.value(part) for part in template.inputs])
-
-
-class _Inner(Environment):
-    """What does not depend on the elements is computed outside, once for all of them."""
-
-    def __init__(self, outer: Environment, elements: Mapping[Leaf, Any]) -> None:
-        super().__init__()
-        self._outer = outer
-        self._elements = elements
-
-    def leaf(self, leaf: Leaf) -> Any:
-        return self._elements[leaf]
-
-    def _is_own(self, deferred: Deferred) -> bool:
-        return deferred.leaf in self._elements or (
-            deferred.leaf is None and any(leaf in self._elements for leaf in deferred.leaves)
-        )
-
-    def _outside(self, deferred: Deferred) -> Any:
-        return self._outer.value(deferred)
-
-
-# --- templates: structures of known and deferred values ------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Slot:
-    index: int
-
-
-@dataclass(frozen=True)
-class _Rebuilt:
-    """A list, tuple, set, slice or dict (as its flat keys and values) to make anew."""
-
-    kind: type
-    parts: tuple[Any, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Template:
-    """A snapshot of a value that may hold deferred ones, which are its `inputs`."""
-
-    shape: Any
-    inputs: tuple[Deferred, ...]
-
-    def fill(self, values: Sequence[Any]) -> Any:
-        return _fill(self.shape, values)
-
-
-def template_of(
-    value: object, is_own: Callable[[object], bool], as_deferred: Callable[[object], object]
-) -> Template:
-    """A snapshot of `value`: containers that the program made itself (`is_own`) are copied.
-
-    `as_deferred` may put a deferred value in the place of one.
-    """
-    inputs: dict[Deferred, int] = {}
-
-    def shape(value: Any) -> Any:
-        value = as_deferred(value)
-        if isinstance(value, Deferred):
-            return _Slot(inputs.setdefault(value, len(inputs)))
-        kind = type(value)
-        if kind is slice:
-            return _Rebuilt(slice, tuple(map(shape, (value.start, value.stop, value.step))))
-        if kind is dict and is_own(value):
-            return _Rebuilt(dict, tuple(shape(part) for pair in value.items() for part in pair))
-        if kind in (list, tuple, set, frozenset) and is_own(value):
-            return _Rebuilt(kind, tuple(map(shape, value)))
-        return value
-
-    return Template(shape(value), tuple(inputs))
-
-
-def _fill(shape: Any, values: Sequence[Any]) -> Any:
-    if isinstance(shape, _Slot):
-        return values[shape.index]
-    if not isinstance(shape, _Rebuilt):
-        return shape
-    parts = [_fill(part, values) for part in shape.parts]
-    if shape.kind is dict:
-        return dict(zip(parts[::2], parts[1::2], strict=True))
-    return slice(*parts) if shape.kind is slice else shape.kind(parts)
-
-
-def lifted(
-    function: Callable[..., Any],
-    template: Template,
-    node: ast.expr | None = None,
-    **about: Any,
-) -> Deferred:
-    """`function(*args, **kwargs)` of a run's values; `template` is of the pair (args, kwargs)."""
-
-    def compute(*values: Any) -> Any:
-        args, kwargs = template.fill(values)
-        return function(*args, **kwargs)
-
-    return Deferred(compute, template.inputs, node=node, **about)
-
-
-def lazily(
-    function: Callable[..., Any],
-    templates: Sequence[Template],
-    node: ast.expr | None = None,
-    binds: frozenset[Leaf] = frozenset(),
-) -> Deferred:
-    """``function(environment, *templates)``, which fills those templates that it needs."""
-
-    def compute(environment: Environment) -> Any:
-        return function(environment, *templates)
-
-    inputs = dict.fromkeys(part for template in templates for part in template.inputs)
-    return Deferred(compute, tuple(inputs), node=node, is_lazy=True, binds=binds)
-
-
-def pieces_of(value: str | Expr | Deferred) -> tuple[Piece, ...]:
-    """What a concatenation is made of; a value that is none is its only piece."""
-    if isinstance(value, Deferred):
-        return value.pieces or (value,)
-    return (value,) if value != "" else ()
-
-
-def concatenation(pieces: Sequence[Piece], node: ast.expr | None = None) -> Deferred:
-    """``a + b + c`` of strings, expressions and deferred values, one of them deferred."""
-    merged: list[Piece] = []
-    for piece in pieces:
-        if isinstance(piece, str) and merged and isinstance(merged[-1], str):
-            merged[-1] += piece
-        else:
-            merged.append(piece)
-    inputs = tuple(dict.fromkeys(piece for piece in merged if isinstance(piece, Deferred)))
-    places = [inputs.index(p) if isinstance(p, Deferred) else None for p in merged]
-
-    def compute(*values: Any) -> Any:
-        parts = [p if i is None else values[i] for p, i in zip(merged, places, strict=True)]
-        texts = [part for part in parts if isinstance(part, str)]
-        if len(texts) == len(parts):
-            return "".join(texts)
-        return functools.reduce(operator.add, parts)
-
-    first = merged[0]
-    head = first if isinstance(first, str) else first.head if isinstance(first, Deferred) else ""
-    return Deferred(compute, inputs, node=node, pieces=tuple(merged), head=head)
 
 
 class Arguments(Environment):
-    """An environment in which only some arguments are known."""
+    """An environment that knows some arguments and nothing else."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         super().__init__()
@@ -341,16 +219,14 @@ class Arguments(Environment):
         assert isinstance(leaf, Argument)
         return self._arguments[leaf.name]
 
-    def text_of(self, piece: str | Deferred) -> str | None:
-        """The piece as text, None if that is not known, or is no text."""
-        if isinstance(piece, str):
-            return piece
-        if not all(
+    def text_of(self, piece: object) -> str | None:
+        """`piece` as text; None if it is unknown or no text."""
+        if isinstance(piece, Deferred) and not all(
             isinstance(leaf, Argument) and leaf.name in self._arguments for leaf in piece.leaves
         ):
             return None
         try:
             value = self.value(piece)
-        except Exception:  # which the run will raise
+        except Exception:  # the run will raise it
             return None
         return value if isinstance(value, str) else None

@@ -1,30 +1,35 @@
-"""What the evaluation of a program's source is made of: places, names, stand-ins, errors.
+"""What the evaluation of a function's source passes around: places, names, hosts, `TraceError`.
 
-Owns the values that the evaluator's parts pass to each other. Evaluates nothing.
+Evaluates nothing.
 """
 
 from __future__ import annotations
 
 import ast
-import builtins
-from collections.abc import Callable, Mapping
+import types
+from collections import ChainMap
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from sgl_vllm.lang.tracing.deferred import Deferred
+from sgl_vllm.lang.tracing.deferred import Argument, Deferred, Reading
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.tracing.graph import Graph
-    from sgl_vllm.lang.tracing.knowledge import Knowledge
 
-RUN_IT = "or run the program as it is, without compiling"
+Args: TypeAlias = list[Any]
+Kwargs: TypeAlias = dict[str, Any]
+FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+RUN_IT = "run the program without compiling it"
 
 
 class TraceError(Exception):
-    """A program cannot be traced further than to one place, which the message names.
+    """A program cannot be traced beyond one place, which the message names.
 
-    `filename`, `line` and `expression` are that place. `graph` is what was traced before it, None
-    where nothing could be. Nothing from that place on was executed.
+    `filename`, `line` and `expression` are that place. `graph` is what was traced before it, or
+    None if nothing could be. Nothing from that place on was executed. `is_decision` says that the
+    program decides there on a value that only a run knows.
     """
 
     def __init__(
@@ -38,52 +43,66 @@ class TraceError(Exception):
         self.line = line
         self.expression = expression
         self.graph: Graph | None = None
+        self.is_decision = False
 
 
-class Raised(Exception):
-    """The program itself raises `error` at this place; its own try statement may catch it."""
+@dataclass(eq=False)
+class Frame:
+    """A function while its source is evaluated. Assignments go to the first map of `names`."""
 
-    def __init__(self, error: BaseException, node: ast.AST, frame: Frame) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.node = node
-        self.frame = frame
+    name: str
+    filename: str
+    names: ChainMap[str, Any] = field(repr=False)
+
+    def inner(self, name: str) -> Frame:
+        """The frame of a function, or of a comprehension, that this one contains."""
+        return Frame(name, self.filename, self.names.new_child())
 
 
 @dataclass(frozen=True)
 class At:
     """A place in a program."""
 
-    evaluator: Knowledge
     node: ast.expr | ast.stmt
     frame: Frame
 
-    @property
-    def line(self) -> int:
-        return self.node.lineno
-
     def stop(self, reason: str, advice: str = RUN_IT) -> NoReturn:
         """End the trace here."""
-        self.evaluator.stop(self.node, self.frame, reason, advice)
-
-    def decides_on(self, value: Deferred) -> NoReturn:
-        """End the trace: which operations come next depends on `value`."""
-        self.evaluator.decides_on(self.node, self.frame, value)
+        raise self._error(reason, advice)
 
     def fail(self, error: Exception) -> NoReturn:
-        """The program raises `error` here."""
-        raise Raised(error, self.node, self.frame)
+        """End the trace, because the program itself raises `error` here."""
+        raise self._error(f"the program raises {type(error).__name__}: {error}", "") from error
+
+    def decides_on(self, value: Deferred) -> NoReturn:
+        """End the trace, because the next operations depend on `value`."""
+        arguments = sorted(leaf.name for leaf in value.leaves if isinstance(leaf, Argument))
+        advice = RUN_IT
+        if arguments and not any(isinstance(leaf, Reading) for leaf in value.leaves):
+            given = ", ".join(f"{name}=..." for name in arguments)
+            advice = f"pass it when compiling, compile({given}), or {RUN_IT}"
+        error = self._error(f"the program decides on {value.why()}", advice)
+        error.is_decision = True
+        raise error
+
+    def _error(self, reason: str, advice: str) -> TraceError:
+        source = " ".join(ast.unparse(self.node).split())
+        shown = source if len(source) <= 80 else source[:77] + "..."
+        return TraceError(reason, advice, self.frame.filename, self.node.lineno, shown)
 
 
 class Host:
-    """An object of the language that stands for itself during evaluation; refuses what it lacks."""
+    """An object of the language, such as the prompt, that stands for itself during evaluation.
+
+    Refuses, with a TraceError, whatever a subclass does not support.
+    """
 
     description = "this object"
 
     def attribute(self, name: str, at: At) -> Any:
-        at.stop(f"{self.description} has no attribute {name!r} that can be traced")
+        at.stop(f"attribute {name!r} of {self.description} cannot be traced")
 
-    def call(self, name: str, args: list[Any], kwargs: dict[str, Any], at: At) -> Any:
+    def call(self, name: str, args: Args, kwargs: Kwargs, at: At) -> Any:
         at.stop(f"{name}() of {self.description} cannot be traced")
 
     def item(self, key: Any, at: At) -> Any:
@@ -93,7 +112,7 @@ class Host:
         at.stop(f"{self.description} takes no items")
 
     def contains(self, key: Any, at: At) -> bool:
-        at.stop(f"`in` means nothing for {self.description}")
+        at.stop(f"{self.description} does not support `in`")
 
     def append(self, value: Any, at: At) -> None:
         at.stop(f"{self.description} cannot be appended to")
@@ -108,53 +127,18 @@ class Host:
         at.stop(f"{self.description} cannot be used in a with statement")
 
     def exit(self, at: At) -> None:
-        raise NotImplementedError
+        """Leave the `with` block that `enter` began."""
 
-    def deferred(self) -> Deferred:
-        """What stands for it in the returned value."""
-        raise TypeError(f"{self.description} cannot be returned")
-
-
-@dataclass(eq=False)
-class Frame:
-    """The names of one function while it is followed."""
-
-    name: str
-    filename: str
-    globals: Mapping[str, Any]
-    locals: dict[str, Any] = field(default_factory=dict)
-    outer: Frame | None = None
-    closure: Mapping[str, Any] = field(default_factory=dict)
-    foreign: set[str] = field(default_factory=set)
-    nonlocals: set[str] = field(default_factory=set)
-
-    def lookup(self, name: str) -> Any:
-        frame: Frame | None = self
-        while frame is not None:
-            if name in frame.locals:
-                return frame.locals[name]
-            if name in frame.closure:
-                return frame.closure[name]
-            frame = frame.outer
-        if name in self.globals:
-            return self.globals[name]
-        if hasattr(builtins, name):
-            return getattr(builtins, name)
-        raise NameError(f"name {name!r} is not defined")
-
-    def owner_of(self, name: str) -> Frame | None:
-        """The followed function whose local `name` a nonlocal statement means."""
-        frame = self.outer
-        while frame is not None and name not in frame.locals:
-            frame = frame.outer
-        return frame
+    def as_value(self, at: At) -> Deferred:
+        """What stands for it among deferred values, such as in the returned value."""
+        at.stop(f"{self.description} is no value", "read a variable with s['name']")
 
 
 @dataclass(frozen=True, eq=False)
 class LocalFunction:
-    """A def or lambda that the followed code itself made."""
+    """A `def` or `lambda` of the evaluated code itself."""
 
-    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    node: FunctionNode
     frame: Frame
     defaults: tuple[Any, ...]
     keyword_defaults: Mapping[str, Any]
@@ -164,13 +148,4 @@ class LocalFunction:
         return "<lambda>" if isinstance(self.node, ast.Lambda) else self.node.name
 
 
-@dataclass(frozen=True, eq=False)
-class Bound:
-    """A method that was read but not called yet."""
-
-    function: Any
-    owner: Any
-
-
-Hook: TypeAlias = Callable[[Any, list[Any], dict[str, Any], At], Any]
-NOT_HANDLED = object()
+Function: TypeAlias = LocalFunction | types.FunctionType

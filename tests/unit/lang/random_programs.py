@@ -43,13 +43,14 @@ class _Writer:
 
     def value(self, p: str, known: list[str], locals_: list[str]) -> str:
         """An expression that gives what can be formatted."""
-        options = ["a", "k + 1", "a.upper()", "a[:2]", "'y' if k > 3 else a", "k * 2 - 1"]
-        options += ["a or 'none'", "len(words)", "words[0]", "'-'.join(words)", "TABLE[a[:1]]"]
-        options += ["[w.title() for w in words if w]", "sorted(words, key=lambda w: (len(w), w))"]
+        options = ["a", "k + 1", "a.upper()", "a[:2]", "str(k > 3)", "k * 2 - 1"]
+        options += ["a == 'none'", "len(words)", "words[0]", "'-'.join(words)", "TABLE[a[:1]]"]
+        options += ["[w.title() for w in WORDS if w]", "sorted(WORDS, key=lambda w: (len(w), w))"]
+        options += ["WORDS[1] if len(WORDS) > 1 else a", "WORDS and k", "sorted(words)"]
         if known:
             name = f"{p}[{self.pick(*known)!r}]"
             options += [name, f"len({name})", f"{name}[:1]", f"[{name}, a][1]", f"str({name}) + a"]
-            options += [f"dict(x={name})['x']", f"{name} if k > 2 else a", f"json.dumps({name})"]
+            options += [f"dict(x={name})['x']", f"({name}, k)[1:]", f"json.dumps({name})"]
         return self.pick(*options, *locals_)
 
     def text(self, p: str, known: list[str], locals_: list[str]) -> str:
@@ -68,7 +69,7 @@ class _Writer:
     def generation(self, p: str, name: str, known: list[str], locals_: list[str]) -> str:
         kind = self.number(0, 5)
         if kind == 0:
-            return f"sgl.select({name!r}, ['x', 'yy', a or 'z'])"
+            return f"sgl.select({name!r}, ['x', 'yy', a + 'z'])"
         if kind == 1:
             return f"sgl.gen({name!r}, max_tokens=k, stop=['\\n', a])"
         if kind == 2 and known:
@@ -178,6 +179,7 @@ def program_of(source: str) -> sgl.Program:
 
     table = collections.OrderedDict(t="tea", c="coffee", b="beer")
     namespace: dict[str, Any] = {"sgl": sgl, "json": json, "TABLE": table, "__name__": "random"}
+    namespace["WORDS"] = ("abc", "de")
     exec(compile(source, filename, "exec", dont_inherit=True), namespace)
     program: sgl.Program = namespace["program"]
     return program

@@ -70,6 +70,30 @@ def test_a_program_that_cannot_be_traced_runs_all_the_same_and_its_effects_happe
     assert [hint["prompt"] for hint in server.hints] == [SHOTS]
 
 
+def test_what_tracing_does_not_support_ends_the_shared_prefix_and_changes_nothing_else(server):
+    @sgl.function
+    def careful(s, number):
+        s += SHOTS
+        try:
+            s += str(int(number))
+        except ValueError:
+            s += "no number"
+        s += sgl.gen("answer")
+
+    @sgl.function
+    def imports_first(s, number):
+        import math
+
+        s += SHOTS + str(math.floor(number)) + sgl.gen("answer")
+
+    states = careful.run_batch([("1",), ("x",)])
+    assert [state.text()[len(SHOTS) :].split("[")[0] for state in states] == ["1", "no number"]
+    assert [hint["prompt"] for hint in server.hints] == [SHOTS]
+    server.requests.clear()
+    assert all("answer" in state for state in imports_first.run_batch([(1.5,), (2.5,)]))
+    assert server.hints == []
+
+
 def test_a_key_that_is_missing_in_a_table_is_the_items_own_error(server):
     table = {"a": "one"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import re
 import textwrap
 import threading
 import time
@@ -21,7 +22,8 @@ from sgl_vllm.lang.ir import Gen, RoleBegin, RoleEnd, Text
 from sgl_vllm.lang.tracing.deferred import Arguments
 from sgl_vllm.lang.tracing.evaluation import MAX_STEPS
 from sgl_vllm.lang.tracing.frames import TraceError
-from sgl_vllm.lang.tracing.graph import Evaluate, Fork, Join, Write
+from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Write
+from sgl_vllm.lang.tracing.operations import function_named
 from sgl_vllm.lang.tracing.trace import shared_prefix, trace
 
 happened = []
@@ -31,13 +33,18 @@ SHOTS = [{"q": "1+1", "a": "2"}, {"q": "2+2", "a": "4"}]
 
 def texts(graph, stream=0):
     """The texts of a stream, with what is deferred in braces."""
-    operations = [node.operation for node in graph.streams[stream].nodes]
+    operations = [node.operation for node in graph.nodes_of(stream)]
     return "".join(
         piece if isinstance(piece, str) else "{" + piece.source + "}"
         for operation in operations
         if isinstance(operation, Write)
         for piece in operation.pieces
     )
+
+
+def edges(graph):
+    """Which node reads what of which: (writer, reader, name)."""
+    return {(read.node, node.index, read.name) for node in graph.nodes for read in node.reads}
 
 
 def stops(program, **known):
@@ -104,15 +111,15 @@ def appends_to_a_global(s):
 
 @sgl.function
 def extends_a_global(s):
-    global happened
     s += "before"
+    global happened
     happened += ["global"]
 
 
 @sgl.function
 def rebinds_a_global(s):
-    global happened
     s += "before"
+    global happened
     happened = ["global"]
 
 
@@ -220,6 +227,23 @@ def calls_through_an_argument(s, f=lambda: happened.append("argument")):
 def sorts_with_a_loud_key(s):
     s += "before"
     sorted([1, 2], key=lambda x: happened.append(x))
+
+
+@sgl.function
+def substitutes_with_a_loud_function(s):
+    s += "before"
+    s += re.compile("a").sub(_loud_substitute, "banana")
+
+
+@sgl.function
+def sorts_by_loud_keys(s):
+    s += "before"
+    sorted([1, 2], key=lambda x: LOUD)
+
+
+def _loud_substitute(found):
+    happened.append(found)
+    return ""
 
 
 @sgl.function
@@ -392,6 +416,8 @@ LOUD_TEXT, LOUD_TUPLE, LOUD_LOOKUP = _LoudText("abc"), _LoudTuple(), _LoudLookup
         uses_exec,
         calls_through_an_argument,
         sorts_with_a_loud_key,
+        substitutes_with_a_loud_function,
+        sorts_by_loud_keys,
         runs_another_program,
     ],
     ids=lambda program: program.__name__,
@@ -419,14 +445,160 @@ def test_the_message_says_what_where_and_what_to_do_instead():
     assert "sgl.tool" in str(error)
 
 
-def test_code_behind_a_condition_that_is_not_known_changes_nothing():
-    @sgl.function
-    def program(s, a):
-        found = []
-        s += "x"
-        s += "y" if a and found.append(1) is None else "z"
+# --- what is not supported -----------------------------------------------------------------------
 
-    assert "not known whether the program gets here" in str(stops(program))
+
+@sgl.function
+def tries(s, text):
+    s += "before"
+    try:
+        s += str(int(text))
+    except ValueError:
+        s += "none"
+
+
+@sgl.function
+def imports(s):
+    s += "before"
+    import json
+
+    s += json.dumps(1)
+
+
+@sgl.function
+def imports_from(s):
+    s += "before"
+    from json import dumps
+
+    s += dumps(1)
+
+
+@sgl.function
+def assigns_an_outer_name(s):
+    s += "before"
+    total = 0
+
+    def add():
+        nonlocal total
+        total += 1
+
+    add()
+
+
+@sgl.function
+def deletes(s):
+    s += "before"
+    counts = {"a": 1}
+    del counts["a"]
+
+
+@sgl.function
+def matches(s, text):
+    s += "before"
+    match text:
+        case _:
+            s += "any"
+
+
+@sgl.function
+def defines_a_class(s):
+    s += "before"
+
+    class Point:
+        pass
+
+
+@sgl.function
+def decorates(s):
+    s += "before"
+
+    @str
+    def inner():
+        pass
+
+
+@sgl.function
+def yields(s):
+    s += "before"
+    yield s
+
+
+@sgl.function
+def raises(s):
+    s += "before"
+    raise ValueError
+
+
+@sgl.function
+def sorts_by_a_lambda(s, words):
+    s += "before"
+    s += str(sorted(words, key=lambda word: len(word)))
+
+
+@sgl.function
+def sorts_by_answers(s):
+    s += "before"
+    forks = s.fork(2)
+    forks += sgl.gen("a")
+    s += str(max(range(2), key=lambda i: len(forks[i]["a"])))
+
+
+@sgl.function
+def substitutes_by_a_function(s):
+    s += "before"
+    s += re.sub("a", lambda found: found[0].upper(), "banana")
+
+
+@sgl.function
+def iterates_in_a_comprehension(s, words):
+    s += "before"
+    s += ", ".join(word.strip() for word in words)
+
+
+@sgl.function
+def chooses_a_text(s, words):
+    s += "before"
+    s += "some" if words else "none"
+
+
+@sgl.function
+def chooses_by_or(s, text):
+    s += "before"
+    s += text or "none"
+
+
+@pytest.mark.parametrize(
+    ("program", "reason", "advice"),
+    [
+        (tries, "try is not supported", "catch the error in a function that sgl.tool"),
+        (imports, "import is not supported", "import it at the top of the file"),
+        (imports_from, "import is not supported", "import it at the top of the file"),
+        (assigns_an_outer_name, "nonlocal is not supported", "return the value instead"),
+        (rebinds_a_global, "global is not supported", "return the value instead"),
+        (deletes, "del is not supported", "make a new list or dict without the item"),
+        (matches, "match is not supported", "write it with if and elif"),
+        (defines_a_class, "class is not supported", "define it outside"),
+        (decorates, "a decorator is not supported", "without compiling"),
+        (yields, "Yield is not supported", "without compiling"),
+        (raises, "the program raises an error", ""),
+        (sorts_by_a_lambda, "supported only as the `key` of known values", "sgl.tool"),
+        (sorts_by_answers, "supported only as the `key` of known values", "sgl.tool"),
+        (substitutes_by_a_function, "supported only as the `key` of known values", "sgl.tool"),
+        (iterates_in_a_comprehension, "decides on the argument 'words'", "compile(words=...)"),
+        (chooses_a_text, "decides on the argument 'words'", "compile(words=...)"),
+        (chooses_by_or, "decides on the argument 'text'", "compile(text=...)"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_is_not_supported_ends_the_trace_with_its_place_and_an_alternative(
+    program, reason, advice
+):
+    error = stops(program)
+    assert reason in error.reason
+    assert advice in str(error)
+    assert error.line > program.func.__code__.co_firstlineno
+    assert texts(error.graph) == "before"
+    assert shared_prefix(program, [{}, {}]) == (Text("before"),)
 
 
 # --- fault 3: what a program looks up ------------------------------------------------------------
@@ -516,7 +688,7 @@ def test_source_that_changed_since_it_was_imported_is_not_believed(tmp_path, mon
     import changing_program  # type: ignore[import-not-found]
 
     path.write_text("import sgl_vllm as sgl\n@sgl.function\ndef program(s):\n    s += 'newer'\n")
-    with pytest.raises(TraceError, match="it changed"):
+    with pytest.raises(TraceError, match="has changed since it was loaded"):
         trace(changing_program.program)
 
 
@@ -563,19 +735,15 @@ def test_plain_python_on_known_values_is_evaluated():
         for letter in "abca":
             seen[letter] = seen.get(letter, 0) + 1
         seen.update(z=0)
-        del seen["z"]
+        seen.pop("z")
         s += f"{total} {first}{rest} {json.dumps(seen)} "
         s += textwrap.dedent("  in\n  out ") + DOCUMENT.heading(level=2) + str(DOCUMENT.size)
-        s += (lambda x, *, y=2: f" {x * y} ")(4) + Tone.KIND.value + Tone("kind").name
-        try:
-            s += int("x")
-        except ValueError as error:
-            s += f" {str(error)[:7]}"
+        s += (lambda x, *, y=2: f" {x * y} ")(4) + Tone.KIND.value + Tone["KIND"].name
         s += f" {question}" if not (1 < 2 < 3) else " chained"
 
     assert texts(trace(program)) == (
         "Q: 1+1 A: 2\nQ: 2+2 A: 4\n1:'de':  Antwort:|2:'en':   Answer:|done "
-        '2 a[\'b\', \'c\'] {"a": 2, "b": 1, "c": 1} in\nout ## Tea2 8 kindKIND invalid chained'
+        '2 a[\'b\', \'c\'] {"a": 2, "b": 1, "c": 1} in\nout ## Tea2 8 kindKIND chained'
     )
 
 
@@ -584,11 +752,8 @@ def test_expressions_of_arguments_are_kept_as_they_are_written():
     def program(s, a, b):
         s += f"{a}-{b[0]}" + "x" * 2 + a.upper() + json.dumps({"k": [b]})
         s += a + b + sgl.gen("x", max_tokens=b)
-        s += "yes" if a else "no"
 
-    assert texts(trace(program)) == (
-        "{a}-{b[0]}xx{a.upper()}{json.dumps({'k': [b]})}{a + b}{'yes' if a else 'no'}"
-    )
+    assert texts(trace(program)) == "{a}-{b[0]}xx{a.upper()}{json.dumps({'k': [b]})}{a + b}"
 
 
 def test_branches_are_streams_with_their_parents():
@@ -609,7 +774,7 @@ def test_branches_are_streams_with_their_parents():
         (2, 0),
     ]
     assert texts(graph, 2) == "1 "
-    assert [str(node) for node in graph.streams[3].nodes] == [
+    assert [str(node) for node in graph.nodes_of(3)] == [
         "user_begin",
         "text 'deep'",
         "user_end",
@@ -627,19 +792,18 @@ def test_edges_go_from_where_a_variable_is_made_to_where_it_is_used():
         s += sgl.var("a")
 
     graph = trace(program)
-    made = {node.writes[0].name: node.index for node in graph.streams[0].nodes[:1] if node.writes}
-    gens = [stream.nodes[0].index for stream in graph.streams[1:]]
+    made = {node.writes[0].name: node.index for node in graph.nodes_of(0)[:1] if node.writes}
+    gens = [graph.nodes_of(stream.index)[0].index for stream in graph.streams[1:]]
     join = next(node for node in graph.nodes if isinstance(node.operation, Join))
     uses = [node.index for node in graph.nodes if node.index > join.index]
-    edges = {(edge.writer, edge.reader, edge.name) for edge in graph.edges}
-    assert edges == {
+    assert edges(graph) == {
         (gens[0], join.index, "b"),
         (gens[1], join.index, "b"),
         (gens[1], uses[0], "b"),
         (made["a"], uses[0], "a"),
         (made["a"], uses[1], "a"),
     }
-    assert all(edge.writer < edge.reader for edge in graph.edges)
+    assert all(writer < reader for writer, reader, _ in edges(graph))
 
 
 def test_a_variable_means_what_it_meant_where_it_was_read():
@@ -651,7 +815,7 @@ def test_a_variable_means_what_it_meant_where_it_was_read():
         s += first
 
     graph = trace(program)
-    assert [(edge.writer, edge.reader) for edge in graph.edges] == [(0, 2)]
+    assert edges(graph) == {(0, 2, "a")}
 
 
 def test_an_unknown_variable_is_named_with_the_known_ones():
@@ -749,6 +913,41 @@ def test_the_prefix_ends_at_the_first_generation_or_fork():
     assert shared_prefix(forks, [{}, {}]) == (Text("one "),)
 
 
+def test_the_prefix_goes_up_to_a_text_that_only_a_run_can_decide_on():
+    @sgl.function
+    def chooses(s, hint):
+        s += f"Rules. {'Hint: ' + hint if hint else ''} Go."
+
+    @sgl.function
+    def lists(s, documents):
+        s += sgl.system("Rules.")
+        s += sgl.user("Documents:\n" + "\n".join(text.strip() for text in documents))
+
+    @sgl.function
+    def writes_in_a_choice(s, hint):
+        s += "Rules."
+        _write(s, hint) if hint else None
+        s += "Go."
+
+    @sgl.function
+    def writes_in_a_comprehension(s, documents):
+        s += "Rules."
+        [_write(s, text) for text in documents]
+        s += "Go."
+
+    items = [{"hint": "a"}, {"hint": ""}]
+    assert shared_prefix(chooses, items) == (Text("Rules. "),)
+    assert shared_prefix(writes_in_a_choice, items) == (Text("Rules."),)
+    items = [{"documents": ["a"]}, {"documents": ["b"]}]
+    system = (RoleBegin("system"), Text("Rules."), RoleEnd("system"))
+    assert shared_prefix(lists, items) == (*system, RoleBegin("user"), Text("Documents:\n"))
+    assert shared_prefix(writes_in_a_comprehension, items) == (Text("Rules."),)
+
+
+def _write(s, text):
+    s += text
+
+
 def test_a_prefix_costs_little_for_many_items():
     items = [{"rules": "r", "question": str(i)} for i in range(10_000)]
     started = time.monotonic()
@@ -801,8 +1000,8 @@ def test_the_picture_is_well_formed_and_escapes_what_programs_say():
     boxes = [e for e in root.iter() if e.tag.endswith("rect") and e.get("rx")]
     assert len(boxes) == len(graph.nodes)
     curves = [e for e in root.iter() if e.get("class") == "edge"]
-    joins = sum(len(n.reads) for n in graph.nodes if isinstance(n.operation, Join))
-    assert len(curves) == len(graph.edges) - joins
+    reads = [len(n.reads) for n in graph.nodes if not isinstance(n.operation, Join)]
+    assert len(curves) == sum(reads)
     assert "prefers-color-scheme: dark" in svg
     assert graph._repr_svg_() == svg
 
@@ -841,3 +1040,81 @@ def test_a_graph_of_very_many_branches_is_drawn_in_part():
     svg = graph.to_svg()
     assert "and 461 more streams" in svg
     ElementTree.fromstring(svg)
+
+
+# --- described -----------------------------------------------------------------------------------
+
+
+class _Answer(enum.Enum):
+    YES = " yes"
+    NO = " no"
+
+
+def _look_up(word, times):
+    return word * times
+
+
+@sgl.function
+def described(s, topic, count):
+    s += sgl.system("Be brief.")
+    with s.user():
+        s += f"About {topic.upper():>8}: " + sgl.select("known", _Answer)
+    s += sgl.assistant(sgl.gen("a", max_tokens=count + 1, stop=["\n"]))
+    forks = s.fork(2)
+    forks += sgl.gen("b", temperature=0.5)
+    forks.join()
+    s["pair"] = [s["b"][0], {"k": topic}]
+    s += sgl.tool("found", _look_up, sgl.var("a"), times=2)
+    return s["pair"], s.text()
+
+
+def test_a_graph_is_described_as_plain_data_whose_values_are_named_operations():
+    description = trace(described).as_dict()
+    assert json.loads(json.dumps(description)) == description
+    assert description["parameters"] == ["topic", "count"]
+    assert [node["operation"]["type"] for node in description["nodes"]].count("Evaluate") == 11
+    for index, value in enumerate(description["values"]):
+        given = [*value.get("args", ()), *value.get("kwargs", {}).values()]
+        references = [arg["value"] for arg in given if isinstance(arg, dict) and "value" in arg]
+        assert all(reference < index for reference in references)
+        assert value["operation"] == "leaf" or callable(function_named(value["operation"]))
+    text = next(v for v in description["values"] if v["operation"] == "format")
+    upper = description["values"][text["args"][0]["value"]]
+    assert upper["operation"] == ".upper"
+    topic = description["values"][upper["args"][0]["value"]]
+    assert topic["leaf"] == {"type": "Argument", "name": "topic"}
+
+
+def test_a_description_names_functions_and_refuses_other_objects():
+    description = json.dumps(trace(described).as_dict())
+    assert f"{__name__}._look_up" in description
+
+    @sgl.function
+    def program(s):
+        s += sgl.tool("found", _look_up, LOUD, 2)
+
+    with pytest.raises(ValueError, match="_Loud in a program has no form in JSON"):
+        trace(program).as_dict()
+
+
+def test_an_operation_has_a_name_of_the_list_and_no_other():
+    assert function_named("json.dumps") is json.dumps
+    for name in ("os.system", "builtins.eval", "json.load", "builtins.print", "nothing"):
+        with pytest.raises(KeyError):
+            function_named(name)
+    with pytest.raises(TypeError, match="methods of plain data only"):
+        function_named(".upper")(LOUD)
+
+
+def test_a_value_may_depend_on_thousands_of_others():
+    @sgl.function
+    def program(s, n):
+        total = n
+        for _ in range(3000):
+            total = total + 1
+        s += str(total)
+
+    graph = trace(program)
+    (node,) = graph.nodes
+    assert Arguments({"n": 1}).value(node.operation.pieces[0]) == "3001"
+    assert len(graph.as_dict()["values"]) == 3002

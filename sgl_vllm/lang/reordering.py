@@ -1,0 +1,133 @@
+"""Code movement: the leading pieces of a prompt in another order (the SGLang paper, appendix D).
+
+Owns which pieces can move, the built-in planner, and the check of a planner's answer. The planner
+that asks a model is in `planner.py`. Works on graphs; runs nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from sgl_vllm.lang.ir import Gen, Select, Text, Tool, Var
+from sgl_vllm.lang.tracing.deferred import Deferred
+from sgl_vllm.lang.tracing.graph import Graph
+from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, Write, text_of
+
+
+class ReorderError(ValueError):
+    """A planner's answer that cannot be used."""
+
+
+@dataclass(frozen=True)
+class PromptPiece:
+    """A piece of a prompt that may be moved.
+
+    `text` shows it: arguments and variables are in braces, a generation is in brackets.
+    `is_constant` says that it is text that all runs have in common. `needs` are the numbers of the
+    pieces that must come before it, because it uses their variables.
+    """
+
+    number: int
+    text: str
+    is_constant: bool
+    is_text: bool
+    needs: frozenset[int]
+
+
+Planner: TypeAlias = Callable[[Sequence[PromptPiece]], Sequence[int]]
+
+
+def constants_first(pieces: Sequence[PromptPiece]) -> list[int]:
+    """The built-in planner: constants first, of the text before the first generation. The order
+    among constants, and among all other pieces, stays."""
+    end = next((i for i, piece in enumerate(pieces) if not piece.is_text), len(pieces))
+    leading = sorted(pieces[:end], key=lambda piece: not piece.is_constant)
+    return [piece.number for piece in (*leading, *pieces[end:])]
+
+
+def reorder(
+    graph: Graph, planner: Planner
+) -> tuple[Graph, tuple[PromptPiece, ...], tuple[int, ...]]:
+    """`graph` with its movable nodes in the planner's order, the pieces, and that order."""
+    nodes = _movable(graph)
+    pieces = _pieces(nodes)
+    order = _checked(planner(pieces), pieces) if pieces else ()
+    new_of = {node.index: nodes[number] for node, number in zip(nodes, order, strict=True)}
+    moved = tuple(new_of.get(node.index, node) for node in graph.nodes)
+    return replace(graph, nodes=moved), pieces, order
+
+
+def _movable(graph: Graph) -> list[Node]:
+    """The leading pieces of the root prompt: neighboring nodes in the same turn, before the first
+    fork, from the first text on."""
+    region: list[Node] = []
+    for node in graph.nodes_of(0):
+        match node.operation:
+            case Write() | Evaluate(Gen() | Select() | Var() | Tool() | Deferred()):
+                region.append(node)
+            case _ if any(map(_is_varying, region)):
+                break
+            case Fork() | Join():
+                break
+            case _:
+                region = []
+    return region
+
+
+def _is_varying(node: Node) -> bool:
+    return not (isinstance(node.operation, Write) and node.operation.is_constant)
+
+
+def _pieces(nodes: Sequence[Node]) -> tuple[PromptPiece, ...]:
+    number_of = {node.index: number for number, node in enumerate(nodes)}
+    return tuple(
+        PromptPiece(
+            number,
+            text_of(node.operation.pieces) if isinstance(node.operation, Write) else f"[{node}]",
+            not _is_varying(node),
+            isinstance(node.operation, Write) and not node.reads,
+            frozenset(number_of[read.node] for read in node.reads if read.node in number_of),
+        )
+        for number, node in enumerate(nodes)
+    )
+
+
+def _checked(order: Sequence[int], pieces: Sequence[PromptPiece]) -> tuple[int, ...]:
+    """A planner's answer, if it can be used."""
+    answer = tuple(order)
+    numbers = {i for i in answer if type(i) is int}
+    if len(answer) != len(pieces) or numbers != set(range(len(pieces))):
+        raise ReorderError(
+            f"the planner's order {list(answer)} is no permutation of the pieces 0 to "
+            f"{len(pieces) - 1}"
+        )
+    for piece in pieces:
+        for needed in piece.needs:
+            if answer.index(needed) > answer.index(piece.number):
+                raise ReorderError(
+                    f"the planner's order {list(answer)} puts piece {piece.number} before piece "
+                    f"{needed}, whose variable it uses"
+                )
+    return answer
+
+
+def num_shared_chars(graph: Graph) -> int:
+    """The number of characters that all prompts of a graph begin with."""
+    return sum(len(expr.value) for expr in graph.prefix() if isinstance(expr, Text))
+
+
+def difference(pieces: Sequence[PromptPiece], order: Sequence[int]) -> str:
+    """`pieces` in their own order and in `order` as a unified diff; "" if nothing moved."""
+    before = [line for piece in pieces for line in _lines(piece)]
+    after = [line for number in order for line in _lines(pieces[number])]
+    return "\n".join(
+        difflib.unified_diff(before, after, "before", "after", lineterm="", n=len(before))
+    )
+
+
+def _lines(piece: PromptPiece) -> list[str]:
+    # A line break within a piece is shown as one, and the one at its end is not.
+    return piece.text.removesuffix("\n").split("\n")

@@ -1,0 +1,385 @@
+"""What stands for `s`, its turns and its branches while a program is traced.
+
+Owns the meaning of everything a program does to a prompt, as nodes of a graph. Sends no request.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from sgl_vllm.lang.ir import (
+    Expr,
+    Gen,
+    Role,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Text,
+    Tool,
+    Var,
+    VarScopeBegin,
+    VarScopeEnd,
+    parts_of,
+)
+from sgl_vllm.lang.tracing.deferred import (
+    Deferred,
+    Definition,
+    Piece,
+    Prompt,
+    Reading,
+    leaf,
+    merged,
+    readings_of,
+)
+from sgl_vllm.lang.tracing.evaluation import Evaluator
+from sgl_vllm.lang.tracing.frames import Args, At, Host, Kwargs, LocalFunction
+from sgl_vllm.lang.tracing.graph import Graph, ends_prefix
+from sgl_vllm.lang.tracing.nodes import (
+    Evaluate,
+    Fork,
+    Join,
+    Node,
+    Operation,
+    ReadPrompt,
+    SetVariable,
+    StreamTrace,
+    Write,
+)
+
+MAX_BRANCHES = 10_000
+
+
+class PrefixDone(Exception):
+    """The prefix is complete, so the rest of the program does not matter."""
+
+
+class Recorder:
+    """Collects the nodes of a trace. Ends the trace after the prefix if only that matters."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.evaluator = evaluator
+        self._nodes: list[Node] = []
+        self._streams: list[StreamTrace] = []
+
+    def new_state(self, parent: TracedState | None, branch: int, at: At | None) -> TracedState:
+        if at is not None and len(self._streams) >= MAX_BRANCHES:
+            at.stop(f"the program has more than {MAX_BRANCHES} branches")
+        index = len(self._streams)
+        self._streams.append(StreamTrace(index, parent.index if parent else None, branch))
+        return TracedState(self, index, parent)
+
+    def add(
+        self,
+        stream: int,
+        operation: Operation,
+        at: At,
+        reads: Sequence[Definition] = (),
+        writes: Sequence[str | None] = (),
+    ) -> Node:
+        """Record an operation, which reads definitions and makes variables of these names."""
+        index = len(self._nodes)
+        made = tuple(Definition(name, index) for name in writes)
+        node = Node(index, stream, operation, tuple(dict.fromkeys(reads)), made, at.node.lineno)
+        self._nodes.append(node)
+        if self.evaluator.is_prefix_only and stream == 0 and ends_prefix(operation):
+            raise PrefixDone
+        return node
+
+    def graph(
+        self, name: str, arguments: Mapping[str, Any], returned: Any, stopped: str | None
+    ) -> Graph:
+        unknown = tuple(n for n, value in arguments.items() if isinstance(value, Deferred))
+        known = tuple(n for n in arguments if n not in unknown)
+        nodes, streams = tuple(self._nodes), tuple(self._streams)
+        return Graph(name, unknown, known, streams, nodes, returned, stopped)
+
+
+def _names_made(expr: Expr | Deferred) -> list[str]:
+    """The variables that an expression makes."""
+    match expr:
+        case Gen(name) if name is not None:
+            return [name] if expr.reasoning_name is None else [name, expr.reasoning_name]
+        case Select(name) | VarScopeEnd(name) | Tool(name) | Deferred(name=name) if (
+            name is not None
+        ):
+            return [name]
+    return []
+
+
+def _names_read(expr: Expr | Deferred) -> list[str]:
+    """The variables that an expression reads by their names."""
+    match expr:
+        case Var(name):
+            return [name]
+        case Tool(_, _, args, kwargs):
+            given = (*args, *(value for _, value in kwargs))
+            return [value.name for value in given if isinstance(value, Var)]
+    return []
+
+
+class _Block(Host):
+    """What a `with` statement of a prompt enters: a turn, or a variable's scope.
+
+    `end` closes it; None for a turn that has its content already.
+    """
+
+    description = "a turn"
+
+    def __init__(self, state: TracedState, begin: Expr | None, end: Expr | None) -> None:
+        self._state = state
+        self._begin = begin
+        self._end = end
+
+    def enter(self, at: At) -> Any:
+        if self._end is None:
+            at.fail(ValueError("a turn that was given its content takes no with block"))
+        self._state.append(self._begin or "", at)
+        return self._state
+
+    def exit(self, at: At) -> None:
+        self._state.append(self._end, at)
+
+
+_ROLES = ("system", "user", "assistant")
+
+
+class TracedState(Host):
+    """Stands for `s`, or for a branch: its variables, and where each got its value."""
+
+    description = "the prompt"
+
+    def __init__(self, recorder: Recorder, index: int, parent: TracedState | None) -> None:
+        self.recorder = recorder
+        self.index = index
+        self.variables: dict[str, Any] = dict(parent.variables) if parent else {}
+        self.definitions: dict[str, Definition] = dict(parent.definitions) if parent else {}
+        self.written: dict[str, None] = {}
+        self.last_node: int | None = None
+        self.copied_from: TracedGroup | None = None
+
+    def _add(
+        self,
+        operation: Operation,
+        at: At,
+        reads: Sequence[Definition] = (),
+        writes: Mapping[str, Any] | None = None,
+    ) -> Node:
+        """Record an operation. `writes` are the variables it makes, with their values."""
+        writes = writes or {}
+        node = self.recorder.add(self.index, operation, at, reads, list(writes))
+        self.last_node = node.index
+        for definition, (name, value) in zip(node.writes, writes.items(), strict=True):
+            self.variables[name], self.definitions[name] = value, definition
+            self.written[name] = None
+        return node
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def append(self, value: Any, at: At) -> None:
+        """``s += value``."""
+        if isinstance(value, (Host, LocalFunction)):
+            at.stop("only text and expressions can be appended to a prompt")
+        try:
+            pieces = value.pieces if isinstance(value, Deferred) else parts_of(value)
+        except TypeError as error:
+            at.fail(error)
+        text: list[Piece] = []
+        for piece in [q for p in pieces for q in (parts_of(p) if isinstance(p, Expr) else (p,))]:
+            if isinstance(piece, Text):
+                text.append(piece.value)
+            elif isinstance(piece, Expr) or (isinstance(piece, Deferred) and piece.is_expression):
+                self._write(text, at)
+                self._evaluate(piece, at)
+                text = []
+            else:
+                text.append(piece)
+        self._write(text, at)
+
+    def _write(self, text: Sequence[Piece], at: At) -> None:
+        pieces = tuple(piece for piece in merged(text) if not isinstance(piece, Expr))
+        if pieces:
+            self._add(Write(pieces), at, readings_of(pieces))
+
+    def _evaluate(self, expr: Expr | Deferred, at: At) -> None:
+        reads = list(readings_of([expr]))
+        for name in _names_read(expr):
+            self.item(name, at)
+            reads.append(self.definitions[name])
+        node = self._add(Evaluate(expr), at, reads, dict.fromkeys(_names_made(expr)))
+        for definition in node.writes:
+            self.variables[cast(str, definition.name)] = leaf(Reading(definition, "value"))
+
+    def set_item(self, name: Any, value: Any, at: At) -> None:
+        operation = SetVariable(_name(name, at), self.recorder.evaluator.snapshot(value, at))
+        self._add(operation, at, readings_of([operation.value]), {operation.name: value})
+
+    _call_set_var = set_item
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def item(self, name: Any, at: At) -> Any:
+        if _name(name, at) not in self.variables:
+            known = ", ".join(map(repr, self.variables)) or "none"
+            at.fail(KeyError(f"the program has no variable {name!r} (it has: {known})"))
+        return self.variables[name]
+
+    _call_get_var = item
+
+    def contains(self, key: Any, at: At) -> bool:
+        return _name(key, at) in self.variables
+
+    def as_value(self, at: At) -> Deferred:
+        return leaf(Prompt(self.index))
+
+    def attribute(self, name: str, at: At) -> Any:
+        at.stop(f"s.{name} depends on the run", "read it after run()")
+
+    # --- methods -------------------------------------------------------------------------------
+
+    def enter(self, at: At) -> Any:
+        return self
+
+    def exit(self, at: At) -> None:
+        if self.copied_from is not None:
+            self.copied_from.join(at)
+
+    def call(self, name: str, args: Args, kwargs: Kwargs, at: At) -> Any:
+        role, _, edge = name.partition("_")
+        if role in _ROLES and edge in ("", "begin", "end"):
+            name, args = "_".join(filter(None, ("turn", edge))), [role, *args]
+        method = getattr(self, f"_call_{name}", None)
+        if method is None:
+            at.stop(f"the result of s.{name}() depends on the run")
+        try:
+            inspect.signature(method).bind(*args, at=at, **kwargs)
+        except TypeError as error:
+            at.fail(error)
+        return method(*args, at=at, **kwargs)
+
+    def _call_turn(self, role: Role, expr: Any = None, *, at: At) -> _Block:
+        self.append(RoleBegin(role), at)
+        if expr is None:
+            return _Block(self, None, RoleEnd(role))
+        self.append(expr, at)
+        self.append(RoleEnd(role), at)
+        return _Block(self, None, None)
+
+    def _call_turn_begin(self, role: Role, *, at: At) -> None:
+        self.append(RoleBegin(role), at)
+
+    def _call_turn_end(self, role: Role, *, at: At) -> None:
+        self.append(RoleEnd(role), at)
+
+    def _call_var_scope(self, name: Any, *, at: At) -> _Block:
+        return _Block(self, VarScopeBegin(_name(name, at)), VarScopeEnd(name))
+
+    def _call_get_meta_info(self, name: Any, *, at: At) -> Any:
+        self.item(name, at)
+        return leaf(Reading(self.definitions[name], "meta"))
+
+    def _call_text(self, *, at: At) -> Any:
+        return leaf(Reading(self._read(at), "text"))
+
+    def _call_messages(self, *, at: At) -> Any:
+        return leaf(Reading(self._read(at), "messages"))
+
+    def _read(self, at: At) -> Definition:
+        node = self.recorder.add(self.index, ReadPrompt(), at, writes=[None])
+        self.last_node = node.index
+        return node.writes[0]
+
+    def _call_sync(self, *, at: At) -> None:
+        """Nothing: what follows waits for what it needs."""
+
+    def _call_fork(self, size: Any = 1, position_ids_offset: Any = None, *, at: At) -> TracedGroup:
+        if isinstance(size, Deferred):
+            at.decides_on(size)
+        if not isinstance(size, int) or size < 1:
+            at.fail(ValueError(f"fork needs at least one branch, not {size!r}"))
+        states = [self.recorder.new_state(self, i, at) for i in range(size)]
+        self._add(Fork(tuple(state.index for state in states)), at)
+        return TracedGroup(self, states)
+
+    def _call_copy(self, position_ids_offset: Any = None, *, at: At) -> TracedState:
+        group = self._call_fork(1, at=at)
+        group.states[0].copied_from = group
+        return group.states[0]
+
+
+def _name(key: Any, at: At) -> str:
+    """The name of a variable, which must be known."""
+    if isinstance(key, Deferred):
+        at.stop(f"the name of a variable depends on {key.why()}")
+    if not isinstance(key, str):
+        at.fail(TypeError(f"the name of a variable is a string, not {type(key).__name__}"))
+    return key
+
+
+class TracedGroup(Host):
+    """Stands for the branches of a fork."""
+
+    description = "the group of branches"
+
+    def __init__(self, parent: TracedState, states: list[TracedState]) -> None:
+        self.parent = parent
+        self.states = states
+
+    def iterate(self, at: At) -> list[Any]:
+        return list(self.states)
+
+    def length(self, at: At) -> int:
+        return len(self.states)
+
+    def item(self, key: Any, at: At) -> Any:
+        if isinstance(key, Deferred):
+            at.decides_on(key)
+        try:
+            return self.states[key]
+        except (IndexError, TypeError) as error:
+            at.fail(error)
+
+    def set_item(self, key: Any, value: Any, at: At) -> None:
+        if value is not self.item(key, at):
+            at.fail(TypeError("a branch cannot be replaced: append to it with +="))
+
+    def append(self, value: Any, at: At) -> None:
+        evaluator, count = self.parent.recorder.evaluator, len(self.states)
+        if isinstance(value, (Expr, str, Deferred, Host)):
+            values: Sequence[Any] = [value] * count
+        elif isinstance(value, (list, tuple)):
+            values = value
+        else:
+            values = [evaluator.call(value, [i], {}, at) for i in range(count)]
+        if len(values) != count:
+            at.fail(ValueError(f"{len(values)} values for {count} branches"))
+        for state, item in zip(self.states, values, strict=True):
+            state.append(item, at)
+
+    def call(self, name: str, args: Args, kwargs: Kwargs, at: At) -> Any:
+        if name != "join":
+            at.stop(f"the result of .{name}() of a group depends on the run")
+        if len(args) + len(kwargs) > 1 or set(kwargs) - {"mode"}:
+            at.fail(TypeError("join takes one argument, mode"))
+        self.join(at, *args, **kwargs)
+
+    def join(self, at: At, mode: Any = "gather_variable") -> None:
+        parent, states = self.parent, self.states
+        if isinstance(mode, Deferred):
+            at.decides_on(mode)
+        operation = Join(tuple(state.index for state in states), mode)
+        if mode == "concate_and_append":
+            ends = [Definition(None, s.last_node) for s in states if s.last_node is not None]
+            parent._add(operation, at, ends)
+            return
+        if mode != "gather_variable":
+            at.fail(
+                ValueError(f"join mode must be gather_variable or concate_and_append, not {mode}")
+            )
+        names = dict.fromkeys(name for state in states for name in state.written)
+        writers = {name: [s for s in states if name in s.written] for name in names}
+        reads = [state.definitions[name] for name in names for state in writers[name]]
+        values = {name: [s.variables[name] for s in writers[name]] for name in names}
+        share = parent.recorder.evaluator.share
+        parent._add(operation, at, reads, {name: share(v) for name, v in values.items()})
