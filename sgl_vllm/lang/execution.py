@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from sgl_vllm.lang.backends.base import ScoreAnswer, Usage, logger
 from sgl_vllm.lang.errors import BackendError, ProgramError, UnsupportedError
@@ -26,6 +25,7 @@ from sgl_vllm.lang.ir import (
     Show,
     Text,
     Tool,
+    Values,
     Var,
     VarScopeBegin,
     VarScopeEnd,
@@ -255,5 +255,5 @@ class Execution:
             self._append(text)
 
 
-async def _values_of(needed: Needed) -> Mapping[str, Any]:  # the user's own values, of any type
+async def _values_of(needed: Needed) -> Values:
     return {name: (await result_of(future)).value for name, future in needed.items()}

@@ -45,13 +45,13 @@ class FunctionProgram(Program):
 
 
 @overload
-def function(func: Callable[..., Any]) -> FunctionProgram: ...
+def function(func: Callable[..., Any]) -> Program: ...
 
 
 @overload
 def function(
     func: None = None, num_api_spec_tokens: int | None = None
-) -> Callable[[Callable[..., Any]], FunctionProgram]: ...
+) -> Callable[[Callable[..., Any]], Program]: ...
 
 
 def function(

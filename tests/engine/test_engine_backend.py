@@ -153,7 +153,7 @@ def test_next_tokens_are_as_likely_as_the_same_in_a_prompt(engine):
     assert [cost.completion_tokens for cost in costs] == [1, 1, 1]
 
 
-def test_text_is_shown_as_it_comes(engine):
+def test_text_is_streamed(engine):
     @sgl.function
     def program(s):
         s += "The hare" + sgl.gen("a", max_tokens=20, ignore_eos=True)

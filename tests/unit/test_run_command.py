@@ -1,4 +1,4 @@
-"""`sgl-vllm run`, as typed: which program, with which arguments, and what comes out."""
+"""`sgl-vllm run` on the command line: which program, which arguments, and the output."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Run:
-    """Runs the command in `folder` against the fake server; (exit status, output, errors)."""
+    """Runs the command in `folder` against the fake server. (exit status, output, errors)"""
     monkeypatch.chdir(folder)
     monkeypatch.setenv(URL_VARIABLE, server.url)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sgl.global_config, "default_backend", None)
     monkeypatch.delitem(sys.modules, "neighbour", raising=False)
-    # The client waits half a second before it tries again.
+    # The client waits half a second before a retry.
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
 
     def run(*arguments: str) -> Outcome:
@@ -93,7 +93,7 @@ def run(
 
 
 def the_line(errors: str) -> str:
-    """The only line of what went to the standard error."""
+    """The only line on standard error."""
     assert errors.count("\n") == 1, errors
     return errors.removeprefix("sgl-vllm run: ").rstrip()
 
@@ -192,7 +192,7 @@ def test_a_batch_runs_once_per_line(run: Run, folder: Path) -> None:
     assert "2/2" in errors  # the progress bar
 
 
-def test_a_failed_item_of_a_batch_is_told_in_its_place(run: Run, folder: Path) -> None:
+def test_a_failed_item_of_a_batch_is_reported_in_its_place(run: Run, folder: Path) -> None:
     write(
         folder / "fussy.py",
         """
@@ -397,7 +397,7 @@ def test_a_server_that_is_down_is_one_line_that_says_what_to_do(run: Run) -> Non
         "gen 'text' failed: no answer from the vLLM server at http://127.0.0.1:9"
     )
     assert "vllm serve MODEL" in line
-    assert "A sad story" in out  # what there was is shown
+    assert "A sad story" in out  # what there is is shown
 
 
 def test_a_failed_run_still_gives_its_json_and_page(run: Run, folder: Path) -> None:
@@ -422,7 +422,7 @@ def test_a_failed_run_still_gives_its_json_and_page(run: Run, folder: Path) -> N
     assert "RuntimeError: enough" in (folder / "page.html").read_text()
 
 
-def test_an_error_in_a_branch_that_nobody_reads_fails_the_run(run: Run, folder: Path) -> None:
+def test_an_error_in_a_branch_that_is_never_read_fails_the_run(run: Run, folder: Path) -> None:
     write(
         folder / "branch.py",
         """

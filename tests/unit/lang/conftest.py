@@ -1,11 +1,11 @@
-"""A scripted server that speaks the parts of vLLM's API the language uses; for tests.
+"""A scripted server with the parts of vLLM's API that the language uses.
 
-Deterministic: every character is a token (its code point) after a beginning-of-text token, except
-that "ab" is one token, so that seams can be healed. A completion is `reply(prompt)`, as it is; or,
-with `document`, what that writes after the prompt, ended by the request's `stop` and `max_tokens`
-as vLLM ends it. The log-probability of a prompt token is `logprob(token, position)`. Chats are
-rendered by a simple template. Every request is recorded, also when its client has gone before the
-answer; `fault` may answer in the server's place.
+It is deterministic. Every character is a token (its code point) after a beginning-of-text token,
+except that "ab" is one token, for tests of token healing. A completion is `reply(prompt)`. With
+`document`, it is the continuation of the prompt in that document, ended by the request's `stop` and
+`max_tokens` as in vLLM. The log-probability of a prompt token is `logprob(token, position)`. Chats
+are rendered with a simple template. Every request is recorded, even if its client disconnects
+before the answer. `fault` can answer instead of the server.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LONG = "A shared beginning that is long enough to be worth sending ahead of its 
 
 
 def words(text: str) -> list[str]:
-    """Tokens of a few letters, with the space before them, and single other characters."""
+    """Tokens of up to four letters with the space before them; other characters are tokens."""
     return re.findall(r" ?\w{1,4}|.", text, re.DOTALL)
 
 
@@ -76,10 +76,10 @@ def render(body: dict[str, Any]) -> str:
 class FakeServer:
     """The server's script and its records.
 
-    `tokens_of` is how a completion is cut into tokens, `tokens_per_chunk` how many of them a
-    stream sends at a time, `tells_tokens` whether it says how many have come, and `chunk_s` how
-    long it takes to a chunk. Without `tokenizes` it is a gateway that refuses to. `gone` has the
-    requests whose clients went before the answer ended.
+    `tokens_of` splits a completion into tokens. A stream sends `tokens_per_chunk` of them at a
+    time, every `chunk_s` seconds, and reports how many have been sent if `tells_tokens`. Without
+    `tokenizes`, it acts as a gateway that does not tokenize. `gone` has the requests whose clients
+    disconnected before the answer ended.
     """
 
     url: str = ""
@@ -136,7 +136,7 @@ class FakeServer:
 
 @dataclass(frozen=True)
 class Completion:
-    """`tokens` are those that were generated; a stop text in them is not in `text`."""
+    """`tokens` are all that were generated. A stop text in them is not in `text`."""
 
     text: str
     tokens: list[str]
@@ -152,7 +152,7 @@ class Completion:
 
 
 def seen_to_go(server: FakeServer, count: int = 1) -> int:
-    """Wait until the server has seen so many clients go; how many it has seen then."""
+    """Wait until `count` clients have disconnected. Returns how many have."""
     ends = time.monotonic() + 5
     while len(server.gone) < count and time.monotonic() < ends:
         time.sleep(0.01)
@@ -160,7 +160,7 @@ def seen_to_go(server: FakeServer, count: int = 1) -> int:
 
 
 class Recorder:
-    """In front of the API: records requests, lets faults answer, sees clients go."""
+    """In front of the API: records requests, lets faults answer, and notices disconnects."""
 
     def __init__(self, running: RunningServer, api: Any) -> None:
         self._running = running
@@ -315,7 +315,7 @@ def make_app(running: RunningServer) -> Recorder:
                         "top_logprobs": [{c: -0.5, "?": -2.0} for c in text],
                     }
                 if "prompt_logprobs" in body:
-                    # What is before the wanted tokens is unspecified when the plugin answers.
+                    # With the plugin, the rows before the requested tokens are unspecified.
                     start = body["vllm_xargs"]["sgl_score_from"] if server.plugin else 1
                     choice["prompt_logprobs"] = [None] * start + [
                         {
@@ -355,9 +355,9 @@ def make_app(running: RunningServer) -> Recorder:
 
 
 class RunningServer:
-    """A FakeServer being served in a thread on a free loopback port, until `stop`.
+    """A FakeServer that runs in a thread, on a free loopback port, until `stop`.
 
-    One after another can use it: `renew` forgets the script and the records, and drops the
+    Tests share it one after another: `renew` resets the script and records, and closes the
     connections.
     """
 
@@ -383,7 +383,7 @@ class RunningServer:
         self._server.soon(self._server.hang_up)
 
     def die(self) -> None:
-        """On the server's own loop: drop every connection, as a killed process does."""
+        """On the server's own loop: close every connection, as when a process is killed."""
         self.is_dead = True
         self._server.hang_up()
         self._socket.close()
@@ -397,7 +397,7 @@ class RunningServer:
 
 @pytest.fixture(scope="session")
 def running_servers() -> Iterator[list[RunningServer]]:
-    """Those of this session; at most one of them lives."""
+    """The servers of this session. At most one of them is running."""
     servers: list[RunningServer] = []
     yield servers
     for server in servers:
@@ -415,13 +415,13 @@ def running(running_servers: list[RunningServer]) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def server(running: RunningServer) -> FakeServer:
-    """The fake server, a stock one unless the test sets `plugin`."""
+    """The fake server, without the plugin unless the test sets `plugin`."""
     return running.fake
 
 
 @pytest.fixture
 def backend(server: FakeServer) -> sgl.VLLM:
-    """A backend for the fake server, and the default one of this test."""
+    """A backend for the fake server, which is also the default backend of the test."""
     backend = sgl.VLLM(server.url, timeout_s=20, max_retries=0)
     sgl.set_default_backend(backend)
     return backend

@@ -1,6 +1,6 @@
-"""uvicorn for scripted apps, which ends as soon as it is told to.
+"""uvicorn for scripted apps, which stops immediately.
 
-uvicorn's own looks every 0.1 s whether it is to end, and waits as long again for what it serves.
+uvicorn itself checks every 0.1 s whether to stop, and waits as long again for open requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class HttpServer(uvicorn.Server):
         self.hang_up()
 
     def hang_up(self) -> None:
-        """On the server's own loop: drop every connection."""
+        """On the server's own loop: close every connection."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 

@@ -1,8 +1,8 @@
-"""Random programs, and an endpoint on which they have one right outcome; for property tests.
+"""Random programs, and an endpoint on which each has exactly one right outcome.
 
-A `RandomProgram` is a small syntax tree that is interpreted into what a program would write: as a
-plain function and as an ``async def``. `markov` is an endpoint whose text after a prompt depends on
-the prompt's end alone, so that what it writes after its own text is what it would have written on.
+A `RandomProgram` is a small syntax tree that writes a prompt, as a plain function or as an ``async
+def``. `markov` is an endpoint whose text depends only on the end of the prompt: after its own
+text, it continues exactly as it would have without the interruption.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ RUN: dict[str, Any] = {"max_new_tokens": MAX_NEW_TOKENS, "temperature": 0.0}
 
 
 def markov(seed: int, *, memory: int = 2, one_in: int = 12) -> Callable[[str], str]:
-    """Writes characters of `ALPHABET` by the last `memory` ones, and ends in one state in so many.
+    """Writes characters of `ALPHABET` that depend on the last `memory` ones, and ends in some
+    states.
 
-    For every prompt p and every beginning t of document(p), document(p + t) begins with the rest.
+    For every prompt p and every prefix t of document(p), document(p + t) begins with the rest.
     """
 
     def document(prompt: str) -> str:
@@ -137,7 +138,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Await:
-    """Wait for a variable in the program's body, and append its text if it is long enough."""
+    """Wait for a variable in the program's function, and append its text if it is long enough."""
 
     name: str
 
@@ -223,7 +224,7 @@ async def write_async(s: Any, steps: Steps, arg: str) -> None:
 
 @dataclass(frozen=True)
 class RandomProgram:
-    """`names` are the variables that its state has at the end."""
+    """`names` are the variables of its state at the end."""
 
     steps: Steps
     names: tuple[str, ...]
@@ -244,11 +245,11 @@ class RandomProgram:
         return program
 
     def outcome(self, state: sgl.ProgramState) -> tuple[Any, ...]:
-        """All that must not depend on how the program was run."""
+        """Everything that must not depend on how the program was run."""
         return {name: state[name] for name in self.names}, state.text(), state.messages()
 
 
-# Stops, and constants that go on after them, are frequent: that is where speculation answers.
+# Stops followed by constants are frequent, because speculation answers there.
 _stops = st.sampled_from([None, "\n", ".", ("\n", "."), (" ", "b."), ("ab", "b")])
 _texts = st.sampled_from(["a", "\n", ".", "\na", ". b", " ", "ab", "b.\n", "a" * 70])
 _max_tokens = st.sampled_from([None, 1, 2, 3, 5, 8])
@@ -256,7 +257,7 @@ _max_tokens = st.sampled_from([None, 1, 2, 3, 5, 8])
 
 @st.composite
 def _steps(draw: Any, known: list[str], depth: int, *, reads: bool, chat: bool) -> Steps:
-    """Some steps; adds the names that they make to `known`."""
+    """Some steps. Adds the variables they make to `known`."""
     steps: list[Step] = []
     kinds = ["const", "gen", "gen", "arg", "use", "scope", *(["await"] if reads else [])]
     if depth:
@@ -300,8 +301,8 @@ def _steps(draw: Any, known: list[str], depth: int, *, reads: bool, chat: bool) 
 def programs(draw: Any, *, reads: bool = True, roles: bool = True) -> RandomProgram:
     """Programs with constants, generations, uses of variables, scopes, forks and turns.
 
-    With `reads` their bodies wait for variables and write what depends on them. With `roles` some
-    are chats.
+    With `reads`, their functions wait for variables and write text that depends on them. With
+    `roles`, some are chats.
     """
     names: list[str] = []
     if roles and draw(st.booleans()):

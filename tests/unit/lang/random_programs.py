@@ -1,7 +1,7 @@
 """Random programs as source text, for tests that run one program in two ways.
 
-They use what a program may: texts, f-strings of arguments and variables, gens, selects, loops,
-helpers, scopes, forks and both joins, turns. They read variables, but take no decision on one.
+They use all features: texts, f-strings of arguments and variables, gens, selects, loops, helpers,
+scopes, forks, both joins, and turns. They read variables, but never branch on one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 
 class _Writer:
-    """Writes one program. `known` are the names that a prompt surely has."""
+    """Writes one program. `known` are the names that a prompt certainly has."""
 
     def __init__(self, draw: Any, *, is_chat: bool) -> None:
         self._draw = draw
@@ -42,7 +42,7 @@ class _Writer:
         self.lines.append("    " * depth + text)
 
     def value(self, p: str, known: list[str], locals_: list[str]) -> str:
-        """An expression that gives what can be formatted."""
+        """An expression whose value can be formatted."""
         options = ["a", "k + 1", "a.upper()", "a[:2]", "str(k > 3)", "k * 2 - 1"]
         options += ["a == 'none'", "len(words)", "words[0]", "'-'.join(words)", "TABLE[a[:1]]"]
         options += ["[w.title() for w in WORDS if w]", "sorted(WORDS, key=lambda w: (len(w), w))"]
@@ -79,7 +79,7 @@ class _Writer:
         return f"sgl.gen({name!r})"
 
     def block(self, p: str, depth: int, known: list[str], nesting: int, *, may_gen: bool) -> None:
-        """Some statements on the prompt `p`, which has the variables `known` and more after."""
+        """Some statements on the prompt `p`, which add variables to `known`."""
         locals_: list[str] = []
         for _ in range(self.number(1, 4)):
             kind = self.number(0, 11)
@@ -171,7 +171,7 @@ def sources(draw: Any) -> str:
 
 
 def program_of(source: str) -> sgl.Program:
-    """The program; its source can be found as that of a notebook cell can."""
+    """The program. Its source can be found like that of a notebook cell."""
     filename = f"<random program {next(_numbers)}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     import collections

@@ -1,4 +1,4 @@
-"""A backend without a server: answers by a script, with the usage that a script says."""
+"""A backend without a server: a script determines its answers and their usage."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def text_of(prompt: Prompt) -> str:
 
 @dataclass
 class ScriptedBackend(Backend):
-    """`reply` makes a generation of a prompt's text; every character is a token, and of a prompt
-    `cached_share` is found in the cache. `before` is awaited before any answer."""
+    """Generates `reply(text of the prompt)`. Every character is a token, and a share of
+    `cached_share` of each prompt is cached. `before` is awaited before each generation."""
 
     reply: Callable[[str], str] = lambda text: f"({len(text)})"
     cached_share: float = 0.5

@@ -1,8 +1,8 @@
-"""Scripted services on loopback, for the backends of other APIs: each records what is asked of it.
+"""Scripted services on loopback, for the backends of other APIs. They record their requests.
 
-`fault` may answer in a service's place. OpenAI's answers with `reply(body)`, Anthropic's likewise,
-whole or streamed in pieces of `piece` characters. A stream may break off after some pieces: as if
-it had come to its end, or rudely, with the connection.
+OpenAI's and Anthropic's services answer with `reply(body)`, whole or streamed in pieces of `piece`
+characters. `fault` can answer instead. A stream can end early: as if it were complete, or with a
+broken connection.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.unit.lang.http_server import HttpServer
 
 @dataclass
 class Service:
-    """The script of a service and its record; `finish` is what it says of an answer's end."""
+    """The script of a service and its records. `finish` is the finish reason of its answers."""
 
     url: str = ""
     reply: Callable[[dict[str, Any]], str] = lambda body: "fine"
@@ -40,7 +40,7 @@ class Service:
 
     @property
     def body(self) -> dict[str, Any]:
-        """Of the only request."""
+        """The body of the only request."""
         (body,) = self.bodies
         return body
 
@@ -74,7 +74,7 @@ def make_app(service: Service, routes: dict[str, Answer]) -> FastAPI:
 
 @contextmanager
 def serving(service: Service, routes: dict[str, Answer]) -> Iterator[Service]:
-    """`service` in a thread, on a free port of loopback."""
+    """`service`, running in a thread on a free loopback port."""
     listening = socket.create_server(("127.0.0.1", 0))
     service.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     server = HttpServer(make_app(service, routes))
@@ -89,7 +89,7 @@ def serving(service: Service, routes: dict[str, Answer]) -> Iterator[Service]:
 
 
 def error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """A refusal in the form that both APIs have; a retry of it need not wait."""
+    """An error in the form of both APIs, which can be retried without a delay."""
     body = {"type": "error", "error": {"type": "some_error", "message": message}}
     return JSONResponse(body, status, {"retry-after-ms": "1", **(headers or {})})
 

@@ -108,7 +108,7 @@ def test_images_go_as_sources(service, backend):
         ("refusal", "refusal"),
     ],
 )
-def test_why_a_text_ended_is_told_in_the_languages_words(service, backend, reason, finish):
+def test_finish_reasons_are_translated(service, backend, reason, finish):
     service.finish = reason
     state = ask.run("Why?")
     assert state.get_meta_info("answer")["finish_reason"] in (finish, (finish,), [finish])
@@ -145,7 +145,7 @@ def test_a_stop_of_white_space_is_watched_for_here(service, backend, stream):
     assert state.get_meta_info("answer")["finish_reason"] in ("stop", ("stop",), ["stop"])
 
 
-def test_what_is_shown_while_it_comes_never_goes_past_the_stop(service, backend):
+def test_streamed_text_never_goes_past_the_stop(service, backend):
     service.reply, service.piece = lambda body: "one \n two\n\nthree", 1
     state = ask.run("Count.", stop="\n\n", stream=True)
     assert "".join(state.text_iter("answer")) == "one \n two"
@@ -165,7 +165,8 @@ def test_whatever_the_pieces_are_what_is_shown_begins_the_text_up_to_the_stop(pi
     text = watcher.cut(Generated("".join(taken), "length")).text
     whole = "".join(pieces)
     found = [(whole.find(s) + len(s), whole.find(s)) for s in stops if s in whole]
-    first = min(found, key=lambda interval: interval[0], default=None)  # of equal ends, the first
+    # If several end together, the first one.
+    first = min(found, key=lambda interval: interval[0], default=None)
     assert text == (whole if first is None else whole[: first[1]])
     assert text.startswith("".join(shown)) and text.rstrip() == "".join(shown).rstrip()
 
@@ -223,7 +224,7 @@ def test_a_model_that_takes_no_temperature_chooses_without(service, backend):
 # --- streaming -----------------------------------------------------------------------------------
 
 
-def test_text_is_shown_as_it_comes(service, backend):
+def test_text_is_streamed(service, backend):
     service.reply = lambda body: "one two three"
     state = ask.run("Count.", stream=True)
     assert "".join(state.text_iter("answer")) == "one two three"
@@ -244,7 +245,7 @@ def test_a_stream_that_breaks_off_is_an_error(service, backend, rudely):
         ask.run("Count.", stream=True).sync()
 
 
-def test_an_error_within_a_stream_is_told(service, backend):
+def test_an_error_within_a_stream_is_reported(service, backend):
     said = {"type": "error", "error": {"type": "overloaded_error", "message": "too many"}}
     service.fault = lambda body: PlainTextResponse(
         f"event: error\ndata: {json.dumps(said)}\n\n", media_type="text/event-stream"
@@ -334,7 +335,7 @@ def test_a_model_that_takes_no_prefill_says_so(service, backend):
         begun.run("Name:", sgl.gen("name"))
 
 
-def test_a_wrong_key_is_said_to_be_refused(service, backend):
+def test_a_wrong_key_is_reported_as_rejected(service, backend):
     service.fault = lambda body: error(401, "invalid key")
     with pytest.raises(sgl.ProgramError, match=r"rejected the api_key: .*ANTHROPIC_API_KEY"):
         ask.run("Why?")
@@ -343,7 +344,7 @@ def test_a_wrong_key_is_said_to_be_refused(service, backend):
 def test_without_any_key_one_is_asked_for(service, monkeypatch, tmp_path):
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_PROFILE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))  # where the client looks for one
+    monkeypatch.setenv("HOME", str(tmp_path))  # where the client looks for a key
     with pytest.raises(sgl.ProgramError, match=r"needs an api_key: .*ANTHROPIC_API_KEY"):
         ask.run("Why?", backend=backend_of(service, api_key=None))
     assert service.requests == []
@@ -382,7 +383,7 @@ def test_a_service_that_stalls_is_left_after_the_timeout(service):
     assert time.monotonic() - begun_s < 5
 
 
-def test_nobody_at_the_address_is_an_error_that_names_it(service):
+def test_an_address_without_a_server_is_an_error_that_names_it(service):
     backend = sgl.Anthropic("c", base_url="http://127.0.0.1:9", api_key="k", max_retries=0)
     with pytest.raises(sgl.ProgramError, match=r"no answer from Anthropic's c at http://127"):
         ask.run("Why?", backend=backend)

@@ -1,4 +1,4 @@
-"""Programs that are ``async def``, and programs that are run in an event loop."""
+"""Programs that are ``async def``, and programs that run in an event loop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BOTH = pytest.mark.parametrize("program", [ask, ask_plainly], ids=["async", "syn
 
 
 def stalled(server, *, after=""):
-    """From now on, completions of prompts that end with `after` do not come."""
+    """From now on, completions of prompts that end with `after` are never answered."""
 
     async def fault(path, body):
         if path.endswith("completions") and str(body.get("prompt")).endswith(after):
@@ -179,7 +179,7 @@ def test_a_plain_run_works_where_a_loop_is_running_as_in_a_notebook(program):
 
 
 class Barrier(ScriptedBackend):
-    """Answers nobody until so many are waiting."""
+    """Answers no request until a number of them are waiting."""
 
     def __init__(self, count):
         super().__init__(lambda prompt: "ok")
@@ -211,11 +211,11 @@ def test_five_hundred_at_a_time_take_no_threads():
     before = threading.active_count()
     states = asyncio.run(main())
     assert [state.text() for state in states] == [f"{i}:ok" for i in range(500)]
-    assert peak - before <= 2  # the language's loop, and nothing for each program
+    assert peak - before <= 2  # the language's loop, and none per program
 
 
 def test_more_plain_programs_at_a_time_than_there_are_threads_can_use_tools(monkeypatch):
-    """Their functions, which wait for their tools, must not take the tools' threads."""
+    """The functions, which wait for their tools, must not use up the tools' threads."""
     for name, most in (("_tool_threads", 2), ("_body_threads", 4)):
         monkeypatch.setattr(background_loop(), name, ThreadPoolExecutor(most))
 
@@ -322,7 +322,7 @@ def test_a_run_that_was_in_time_can_go_on_after_it():
     assert state["c"]
 
 
-def test_cancelling_a_batch_reaches_all_that_is_under_way(server):
+def test_cancelling_a_batch_cancels_all_requests_in_flight(server):
     stalled(server)
 
     async def main():
@@ -339,7 +339,7 @@ def test_cancelling_a_batch_reaches_all_that_is_under_way(server):
     assert len(server.calls) == 5
 
 
-def test_a_failure_in_the_function_cancels_what_is_under_way(server):
+def test_a_failure_in_the_function_cancels_requests_in_flight(server):
     stalled(server)
 
     @sgl.function

@@ -1,4 +1,4 @@
-"""Backends load the packages they need when they are used, and say which one is missing."""
+"""Backends import their packages when they are used, and name a missing one."""
 
 from __future__ import annotations
 

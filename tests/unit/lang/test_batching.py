@@ -1,4 +1,4 @@
-"""Posts of one moment as one request, against a scripted server over HTTP."""
+"""Posts made at the same moment are one request, against a scripted server over HTTP."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Body = dict[str, Any]
 
 
 class Script:
-    """What the server answers, and what it was asked.
+    """What the server answers, and its records.
 
     A body says how it is answered: after `wait_s`, with `status` and `text`; if `held`, once the
-    test sets `released`. `break_after` lines
-    the connection of a batch breaks; `garbage` is sent as a line first; `refuse` is the status that
-    the route itself answers; `opens` lets the answer of a batch begin.
+    test sets `released`. The connection of a batch breaks after `break_after` lines. `garbage` is
+    sent as the first line. `refuse` is the status of the route itself. The answer of a batch
+    begins once `opens` is set.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Script:
 
 
 class Bench:
-    """A scripted server and a batcher that talks to it, on the loop of the test."""
+    """A scripted server and a batcher that uses it, on the loop of the test."""
 
     def __init__(self, script: Script, client: openai.AsyncOpenAI, retry: bool) -> None:
         self.script = script
@@ -153,7 +153,7 @@ class Bench:
 def on_bench(
     test: Callable[[Bench], Awaitable[None]], *, retry: bool = True, max_retries: int = 0
 ) -> None:
-    """Run `test`; afterwards no task of the batcher may be left."""
+    """Run `test`. No task of the batcher may be left afterwards."""
 
     async def main() -> None:
         script = Script()
@@ -177,11 +177,11 @@ def on_bench(
 async def until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 5
     while not holds():
-        assert time.monotonic() < deadline, "it does not come to that"
+        assert time.monotonic() < deadline, "the condition was never met"
         await asyncio.sleep(0.005)
 
 
-# -- who travels together
+# -- which posts share a request
 
 
 def test_posts_of_the_same_moment_are_one_request():
@@ -261,7 +261,7 @@ def test_a_batch_leaves_its_connection_to_the_next():
     on_bench(test)
 
 
-# -- whose line is whose
+# -- which line belongs to which post
 
 
 def test_an_answer_arrives_as_soon_as_its_line_does():
@@ -340,7 +340,7 @@ def test_without_retries_the_status_is_the_answer():
     on_bench(test, retry=False)
 
 
-def test_a_broken_connection_costs_only_who_had_no_answer():
+def test_a_broken_connection_affects_only_posts_without_an_answer():
     async def test(bench: Bench) -> None:
         bench.script.break_after = 1
         answers = await asyncio.gather(bench.post(1), bench.post(2, wait_s=0.2))
@@ -350,7 +350,7 @@ def test_a_broken_connection_costs_only_who_had_no_answer():
     on_bench(test)
 
 
-def test_a_broken_connection_is_said_where_nothing_is_retried():
+def test_without_retries_a_broken_connection_is_an_error():
     async def test(bench: Bench) -> None:
         bench.script.break_after = 1
         posts = (bench.post(1), bench.post(2, wait_s=0.2), bench.post(3, wait_s=0.2))
@@ -477,7 +477,7 @@ def test_when_all_are_cancelled_the_connection_is_closed():
     on_bench(test)
 
 
-def test_an_abort_that_nobody_hears_ends_with_the_last_answer():
+def test_an_abort_that_is_not_delivered_ends_with_the_last_answer():
     async def test(bench: Bench) -> None:
         bench.script.hears_aborts = False
         short, long = bench.start("short", wait_s=0.2), bench.start("long", wait_s=TIMEOUT_S)
@@ -538,7 +538,7 @@ def test_a_bounded_wait_bounds_a_server_that_stalls():
 
 
 class Chaos:
-    """A batch in memory whose lines come, break off or are garbage as drawn."""
+    """A batch in memory whose lines arrive, break off or are garbage, as drawn."""
 
     def __init__(self, requests: list[Body], lines: list[tuple[int, int]], end: str) -> None:
         self.lines = [(i % len(requests), status) for i, status in lines]
@@ -575,7 +575,7 @@ BATCHES = st.tuples(
     retry=st.booleans(),
 )
 def test_every_post_ends_and_nothing_is_left(batches, posts, retry):
-    """Posts come and are cancelled at drawn turns of the loop; the batches go as drawn."""
+    """Posts are made and cancelled at drawn turns of the loop, and batches behave as drawn."""
     opened: list[Chaos] = []
     script = iter(batches)
 
@@ -604,7 +604,7 @@ def test_every_post_ends_and_nothing_is_left(batches, posts, retry):
             await asyncio.sleep(0)
         if patience < 10:
             posting.cancel()
-        else:  # who does not stall has had its time
+        else:  # a post that does not stall has had its time
             asyncio.get_running_loop().call_later(0.02, posting.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             return await posting

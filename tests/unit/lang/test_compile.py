@@ -358,7 +358,7 @@ def test_a_program_that_cannot_be_traced_says_so_when_it_is_compiled():
         compile_program(program)
 
 
-def test_an_error_of_the_program_s_own_comes_out_of_run_as_it_is():
+def test_run_raises_the_programs_own_error_unchanged():
     @sgl.function
     def program(s, n):
         s += "x" + sgl.gen("a")

@@ -1,4 +1,4 @@
-"""Corners that a review found: each was a hang, a wrong answer or a wrong message."""
+"""Corner cases: each was once a hang, a wrong answer or a wrong message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(60)]
 
 
 class Scripted(Backend):
-    """Answers with a number that counts up; remembers its requests, shows pieces to `watch`."""
+    """Answers with increasing numbers, records its requests, and passes pieces to `watch`."""
 
     name = "scripted"
     tells_tokens = True
@@ -221,7 +221,7 @@ def test_error_returns_what_the_function_of_a_streamed_run_has_raised():
     assert isinstance(error, sgl.ProgramError) and isinstance(error.__cause__, ValueError)
 
 
-def test_a_batch_awaited_leaves_no_complaint_about_exceptions_nobody_read(server, caplog):
+def test_an_awaited_batch_leaves_no_warning_about_unread_exceptions(server, caplog):
     server.fault = lambda path, body: (
         JSONResponse({"error": {"message": "no"}}, 400) if path.endswith("completions") else None
     )

@@ -1,4 +1,4 @@
-"""Every failure ends in a clear error, at once, and nothing waits for ever."""
+"""Every failure is a clear error, immediately, and nothing waits forever."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.lang.conftest import LONG
 
 
 def fails_on(text, status=500, message="the engine is dead"):
-    """A fault that answers with an error to completions whose prompt contains `text`."""
+    """A fault: completions whose prompt contains `text` are errors."""
 
     def fault(path, body):
         if path == "/v1/completions" and text in body["prompt"]:
@@ -66,7 +66,7 @@ def test_reading_raises_too_and_what_was_there_before_stays_readable(server, bac
     assert seen["first"] == "[1]"
 
 
-def test_an_error_in_a_branch_says_which_and_comes_out_of_join_and_run(server, backend):
+def test_an_error_in_a_branch_names_it_and_is_raised_by_join_and_run(server, backend):
     server.fault = fails_on("bad")
     seen = {}
 
@@ -85,7 +85,7 @@ def test_an_error_in_a_branch_says_which_and_comes_out_of_join_and_run(server, b
     assert len(seen["others"]) == 2
 
 
-def test_an_error_in_a_branch_that_nobody_reads_still_comes_out_of_run(server, backend):
+def test_run_raises_the_error_of_a_branch_that_is_never_read(server, backend):
     server.fault = fails_on("bad")
 
     @sgl.function
@@ -151,7 +151,7 @@ def test_a_server_that_stalls_is_left_after_the_timeout(server):
     assert time.monotonic() - started < 5
 
 
-def test_a_missing_api_key_is_asked_for_and_a_wrong_one_is_said_to_be_refused(server):
+def test_a_missing_api_key_and_a_wrong_one_are_different_errors(server):
     server.api_key = "secret"
     with pytest.raises(sgl.ProgramError, match=r"needs an api_key.*VLLM\(..., api_key="):
         two_gens.run(backend=sgl.VLLM(server.url))
@@ -237,7 +237,7 @@ def test_get_server_info_tells_a_stock_server_from_ours(server, backend, plugin)
     assert info.stats == ({"hit_tokens": 7} if plugin else None)
 
 
-def test_what_the_function_itself_raises_comes_out_and_cancels_the_rest(server, backend):
+def test_run_raises_what_the_function_raises_and_cancels_the_rest(server, backend):
     server.latency_s = 30
 
     @sgl.function
@@ -253,7 +253,7 @@ def test_what_the_function_itself_raises_comes_out_and_cancels_the_rest(server, 
     error = program.state.error()
     assert isinstance(error.__cause__, sgl.ProgramCancelled)
     assert time.monotonic() - started < 5
-    program.state += sgl.gen("b")  # a run that was given up starts nothing new
+    program.state += sgl.gen("b")  # a cancelled run starts nothing new
     with pytest.raises(sgl.ProgramError, match="was cancelled before this operation"):
         program.state["b"]
 
@@ -302,7 +302,7 @@ def test_a_backend_that_is_dropped_closes_its_connections(running, server):
     assert running.num_connections > 0
     del backend
     gc.collect()
-    ends = time.monotonic() + 4  # sooner than the server itself would close them
+    ends = time.monotonic() + 4  # before the server itself would close them
     while running.num_connections and time.monotonic() < ends:
         time.sleep(0.01)
     assert running.num_connections == 0

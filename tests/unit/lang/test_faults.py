@@ -1,7 +1,7 @@
-"""Known faults of SGLang's frontend that must not be here, one by one.
+"""Known faults of SGLang's frontend, which must not occur here.
 
-Those of tracing and of compiled programs are in the tests of tracing and of the compiler; some have
-whole modules of their own (`test_errors.py`, `test_speculation.py`, `test_hostile_server.py`).
+Those of tracing and compiled programs are in the tests of tracing and of the compiler. Some have
+modules of their own (`test_errors.py`, `test_speculation.py`, `test_hostile_server.py`).
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def test_concate_and_append_is_a_join_of_texts_that_asks_no_server(server):
     assert state.text() == "x 0:[4] 1:[4] 2:[4] so [23]"
     assert len(server.calls) == 4
     assert not [path for path, _ in server.requests if "concat" in path]
-    # What comes next begins with what the server has cached: the parent's text.
+    # The next prompt begins with the parent's text, which the server has cached.
     assert server.calls[-1]["prompt"].startswith("x 0:")
     with pytest.raises(ValueError, match="gather_variable or concate_and_append"):
         sgl.function(lambda s: s.fork(2).join("concat")).run()
@@ -155,7 +155,7 @@ def test_concate_and_append_is_a_join_of_texts_that_asks_no_server(server):
 
 
 def test_a_partial_match_leaves_the_program_as_it_was(server):
-    """In SGLang it changes the template of the function, for all later runs."""
+    """In SGLang, it changes the function's template for all later runs."""
     server.document = lambda prompt: "one\nTwo: 2\n"[len(prompt) - 2 :] if prompt[0] == "x" else "y"
 
     @sgl.function(num_api_spec_tokens=32)
@@ -182,7 +182,7 @@ def test_a_partial_match_leaves_the_program_as_it_was(server):
 )
 def test_a_logprob_of_exactly_zero_is_a_value_like_any_other(server, plugin, method):
     server.plugin = plugin
-    # After the prompt "b" is certain; alone (at the beginning) everything is as likely.
+    # After the prompt, "b" is certain. Without it (at position 1), all are equally likely.
     server.logprob = lambda token, position: (
         -2.0 if position <= 1 else 0.0 if chr(token) == "b" else -0.5
     )
@@ -198,7 +198,7 @@ def test_a_logprob_of_exactly_zero_is_a_value_like_any_other(server, plugin, met
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_select_prefers_neither_the_longest_nor_the_shortest_choice(server, order):
-    """Issue 523."""
+    """SGLang's issue 523."""
     choices = ["ok", "okay then", "okay then, if you really must"][::order]
 
     @sgl.function
@@ -255,9 +255,9 @@ def test_in_sglang_separate_reasoning_breaks_with_several_texts(server):
 
 
 def test_run_batch_is_not_slower_than_posting_a_list(server):
-    """One request with a list of prompts, against a program each, where the model takes its time.
+    """One request with a list of prompts, against one program per prompt.
 
-    What is compared is the time that the client adds.
+    The server's latency is the same, so the comparison is about the client's overhead.
     """
     import openai
 
@@ -288,11 +288,11 @@ def test_run_batch_is_not_slower_than_posting_a_list(server):
     assert any(timed(run_batch) < 1.5 * list_s + 0.5 for _ in range(5))
 
 
-# --- what this review found ---------------------------------------------------------------------
+# --- usage and ids ------------------------------------------------------------------------------
 
 
 def test_what_is_spent_during_a_hint_is_counted(server):
-    """The sum was read before the hint was awaited, and written after it."""
+    """The sum was once read before the hint was awaited, and written after it."""
 
     async def slow_hint(path, body):
         if body.get("max_tokens") == 1:

@@ -1,4 +1,4 @@
-"""`group.first(predicate)`: the first branch that will do, and the end of the others."""
+"""`group.first(predicate)`: the first accepted branch, and the end of the others."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_if_all_fail_the_first_branchs_error_is_raised(server):
 
 def test_what_the_predicate_raises_ends_the_program_and_its_requests(server):
     server.fault = slow_unless("0")
-    server.latency_s = 0.1  # by then both have come
+    server.latency_s = 0.1  # by then both have finished
 
     @sgl.function
     def program(s):

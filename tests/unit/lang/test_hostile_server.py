@@ -1,4 +1,4 @@
-"""Servers that die, stall, answer nonsense or are busy: every program ends, and leaves nothing."""
+"""Servers that die, stall, answer nonsense or are busy: every program ends, and leaks nothing."""
 
 from __future__ import annotations
 
@@ -115,8 +115,7 @@ def body_threads() -> int:
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
-    """Tasks on the loop, sockets and threads are no more afterwards than before; and no program has
-    taken long."""
+    """No task on the loop, socket or thread is left afterwards, and the block did not take long."""
 
     def counted() -> dict[str, int]:
         return {"tasks": tasks(), "sockets": sockets(), "threads": body_threads()}
@@ -145,7 +144,7 @@ def a_backend(url: str, **options) -> Iterator[sgl.VLLM]:
 
 
 def is_bad(body) -> bool:
-    """A request of the part of the program that is to fail."""
+    """Whether a request belongs to the part of the program that should fail."""
     return "bad" in json.dumps(body) or (
         isinstance(body.get("prompt"), list) and isinstance(body["prompt"][0], list)
     )
@@ -198,7 +197,7 @@ KINDS = ["html", "truncated", "a number", "no choices", "wrong types", "null", "
         *(f"{name}-again" for name in PROGRAMS),
     ],
 )
-def test_nonsense_is_said_to_be_nonsense(server, run, kind):
+def test_an_unreadable_answer_is_reported_as_such(server, run, kind):
     answer = garbage(kind)
     server.fault = lambda path, body: answer() if is_bad(body) else None
     with nothing_left():
@@ -249,7 +248,7 @@ def test_a_server_error_in_mid_run_is_passed_on_after_its_retries(server, run):
 
 
 @some_programs
-def test_a_server_that_stays_busy_is_given_up_after_the_retries(server, run):
+def test_a_busy_server_is_an_error_after_the_retries(server, run):
     server.fault = lambda path, body: (
         JSONResponse({"error": {"message": "too many"}}, 429, {"retry-after-ms": "5"})
         if is_bad(body)
@@ -319,7 +318,7 @@ def nothing_left_but_the_server() -> Iterator[None]:
 
 
 class RawServer:
-    """Takes connections and does `behave(connection)` to each, in a thread of its own."""
+    """Accepts connections and calls `behave(connection)` for each, in a thread of its own."""
 
     def __init__(self, behave: Callable[[socket.socket], object]) -> None:
         self._behave = behave
@@ -356,7 +355,7 @@ def reset(connection: socket.socket) -> None:
 
 def never(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        while connection.recv(65536):  # until the client goes
+        while connection.recv(65536):  # until the client disconnects
             pass
 
 
@@ -404,7 +403,7 @@ def test_what_is_no_server_of_ours_is_named(behave, message):
 
 
 def test_a_stream_that_is_reset_in_the_middle_is_an_error_that_says_so(server):
-    """After its headers the official client lets the transport's own errors through."""
+    """After the headers, the official client raises its transport's own errors."""
     head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
     data = 'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n'
 

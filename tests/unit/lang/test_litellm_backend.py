@@ -1,8 +1,8 @@
 """The LiteLLM backend against a scripted service.
 
-LiteLLM wants an older openai package than vLLM does, so that it is seldom installed next to it.
-Where it is not, a module of two dozen lines takes its place, which sends what it is given through
-the official openai client: then these tests show what LiteLLM is called with, not LiteLLM.
+LiteLLM needs an older openai package than vLLM, so the two are rarely installed together. If it is
+missing, a module of two dozen lines takes its place and sends its arguments with the official
+openai client. The tests then check the calls to LiteLLM, not LiteLLM itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Stream:
 @pytest.fixture(autouse=True, scope="module")
 def litellm():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would ask the network for prices
+        patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # prices are in the network
         if importlib.util.find_spec("litellm") is None:
             standing_in = types.ModuleType("litellm")
             standing_in.acompletion = _acompletion
@@ -96,7 +96,7 @@ def test_usage_is_read(service, backend):
     assert (usage.completion_tokens, usage.calls) == (4, 1)
 
 
-def test_text_is_shown_as_it_comes(service, backend):
+def test_text_is_streamed(service, backend):
     service.reply = lambda body: "one two three"
     state = ask.run("Count.", stream=True)
     assert "".join(state.text_iter("answer")) == "one two three"
@@ -138,7 +138,7 @@ def test_a_prompt_without_roles_is_refused(backend):
         plain.run()
 
 
-def test_a_refused_key_is_told(service, backend):
+def test_a_rejected_key_is_reported(service, backend):
     service.fault = lambda body: error(401, "invalid key")
     with pytest.raises(sgl.ProgramError, match=r"rejected the api_key: .*LiteLLM\(..., api_key="):
         ask.run("Why?")

@@ -1,4 +1,4 @@
-"""`group.first` in async programs leaves nothing behind."""
+"""`group.first` in async programs leaks nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images and videos: how they are read, where they stand, and how they are sent."""
+"""Images and videos: reading them, their place in a prompt, and sending them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def urls(body):
 
 
 def test_several_in_one_turn_and_in_several_turns_stand_where_they_were_put(server):
-    """SGLang takes one image to a program (issue 1708)."""
+    """SGLang accepts one image per program (its issue 1708)."""
 
     @sgl.function
     def program(s):

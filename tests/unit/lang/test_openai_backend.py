@@ -47,7 +47,7 @@ def completer(service):
 
 @pytest.fixture
 def tiny_tokenizer(monkeypatch):
-    """davinci-002 has a tokenizer of bytes, in which " no" is one token besides."""
+    """Gives davinci-002 a tokenizer of bytes in which " no" is also one token."""
     ranks = {bytes([i]): i for i in range(256)} | {b" n": 256, b" no": 257}
     encoding = tiktoken.Encoding(
         "tiny", pat_str=r"(?s:.+)", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 300}
@@ -108,7 +108,7 @@ def test_a_completion_model_gets_the_text(service, completer):
         ("Qwen2.5-7B-Instruct", True),
     ],
 )
-def test_what_kind_of_model_it_is_is_told_by_its_name_or_by_the_caller(model, is_chat):
+def test_the_kind_of_model_follows_from_its_name_or_the_argument(model, is_chat):
     assert OpenAI(model).is_chat_model is is_chat
     assert OpenAI(model, is_chat_model=not is_chat).is_chat_model is not is_chat
 
@@ -196,7 +196,7 @@ def test_a_json_schema_with_optional_properties_is_not_strict(service, chat):
         {"type": "object", "properties": {"a": True}, "required": ["a"]},
     ],
 )  # fmt: skip
-def test_what_strict_mode_cannot_say_is_not_said_strictly(schema):
+def test_what_strict_mode_cannot_express_is_sent_without_it(schema):
     assert strict_schema(schema) is None
 
 
@@ -272,7 +272,7 @@ def test_a_refusal_is_an_error_that_quotes_it(service, chat):
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
-def test_text_is_shown_as_it_comes(service, chat, completer, kind):
+def test_text_is_streamed(service, chat, completer, kind):
     service.reply = lambda body: "one two three"
     if kind == "chat":
         state = ask.run("Count.", stream=True, backend=chat)
@@ -299,7 +299,7 @@ def test_a_stream_that_breaks_off_is_an_error(service, chat, rudely):
         ask.run("Count.", stop_regex="never", backend=chat)
 
 
-def test_an_error_within_a_stream_is_told(service, chat):
+def test_an_error_within_a_stream_is_reported(service, chat):
     service.fault = lambda body: PlainTextResponse(
         'data: {"error": {"message": "the model fell over"}}\n\n', media_type="text/event-stream"
     )
@@ -416,7 +416,7 @@ def test_a_recorded_chat_refuses_the_same_methods(service, chat, tmp_path):
     with sgl.Recorder(chat, tmp_path / "run.jsonl") as recorder:
         with pytest.raises(sgl.ProgramError, match=r"select by \w+ is not supported"):
             pick.run(["a", "b"], sgl.unconditional_likelihood_normalized, backend=recorder)
-        recorder.tells_tokens = True  # as the interpreter does, the other way
+        recorder.tells_tokens = True  # as programs do when it is wrong
         assert chat.tells_tokens
     assert service.requests == []
 
@@ -489,7 +489,7 @@ def test_a_model_that_writes_something_else_is_an_error_that_shows_it(service, c
         sheet.run(backend=chat)
 
 
-def test_a_model_that_goes_on_differently_is_an_error_too(service, chat):
+def test_a_model_that_continues_differently_is_an_error_too(service, chat):
     service.reply = lambda body: "Name: Ada\nBorn: 1815\n"
     with pytest.raises(sgl.ProgramError, match=r"begins with 'Name: Ada.nAge:'"):
         sheet.run(backend=chat)
@@ -498,7 +498,7 @@ def test_a_model_that_goes_on_differently_is_an_error_too(service, chat):
 # --- failures ------------------------------------------------------------------------------------
 
 
-def test_a_missing_key_is_asked_for_and_a_wrong_one_is_said_to_be_refused(service, monkeypatch):
+def test_a_missing_key_and_a_wrong_one_are_different_errors(service, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     service.fault = lambda body: error(401, "no")
     with pytest.raises(sgl.ProgramError, match=r"needs an api_key: .*OPENAI_API_KEY"):
@@ -545,7 +545,7 @@ def test_a_service_that_stalls_is_left_after_the_timeout(service):
     assert time.monotonic() - begun_s < 5
 
 
-def test_nobody_at_the_address_is_an_error_that_names_it():
+def test_an_address_without_a_server_is_an_error_that_names_it():
     backend = OpenAI("m", base_url="http://127.0.0.1:9/v1", max_retries=0)
     with pytest.raises(sgl.ProgramError, match=r"no answer from the server at .*is base_url right"):
         ask.run("Why?", backend=backend)

@@ -1,4 +1,4 @@
-"""What a batch sends ahead, and what `cache` does: the prompts' common prefix, found by tracing."""
+"""What a batch and `cache` send ahead: the prompts' common prefix, found by tracing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_arguments_that_differ_from_the_start_share_nothing(server):
     assert not server.hints
 
 
-def test_one_item_has_nobody_to_share_with(server):
+def test_one_item_has_nothing_to_share(server):
     ask.run_batch(items(1))
     assert not server.hints
 
@@ -132,7 +132,7 @@ def test_cache_sends_the_constant_beginning_of_all_runs(server):
     assert usage.calls == 1
     (hint,) = server.hints
     assert hint["prompt"] == SHOTS + "Question: "
-    assert ask.cache() == sgl.Usage()  # nothing is known of its prompts
+    assert ask.cache() == sgl.Usage()  # nothing is known about its prompts
 
 
 def test_trace_and_compile_are_methods_of_a_program():

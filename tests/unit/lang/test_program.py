@@ -352,7 +352,7 @@ def test_branches_run_in_parallel_and_need_no_threads(server):
     new_threads, values = program.run().ret_value
     assert values == 200
     assert new_threads <= 1
-    assert time.monotonic() - started < 30  # one after the other it would be 100 s
+    assert time.monotonic() - started < 30  # sequentially, it would be 100 s
 
 
 def test_join_gathers_what_the_branches_wrote_as_lists_in_branch_order(server):

@@ -1,4 +1,4 @@
-"""One program, run in every way, has one outcome; on an endpoint whose text is deterministic."""
+"""A program has the same outcome however it is run, on a deterministic endpoint."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_speculation_changes_nothing_but_what_it_costs(
         assert ahead.calls + ahead.saved_calls == plain.calls
         assert ahead.prompt_tokens + ahead.saved_prompt_tokens <= plain.prompt_tokens
         assert backend.tells_tokens
-    # What a server does not tell is found out once.
+    # That a server does not report tokens is found out once.
     outcome, again = run(num_api_spec_tokens=num_tokens)
     assert outcome == expected
     if not backend.tells_tokens:

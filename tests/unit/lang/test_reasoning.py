@@ -1,4 +1,4 @@
-"""What a model thought, apart from what it answered."""
+"""A model's reasoning, split from its answer."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_only_the_answer_stays_in_the_prompt_and_the_reasoning_is_a_variable(ser
 
 
 def test_several_texts_have_their_reasoning_each(server):
-    """In SGLang n > 1 breaks it (issue 10640)."""
+    """In SGLang, n > 1 breaks it (its issue 10640)."""
     replies = iter(["<think>one</think>1", "2", "<think>three</think>3", "end"])
     server.reply = lambda prompt: next(replies)
     state = ask.run(n=3)

@@ -1,4 +1,4 @@
-"""Runs recorded and played back: the same variables without a server, and clear refusals."""
+"""Recording and replaying runs: the same variables without a server, and clear errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 class Luck(ScriptedBackend):
-    """Never the same answer twice, in an order that differs from that of asking."""
+    """Never gives the same answer twice, and answers in a random order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Luck(ScriptedBackend):
 
 
 def values_of(state: sgl.ProgramState) -> dict[str, Any]:
-    """All variables of a run, those of its branches too."""
+    """All variables of a run, including those of its branches."""
     found = {}
     waiting = [state._stream]
     while waiting:
@@ -178,7 +178,7 @@ def test_equal_branches_get_back_what_each_of_them_got(path: Path) -> None:
 
 
 def test_branches_get_their_own_answers_whichever_asks_first(path: Path) -> None:
-    """The tools write nothing, so that the branches' requests are equal."""
+    """The tools write nothing, so the branches' requests are equal."""
 
     @sgl.function
     def equal(s, delays_s):
@@ -271,7 +271,7 @@ def asking(s):
     s += "Question?" + sgl.gen("answer")
 
 
-def test_a_streamed_generation_comes_in_the_recorded_pieces(path: Path) -> None:
+def test_a_streamed_generation_has_the_recorded_pieces(path: Path) -> None:
     with sgl.Recorder(ScriptedBackend(lambda _: "a hare"), path) as recorder:
         asking.run(backend=recorder, stream=True).sync()
     assert [text for text, _ in lines_of(path)[1]["pieces"]] == list("a hare")
@@ -315,7 +315,7 @@ def test_a_speculating_program_is_played_back(path: Path) -> None:
 
 
 class Refusing(Backend):
-    """A backend that answers everything by one error."""
+    """A backend that fails every request with one error."""
 
     def __init__(self, error: Exception, key: str | None = None) -> None:
         self.error = error
@@ -333,7 +333,7 @@ class Refusing(Backend):
     "error",
     [
         sgl.BackendError("it answered 429: too many", status=429),
-        sgl.BackendError("nobody there"),
+        sgl.BackendError("no answer"),
         sgl.UnsupportedError("the small one", "a regex", "use another"),
     ],
 )
@@ -439,7 +439,7 @@ def test_media_count_too(path: Path, changed: Media) -> None:
 
 
 def test_the_order_of_a_schemas_keys_counts() -> None:
-    """It is the order in which a model writes them."""
+    """It is the order in which the model writes them."""
     one = GenRequest(TextPrompt("x"), DEFAULT_SAMPLING, Constraint(JSON_SCHEMA, '{"a": 1, "b": 2}'))
     other = GenRequest(
         TextPrompt("x"), DEFAULT_SAMPLING, Constraint(JSON_SCHEMA, '{"b": 2, "a": 1}')
@@ -472,7 +472,7 @@ def test_a_hint_that_was_not_recorded_costs_nothing(path: Path) -> None:
     assert asyncio.run(replay.warm(TextPrompt("a new prefix"))) == Usage()
 
 
-def test_unused_names_what_nobody_asked_for(path: Path) -> None:
+def test_unused_names_exchanges_that_were_not_replayed(path: Path) -> None:
     replay = recorded(path, request_of("one"), request_of("two"))
     asyncio.run(replay.generate(request_of("one")))
     assert replay.unused == ["line 3: generate 'two'"]
@@ -585,7 +585,7 @@ chosen = st.builds(ChoiceAnswer, st.integers(0, 1), usages)
 
 @settings(deadline=None, max_examples=100)
 @given(answer=answers, score=scores | chosen, prompt=st.text(st.characters(codec=None)))
-def test_any_answer_comes_back_as_it_was(
+def test_any_answer_is_replayed_unchanged(
     tmp_path_factory: pytest.TempPathFactory, answer: Any, score: Any, prompt: str
 ) -> None:
     file = tmp_path_factory.mktemp("record") / "run.jsonl"

@@ -93,7 +93,7 @@ def test_bodies_that_read_run_concurrently_too(server):
     started = time.monotonic()
     states = ask_and_read.run_batch(questions(30), num_threads=30)
     assert [state["a"] for state in states] == [f"[{i + 1}]" for i in range(30)]
-    assert time.monotonic() - started < 15  # one after the other it would be 30 s
+    assert time.monotonic() - started < 15  # sequentially, it would be 30 s
 
 
 def test_the_first_error_is_raised_once_all_have_finished(server):
@@ -108,7 +108,7 @@ def test_the_first_error_is_raised_once_all_have_finished(server):
     assert "2 of 6 programs" in caught.value.__notes__[0]
 
 
-def test_a_whole_batch_learns_at_once_that_no_server_is_there():
+def test_a_whole_batch_fails_at_once_if_there_is_no_server():
     backend = sgl.VLLM("http://127.0.0.1:9")  # with its usual retries
     started = time.monotonic()
     errors = ask.run_batch(questions(60), backend=backend, return_errors=True)
@@ -148,7 +148,7 @@ def test_the_iterator_gives_results_while_the_rest_still_runs(server):
     assert [state["a"] for state in states] == ["[2]", "[3]"]
 
 
-def test_leaving_the_iterator_cancels_what_is_under_way(server):
+def test_leaving_the_iterator_cancels_requests_in_flight(server):
     async def slow(path, body):
         await asyncio.sleep(30 if body.get("prompt", "").startswith("xx") else 0)
 
@@ -174,7 +174,7 @@ def test_a_progress_bar_counts_to_the_end(capsys):
 
 
 def test_a_batch_is_not_slower_than_posting_its_prompts_by_more_than_a_small_overhead(server):
-    """Against the same calls made by hand with the openai client; generous, as machines vary."""
+    """Compared with the same calls of the openai client; generous, because machines vary."""
     import openai
 
     server.latency_s = 0.05

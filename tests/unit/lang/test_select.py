@@ -56,7 +56,7 @@ def test_a_token_merged_over_the_seam_is_scored_for_every_choice(server):
     assert state["pick"] == "b"
 
 
-def test_what_a_gateway_that_does_not_tokenize_costs_is_told(server):
+def test_the_cost_of_a_gateway_that_does_not_tokenize_is_counted(server):
     server.tokenizes = False
     state = choose("Q:", ["no", "yes"])
     (body,) = scoring(server)
@@ -80,7 +80,7 @@ def test_select_on_an_empty_prompt_scores_after_the_beginning_token(server):
 
 
 def test_the_unconditional_method_scores_the_choices_alone_too(server):
-    # Alone (position 1), "b" is much less likely than after the prompt; "a" is as likely.
+    # Without the prompt (position 1), "b" is much less likely than after it; "a" is equally likely.
     server.logprob = lambda token, position: (
         -9.0 if chr(token) == "b" and position == 1 else {"a": -1.0}.get(chr(token), -2.0)
     )

@@ -1,4 +1,4 @@
-"""API speculative execution: what is ahead answers exactly what the server would have answered."""
+"""API speculative execution: text generated ahead is exactly what the server would answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORM = "Name: Ada Lovelace\nJob: mathematician\nBorn: 1815\n"
 
 
 def form(prompt):
-    """Writes the form on from wherever the prompt ends in it."""
+    """Continues the form from where the prompt ends in it."""
     begun = next(n for n in range(len(FORM), -1, -1) if prompt.endswith(FORM[:n]))
     return FORM[begun:]
 
@@ -41,7 +41,7 @@ def ahead_of(tokens, finish_reason="length", *, max_tokens=None, marks=True, per
         text += token
         if count % per_chunk == 0 or count == len(tokens):
             known.append(Mark(count, len(text)))
-    # The end that a model comes to by itself is a token too.
+    # The end of text is a token, too.
     asked = max_tokens or len(tokens) + (finish_reason == "stop")
     return Ahead(text, finish_reason, sampling(), 7, asked, tuple(known) if marks else None)
 
@@ -209,7 +209,7 @@ def test_a_stop_of_none_and_a_list_of_stops_are_fine(server, backend):
     assert state.usage.calls == 1
 
 
-def test_each_branch_goes_on_from_what_its_parent_has_ahead(server, backend):
+def test_each_branch_uses_text_that_its_parent_generated_ahead(server, backend):
     server.document = form
 
     @sgl.function(num_api_spec_tokens=64)
@@ -226,7 +226,7 @@ def test_each_branch_goes_on_from_what_its_parent_has_ahead(server, backend):
 
 
 def test_programs_of_one_function_do_not_see_each_others_text(server, backend):
-    """SGLang keeps what is ahead in one place for all threads."""
+    """SGLang keeps text generated ahead in one place for all threads."""
     server.document = lambda prompt: f" {prompt[0]}1\n {prompt[0]}2\n"[len(prompt) - 2 :]
 
     @sgl.function(num_api_spec_tokens=32)
@@ -275,7 +275,7 @@ def test_in_a_chat_the_turn_is_written_ahead(server, backend):
 
 
 class ChatOnly(ScriptedBackend):
-    """Cannot continue a turn, and says nothing of tokens: a chat service."""
+    """A chat service: it cannot continue a turn and does not report tokens."""
 
     continues_turns = False
 

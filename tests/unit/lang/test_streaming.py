@@ -1,4 +1,4 @@
-"""Text as it comes: text_iter, text_async_iter, run(stream=True), stop_regex."""
+"""Streaming text: text_iter, text_async_iter, run(stream=True), stop_regex."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def two_gens_async(s):
 
 @pytest.fixture
 def slow(server):
-    """Text comes in ten pieces, 10 ms apart."""
+    """A server that streams text in ten pieces, 10 ms apart."""
     server.reply = lambda prompt: "0123456789"
     server.chunk_s = 0.01
     return server
@@ -66,7 +66,7 @@ def test_a_run_that_is_over_gives_it_all_and_so_does_a_run_that_is_not_streamed(
 
 
 def test_no_moment_shows_a_text_twice(server):
-    """Between the end of a generation and the next operation, as of any other."""
+    """Also not between the end of a generation and the next operation."""
     server.reply, server.tokens_per_chunk = lambda prompt: "0123456789", 10
 
     @sgl.function
@@ -192,7 +192,7 @@ def test_a_select_and_a_set_variable_are_pieces_of_their_own(server):
 
 
 def broken_stream(server, *, after, ending):
-    """Completions whose prompt ends with `after` stream three pieces and then `ending`."""
+    """Completions whose prompt ends with `after` stream three pieces, and then `ending`."""
 
     async def chunks():
         for piece in "abc":
@@ -223,7 +223,7 @@ def broken_stream(server, *, after, ending):
     ],
 )
 @pytest.mark.parametrize("ahead", [None, 16], ids=["plain", "speculated"])
-def test_an_error_in_mid_stream_comes_out_of_all_readers(server, ending, message, ahead):
+def test_all_readers_raise_an_error_in_mid_stream(server, ending, message, ahead):
     broken_stream(server, after="two:", ending=ending)
 
     @sgl.function(num_api_spec_tokens=ahead)
@@ -243,7 +243,7 @@ def test_an_error_in_mid_stream_comes_out_of_all_readers(server, ending, message
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_what_the_body_of_a_streamed_run_raises_comes_out_of_all_readers(slow, is_async):
+def test_all_readers_raise_what_the_function_of_a_streamed_run_raises(slow, is_async):
     def plain(s):
         s += "x:" + sgl.gen("a")
         if s["a"]:
@@ -302,7 +302,7 @@ def test_a_stop_pattern_is_found_over_the_seams_of_the_pieces(server, tokens_per
     ends = time.monotonic() + 3
     while len(server.gone) < 2 and time.monotonic() < ends:
         time.sleep(0.01)
-    assert len(server.gone) == 2  # what comes after it is not waited for
+    assert len(server.gone) == 2  # does not wait for what follows
 
 
 def test_several_stop_patterns_and_run_wide_ones(server):
@@ -313,7 +313,7 @@ def test_several_stop_patterns_and_run_wide_ones(server):
         s += "Q:" + sgl.gen("a", stop_regex=["th?", r"\d"]) + sgl.gen("b")
 
     state = program.run(stop_regex="e+$")
-    assert (state["a"], state["b"]) == ("one ", "on")  # an e has been the last one that had come
+    assert (state["a"], state["b"]) == ("one ", "on")  # the last piece that arrived was an e
 
 
 def test_a_stop_pattern_that_is_none_is_an_error_of_that_gen():

@@ -1,4 +1,4 @@
-"""Tools: functions of the program's own, called where the text has come to."""
+"""Tools: the program's own functions, called between its other operations."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_whatever_it_raises_ends_the_program_and_nothing_else(raised, is_async):
 
     with pytest.raises(sgl.ProgramError, match=f"tool .* failed.*{type(raised).__name__}"):
         program.run(native if is_async else plain)
-    assert program.run(add_slowly and None).text() == "[0]"  # the language still runs
+    assert program.run(add_slowly and None).text() == "[0]"  # the language still works
 
 
 def test_an_unknown_variable_is_refused_at_once():
@@ -165,7 +165,7 @@ def test_an_async_tool_is_cancelled_with_the_program():
     with pytest.raises(sgl.ProgramError, match=r"tool wait for 't' failed: .*timeout_s=0\.1"):
         program.run(timeout_s=0.1)
     while not ended and time.monotonic() - started < 5:
-        time.sleep(0.01)  # the program does not wait for what it has cancelled
+        time.sleep(0.01)  # the program does not wait for requests that it has cancelled
     assert ended == [True]
 
 
@@ -179,7 +179,7 @@ def test_a_tool_without_a_name_only_appends():
     assert state["all"] == "aNoneb"
 
 
-def test_computed_text_and_tools_are_told_apart_in_the_state():
+def test_computed_text_and_tools_differ_in_the_state():
     @sgl.function
     def program(s):
         s += sgl.user("what?" + sgl.tool("t", add, "x", b="y"))

@@ -126,7 +126,7 @@ def test_a_recursive_model_keeps_its_definitions():
     assert "$defs" in constraint.value
 
 
-def test_a_text_of_the_wrong_form_is_generated_anew_and_each_time_counts(server):
+def test_a_text_of_the_wrong_form_is_generated_again_and_each_time_counts(server):
     replies = iter(['{"x": ', '{"x": "no"}', '{"x": 3}'])
     server.reply = lambda prompt: next(replies)
     state = run(sgl.gen("v", json_schema=Point, retries=2))
@@ -181,7 +181,7 @@ def test_choices_that_are_none_are_refused_when_the_program_is_written():
 
 @pytest.fixture
 def outlines(monkeypatch):
-    """outlines, or a stand-in with its way of making a pattern of a term."""
+    """outlines, or a stand-in that makes a pattern of a term in the same way."""
     try:
         import outlines.types
     except ImportError:

@@ -33,7 +33,7 @@ VOID = {"img", "meta", "link"}
 
 
 class Element:
-    """A tag with its attributes, and all text below it."""
+    """A tag with its attributes, and all text inside it."""
 
     def __init__(self, tag: str, attributes: dict[str, str | None], inside: list[Element]) -> None:
         self.tag = tag
@@ -44,7 +44,7 @@ class Element:
 
 
 class Parsed(HTMLParser):
-    """All elements of a fragment; fails if a tag is not closed in its place."""
+    """All elements of a fragment. Fails if a tag is not closed properly."""
 
     def __init__(self, fragment: str) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Parsed(HTMLParser):
 
 
 def slices(fragment: str, *classes: str) -> list[str]:
-    """The texts of the prompt that carry these marks; not those of the legend."""
+    """The texts of the prompt with these classes, without those of the legend."""
     return [
         element.text
         for element in Parsed(fragment).of_class("sgl-slice", *classes)
@@ -118,7 +118,7 @@ def branches_of(picture: Picture) -> list[str]:
     return [branch.label for branch in picture.all_branches]
 
 
-# --- what is told apart --------------------------------------------------------------------------
+# --- kinds of text -------------------------------------------------------------------------------
 
 
 def test_every_kind_of_text_has_a_class_and_a_visible_label() -> None:
@@ -170,8 +170,8 @@ def test_the_share_of_the_prompt_found_cached_is_shaded() -> None:
 
 
 def test_a_later_request_shades_only_what_was_new_to_it() -> None:
-    """The 10 characters before the first gen were computed by it, so that they are not shaded
-    although the second one found them, and the generated text, cached."""
+    """The first gen computed the 10 characters before it, so they are not shaded, although the
+    second gen found them and the generated text in the cache."""
 
     shares = iter([0.0, 0.75])
 
@@ -267,7 +267,7 @@ def test_a_long_constant_has_its_middle_folded_and_loses_nothing() -> None:
     assert len(terminal) < len(text)
 
 
-def test_an_enormous_constant_is_not_put_on_the_page_whole() -> None:
+def test_only_the_ends_of_an_enormous_constant_are_on_the_page() -> None:
     @sgl.function
     def enormous(s):
         s += "x" * 1_000_000
@@ -288,7 +288,7 @@ def test_nothing_that_a_program_or_a_model_writes_becomes_a_tag() -> None:
         s += sgl.user(sgl.select('"><script>', [HOSTILE, HOSTILE + "2"]))
 
     state = hostile.run(backend=ScriptedBackend(lambda _: HOSTILE), stream=True)
-    state.error()  # of the select, which a user turn cannot begin with on every backend
+    state.error()  # the select's, because not every backend can begin a user turn with it
     for fragment in (state._repr_html_(), sgl.to_page(state, HOSTILE)):
         tags = {element.tag for element in Parsed(fragment).all}
         assert "script" not in tags
@@ -400,7 +400,7 @@ def test_discarded_branches_are_grey_and_folded() -> None:
     assert "✗" not in printed(state)
 
 
-def test_a_turn_that_goes_on_in_a_branch_says_so() -> None:
+def test_a_turn_that_continues_in_a_branch_says_so() -> None:
     @sgl.function
     def chat(s):
         s += sgl.user("Hello")
@@ -545,7 +545,7 @@ def test_what_the_function_itself_raises_is_shown() -> None:
 
 
 class Gate:
-    """Stops a backend in the middle of an answer, until it is opened."""
+    """Holds a backend in the middle of an answer until it is opened."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -732,7 +732,7 @@ def test_following_draws_all_branches_and_ends_with_the_end() -> None:
         assert any(is_generating(picture, label) for picture in drawn[:-1])
 
 
-def test_following_shows_what_comes_in_a_branch_while_all_others_wait() -> None:
+def test_following_shows_new_text_of_one_branch_while_all_others_wait() -> None:
     shown: list[str] = []
 
     class Halting(ScriptedBackend):
@@ -820,7 +820,7 @@ def test_live_in_a_terminal_redraws_in_place_and_leaves_the_end() -> None:
     sgl.live(state, console)
     written = console.file.getvalue()
     assert "running" in written
-    assert "\x1b[2K" in written  # lines are drawn over
+    assert "\x1b[2K" in written  # lines are overwritten
     assert "The end" in written.split("running")[-1]
 
 
@@ -901,7 +901,7 @@ def test_live_on_the_languages_own_loop_is_refused() -> None:
 # --- in the terminal -----------------------------------------------------------------------------
 
 
-def test_without_colour_the_marks_are_words() -> None:
+def test_without_color_the_marks_are_words() -> None:
     state = every_kind.run(backend=ScriptedBackend(lambda _: "Hare", cached_share=0))
     line = printed(state, width=200).splitlines()[0]
     for part in ("[tool weather]sunny[/tool]", "[variable weather]sunny[/variable]"):
