@@ -91,8 +91,8 @@ class _GraphRun(Environment):
                         return [message.as_dict() for message in variable.value.all_messages()]
 
     async def run(self) -> Any:
-        """Submit every operation, then wait for what the program itself computes. Returns what
-        the program returns, and raises what an expression of it raises."""
+        """Submit every operation, then wait for the values that the program itself computes.
+        Returns the program's result, or raises the error of the expression that failed."""
         for node in self._graph.nodes:
             self._submit(node)
         needed = [self._futures[d] for d in readings_of([self._graph.returned])]
@@ -155,7 +155,7 @@ class _GraphRun(Environment):
             stream.bind(name, future)
 
     def _computed(self, value: Expr | Deferred) -> Any:
-        """The value, inside of the run. The first error is what the run will raise."""
+        """A value that is computed inside of the run, which will raise the first error."""
         try:
             return self.value(value)
         except Exception as error:
@@ -187,7 +187,8 @@ class CompiledProgram(Program):
         self.graph = graph
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as `run`; inside another program, ``compiled(s, ...)`` writes on its prompt."""
+        """The same as `run`. Inside another program, ``compiled(s, ...)`` writes to that program's
+        prompt."""
         result = super().__call__(*args, **kwargs)
         if args and isinstance(args[0], ProgramState):
             background = args[0]._stream.run.background
@@ -263,9 +264,9 @@ def compile_program(program: Program, /, *args: Any, **known: Any) -> CompiledPr
 class Reordering:
     """A program before and after code movement (the SGLang paper, appendix D).
 
-    What all runs have in common comes first, so that the server has more of each prompt in its
-    cache. The prompt is a different one, so a model may answer it differently: read `diff` before
-    using `program`.
+    The text that all runs share comes first, so that the server finds more of each prompt in its
+    cache. The model reads a different prompt and may answer differently: read `diff` before you use
+    `program`.
     """
 
     before: CompiledProgram

@@ -1,7 +1,7 @@
 """Calls and attributes while a program is traced.
 
-Owns what may be called: pure functions and methods (`purity.py`), at once if all arguments are
-known and in the run otherwise; and functions that are followed into. Anything else ends the trace.
+Owns which calls are allowed. Pure functions and methods (`purity.py`) are called, or deferred if an
+argument is unknown; other functions are followed into their source. Any other call ends the trace.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ CALL_IT_ELSEWHERE = (
     "call it with s += sgl.tool(...), or before the run and pass the result as an argument"
 )
 
-# Operations that look at no element of a list, tuple or dict, so that elements may be deferred.
+# Operations that do not look at the elements of a list, tuple or dict: these may be deferred.
 _STRUCTURAL = {
     *(f"builtins.{name}" for name in ("enumerate", "len", "list", "reversed", "tuple", "zip")),
     *("add", "mul", ".copy", ".items", ".keys", ".values"),
 }
 _ITERATING = {f"builtins.{name}" for name in ("enumerate", "list", "sorted", "tuple", "zip")}
-# They return pairs, which hold those elements.
+# They return pairs of such elements.
 _PAIRING = {"builtins.enumerate", "builtins.zip", ".items"}
-# They may return an element of an argument. What any other operation returns is new.
+# They may return an element of an argument. Any other operation returns a new object.
 _SELECTING = {"builtins.max", "builtins.min", "getitem", "statistics.mode"}
 # Of methods that change a container: the leading arguments that must be known.
 _NUM_KEYS = {"__setitem__": 1, "append": 0, "insert": 1, "setdefault": 1}
@@ -66,9 +66,9 @@ _ONLY_KEYS = (
 
 
 class Calls(Knowledge, ABC):
-    """Calls functions that are pure, and follows others into their source.
+    """Calls pure functions, and follows others into their source.
 
-    `home` is the package whose functions are followed; functions that get a prompt always are.
+    Functions of the package `home` are followed, and every function that gets a prompt.
     """
 
     def __init__(self, home: str, max_steps: int, *, is_prefix_only: bool) -> None:
@@ -77,14 +77,14 @@ class Calls(Knowledge, ABC):
 
     @abstractmethod
     def call_of_language(self, callee: Any, args: Args, kwargs: Kwargs, at: At) -> Any:
-        """What a call of the language's own (`sgl.gen`, a program) gives, or NOT_HANDLED."""
+        """The result of calling `sgl.gen`, a program, and the like. NOT_HANDLED for others."""
 
     @abstractmethod
     def follow(self, function: Function, args: Args, kwargs: Kwargs, at: At) -> Any:
-        """What a function returns, found by evaluating its source."""
+        """The result of a function, found by evaluating its source."""
 
     def call(self, callee: Any, args: Args, kwargs: Kwargs, at: At) -> Any:
-        """What the program's call gives."""
+        """The result of a call in the program."""
         answer = self.call_of_language(callee, args, kwargs, at)
         if answer is not NOT_HANDLED:
             return answer
@@ -112,7 +112,7 @@ class Calls(Knowledge, ABC):
         )
 
     def _call_listed(self, name: str, args: Args, kwargs: Kwargs, at: At) -> Any:
-        """What a pure function gives."""
+        """The result of a pure function."""
         if name == "builtins.len" and len(args) == 1 and isinstance(args[0], Host):
             return args[0].length(at)
         if name in _ITERATING:
@@ -154,7 +154,7 @@ class Calls(Knowledge, ABC):
             at.fail(error)
 
     def _sorted(self, function: Any, args: Args, kwargs: Kwargs, at: At) -> Any:
-        """What `sorted`, `max` or `min` gives by a key that is a function of the program."""
+        """The result of `sorted`, `max` or `min` with a function of the program as `key`."""
 
         def key_of(item: Any) -> Any:
             result = self.call(kwargs["key"], [item], {}, at)
@@ -172,7 +172,7 @@ class Calls(Knowledge, ABC):
     # --- methods -------------------------------------------------------------------------------
 
     def call_method(self, owner: Any, name: str, args: Args, kwargs: Kwargs, at: At) -> Any:
-        """What ``owner.name(...)`` gives."""
+        """The result of ``owner.name(...)``."""
         if isinstance(owner, Host):
             return owner.call(name, args, kwargs, at)
         if isinstance(owner, Deferred):
@@ -193,11 +193,15 @@ class Calls(Knowledge, ABC):
         """Call a method that changes `owner`, which must be a container of the program."""
         if not self.may_change(owner):
             at.stop(
-                f"it changes {type_name(owner)} from outside of the program",
+                f"it changes {type_name(owner)} that the program did not make",
                 f"make a copy first, or {RUN_IT}",
             )
-        if name in ("extend", "update"):
-            args = [self.iterate(arg, at) if type(arg) is not dict else arg for arg in args]
+        if name == "extend":
+            args = [self.iterate(arg, at) for arg in args]
+        elif name == "update" and type(owner) is dict:
+            if any(type(arg) is not dict for arg in args):
+                at.stop("it updates a dict from something that is no dict", "pass a dict")
+            self.require_plain([key for arg in args for key in arg], at)
         else:
             keys = args[: _NUM_KEYS.get(name, len(args))]
             is_unknown = any(map(self.holds_deferred, keys))
@@ -224,7 +228,8 @@ class Calls(Knowledge, ABC):
             return getattr(owner, f"_{name}_")
         if isinstance(owner, LocalFunction):
             at.stop("attributes of functions cannot be traced")
-        if type(owner).__getattribute__ not in _PLAIN_LOOKUPS:
+        lookup = type(owner).__getattribute__
+        if lookup not in _PLAIN_LOOKUPS and not purity.is_plain_scalar(owner):
             at.stop(f"{type_name(owner)} runs its own code to read attributes")
         found = inspect.getattr_static(owner, name, _MISSING)
         if found is _MISSING:
@@ -250,6 +255,6 @@ class Calls(Knowledge, ABC):
 
 
 def _is_followed(value: object) -> bool:
-    """Whether a call of it is evaluated from source: a function that is not listed as pure."""
+    """Whether it is a function of the program: one in Python that is not listed as pure."""
     kinds = (LocalFunction, types.MethodType, types.FunctionType)
     return isinstance(value, kinds) and purity.pure_name(value) is None

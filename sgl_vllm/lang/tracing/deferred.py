@@ -1,7 +1,7 @@
 """Values that only a run knows: named pure operations on arguments, variables and constants.
 
-Owns what such a value consists of and how a run computes it. The operations are in
-`operations.py`; streams and source code are unknown here.
+Owns the structure of such a value and how a run computes it. The operations are in `operations.py`.
+Knows neither streams nor source code.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def merged(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
 def in_order(wanted: Deferred, done: Container[Deferred]) -> Iterator[Deferred]:
     """`wanted` and all that it is computed from, each after its inputs and only once.
 
-    Leaves out what is `done`, where the caller must put each value that it gets. A value may depend
-    on thousands of others, so this does not recurse.
+    Leaves out values in `done`, to which the caller must add each one that it gets. A value may
+    depend on thousands of others, so this does not recurse.
     """
     stack = [wanted]
     while stack:

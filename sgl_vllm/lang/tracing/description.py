@@ -50,8 +50,8 @@ class _Description:
                 return {"value": self._place_of(value)}
             case list() | tuple():
                 return [self.encode(item) for item in value]
-            case Mapping() if all(isinstance(key, str) for key in value):
-                return {"type": "dict", **{key: self.encode(item) for key, item in value.items()}}
+            case Mapping():
+                return {"type": "dict", "items": self.encode(list(value.items()))}
             case type() | types.FunctionType() | types.BuiltinFunctionType() | types.MethodType():
                 return {"function": f"{value.__module__}.{value.__qualname__}"}
         if dataclasses.is_dataclass(value):

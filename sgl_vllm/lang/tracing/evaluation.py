@@ -1,7 +1,7 @@
 """Evaluates the source of a function over known and deferred values, without side effects.
 
-Owns statements, and following functions into their source. The function itself is never called.
-Objects of the language, such as the prompt, are `Host`s that `prompts.py` makes.
+Owns statements, and following functions into their source. Never calls the function. Objects of the
+language, such as the prompt, are `Host`s, which `prompts.py` makes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _UNSUPPORTED: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class _Jump:
-    """How a statement leaves the block it is in. `value` is what a `return` gives."""
+    """How a statement leaves its block. `value` is that of a `return`."""
 
     kind: Literal["return", "break", "continue"]
     value: Any = None
@@ -67,7 +67,7 @@ class Evaluator(Expressions):
     # --- following functions -------------------------------------------------------------------
 
     def follow_program(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-        """What the program's function returns, given all its arguments by name."""
+        """The result of the program's function, given all its arguments by name."""
         node, frame = _syntax_and_frame(function)
         frame.names.update(arguments)
         return self.snapshot(self._body(node, frame), At(node, frame))
@@ -111,7 +111,7 @@ class Evaluator(Expressions):
     # --- statements ----------------------------------------------------------------------------
 
     def run(self, statements: Sequence[ast.stmt], frame: Frame) -> _Jump | None:
-        """Follow statements one after the other, up to one that leaves the block."""
+        """Follow statements in order, up to one that leaves the block."""
         for statement in statements:
             self._steps += 1
             kind = type(statement).__name__

@@ -49,8 +49,8 @@ class Expressions(Calls):
         try:
             return method(node, frame, at)
         except TraceError as error:
-            # In a prefix, such a value only matters where it is written, unless finding it out
-            # would have changed something.
+            # The prefix goes on up to where such a value is written, unless its expression could
+            # have changed something.
             names = (part.id for part in ast.walk(node) if isinstance(part, ast.Name))
             has_effect = any(self.can_change(frame.names.get(name)) for name in names)
             if has_effect or not (error.is_decision and self.is_prefix_only):
@@ -97,7 +97,7 @@ class Expressions(Calls):
         return self.call(callee, args, kwargs, at)
 
     def _pairs(self, value: Any, at: At) -> dict[Any, Any]:
-        """What ``**value`` gives."""
+        """The items of ``**value``."""
         if isinstance(value, Deferred):
             at.decides_on(value)
         if type(value) is not dict:
@@ -117,7 +117,7 @@ class Expressions(Calls):
     # --- displays and comprehensions -----------------------------------------------------------
 
     def _items(self, nodes: Sequence[ast.expr], frame: Frame) -> list[Any]:
-        """What a list of expressions gives; each starred one must be known."""
+        """The values of several expressions. Starred ones must be known."""
         items: list[Any] = []
         for node in nodes:
             if isinstance(node, ast.Starred):
@@ -174,8 +174,7 @@ class Expressions(Calls):
         )
 
     def _scopes(self, generators: Sequence[ast.comprehension], frame: Frame) -> Iterator[Frame]:
-        """One after the other, the frames in which a comprehension's element is evaluated. What
-        it iterates over must be known."""
+        """A frame per element of a comprehension, which must be over known items."""
         first, *rest = generators
         items = self.evaluate(first.iter, frame)
         for item in self.iterate(items, At(first.iter, frame)):
@@ -208,7 +207,7 @@ class Expressions(Calls):
         return self.item(self.evaluate(node.value, frame), self.evaluate(node.slice, frame), at)
 
     def item(self, owner: Any, key: Any, at: At) -> Any:
-        """What ``owner[key]`` gives."""
+        """The value of ``owner[key]``."""
         if isinstance(owner, Host):
             return owner.item(key, at)
         if not isinstance(owner, Deferred):
@@ -240,7 +239,7 @@ class Expressions(Calls):
         return self.binary(type(node.op), left, right, at)
 
     def binary(self, kind: type[ast.operator], left: Any, right: Any, at: At) -> Any:
-        """What ``left <kind> right`` gives."""
+        """The value of ``left <kind> right``."""
         sides = (left, right)
         if kind is ast.Add and any(
             isinstance(side, (str, Expr)) or _is_text(side) for side in sides

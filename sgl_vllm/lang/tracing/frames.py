@@ -1,4 +1,4 @@
-"""What the evaluation of a function's source passes around: places, names, hosts, `TraceError`.
+"""The types that the parts of the evaluator share: places, names, hosts, `TraceError`.
 
 Evaluates nothing.
 """
@@ -130,7 +130,7 @@ class Host:
         """Leave the `with` block that `enter` began."""
 
     def as_value(self, at: At) -> Deferred:
-        """What stands for it among deferred values, such as in the returned value."""
+        """Its stand-in among deferred values, such as in the returned value."""
         at.stop(f"{self.description} is no value", "read a variable with s['name']")
 
 

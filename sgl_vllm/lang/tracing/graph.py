@@ -23,7 +23,7 @@ PREFIX_EXPRESSIONS: tuple[type[Expr], ...] = (RoleBegin, RoleEnd, Show)
 
 
 def ends_prefix(operation: Operation) -> bool:
-    """Whether what a prompt surely begins with ends at, or within, this operation."""
+    """Whether the known beginning of a prompt ends at, or within, this operation."""
     match operation:
         case Write():
             return not operation.is_constant
@@ -67,10 +67,7 @@ class Graph:
         return self._nodes_by_stream[stream]
 
     def prefix(self, arguments: Mapping[str, Any] | None = None) -> tuple[Expr, ...]:
-        """What the root prompt is sure to begin with, given `arguments`.
-
-        That is known text and turns, up to the first operation, or piece of text, that is unknown.
-        """
+        """The known text and turns at the beginning of the root prompt, given `arguments`."""
         environment = Arguments(arguments or {})
         known: list[Expr] = []
         for node in self.nodes_of(0):

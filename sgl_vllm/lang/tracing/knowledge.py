@@ -34,8 +34,8 @@ class Knowledge:
     """The values of one trace.
 
     Invariant: only containers that the program itself made (`own`) hold deferred values. Containers
-    from outside are never changed nor searched. With `is_prefix_only`, all that matters is what the
-    prompt begins with.
+    from outside are neither changed nor searched. With `is_prefix_only`, only the beginning of the
+    prompt is of interest.
     """
 
     def __init__(self, max_steps: int, *, is_prefix_only: bool) -> None:
@@ -74,8 +74,8 @@ class Knowledge:
         return False
 
     def snapshot(self, value: Any, at: At) -> Any:
-        """`value` as it is now, for a run: containers of the program become operations that make
-        new ones, everything else stays."""
+        """`value` as it is now, for a run. Containers of the program become operations that make
+        new ones."""
         if isinstance(value, Host):
             return value.as_value(at)
         if isinstance(value, LocalFunction):

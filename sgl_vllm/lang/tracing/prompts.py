@@ -1,6 +1,6 @@
-"""What stands for `s`, its turns and its branches while a program is traced.
+"""Stand-ins for `s`, its turns and its branches while a program is traced.
 
-Owns the meaning of everything a program does to a prompt, as nodes of a graph. Sends no request.
+Owns how operations on a prompt become nodes of a graph. Sends no request.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def _names_read(expr: Expr | Deferred) -> list[str]:
 
 
 class _Block(Host):
-    """What a `with` statement of a prompt enters: a turn, or a variable's scope.
+    """The context of a `with` statement: a turn, or a variable's scope.
 
-    `end` closes it; None for a turn that has its content already.
+    `end` closes it. It is None for a turn that was given its content.
     """
 
     description = "a turn"
@@ -291,7 +291,7 @@ class TracedState(Host):
         return node.writes[0]
 
     def _call_sync(self, *, at: At) -> None:
-        """Nothing: what follows waits for what it needs."""
+        """Does nothing: later operations wait for the values they need."""
 
     def _call_fork(self, size: Any = 1, position_ids_offset: Any = None, *, at: At) -> TracedGroup:
         if isinstance(size, Deferred):

@@ -1,7 +1,7 @@
-"""Traces a program to a graph, and finds what the prompts of a batch begin with.
+"""Traces a program to a graph, and finds the prefix that the prompts of a batch share.
 
-Owns the calls of the language while a program is traced. The function is not called, none of its
-side effects happens, and no request is made.
+Owns calls of the language (`sgl.gen`, programs) while a program is traced. The function is not
+called, it has no side effects, and no request is sent.
 """
 
 from __future__ import annotations
@@ -94,11 +94,10 @@ class _Tracer(Evaluator):
 def trace(program: Program, /, *args: Any, **kwargs: Any) -> Graph:
     """The graph of `program`. Arguments that are given are known, the others are placeholders.
 
-    The function is not called: its source is followed, no side effect happens and no request is
-    made. TraceError where the program decides on something unknown, or would do something that
-    tracing does not support; its `graph` is what comes before that place. TypeError for arguments
-    that the program does not take. Cost: about 5 microseconds per expression, of which there are
-    at most 200,000.
+    The function is not called: its source is evaluated without side effects, and no request is
+    sent. TraceError where the program decides on an unknown value, or does something that tracing
+    does not support; its `graph` is what comes before that place. TypeError for arguments that the
+    program does not take. Cost: about 5 microseconds per expression, at most 200,000 of them.
     """
     signature = inspect.signature(program.func)
     bound = signature.bind_partial(None, *args, **{**program.bound, **kwargs}).arguments
@@ -133,16 +132,16 @@ def _traced(
     return recorder.graph(function.__name__, arguments, returned, reason), failure
 
 
-# --- what the items of a batch share -------------------------------------------------------------
+# --- the prefix of a batch -----------------------------------------------------------------------
 
 
 def shared_prefix(program: Program, items: Sequence[Mapping[str, Any]]) -> tuple[Expr, ...]:
-    """What the prompts of all `items` (arguments by name) begin with: known text and turns.
+    """The known text and turns that the prompts of all `items` (arguments by name) begin with.
 
     Arguments that are equal in all items, or that all leave at their default, count as known. The
-    prefix ends at the first generation, fork, or piece of text that depends on anything else, and
-    where tracing stops. Never raises: () if nothing is known. Cost: one comparison per item and
-    argument, and one trace of at most 50,000 expressions (0.25 s) that ends with the prefix.
+    prefix ends at the first generation, fork, or text that depends on anything else, and where
+    tracing ends. Never raises: () if nothing is known. Cost: one comparison per item and argument,
+    and a trace of at most 50,000 expressions (0.25 s) that ends with the prefix.
     """
     try:
         arguments = {name: leaf(Argument(name)) for name in program.arg_names}

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import enum
 import json
+import re
 import zlib
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, note, settings
@@ -219,6 +223,38 @@ def test_a_compiled_program_writes_on_the_prompt_of_another():
         compile_program(plain)
 
 
+def test_several_reads_can_be_awaited_together():
+    @sgl.function
+    async def program(s):
+        one, two = s.fork(2)
+        one += "1" + sgl.gen("a")
+        two += "2" + sgl.gen("a")
+        answers = await asyncio.gather(one["a"], two["a"])
+        s += "".join(answers)
+
+    assert_same(program)
+
+
+def test_a_compiled_program_shows_its_graph_and_can_be_traced_and_compiled_again(capsys):
+    @sgl.function
+    def program(s, a, b):
+        s += f"{a}{b}"
+
+    compiled = compile_program(program, a=1)
+    compiled.print_graph()
+    assert capsys.readouterr().out == f"{compiled.graph}\n"
+    assert "<svg" in compiled._repr_html_()
+    assert str(compiled.trace(b=2)) == str(program.trace(b=2))
+    assert compiled.compile(b=2).run(a=3).text() == "32"
+
+    @sgl.function
+    def any_number(s, *words):
+        s += str(words)
+
+    with pytest.raises(TypeError, match="takes any number of arguments"):
+        compile_program(any_number)
+
+
 def test_programs_within_programs_are_followed():
     @sgl.function
     def ask(s, question, name):
@@ -233,6 +269,118 @@ def test_programs_within_programs_are_followed():
         return both(s, topic, f"more on {topic}")
 
     assert assert_same(program, topic="tea").ret_value == ["[9]", "[30]"]
+
+
+class _Size(enum.Enum):
+    SMALL = "small"
+    LARGE = "large"
+
+
+class _Point(NamedTuple):
+    x: int
+    y: int = 2
+
+    @property
+    def total(self):
+        return self.x + self.y
+
+
+class _Card:
+    greeting = "Hi"
+
+    def __init__(self, name):
+        self.name = name
+        self.write = _shout
+
+    @staticmethod
+    def initial(name):
+        return name[:1]
+
+    @classmethod
+    def polite(cls, name):
+        return f"{cls.greeting} {name}"
+
+    def hello(self, ending="!"):
+        return self.polite(self.name) + ending
+
+
+def _shout(text):
+    return text.upper()
+
+
+CARD, POINT, SIZES = _Card("Ada"), _Point(1), {_Size.SMALL: 1, _Size.LARGE: 9}
+
+
+def test_plain_python_on_known_values_gives_what_it_gives_when_run():
+    @sgl.function
+    def program(s, word):
+        total: int = 0
+        counts, rows = {"a": 1}, [[1, 2], [3]]
+        counts["a"] += 1
+        rows += [[4]]
+        rows[0][1] = 5
+        while True:
+            total += 1
+            if total == 2:
+                continue
+            if total > 3:
+                break
+        for row in rows:
+            for item in row:
+                if item == 3:
+                    break
+            else:
+                s += f"{row}"
+        pairs = [(x, y) for x in range(3) if x for y in rows[1] if y > x]
+        first, *middle, last = "abcd"
+        if (size := len(middle)) == 2 and 1 < size <= 2 < 9:
+            s += f"{first}{middle}{last}{pairs}"
+        s += f"{ {1, 2} | {total} } { {k: -v for k, v in counts.items()} } {[*'ab', *rows]}"
+        s += f"{ {**counts, 'b': -total} } {total:>{size}} {f'x-{3}'} {3 in rows[1]}"
+
+        def inner(a, *rest, b=2, **others):
+            return f"({a}{rest}{b}{others})"
+
+        s += inner(1, 2, *[3], b=4, c=5) + inner(0) + (lambda *xs: str(xs))(1)
+        s += CARD.hello() + CARD.hello(ending="?") + CARD.initial("Bob") + CARD.write("loud")
+        s += f"{POINT.x}{POINT[1]}{POINT.total}{list(POINT)}{POINT == (1, 2)}{str.title('ab')}"
+        s += "".join(size.value for size in _Size) + f"{SIZES[_Size.LARGE]}{_Size.SMALL is POINT}"
+        s += f"{re.search('b(c)', 'abcd')[1]}{datetime.date.fromisoformat('2024-01-02').year}"
+        s += f"{sorted([3, 1, 2], key=lambda x: -x)}{max(rows, key=len)}{'ab'.join(list('xy'))}"
+        rows.sort(key=lambda row: -row[0])
+        upper = CARD.name.upper
+        assert rows
+        s += f"{rows}{upper()}{not total}{-total}{'a' == None}{word if rows else 1 / 0}"
+
+    assert_same(program, word="tea")
+    compiled = compile_program(program, word="tea")
+    assert len(compiled.graph.nodes) == len(compile_program(program).graph.nodes)
+    assert compiled.run().text() == program.run(word="tea").text()
+
+
+def test_plain_python_on_values_that_only_a_run_knows_gives_what_it_gives_when_run():
+    @sgl.function
+    def program(s, word, point, options):
+        s += sgl.gen("a")
+        a, found = s["a"], {}
+        head, *_ = "ab"
+        one, two = options
+        found["a"], found["word"] = a, word
+        listed, known = [a, *options, head], [a]
+        known.append(word)
+        s += f"{found} {listed} {({word: 1, 'x': a})[word]} {point.x}{point[1:]} {options[0][:1]}"
+        s += f"{one}{two}{word == a}{a is None}{not a}{-len(a)}{ ({word, 'b'} == {'b', word}) }"
+        s += f"{len(listed)}{listed[1]}{word + a}{[a] * 2}{[*known, 1]}{a * 2!r:>9}"
+        s += f"{dict(zip('k', [a], strict=True))}{datetime.date(2024, 1, 2):%d.%m.%y}"
+        s += " ".join([word, a]) + ", ".join(options) + word.replace("t", a) + f"x{word}"
+        s += str({"k": [word]}.get("k")) + str({"k": 1}.get(word, a)) + json.dumps({"w": word})
+        for i, (x, y) in enumerate(zip("pq", [a, word], strict=True)):
+            s += f"{i}{x}{y}"
+        s["pair"] = (a, word)
+        s += f"{'pair' in s}{'other' in s}{s['pair'][0]}{len(s.fork(2))}"
+        return found, listed, s.get_meta_info("a")["finish_reason"]
+
+    assert_same(program, word="tea", point=POINT, options=["x", "yy"])
 
 
 def test_an_expression_may_be_an_argument():

@@ -72,7 +72,10 @@ class _Loud:
     __repr__ = __format__ = __eq__ = __bool__ = __len__ = __iter__ = __getitem__ = __add__ = (
         lambda *args: happened.append("called")
     )
-    __hash__ = None
+
+    def __hash__(self):
+        happened.append("hash")
+        return 1
 
     @property
     def shout(self):
@@ -233,6 +236,20 @@ def sorts_with_a_loud_key(s):
 def substitutes_with_a_loud_function(s):
     s += "before"
     s += re.compile("a").sub(_loud_substitute, "banana")
+
+
+@sgl.function
+def adds_to_a_set(s):
+    s += "before"
+    found = {1}
+    found.update([LOUD])
+
+
+@sgl.function
+def updates_a_dict(s):
+    s += "before"
+    found = {}
+    found.update([(LOUD, 1)])
 
 
 @sgl.function
@@ -418,6 +435,8 @@ LOUD_TEXT, LOUD_TUPLE, LOUD_LOOKUP = _LoudText("abc"), _LoudTuple(), _LoudLookup
         sorts_with_a_loud_key,
         substitutes_with_a_loud_function,
         sorts_by_loud_keys,
+        adds_to_a_set,
+        updates_a_dict,
         runs_another_program,
     ],
     ids=lambda program: program.__name__,
@@ -844,6 +863,128 @@ def test_what_depends_on_the_run_itself_is_refused():
 
     for program in (counts, chooses, catches):
         stops(program)
+
+
+def test_a_misuse_of_the_language_is_named_where_it_stands():
+    @sgl.function
+    def writes_a_number(s, word):
+        s += 1
+
+    @sgl.function
+    def formats_an_expression(s, word):
+        s += f"{sgl.gen('a')}"
+
+    @sgl.function
+    def enters_a_turn_with_content(s, word):
+        with s.user("hi"):
+            pass
+
+    @sgl.function
+    def names_a_variable_by_an_argument(s, word):
+        s += sgl.gen(word)
+
+    @sgl.function
+    def reads_a_variable_named_by_an_argument(s, word):
+        s += s[word]
+
+    @sgl.function
+    def forks_into_nothing(s, word):
+        s.fork(0)
+
+    @sgl.function
+    def forks_by_an_argument(s, word):
+        s.fork(len(word))
+
+    @sgl.function
+    def gives_a_fork_too_few_texts(s, word):
+        forks = s.fork(2)
+        forks += ["a"]
+
+    @sgl.function
+    def replaces_a_branch(s, word):
+        forks = s.fork(2)
+        forks[0] = s
+
+    @sgl.function
+    def joins_in_an_unknown_mode(s, word):
+        s.fork(2).join("all")
+
+    @sgl.function
+    def joins_with_too_much(s, word):
+        s.fork(2).join("gather_variable", 2)
+
+    @sgl.function
+    def subtracts_from_the_prompt(s, word):
+        s -= "a"
+
+    @sgl.function
+    def calls_with_too_much(s, word):
+        _write(s, "a", "b")
+
+    @sgl.function
+    def calls_an_argument(s, word):
+        word("a")
+
+    @sgl.function
+    def uses_an_undefined_name(s, word):
+        s += nothing  # noqa: F821
+
+    @sgl.function
+    def uses_a_missing_attribute(s, word):
+        s += DOCUMENT.author
+
+    @sgl.function
+    def iterates_over_a_number(s, word):
+        for digit in 5:
+            s += digit
+
+    @sgl.function
+    def gives_a_turn_too_much(s, word):
+        s.user("a", "b")
+
+    @sgl.function
+    def returns_a_function(s, word):
+        return lambda: word
+
+    @sgl.function
+    def returns_the_branches(s, word):
+        return s.fork(2)
+
+    @sgl.function
+    def unpacks_too_little(s, word):
+        a, b = [1]
+        s += a + b
+
+    @sgl.function
+    def separates_reasoning_of_an_argument(s, word):
+        s += sgl.separate_reasoning("Q: " + word)
+
+    expected = {
+        writes_a_number: "TypeError: a program appends strings and expressions",
+        formats_an_expression: "an expression is not text",
+        enters_a_turn_with_content: "takes no with block",
+        names_a_variable_by_an_argument: "the name of a variable depends on the argument 'word'",
+        reads_a_variable_named_by_an_argument: "the name of a variable depends on",
+        forks_into_nothing: "fork needs at least one branch, not 0",
+        forks_by_an_argument: "decides on the argument 'word'",
+        gives_a_fork_too_few_texts: "1 values for 2 branches",
+        replaces_a_branch: "a branch cannot be replaced",
+        joins_in_an_unknown_mode: "join mode must be",
+        joins_with_too_much: "join takes one argument",
+        subtracts_from_the_prompt: "supports no augmented assignment but +=",
+        calls_with_too_much: "_write() too many positional arguments",
+        calls_an_argument: "the called function is the argument 'word', which is unknown",
+        uses_an_undefined_name: "name 'nothing' is not defined",
+        uses_a_missing_attribute: "'Document' object has no attribute 'author'",
+        iterates_over_a_number: "'int' object is not iterable",
+        gives_a_turn_too_much: "too many positional arguments",
+        returns_a_function: "<lambda> is not supported as a value that a run needs",
+        returns_the_branches: "the group of branches is no value",
+        unpacks_too_little: "1 values to unpack into 2 names",
+        separates_reasoning_of_an_argument: "separate_reasoning of values that only a run knows",
+    }
+    for program, reason in expected.items():
+        assert reason in stops(program).reason, program.__name__
 
 
 def test_mutable_values_are_taken_as_they_are_where_they_are_used():
