@@ -47,8 +47,9 @@ from benchmarks.cost_model import Batch, CostModel
 from benchmarks.models import DEMO_MODEL
 from benchmarks.traces import Call, Tokens, Trace
 from sgl_vllm.config import CONFIG_KEY
-from sgl_vllm.scheduler.queue import MIN_SAVED_TOKENS, CacheAwareQueue
+from sgl_vllm.scheduler.queue import CacheAwareQueue
 from sgl_vllm.scheduler.scheduler import SglAsyncScheduler, SglScheduler, SglSchedulerMixin
+from sgl_vllm.scheduler.sharing import MIN_SAVED_TOKENS
 
 
 class SimulationError(Exception):
@@ -145,8 +146,9 @@ def make_scheduler(
         block_size=block_size,
         hash_block_size=hash_block_size,
     )
-    if isinstance(scheduler.waiting, CacheAwareQueue):
-        scheduler.waiting.min_saved_tokens = MIN_SAVED_TOKENS  # the machine it plays has a GPU
+    if isinstance(scheduler.waiting, CacheAwareQueue) and scheduler.waiting.sharing is not None:
+        # The scheduler plays an engine on a GPU.
+        scheduler.waiting.sharing.min_saved_tokens = MIN_SAVED_TOKENS
     return scheduler
 
 

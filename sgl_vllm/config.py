@@ -113,7 +113,7 @@ def _eviction_policies() -> Mapping[str, str]:
 
 
 def _admission_orders() -> Mapping[str, str]:
-    from sgl_vllm.scheduler.policy import ORDERS
+    from sgl_vllm.scheduler.orders import ORDERS
 
     return _described(ORDERS)
 

@@ -1,1 +1,1 @@
-"""What client and server say to each other, known to both and owned by neither."""
+"""What client and server say to each other. Both sides import it; it imports neither."""

@@ -1,34 +1,37 @@
-"""What a request says of itself beside its prompt: the program and the fork that it belongs to.
+"""Scheduling hints: the program and the fork that a request belongs to.
 
-Hints come with the request (HTTP: `vllm_xargs`). They never change an answer, only who waits for
-whom and which replica computes. Knows no vLLM.
+A request carries them in `vllm_xargs`. They never change an answer, only the order of admission and
+the engine that a router chooses. Pure.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from sgl_vllm.protocol.request_keys import FORK_GROUP, PROGRAM
 
 logger = logging.getLogger("vllm.sgl_vllm.hints")
 
 MAX_HINT_LENGTH = 256
+MAX_HINT_BITS = 64
 
 Hint = str | int | None
 
 
-class Hints(NamedTuple):
-    """What a request says of itself; None where it says nothing."""
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """The hints of one request, None where it has none. Those of equal forks are equal."""
 
     program: Hint = None
     fork_group: Hint = None
 
     @property
-    def together(self) -> Hashable:
-        """Equal for requests that one engine should have, a program's or else a fork group's; None
-        for one that belongs to none."""
+    def routing_group(self) -> Hashable:
+        """Equal for requests that one engine should serve: those of one program, or without a
+        program those of one fork group. None for a request that belongs to neither."""
         if self.program is not None:
             return PROGRAM, self.program
         return None if self.fork_group is None else (FORK_GROUP, self.fork_group)
@@ -37,24 +40,30 @@ class Hints(NamedTuple):
 NO_HINTS = Hints()
 
 
-def hints_in(extra: Mapping[str, Any] | None, request_id: str) -> Hints:
-    """What the request says in `extra`.
+# Any: the values come from a request's JSON.
+def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
+    """The hints in a request's `vllm_xargs`.
 
-    If one of its hints cannot be read none is used, and a warning logged.
+    If one of them is not valid, all are ignored, with a warning that does not repeat the value.
     """
-    if not extra:
+    if not extra_args:
         return NO_HINTS
-    hints = Hints(extra.get(PROGRAM), extra.get(FORK_GROUP))
-    for name, value in zip((PROGRAM, FORK_GROUP), hints, strict=True):
-        # The size of a number first: Python refuses to write out very large ones.
-        is_large = isinstance(value, int) and value.bit_length() > 64
-        if is_large or not isinstance(value, Hint) or len(str(value)) > MAX_HINT_LENGTH:
+    hints = Hints(extra_args.get(PROGRAM), extra_args.get(FORK_GROUP))
+    for name, value in ((PROGRAM, hints.program), (FORK_GROUP, hints.fork_group)):
+        if not _is_valid(value):
             logger.warning(
-                "%s of request %s is not used: it is a whole number of 64 bits or a string of at "
-                "most %d characters",
+                "%s of request %s is ignored: it must be a string of at most %d characters or an "
+                "integer of at most %d bits",
                 name,
                 request_id,
                 MAX_HINT_LENGTH,
+                MAX_HINT_BITS,
             )
             return NO_HINTS
     return hints
+
+
+def _is_valid(value: object) -> bool:
+    if isinstance(value, int):  # Python refuses to write out very large ones
+        return value.bit_length() <= MAX_HINT_BITS
+    return value is None or (isinstance(value, str) and len(value) <= MAX_HINT_LENGTH)

@@ -1,20 +1,19 @@
-"""What a request may ask of the plugin: keys in its `extra_args` (HTTP: `vllm_xargs`).
+"""The keys that requests use to ask the plugin for something, in `vllm_xargs`.
 
-The language writes them; the engine, or a router before it, reads them. Stock vLLM ignores them.
+The language writes them, the engine or a router reads them, and stock vLLM ignores them.
 """
 
 from __future__ import annotations
 
 PROGRAM, FORK_GROUP = "sgl_program", "sgl_fork_group"
-"""Strings or numbers: of one client's requests, those with the same program and fork group are
-kept together in the queue, and those with the same program at one of several engines."""
+"""Strings or integers. Of one tenant's requests, those with the same program and fork group stay
+together in the queue; with several engines, a program's requests go to the same one."""
 
 REPORT = "sgl_report"
-"""Anything but 0 asks which part of the output was forced; told under the same key of
-`kv_transfer_params` in the answer."""
+"""Any value but 0 asks which part of the output was forced. The answer is under the same key, in
+`kv_transfer_params`."""
 
 SCORE_FROM = "sgl_score_from"
-"""The index n >= 1 of the first prompt token whose log-probability is wanted. With it,
-`prompt_logprobs` reads the first n - 1 tokens from the cache, and has rows for the tokens from n on
-alone, after the None that vLLM begins with: each row costs the API process microseconds, and a
-prompt has thousands."""
+"""The index n >= 1 of the first prompt token whose log-probability is wanted. With it, a request
+with `prompt_logprobs` may read its first n - 1 tokens from the cache. Its rows are vLLM's initial
+None and those of the tokens from n on; leaving out the others saves microseconds per row."""

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
-from sgl_vllm.protocol.hints import hints_in
+from sgl_vllm.protocol.hints import read_hints
 from sgl_vllm.routing.prefix_hashes import Prompt
 
 Body = Mapping[str, Any]
@@ -61,12 +61,12 @@ def read_request(
     if prompt is None:
         return None
     salt = body.get("cache_salt")
-    hints = hints_in(body.get("vllm_xargs"), request_id)
+    hints = read_hints(body.get("vllm_xargs"), request_id)
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     return RequestSummary(
         prompt,
         CacheNamespace(lora, salt if isinstance(salt, str) else None),
-        hints.together,
+        hints.routing_group,
         limit if isinstance(limit, int) and limit > 0 else None,
     )
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
-from sgl_vllm.protocol.hints import hints_in
+from sgl_vllm.protocol.hints import read_hints
 from sgl_vllm.routing.costs import Load, Route, Worker
 from sgl_vllm.routing.kv_events import KvEventFollowers, KvEventSource
 from sgl_vllm.routing.router import DEFAULT_CAPACITY_TOKENS, PrefixRouter
@@ -91,11 +91,12 @@ class RankRouter:
         if len(self._router.workers) != len(self._client.core_engines):
             self._set_ranks()
         params = request.sampling_params
+        hints = read_hints(getattr(params, "extra_args", None), request.request_id)
         route = self._router.choose(
             np.asarray(request.prompt_token_ids, dtype=np.int32),
             self._loads(),
             max_output_tokens=getattr(params, "max_tokens", None),
-            group=hints_in(getattr(params, "extra_args", None), request.request_id).together,
+            group=hints.routing_group,
             namespace=_namespace(request),
         )
         self._routes[request.request_id] = self._in_prefill[request.request_id] = route

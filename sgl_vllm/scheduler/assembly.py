@@ -151,7 +151,7 @@ def _build_radix(engine: EngineView, parts: Parts) -> RadixKVCacheManager:
 def _build_queue(engine: EngineView, parts: Parts) -> CacheAwareQueue:
     options = engine.options
     bound = Bound(
-        max_passes=options.schedule_max_overtakes,
+        max_overtakes=options.schedule_max_overtakes,
         max_delay=options.schedule_max_delay,
         max_wait_s=options.schedule_max_wait_s or float("inf"),
     )

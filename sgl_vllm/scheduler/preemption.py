@@ -1,8 +1,8 @@
-"""Whom vLLM preempts when the cache is full: who loses the fewest computed tokens.
+"""Which request vLLM preempts when the cache is full: the one that loses the fewest tokens.
 
-vLLM takes the last of the running requests, the newest. What a preempted request computed stays in
-the radix tree until somebody needs the room, and what it shares with others stays as long as they
-run. So the one that holds the fewest blocks alone has the least to compute again.
+vLLM preempts the newest running request. What a request has computed stays in the radix tree until
+the blocks are needed, and what it shares with other running requests stays as long as they run. So
+the request with the fewest exclusive blocks has the least to compute again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sgl_vllm.part import EngineView
 from sgl_vllm.radix.manager import RadixKVCacheManager
 
 MAX_PREEMPTIONS = 2
-"""Who was preempted so often is spared, so that everybody gets to an end."""
+"""A request that was preempted this often is spared, so that every request finishes."""
 
 
 def why_off(engine: EngineView) -> str | None:
@@ -34,9 +34,10 @@ def why_off(engine: EngineView) -> str | None:
 
 
 class CheapestVictim:
-    """Puts the request that is cheapest to preempt to the end of `Scheduler.running`.
+    """Moves the request that is cheapest to preempt to the end of `Scheduler.running`, from where
+    vLLM takes it.
 
-    Costs nothing while there is a free block for every running request; else O(blocks of all).
+    Costs nothing while there is a free block for every running request, otherwise O(their blocks).
     """
 
     def __init__(self, scheduler: Scheduler, radix: RadixKVCacheManager) -> None:
@@ -57,8 +58,9 @@ class CheapestVictim:
             self.num_chosen += 1
 
     def _loss(self, request: Request) -> tuple[bool, int]:
-        """In blocks that nobody else uses. To take one from whom preempting frees nothing would be
-        of no use."""
+        """Whether the request is spared, and its exclusive blocks. Preempting a request with no
+        exclusive block frees nothing, so it is spared too."""
         blocks = self._radix.get_blocks(request.request_id).blocks[0]
-        num_alone = sum(block.ref_cnt == 1 for block in blocks)
-        return request.num_preemptions >= MAX_PREEMPTIONS or not num_alone, num_alone
+        num_exclusive = sum(block.ref_cnt == 1 for block in blocks)
+        is_spared = request.num_preemptions >= MAX_PREEMPTIONS or not num_exclusive
+        return is_spared, num_exclusive

@@ -1,41 +1,43 @@
 """vLLM's waiting queue, in the order of `policy.py`.
 
-Owns: what is known of each waiting request (its cached prefix, its hints), kept true at a bounded
-cost per step, and who is held back for a step. Does not own the order itself.
+Owns vLLM's queue interface, and what happens once per step around it. Does not own the order
+(`policy.py`), the matching of prefixes (`scores.py`), or which requests wait for others
+(`sharing.py`).
 
-vLLM asks for the head of the queue once for every request that it could admit, and pops it or not;
-so a step in which nothing can be admitted costs nothing here.
+vLLM peeks at the head of the queue once for every request that it could admit, and pops it or not.
+So a step in which no request can be admitted costs nothing here.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from vllm.logger import init_logger
-from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from sgl_vllm.counters import counter
+from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.part import EngineView, Part
-from sgl_vllm.protocol.hints import hints_in
+from sgl_vllm.protocol.hints import read_hints
 from sgl_vllm.radix.manager import RadixKVCacheManager
-from sgl_vllm.radix.node import NO_MATCH, Match, Node
-from sgl_vllm.radix.tokens import TOKEN_BYTES, common_prefix_length
+from sgl_vllm.radix.node import Node
 from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.policy import WaitingQueue
+from sgl_vllm.scheduler.scores import PrefixScores
+from sgl_vllm.scheduler.sharing import MIN_SAVED_TOKENS, MIN_SAVED_TOKENS_ON_CPU, PrefillSharing
 from sgl_vllm.scheduler.traces import RequestTraces
 
 logger = init_logger("vllm.sgl_vllm.schedule")
 
-Result = TypeVar("Result")
+WANTED_WINDOW = 128
+"""What this many requests at the head of the queue match is evicted last."""
 
 
 def _unsupported(engine: EngineView) -> str | None:
@@ -45,105 +47,8 @@ def _unsupported(engine: EngineView) -> str | None:
 
 PART = Part("schedule", _unsupported)
 
-MAX_SCORED = 64
-"""So many requests are matched in one step at most: 5 us each, and 16 ns per token of a new one."""
 
-STOCK_SCORE_AGE_S = 0.5
-"""How long a request's score by vLLM's own cache is used, with `radix` off."""
-
-MIN_ALIKE_TOKENS = 16
-"""Prompts that go on alike for so many tokens after what they match stand together."""
-
-MIN_SAVED_TOKENS = 192
-"""To hold requests back for a step has to save computing so many tokens, all of them together. A
-step costs about as much as so many tokens: 6 ms against 32 us for 8 billion weights on an H100."""
-
-MIN_SAVED_TOKENS_ON_CPU = 16
-"""A CPU computes no more tokens while it reads the weights: a step costs as much as some ten, 6 ms
-against 0.5 ms for 33 million weights on a core."""
-
-HOLD_WINDOW = 64
-"""So many requests are looked at in one step for whether they are held back."""
-
-_NEW = (RequestStatus.WAITING, RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
-"""Of requests that did not run yet; the grammar may be there already."""
-
-MAY_BE_HELD = (RequestStatus.WAITING, RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
-
-WANTED_WINDOW = 128
-"""What so many at the head of the queue match is evicted last."""
-
-
-class PrefixScores:
-    """What is cached of each waiting request.
-
-    A request is matched when it has come, and again when the tree has changed where its match ends;
-    no more than `MAX_SCORED` in one step.
-    """
-
-    def __init__(self, manager: KVCacheManager, radix: RadixKVCacheManager | None) -> None:
-        self._manager = manager
-        self._radix = radix
-        self._tree = radix.tree if radix is not None else None
-        self._to_score: dict[Request, None] = {}
-        self._scored_at = 0.0
-
-    def add(self, request: Request) -> None:
-        self._to_score[request] = None
-
-    def discard(self, request: Request) -> None:
-        self._to_score.pop(request, None)
-        if self._tree is not None:
-            self._tree.watchers.unwatch(request)
-
-    def refresh(self, line: WaitingQueue[Request]) -> None:
-        """Score who has come, and whose score may have changed."""
-        self._find_changed(line)
-        for request in list(itertools.islice(self._to_score, MAX_SCORED)):
-            del self._to_score[request]
-            if request.skip_reading_prefix_cache:
-                continue
-            if self._tree is not None:
-                self._score_by_tree(request, line)
-            else:
-                line.score(request, self._match_stock(request))
-
-    def _find_changed(self, line: WaitingQueue[Request]) -> None:
-        if self._tree is not None:
-            assert self._radix is not None
-            if self._radix.tree is self._tree:
-                changed = cast("list[Request]", self._tree.watchers.take_changed())
-                self._to_score.update((r, None) for r in changed if r in line)
-                return
-            self._tree = None  # switched off by an error: from here on vLLM's own cache counts
-        if time.monotonic() - self._scored_at > STOCK_SCORE_AGE_S:
-            self._scored_at = time.monotonic()
-            self._to_score.update(dict.fromkeys(line))
-
-    def _score_by_tree(self, request: Request, line: WaitingQueue[Request]) -> None:
-        assert self._radix is not None and self._tree is not None
-        match = self._radix.match(request)
-        trail = self._radix.pool.state_of(request)
-        if trail is None or self._radix.tree is None:
-            line.score(request, NO_MATCH)
-            return
-        self._tree.watchers.watch(request, trail.namespace, trail.tokens, match)
-        start = match.num_tokens * TOKEN_BYTES
-        next_tokens = trail.tokens[start : start + MIN_ALIKE_TOKENS * TOKEN_BYTES]
-        branch = None
-        if len(next_tokens) == MIN_ALIKE_TOKENS * TOKEN_BYTES:
-            branch = hash((match.node or trail.namespace, match.num_tokens, next_tokens)) >> 1
-            branch &= 2**62 - 1
-        line.score(request, match, branch)
-
-    def _match_stock(self, request: Request) -> Match:
-        _, num_tokens, *_ = self._manager.coordinator.find_longest_cache_hit(
-            request.block_hashes, request.num_tokens - 1
-        )
-        return Match(num_tokens, None)
-
-
-@dataclasses.dataclass(slots=True)
+@dataclass(slots=True)
 class OrderCounters:
     """What the queue did since start."""
 
@@ -164,197 +69,144 @@ class OrderCounters:
 
 
 class CacheAwareQueue(RequestQueue):
-    """The queue of those who wait and hold no blocks.
+    """The waiting requests that hold no blocks.
 
-    In the middle of a step it is False while all in it are held back: then there is nobody to
-    admit.
+    In the middle of a step the queue is false while all its requests are held back, because vLLM
+    can admit none of them. After an error in our code it serves in order of arrival.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        line: WaitingQueue[Request],
+        waiting: WaitingQueue[Request],
         radix: RadixKVCacheManager | None,
         fairness: DeficitCounters | None,
         traces: RequestTraces | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._line = line
+        self._waiting = waiting
         self._traces = traces
-        self._scores = PrefixScores(scheduler.kv_cache_manager, radix)
-        self._radix = radix
         self._fairness = fairness
+        self._scores = PrefixScores(waiting, scheduler.kv_cache_manager, radix)
+        self.sharing: PrefillSharing | None = None
+        if radix is not None:
+            on_cpu = scheduler.vllm_config.device_config.device_type == "cpu"
+            min_saved_tokens = MIN_SAVED_TOKENS_ON_CPU if on_cpu else MIN_SAVED_TOKENS
+            self.sharing = PrefillSharing(scheduler, waiting, radix, min_saved_tokens)
         self._has_priorities = scheduler.policy == SchedulingPolicy.PRIORITY
-        self._clients: WeakKeyDictionary[Request, Hashable] = WeakKeyDictionary()
+        self._tenants: WeakKeyDictionary[Request, Hashable] = WeakKeyDictionary()
         self._order: list[Request] = []  # of this step, or still of an earlier one
         self._is_in_order = False
-        self._place = 0  # in the order: all before it were looked at
-        self._next: Request | None = None  # of these, who is neither popped nor held back
-        self._num_looked_at = 0
-        self._held_branches: dict[int, str] = {}  # in this step
-        self._leaders: WeakKeyDictionary[Request, str] = WeakKeyDictionary()
+        self._place = 0  # requests of the order before it have been looked at
+        self._next: Request | None = None  # neither popped nor held back
         self._wanted: set[Node] | None = None
-        on_cpu = scheduler.vllm_config.device_config.device_type == "cpu"
-        self.min_saved_tokens = MIN_SAVED_TOKENS_ON_CPU if on_cpu else MIN_SAVED_TOKENS
-        self.failed = False
-        """Switched off by an error: first come, first served from then on."""
+        self._breaker = CircuitBreaker(
+            "the order of the queue", "requests are served in order of arrival", logger
+        )
         self.counters = OrderCounters()
 
-    # -- a step -------------------------------------------------------------------------------
+    @property
+    def failed(self) -> bool:
+        """Whether an error has switched the order off."""
+        return self._breaker.tripped
+
+    # -- a step -----------------------------------------------------------------------------------
 
     def step_starts(self) -> None:
         self._next = self._wanted = None
         self._is_in_order = False
-        self._place = self._num_looked_at = 0
-        self._held_branches = {}
+        self._place = 0
+        if self.sharing is not None:
+            self.sharing.step_starts()
 
     def step_ends(self, scheduler_output: SchedulerOutput) -> None:
-        """Who was popped and not put back has been admitted."""
+        """Count the requests that were popped and not put back as admitted."""
         num_scheduled = scheduler_output.num_scheduled_tokens
-        admitted = self._line.popped
+        admitted = self._waiting.popped
         if admitted:
             if self._fairness is not None:
-                # Also if nobody else waits: one who has the machine alone runs up no debt.
-                self._safely(self._fairness.without_credit, self._line.clients)
+                # Also if no other tenant waits: a tenant that is alone runs up no debt.
+                self._breaker.run(self._fairness.without_credit, self._waiting.tenants)
             num_cached = [
                 r.num_computed_tokens - num_scheduled.get(r.request_id, 0) for r in admitted
             ]
             for request in admitted:
                 self._scores.discard(request)
                 if self._traces is not None:
-                    self._traces.admitted(request, self._line.passes_of(request))
-            self.counters.overtakes += self._safely(self._line.settle, num_cached) or 0
-        if not self._line:
+                    self._traces.admitted(request, self._waiting.overtakes_of(request))
+            self.counters.overtakes += self._settle(num_cached)
+        if not self._waiting:
             self._order = []
         if self._fairness is not None:
-            self._safely(self._charge, self._fairness, num_scheduled)
+            self._breaker.run(self._charge, self._fairness, num_scheduled)
+
+    def _settle(self, num_cached: Sequence[int]) -> int:
+        try:
+            return self._waiting.settle(num_cached)
+        except Exception:  # the popped requests are released all the same
+            self._breaker.record()
+            return 0
 
     def _charge(self, fairness: DeficitCounters, num_scheduled: Mapping[str, int]) -> None:
         for request_id, num_tokens in num_scheduled.items():
-            client = self._clients.get(self._scheduler.requests[request_id])
-            fairness.charge(client, num_tokens)
+            tenant = self._tenants.get(self._scheduler.requests[request_id])
+            fairness.charge(tenant, num_tokens)
 
-    def _put_in_order(self) -> None:
-        """Once in a step."""
+    def _decide_order(self) -> None:
+        """Decide the order of this step, unless that is done."""
         if self._is_in_order:
             return
         self._is_in_order = True
-        order = None if self.failed else self._safely(self._policy_order)
-        self._order = self._line.by_arrival() if order is None else order
-
-    def _safely(self, do: Callable[..., Result], *args: Any) -> Result | None:
-        """The result; None if it fails, and from then on it is first come, first served."""
-        try:
-            return do(*args)
-        except Exception:
-            logger.exception(
-                "putting the queue in order failed; it is served as it came from now on. "
-                "Please report this with the lines below"
-            )
-            self.failed = True
-            return None
+        order = self._breaker.run(self._policy_order)
+        self._order = self._waiting.by_arrival() if order is None else order
 
     def _policy_order(self) -> list[Request]:
-        if len(self._line) < 2:
-            return list(self._line)
-        self._scores.refresh(self._line)
+        if len(self._waiting) < 2:
+            return list(self._waiting)
+        self._scores.refresh()
         self.counters.ordered_steps += 1
         pool = self._scheduler.kv_cache_manager.block_pool
         room_tokens = pool.get_num_free_blocks() * self._scheduler.block_size
         last: Collection[Hashable] = ()
         if self._fairness is not None:
-            last = self._fairness.without_credit(self._line.clients)
-        return self._line.order(time.time(), room_tokens=room_tokens, last_clients=last)
+            last = self._fairness.without_credit(self._waiting.tenants)
+        return self._waiting.order(time.time(), room_tokens=room_tokens, last_tenants=last)
 
     def _find_next(self) -> Request | None:
-        """The first who waits and is not held back; None if there is nobody.
+        """The first waiting request that is not held back; None if there is none.
 
-        Stays the same until popped: vLLM peeks at a request, gives it blocks, and then pops it.
+        Stays the same until it is popped, because vLLM peeks at a request, allocates its blocks,
+        and then pops it.
         """
-        self._put_in_order()
+        self._decide_order()
         while self._next is None and self._place < len(self._order):
             request = self._order[self._place]
             self._place += 1
-            if request in self._line and not self._safely(self._is_held_back, request):
+            if request in self._waiting and not self._is_held_back(request):
                 self._next = request
         return self._next
 
     def _is_held_back(self, request: Request) -> bool:
-        """Whether `request` waits for the next step, because one that was admitted in this one, or
-        is not through its prompt yet, computes what both begin with.
-
-        vLLM lets a request share whole blocks of what has been scheduled before it, this step
-        included. So there is something to save where blocks are large, or a prompt is computed in
-        several parts. A request waits for one other only, as long as that one is at its prompt, and
-        not if it is overdue.
-        """
-        if (
-            self.failed
-            or self._radix is None
-            or self._radix.tree is None
-            or request.status not in MAY_BE_HELD
-            or request.skip_reading_prefix_cache
-            or self._line.is_overdue(request)
-        ):
-            return False
-        branch = self._line.branch_of(request)
-        leader = self._held_branches.get(branch)
-        if leader is None and self._num_looked_at < HOLD_WINDOW:
-            self._num_looked_at += 1
-            leader = self._find_leader(request)
-            if leader is not None and branch >= 0:
-                self._held_branches[branch] = leader
-        if leader is None or self._leaders.setdefault(request, leader) != leader:
+        if self.sharing is None or not self._breaker.run(self.sharing.must_wait, request):
             return False
         self.counters.held_back += 1
         return True
 
-    def _find_leader(self, request: Request) -> str | None:
-        """The id of a request that `request`, with those that go on alike, should wait for."""
-        assert self._radix is not None
-        trail = self._radix.pool.state_of(request)
-        if trail is None:
-            return None
-        num_shared = self._radix.num_shared_now(request)
-        place = num_shared * TOKEN_BYTES
-        next_token = trail.tokens[place : place + TOKEN_BYTES]
-        for other in self._at_their_prompt():
-            other_trail = self._radix.pool.state_of(other)
-            if (
-                other_trail is None
-                or other_trail.namespace != trail.namespace
-                or not other_trail.tokens.startswith(next_token, place)
-            ):
-                continue
-            num_common = common_prefix_length(other_trail.tokens, trail.tokens)
-            num_common = min(num_common, request.num_tokens - 1)
-            if (num_common - num_shared) * self._line.num_alike(request) >= self.min_saved_tokens:
-                return other.request_id
-        return None
-
-    def _at_their_prompt(self) -> Iterator[Request]:
-        """Who has been admitted in this step, and who was running at its start with a part of the
-        prompt left."""
-        for request in reversed(self._line.popped):
-            if request.status == RequestStatus.RUNNING:
-                yield request
-        for request in self._scheduler.running:
-            if request.is_prefill_chunk:
-                yield request
-
     def wanted(self) -> set[Node]:
-        """What those at the head of the queue begin with, so that it is not evicted to make room
-        for others. The same set for a whole step; costs nothing in a step that evicts nothing."""
+        """The nodes that the head of the queue matches, so that they are evicted last.
+
+        The same set for a whole step. Costs nothing in a step that evicts nothing.
+        """
         if self._wanted is None:
-            self._put_in_order()
-            if len(self._line) == 1:  # else it has been done
-                self._safely(self._scores.refresh, self._line)
-            waiting = (request for request in self._order if request in self._line)
-            nodes = map(self._line.node_of, itertools.islice(waiting, WANTED_WINDOW))
+            self._decide_order()
+            if len(self._waiting) == 1:  # a queue of one has no order, so it was not scored
+                self._breaker.run(self._scores.refresh)
+            waiting = (request for request in self._order if request in self._waiting)
+            nodes = map(self._waiting.node_of, itertools.islice(waiting, WANTED_WINDOW))
             self._wanted = {node for node in nodes if node is not None}
         return self._wanted
 
-    # -- vLLM's queue -------------------------------------------------------------------------
+    # -- vLLM's queue -----------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
         self._add(request, first=False)
@@ -363,73 +215,74 @@ class CacheAwareQueue(RequestQueue):
         self.prepend_requests([request])
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """Put back who was popped in this step, at the old place; others at the head."""
+        """Return requests popped in this step to their old places, and put others at the head."""
         for request in requests:
-            if not self._line.put_back(request):
+            if not self._waiting.put_back(request):
                 self._add(request, first=True)
 
     def _add(self, request: Request, first: bool) -> None:
-        client = client_of(request)
-        self._line.add(
+        tenant = tenant_of(request)
+        self._waiting.add(
             request,
             request.num_tokens,
             arrival_s=request.arrival_time,
             priority=request.priority if self._has_priorities else 0,
-            client=client if self._fairness is not None else None,
-            fork_group=fork_group_of(request, client),
+            tenant=tenant if self._fairness is not None else None,
+            fork_group=fork_group_of(request, tenant),
             first=first,
         )
         self._scores.add(request)
         if self._fairness is not None:
-            self._clients[request] = client
+            self._tenants[request] = tenant
 
     def peek_request(self) -> Request:
         request = self._find_next()
         if request is None:
-            raise IndexError("nobody waits who may be admitted in this step")
+            raise IndexError("no waiting request can be admitted in this step")
         return request
 
     def pop_request(self) -> Request:
         request = self.peek_request()
         self._next = None
-        self._line.pop(request)
+        self._waiting.pop(request)
         return request
 
     def remove_request(self, request: Request) -> None:
         self.remove_requests([request])
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        """Those of them who are here."""
+        """Remove those of `requests` that wait here."""
         for request in requests:
-            if request in self._line:
-                self._line.discard(request)
+            if request in self._waiting:
+                self._waiting.discard(request)
                 self._scores.discard(request)
                 if request is self._next:
                     self._next = None
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._waiting)
 
     def __bool__(self) -> bool:
-        if not self._line:
+        if not self._waiting:
             return False
         scheduler = self._scheduler
-        no_room = len(scheduler.running) >= scheduler.max_num_active_reqs  # nobody will ask further
-        return no_room or self._find_next() is not None
+        # Without a free seat vLLM asks no further, so no order is needed.
+        has_no_seat = len(scheduler.running) >= scheduler.max_num_active_reqs
+        return has_no_seat or self._find_next() is not None
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._line.by_arrival())
+        return iter(self._waiting.by_arrival())
 
 
-def client_of(request: Request) -> Hashable:
-    """Whose request it is: the tenant and adapter, as the cache tells them apart."""
+def tenant_of(request: Request) -> Hashable:
+    """The tenant of a request: its `cache_salt` and LoRA adapter, which isolate its cache too."""
     lora = request.lora_request
     return request.cache_salt, lora.lora_name if lora is not None else None
 
 
-def fork_group_of(request: Request, client: Hashable) -> Hashable:
-    """What the request says of itself in `extra_args` (HTTP: `vllm_xargs`); None for nothing."""
+def fork_group_of(request: Request, tenant: Hashable) -> Hashable:
+    """The fork of a tenant's program that the request names; None if it names none."""
     params = request.sampling_params
-    extra = params.extra_args if params is not None else None
-    hints = hints_in(extra, request.request_id)
-    return None if hints.fork_group is None else (client, *hints)
+    extra_args = params.extra_args if params is not None else None
+    hints = read_hints(extra_args, request.request_id)
+    return None if hints.fork_group is None else (tenant, hints)

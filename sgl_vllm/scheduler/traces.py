@@ -30,7 +30,7 @@ class RequestTrace:
         partial_block_cached_tokens: of these, the ones in the hit's last, partial block.
         connector_cached_tokens: prompt tokens that a KV connector had beyond these.
         jumps, forced_tokens: runs of forced tokens in the output, and the tokens in them.
-        passed_over: how many later requests were admitted before this one.
+        overtakes: how many later requests were admitted before this one.
     """
 
     cached_tokens: int = 0
@@ -38,7 +38,7 @@ class RequestTrace:
     connector_cached_tokens: int = 0
     jumps: int = 0
     forced_tokens: int = 0
-    passed_over: int = 0
+    overtakes: int = 0
 
 
 class RequestTraces:
@@ -51,10 +51,10 @@ class RequestTraces:
     def begin(self, request: Request) -> None:
         self._records[request.request_id] = RequestTrace()
 
-    def admitted(self, request: Request, num_passes: int) -> None:
-        """`num_passes` later ones have been admitted before it, in the wait that has just ended."""
+    def admitted(self, request: Request, overtakes: int) -> None:
+        """`request` was admitted, after `overtakes` later requests."""
         if (trace := self._records.get(request.request_id)) is not None:
-            trace.passed_over += num_passes
+            trace.overtakes += overtakes
 
     def jumped(self, request: Request, num_tokens: int) -> None:
         if (trace := self._records.get(request.request_id)) is not None:

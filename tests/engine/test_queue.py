@@ -1,5 +1,5 @@
-"""vLLM's scheduler with our queue in it, without a model: who is admitted when, and what that makes
-it compute."""
+"""vLLM's scheduler with our queue in it, without a model: when requests are admitted, and what that
+makes the scheduler compute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 from vllm.sampling_params import StructuredOutputsParams
 
-from sgl_vllm.scheduler.queue import MAX_SCORED, MIN_SAVED_TOKENS, PrefixScores
+from sgl_vllm.scheduler.scores import MAX_SCORED, PrefixScores
+from sgl_vllm.scheduler.sharing import MIN_SAVED_TOKENS
 from tests.engine.machine import Machine
 
 _rng = random.Random(0)
@@ -23,7 +24,7 @@ def words(count: int) -> list[int]:
 
 
 def count_calls(monkeypatch, owner: type, name: str) -> list[None]:
-    """One more in the list for every call of a method."""
+    """A list that grows by one with every call of a method."""
     calls: list[None] = []
     method = getattr(owner, name)
 
@@ -36,7 +37,7 @@ def count_calls(monkeypatch, owner: type, name: str) -> list[None]:
 
 
 class Records(logging.Handler):
-    """What a logger gets from a level on."""
+    """Collects the records of a logger."""
 
     def __init__(self, level: int) -> None:
         super().__init__(level)
@@ -64,7 +65,7 @@ def errors_of_queue() -> Iterator[list[logging.LogRecord]]:
 
 
 class Anything:
-    """A grammar that is ready, and allows everything."""
+    """A grammar that is ready and allows every token."""
 
     def accept_tokens(self, request_id, tokens):
         return True
@@ -76,9 +77,9 @@ class Anything:
 # -- held back ------------------------------------------------------------------------------------
 
 
-def test_a_request_that_vllm_has_given_blocks_is_the_one_that_it_pops():
-    """A constrained request changes its status, and finds what it is itself about to compute,
-    between vLLM's look at it and its pop."""
+def test_vllm_pops_the_request_that_it_has_given_blocks():
+    """Between vLLM's peek and its pop, a constrained request changes its status, and a lookup finds
+    what the request itself is about to compute."""
     machine = Machine(block_size=128)
     prompt = words(250)
     grammar = StructuredOutputsParams(regex="a*")
@@ -87,10 +88,10 @@ def test_a_request_that_vllm_has_given_blocks_is_the_one_that_it_pops():
         request.structured_output_request.grammar = Anything()
     machine.run()
     assert sorted(machine.ended) == sorted(request.request_id for request in requests)
-    assert machine.num_tokens_computed == 250 + 5 + 6, "all but the last token are shared"
+    assert machine.num_tokens_computed == 250 + 5 + 6, "all but the last token is shared"
 
 
-def test_who_was_peeked_at_is_popped_whatever_has_changed_meanwhile(monkeypatch):
+def test_a_request_that_was_peeked_at_is_popped_whatever_changes_in_between(monkeypatch):
     machine = Machine()
     for name in ("a", "b"):
         machine.add(words(50), name=name)
@@ -104,7 +105,7 @@ def test_who_was_peeked_at_is_popped_whatever_has_changed_meanwhile(monkeypatch)
 
 
 @pytest.mark.parametrize("schedule", [False, True])
-def test_a_sibling_of_a_prompt_that_is_being_prefilled_waits_and_then_shares_it(schedule):
+def test_a_sibling_of_a_prompt_in_prefill_waits_and_then_shares_it(schedule):
     machine = Machine(
         {"schedule": schedule}, max_num_batched_tokens=512, long_prefill_token_threshold=128
     )
@@ -112,7 +113,7 @@ def test_a_sibling_of_a_prompt_that_is_being_prefilled_waits_and_then_shares_it(
     first, second = machine.add(prefix + words(9)), machine.add(prefix + words(9))
     for _ in range(3):
         machine.step()
-    # Without us it goes along, always one chunk behind, which it shares.
+    # Without the plugin it runs one chunk behind, and shares that chunk.
     assert machine.computed[second.request_id] == (0 if schedule else 3 * 128)
     machine.run()
     assert machine.computed[first.request_id] == 649
@@ -123,17 +124,17 @@ def test_a_sibling_of_a_prompt_that_is_being_prefilled_waits_and_then_shares_it(
 
 
 @pytest.mark.parametrize("schedule", [False, True])
-def test_of_equal_prompts_one_goes_ahead(schedule):
+def test_of_equal_prompts_one_is_computed_first(schedule):
     machine = Machine({"schedule": schedule}, block_size=128)
     prompt = words(255)
     for _ in range(3):
         machine.add(prompt)
     machine.run()
-    # Side by side they share whole blocks only.
+    # In one step they share whole blocks only.
     assert machine.num_tokens_computed == (255 + 2 if schedule else 255 + 2 * 127)
 
 
-def test_who_is_overdue_is_not_held_back():
+def test_an_overdue_request_is_not_held_back():
     machine = Machine(
         {"schedule_max_overtakes": 2}, max_num_batched_tokens=512, long_prefill_token_threshold=64
     )
@@ -145,31 +146,31 @@ def test_who_is_overdue_is_not_held_back():
         machine.add(words(20))
         machine.step()
         num_steps += 1
-    assert num_steps == 3, "two have overtaken it; the leader would take 15 for its prompt"
+    assert num_steps == 3, "two requests have overtaken it; the leader would need 15 steps"
     machine.run()
 
 
-def test_siblings_of_one_that_is_held_back_are_held_with_it():
+def test_siblings_of_a_request_that_is_held_back_are_held_back_with_it():
     machine = Machine(block_size=128, max_num_batched_tokens=4096, max_num_seqs=200)
     prompt = words(250)
     for _ in range(MAX_SCORED):
         machine.add(prompt)
     assert len(machine.step().scheduled_new_reqs) == 1
-    assert machine.queue._num_looked_at == 2, "the first, and one for all others"
+    assert machine.queue.sharing.num_examined == 2, "the first, and one for all others"
     machine.run()
     assert machine.num_tokens_computed == 250 + MAX_SCORED - 1
 
 
-def test_nobody_waits_for_what_saves_less_than_a_step_costs():
+def test_no_request_waits_if_that_saves_less_than_a_step_costs():
     machine = Machine(block_size=128)
-    machine.queue.min_saved_tokens = MIN_SAVED_TOKENS  # as on a GPU
+    machine.queue.sharing.min_saved_tokens = MIN_SAVED_TOKENS  # as on a GPU
     prefix = words(128 + 100)
     for _ in range(2):
         machine.add(prefix + words(5))
     machine.run()
     assert machine.counters.held_back == 0
     assert machine.num_tokens_computed == 233 + 105
-    for _ in range(4):  # what one would save is too little, what all would is not
+    for _ in range(4):  # one request alone would save too little, all of them together would not
         machine.add(words(1) + prefix)
     prefix = words(128 + 100)
     for _ in range(4):
@@ -178,7 +179,7 @@ def test_nobody_waits_for_what_saves_less_than_a_step_costs():
     assert machine.counters.held_back == 3
 
 
-def test_who_does_not_read_the_cache_waits_for_nobody():
+def test_a_request_that_does_not_read_the_cache_is_not_held_back():
     machine = Machine(block_size=128)
     prompt = words(250)
     for _ in range(3):
@@ -194,7 +195,7 @@ def test_tenants_do_not_wait_for_what_they_cannot_share():
     assert len(machine.step().scheduled_new_reqs) == 3
 
 
-def test_the_next_sibling_goes_ahead_if_the_first_is_given_up():
+def test_the_next_sibling_leads_if_the_first_is_aborted():
     machine = Machine(max_num_batched_tokens=256)
     prefix = words(640)
     requests = [machine.add(prefix + words(9)) for _ in range(3)]
@@ -204,10 +205,10 @@ def test_the_next_sibling_goes_ahead_if_the_first_is_given_up():
     assert sorted(machine.ended) == [request.request_id for request in requests[1:]]
 
 
-# -- given up -------------------------------------------------------------------------------------
+# -- aborts ---------------------------------------------------------------------------------------
 
 
-def test_waiting_held_and_running_requests_can_be_given_up():
+def test_waiting_held_back_and_running_requests_can_be_aborted():
     machine = Machine(max_num_seqs=4, max_num_batched_tokens=128)
     prefix = words(500)
     held = [machine.add(prefix + words(9), 5) for _ in range(4)]
@@ -221,7 +222,7 @@ def test_waiting_held_and_running_requests_can_be_given_up():
     assert len(kept) == 6 and len(machine.ended) == 6
 
 
-def test_everybody_can_be_given_up_at_any_time():
+def test_every_request_can_be_aborted_at_any_time():
     rng = random.Random(0)
     machine = Machine(max_num_seqs=4, num_blocks=40)
     prefixes = [words(200) for _ in range(3)]
@@ -239,10 +240,10 @@ def test_everybody_can_be_given_up_at_any_time():
     machine.run()
 
 
-# -- what it costs --------------------------------------------------------------------------------
+# -- cost -----------------------------------------------------------------------------------------
 
 
-def test_of_a_thousand_who_wait_no_more_than_so_many_are_matched_in_a_step(monkeypatch):
+def test_the_number_of_requests_matched_in_a_step_is_bounded(monkeypatch):
     machine = Machine(max_num_seqs=4, num_blocks=300)
     prefixes = [words(64) for _ in range(10)]
     scored = count_calls(monkeypatch, PrefixScores, "_score_by_tree")
@@ -257,7 +258,7 @@ def test_of_a_thousand_who_wait_no_more_than_so_many_are_matched_in_a_step(monke
     assert len(machine.ended) > 20
 
 
-def test_a_request_is_matched_again_only_when_something_has_changed_for_it(monkeypatch):
+def test_a_request_is_matched_again_only_when_its_match_may_have_changed(monkeypatch):
     machine = Machine(max_num_seqs=1, num_blocks=300)
     scored = count_calls(monkeypatch, PrefixScores, "_score_by_tree")
     for _ in range(30):
@@ -266,7 +267,7 @@ def test_a_request_is_matched_again_only_when_something_has_changed_for_it(monke
     assert len(scored) <= 30
 
 
-def test_one_who_waits_alone_is_neither_scored_nor_put_in_order(monkeypatch):
+def test_a_request_that_waits_alone_is_neither_scored_nor_ordered(monkeypatch):
     machine = Machine()
     scored = count_calls(monkeypatch, PrefixScores, "refresh")
     for _ in range(5):
@@ -275,7 +276,7 @@ def test_one_who_waits_alone_is_neither_scored_nor_put_in_order(monkeypatch):
     assert not scored and machine.counters.ordered_steps == 0
 
 
-def test_while_no_seat_is_free_nobody_is_put_in_order():
+def test_no_order_is_decided_while_no_seat_is_free():
     machine = Machine(max_num_seqs=2)
     for _ in range(6):
         machine.add(words(50), 20)
@@ -333,14 +334,14 @@ def test_a_bad_hint_is_one_warning_and_nothing_else(hints, warnings_of_hints):
     machine.add(words(30), extra_args=hints)
     machine.add(words(30), **in_group("p", 0))
     assert len(warnings_of_hints) == 1
-    assert "is not used" in warnings_of_hints[0].getMessage()
+    assert "is ignored" in warnings_of_hints[0].getMessage()
     assert "x" * 20 not in warnings_of_hints[0].getMessage()
     machine.run()
     assert len(machine.ended) == 2
 
 
-def test_a_program_alone_moves_nobody(warnings_of_hints):
-    """It is for routers before several engines."""
+def test_a_program_alone_does_not_change_the_order(warnings_of_hints):
+    """It is for routers in front of several engines."""
     machine = Machine({"schedule_policy": "fcfs", "schedule_max_delay": 100.0}, max_num_seqs=1)
     for number in range(3):
         for program in "pq":
@@ -368,7 +369,7 @@ def test_a_flood_of_one_tenant_does_not_starve_another():
     assert place_of_last_modest(quantum=400) <= 15
 
 
-def test_who_had_the_machine_alone_owes_nobody_for_that():
+def test_a_tenant_that_was_alone_runs_up_no_debt():
     machine = Machine({"schedule_fair_quantum": 500}, max_num_seqs=1)
     for _ in range(50):
         machine.add(words(500), cache_salt="early")
@@ -381,7 +382,7 @@ def test_who_had_the_machine_alone_owes_nobody_for_that():
     assert 7 <= first.count("early") <= 13
 
 
-def test_without_the_option_tenants_are_not_told_apart():
+def test_without_the_option_tenants_are_not_distinguished():
     machine = Machine({"schedule_policy": "fcfs"}, max_num_seqs=1)
     for number in range(6):
         machine.add(words(200), name=str(number), cache_salt="ab"[number < 4])
@@ -392,7 +393,7 @@ def test_without_the_option_tenants_are_not_told_apart():
 # -- vLLM's priorities ----------------------------------------------------------------------------
 
 
-def test_the_important_go_first_and_among_equals_the_longest_cached_prefix():
+def test_important_requests_go_first_and_among_equals_the_longest_cached_prefix():
     machine = Machine(policy="priority", max_num_seqs=1, num_blocks=24)
     prefix = words(320)
     machine.add(prefix, name="first")
@@ -404,7 +405,7 @@ def test_the_important_go_first_and_among_equals_the_longest_cached_prefix():
     assert machine.admitted == ["first", "cached 0", "new 0", "cached 1", "new 1"]
 
 
-def test_under_priorities_vllm_preempts_who_is_least_important():
+def test_with_priorities_vllm_preempts_the_least_important_request():
     machine = Machine({"schedule_cheapest_victim": True}, policy="priority", num_blocks=12)
     low = machine.add(words(150), 100, priority=5)
     machine.step()
@@ -414,7 +415,7 @@ def test_under_priorities_vllm_preempts_who_is_least_important():
     assert machine.ended == [high.request_id, low.request_id]
 
 
-def test_a_preempted_request_goes_before_all_of_its_priority_and_no_others():
+def test_a_preempted_request_goes_before_others_of_its_priority_only():
     machine = Machine(policy="priority", num_blocks=30)
     waiting = [machine.add(words(30), priority=priority, name=str(priority)) for priority in (0, 1)]
     preempted = machine.add(words(30), priority=1, name="preempted")
@@ -427,7 +428,7 @@ def test_a_preempted_request_goes_before_all_of_its_priority_and_no_others():
 
 
 def crowd(cheapest: bool, seed: int, **scheduler_args) -> Machine:
-    """Long replies in a small cache; half of the requests share most of what they hold."""
+    """Long replies in a small cache; half of the requests share most of their blocks."""
     rng = random.Random(seed)
     machine = Machine(
         {"schedule_cheapest_victim": cheapest}, num_blocks=40, block_size=16, **scheduler_args
@@ -445,12 +446,12 @@ def crowd(cheapest: bool, seed: int, **scheduler_args) -> Machine:
 
 def test_the_cheapest_victim_costs_no_more_to_compute_again():
     newest, cheapest = (crowd(is_cheapest, seed=1) for is_cheapest in (False, True))
-    assert newest.num_preemptions > 10, "the cache is too small for all"
+    assert newest.num_preemptions > 10, "the cache is too small for all requests"
     assert cheapest.scheduler.parts.victim.num_chosen > 5
     assert cheapest.num_tokens_computed <= 1.03 * newest.num_tokens_computed
 
 
-def test_under_heavy_preemption_everybody_gets_to_an_end():
+def test_every_request_finishes_under_heavy_preemption():
     machine = Machine({"schedule_cheapest_victim": True}, num_blocks=16, block_size=16)
     prompt = words(40)
     for number in range(30):
@@ -460,18 +461,17 @@ def test_under_heavy_preemption_everybody_gets_to_an_end():
     assert machine.num_preemptions > 10
 
 
-# -- when something is missing, or breaks ---------------------------------------------------------
+# -- errors, and missing parts --------------------------------------------------------------------
 
 
-def test_after_an_error_requests_are_served_as_they_came_with_one_line_in_the_log(
-    monkeypatch, errors_of_queue
-):
+def fail(*args, **kwargs):
+    raise RuntimeError("broken")
+
+
+def test_after_an_error_the_queue_is_fcfs_with_one_line_in_the_log(monkeypatch, errors_of_queue):
     machine = Machine({"schedule_policy": "random"}, max_num_seqs=2, num_blocks=60)
 
-    def broken(*args, **kwargs):
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr(machine.queue._line, "order", broken)
+    monkeypatch.setattr(machine.queue._waiting, "order", fail)
     for number in range(12):
         machine.add(words(100), 3, name=f"{number:02}")
     machine.run()
@@ -479,9 +479,9 @@ def test_after_an_error_requests_are_served_as_they_came_with_one_line_in_the_lo
     assert len(errors_of_queue) == 1 and machine.queue.failed
 
 
-def test_after_an_error_priorities_hold_and_preempted_requests_keep_their_place(monkeypatch):
+def test_after_an_error_priorities_hold_and_preempted_requests_keep_their_place():
     machine = Machine(policy="priority", max_num_seqs=1)
-    machine.queue.failed = True
+    machine.queue._breaker.run(fail)
     for number, priority in enumerate((2, 1, 2, 0)):
         machine.add(words(30), name=str(number), priority=priority)
     preempted = machine.add(words(30), name="preempted", priority=2)

@@ -170,9 +170,9 @@ def test_a_span_tells_how_many_were_admitted_before_it(client, collector, server
         ]
         for future in (running, new, *later):
             future.result()
-    assert collector.attributes_of("running")["sgl_vllm.passed_over"] == 0
-    passed_over = collector.attributes_of("overtaken")["sgl_vllm.passed_over"]
-    assert passed_over == num_overtakes() - before > 0
+    assert collector.attributes_of("running")["sgl_vllm.overtakes"] == 0
+    overtakes = collector.attributes_of("overtaken")["sgl_vllm.overtakes"]
+    assert overtakes == num_overtakes() - before > 0
 
 
 class Router:

@@ -26,6 +26,7 @@ MAY_IMPORT_VLLM = (
     "sgl_vllm.radix.manager",
     "sgl_vllm.scheduler.queue",
     "sgl_vllm.scheduler.scheduler",
+    "sgl_vllm.scheduler.sharing",
     "sgl_vllm.scheduler.select",
     "sgl_vllm.scheduler.control",
     "sgl_vllm.scheduler.preemption",

@@ -1,4 +1,4 @@
-"""The bound on overtaking, on random lives of a line, against a history that the test keeps."""
+"""The bound on overtaking, on random lives of a queue, against a history that the test keeps."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from sgl_vllm.radix.node import Match, Node
-from sgl_vllm.scheduler.policy import ORDERS, OVERHEAD_TOKENS, Bound, WaitingQueue
+from sgl_vllm.scheduler.orders import CACHE_AWARE, ORDERS
+from sgl_vllm.scheduler.policy import OVERHEAD_TOKENS, Bound, WaitingQueue
 from tests.effort import examples
 
-CACHE_AWARE = ("lpm", "dfs-weight")
-LOOSE = Bound(max_passes=10**9, max_delay=1.0, min_delay_tokens=10**12)
+LOOSE = Bound(max_overtakes=10**9, max_delay=1.0, min_delay_tokens=10**12)
 
 
 @dataclass(eq=False)
 class Request:
-    """One in line, as the test sees it: `came` orders all, those put first before the others."""
+    """A waiting request, as the test sees it. `came` orders all requests and is negative for those
+    that were added first."""
 
     came: int
     tokens: int
     priority: int
-    client: str | None
+    tenant: str | None
     arrival_s: float
     matched: int = 0
     limit: float = 0.0  # tokens: the largest that any order so far allowed
-    is_overdue: bool = False  # when the line was last put in order
-    passes_before: int = 0  # of the batches before the last one
+    is_overdue: bool = False  # when the order was last decided
+    overtakes_before: int = 0  # before the last batch
     delay_before: int = 0
-    passes: int = 0
+    overtakes: int = 0
     delay: int = 0
 
     @property
@@ -39,7 +40,7 @@ class Request:
         return self.tokens - self.matched + OVERHEAD_TOKENS
 
     def came_before(self, other: Request) -> bool:
-        is_alike = (self.priority, self.client) == (other.priority, other.client)
+        is_alike = (self.priority, self.tenant) == (other.priority, other.tenant)
         return is_alike and self.came < other.came
 
 
@@ -53,21 +54,21 @@ def some_nodes() -> list[Node | None]:
     return [None, left, right, below]
 
 
-class LineAgainstHistory(RuleBasedStateMachine):
-    """Requests come, are scored again and again, and leave; steps put the line in order and take
-    some from the front, of whom some have to wait on."""
+class QueueAgainstHistory(RuleBasedStateMachine):
+    """Requests arrive, are scored repeatedly, and leave. Steps decide the order and pop some
+    requests from the front, some of which are put back."""
 
     @initialize(
         order=st.sampled_from(sorted(ORDERS)),
-        max_passes=st.integers(0, 5),
+        max_overtakes=st.integers(0, 5),
         max_delay=st.sampled_from([0.0, 0.1, 0.5]),
         min_delay_tokens=st.sampled_from([0, 200, 1000, 10**9]),
         max_wait_s=st.sampled_from([5.0, 50.0, float("inf")]),
         window=st.sampled_from([2, 5, 100]),
     )
-    def start(self, order, max_passes, max_delay, min_delay_tokens, max_wait_s, window):
-        self.bound = Bound(max_passes, max_delay, min_delay_tokens, max_wait_s)
-        self.line: WaitingQueue[Request] = WaitingQueue(order, self.bound, window)
+    def start(self, order, max_overtakes, max_delay, min_delay_tokens, max_wait_s, window):
+        self.bound = Bound(max_overtakes, max_delay, min_delay_tokens, max_wait_s)
+        self.queue: WaitingQueue[Request] = WaitingQueue(order, self.bound, window)
         self.window = window
         self.nodes = some_nodes()
         self.waiting: list[Request] = []
@@ -75,28 +76,28 @@ class LineAgainstHistory(RuleBasedStateMachine):
         self.now_s = 0.0
         self.numbers, self.first_numbers = count(1), count(1)
 
-    # -- what happens to a line ---------------------------------------------------------------
+    # -- what happens to a queue --------------------------------------------------------------
 
     @rule(
         data=st.data(),
         num=st.integers(1, 6),
         priority=st.integers(0, 1),
-        client=st.sampled_from([None, "x"]),
+        tenant=st.sampled_from([None, "x"]),
         fork_group=st.sampled_from([None, None, "f", "g"]),
         is_preempted=st.sampled_from([False, False, False, True]),
     )
-    def add(self, data, num, priority, client, fork_group, is_preempted):
+    def add(self, data, num, priority, tenant, fork_group, is_preempted):
         for _ in range(num):
             came = -next(self.first_numbers) if is_preempted else next(self.numbers)
             tokens = data.draw(st.integers(1, 500))
-            request = Request(came, tokens, priority, client, self.now_s)
+            request = Request(came, tokens, priority, tenant, self.now_s)
             self.waiting.append(request)
-            self.line.add(
+            self.queue.add(
                 request,
                 tokens,
                 arrival_s=self.now_s,
                 priority=priority,
-                client=client,
+                tenant=tenant,
                 fork_group=fork_group,
                 first=is_preempted,
             )
@@ -113,13 +114,13 @@ class LineAgainstHistory(RuleBasedStateMachine):
         request.matched = data.draw(st.integers(0, request.tokens))
         node = data.draw(st.sampled_from(self.nodes))
         branch = data.draw(st.sampled_from([None, 10**9, 10**9 + 1]))
-        self.line.score(request, Match(request.matched, node), branch)
+        self.queue.score(request, Match(request.matched, node), branch)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def leave(self, data):
         request = data.draw(st.sampled_from(self.waiting))
-        self.line.discard(request)
+        self.queue.discard(request)
         self.waiting.remove(request)
 
     @rule(seconds=st.floats(0, 20))
@@ -128,33 +129,33 @@ class LineAgainstHistory(RuleBasedStateMachine):
 
     @rule(data=st.data(), num=st.integers(0, 6), room_tokens=st.sampled_from([0, 0, 1500]))
     def step(self, data, num, room_tokens):
-        """Put in order, admit some from the front, though not all who are asked."""
+        """Decide the order and admit some requests from the front, not all that are popped."""
         last = data.draw(st.sampled_from([(), ("x",)]))
-        order = self.line.order(self.now_s, room_tokens=room_tokens, last_clients=last)
+        order = self.queue.order(self.now_s, room_tokens=room_tokens, last_tenants=last)
         assert len(order) == len(self.waiting) and set(order) == set(self.waiting)
         self.look_at(order, last)
         popped = order[:num]
         for request in popped:
-            self.line.pop(request)
+            self.queue.pop(request)
         self.put_back = [r for r in popped if data.draw(st.integers(0, 3)) == 0]
         for request in self.put_back:
-            assert self.line.put_back(request)
+            assert self.queue.put_back(request)
             popped.remove(request)
-        assert self.line.popped == popped
+        assert self.queue.popped == popped
         self.admit(data, popped)
 
     # -- what must hold -----------------------------------------------------------------------
 
     def look_at(self, order: list[Request], last: tuple[str, ...]) -> None:
         by_arrival = sorted(
-            self.waiting, key=lambda r: (r.priority, r.came > 0 and r.client in last, r.came)
+            self.waiting, key=lambda r: (r.priority, r.came > 0 and r.tenant in last, r.came)
         )
         backlog = sum(request.cost for request in by_arrival[: self.window])
         for request in by_arrival[: self.window]:
             share = self.bound.max_delay * backlog
             request.limit = max(request.limit, share, self.bound.min_delay_tokens)
             request.is_overdue = (
-                request.passes >= self.bound.max_passes
+                request.overtakes >= self.bound.max_overtakes
                 or request.delay >= request.limit
                 or self.now_s - request.arrival_s >= self.bound.max_wait_s
             )
@@ -163,138 +164,142 @@ class LineAgainstHistory(RuleBasedStateMachine):
         for place, later in enumerate(order[: self.window]):
             for overtaken in order[place + 1 : self.window]:
                 if overtaken.came_before(later):
-                    assert not overtaken.is_overdue and later.came > 0, "nobody may overtake it"
-                if overtaken.client not in last and later.client in last:
+                    assert not overtaken.is_overdue and later.came > 0, (
+                        "an overdue request is not overtaken"
+                    )
+                if overtaken.tenant not in last and later.tenant in last:
                     assert later.came < 0 or later.priority < overtaken.priority
 
     def admit(self, data, popped: list[Request]) -> None:
         still = [request for request in self.waiting if request not in popped]
         for request in popped:
             request.matched = data.draw(st.integers(0, request.tokens))
-        num_passes = 0
+        num_overtakes = 0
         for request in still:
             later = [other for other in popped if request.came_before(other)]
-            request.passes_before, request.delay_before = request.passes, request.delay
-            request.passes += len(later)
+            request.overtakes_before, request.delay_before = request.overtakes, request.delay
+            request.overtakes += len(later)
             request.delay += sum(other.cost for other in later)
-            num_passes += len(later)
-            # Without the last batch the request was below its limits, or nobody overtook it there.
-            # One that was put back had its turn in this step: to wait on is not the order's doing.
+            num_overtakes += len(later)
+            # Before the last batch the request was below its limits, unless that batch did not
+            # overtake it. A request that was put back had its turn in this step.
             if later and request not in self.put_back:
-                assert request.passes_before <= self.bound.max_passes - 1
+                assert request.overtakes_before <= self.bound.max_overtakes - 1
                 assert request.delay_before < max(request.limit, self.bound.min_delay_tokens)
-                assert request.passes <= self.bound.max_passes - 1 + len(popped)
-        assert self.line.settle([request.matched for request in popped]) == num_passes
-        assert self.line.popped == []
+                assert request.overtakes <= self.bound.max_overtakes - 1 + len(popped)
+        assert self.queue.settle([request.matched for request in popped]) == num_overtakes
+        assert self.queue.popped == []
         self.waiting = still
 
     def teardown(self):
-        """In the end everybody is admitted, and nobody's place is taken any more."""
-        if not hasattr(self, "line"):
+        """In the end all requests are admitted, and no row or name is left."""
+        if not hasattr(self, "queue"):
             return
         num_left = len(self.waiting)
         for _ in range(num_left):
-            front = self.line.order(self.now_s)[0]
-            self.line.pop(front)
-            self.line.settle([0])
-        assert len(self.line) == 0 and self.line.order() == []
-        assert not self.line.clients
+            front = self.queue.order(self.now_s)[0]
+            self.queue.pop(front)
+            self.queue.settle([0])
+        assert len(self.queue) == 0 and self.queue.order() == []
+        assert not self.queue.tenants
 
 
-TestLineAgainstHistory = LineAgainstHistory.TestCase
-TestLineAgainstHistory.settings = settings(
+TestQueueAgainstHistory = QueueAgainstHistory.TestCase
+TestQueueAgainstHistory.settings = settings(
     max_examples=examples(80), stateful_step_count=30, deadline=None
 )
 
 
 def with_scores(order: str, matches: list[int]) -> WaitingQueue[int]:
-    line: WaitingQueue[int] = WaitingQueue(order, LOOSE, window=100)
+    queue: WaitingQueue[int] = WaitingQueue(order, LOOSE, window=100)
     nodes = some_nodes()
     for number, matched in enumerate(matches):
-        line.add(number, 100)
-        line.score(number, Match(matched, nodes[matched % len(nodes)]), branch=matched % 3)
-    return line
+        queue.add(number, 100)
+        queue.score(number, Match(matched, nodes[matched % len(nodes)]), branch=matched % 3)
+    return queue
 
 
 MATCHES = st.lists(st.integers(0, 100), max_size=30)
 
 
 @given(MATCHES)
-def test_first_come_first_served_is_the_order_of_arrival(matches):
+def test_fcfs_is_the_order_of_arrival(matches):
     assert with_scores("fcfs", matches).order() == list(range(len(matches)))
 
 
-@given(MATCHES, st.sampled_from(CACHE_AWARE))
-def test_while_all_fit_into_the_cache_every_order_by_it_is_that_of_arrival(matches, order):
-    line = with_scores(order, matches)
-    assert line.order(room_tokens=100 * len(matches)) == list(range(len(matches)))
+@given(MATCHES, st.sampled_from(sorted(CACHE_AWARE)))
+def test_cache_aware_orders_are_fcfs_while_all_requests_fit_into_the_cache(matches, order):
+    queue = with_scores(order, matches)
+    assert queue.order(room_tokens=100 * len(matches)) == list(range(len(matches)))
 
 
 @given(MATCHES, st.sampled_from(sorted(ORDERS)))
-def test_to_ask_for_the_order_twice_does_not_change_it(matches, order):
-    line = with_scores(order, matches)
-    assert line.order() == line.order()
-    assert line.by_arrival() == list(range(len(matches)))
+def test_asking_for_the_order_twice_does_not_change_it(matches, order):
+    queue = with_scores(order, matches)
+    assert queue.order() == queue.order()
+    assert queue.by_arrival() == list(range(len(matches)))
 
 
 @given(st.integers(0, 8), st.integers(1, 3), st.sampled_from(sorted(ORDERS)))
-def test_a_stream_of_better_ones_passes_a_request_so_often_and_no_more(max_passes, per_step, order):
-    line: WaitingQueue[int] = WaitingQueue(order, Bound(max_passes, 1.0, 10**12), window=100)
+def test_a_stream_of_better_requests_overtakes_a_request_up_to_the_bound(
+    max_overtakes, per_step, order
+):
+    queue: WaitingQueue[int] = WaitingQueue(order, Bound(max_overtakes, 1.0, 10**12), window=100)
     numbers = count()
-    line.add(unlucky := next(numbers), 100)
+    queue.add(unlucky := next(numbers), 100)
     admitted: list[int] = []
-    while unlucky in line:
+    while unlucky in queue:
         for _ in range(2 * per_step):
-            line.add(number := next(numbers), 100)
-            line.score(number, Match(99, some_nodes()[1]))
-        batch = line.order()[:per_step]
+            queue.add(number := next(numbers), 100)
+            queue.score(number, Match(99, some_nodes()[1]))
+        batch = queue.order()[:per_step]
         for number in batch:
-            line.pop(number)
-        line.settle([99] * per_step)
+            queue.pop(number)
+        queue.settle([99] * per_step)
         admitted += batch
-    assert len(admitted) <= max(0, max_passes - 1 + per_step) + per_step
-    if order in CACHE_AWARE and max_passes:
-        assert len(admitted) > max_passes, "and it is used to the full"
+    assert len(admitted) <= max(0, max_overtakes - 1 + per_step) + per_step
+    if order in CACHE_AWARE and max_overtakes:
+        assert len(admitted) > max_overtakes, "the bound is used in full"
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc")), max_size=30), st.data())
-def test_by_arrival_is_for_each_priority_who_came_first(requests, data):
-    line: WaitingQueue[int] = WaitingQueue("lpm", LOOSE, window=100)
-    for number, (priority, client) in enumerate(requests):
-        line.add(number, 100, priority=priority, client=client)
+def test_by_arrival_is_the_order_of_arrival_within_each_priority(requests, data):
+    queue: WaitingQueue[int] = WaitingQueue("lpm", LOOSE, window=100)
+    for number, (priority, tenant) in enumerate(requests):
+        queue.add(number, 100, priority=priority, tenant=tenant)
     for number in data.draw(st.permutations(range(len(requests)))):
-        line.pop(number)
-        line.put_back(number)
-    line.add(-1, 100, priority=0, first=True)
+        queue.pop(number)
+        queue.put_back(number)
+    queue.add(-1, 100, priority=0, first=True)
     in_order = sorted(range(len(requests)), key=lambda number: (requests[number][0], number))
-    assert line.by_arrival() == [-1, *in_order]
+    assert queue.by_arrival() == [-1, *in_order]
 
 
 def after_overtaking(bound: Bound, num_cached: int, num_others: int = 0) -> list[str]:
-    """The order when `first` has been overtaken once, by one of whom 50 of 100 tokens were thought
-    to be cached, while so many others were there too; `better` would go before it."""
-    line: WaitingQueue[str] = WaitingQueue("lpm", bound, window=100)
+    """The order after `first` was overtaken once, by a request with an estimated 50 of 100 tokens
+    cached, while `num_others` waited too. Without the bound, `better` would go first."""
+    queue: WaitingQueue[str] = WaitingQueue("lpm", bound, window=100)
     others = [f"other {number}" for number in range(num_others)]
     for name in ("first", "quick", *others):
-        line.add(name, 100)
-    line.score("quick", Match(50, None))
-    assert line.order()[0] == "quick"
-    line.pop("quick")
-    line.settle([num_cached])
+        queue.add(name, 100)
+    queue.score("quick", Match(50, None))
+    assert queue.order()[0] == "quick"
+    queue.pop("quick")
+    queue.settle([num_cached])
     for name in others:
-        line.discard(name)
-    line.add("better", 100)
-    line.score("better", Match(40, None))
-    return line.order()
+        queue.discard(name)
+    queue.add("better", 100)
+    queue.score("better", Match(40, None))
+    return queue.order()
 
 
-def test_what_counts_as_delay_is_what_had_to_be_computed():
-    bound = Bound(max_passes=1000, max_delay=0.0, min_delay_tokens=120)
+def test_the_delay_is_what_had_to_be_computed():
+    bound = Bound(max_overtakes=1000, max_delay=0.0, min_delay_tokens=120)
     assert after_overtaking(bound, num_cached=50) == ["better", "first"]
     assert after_overtaking(bound, num_cached=0) == ["first", "better"]
 
 
-def test_the_backlog_counts_as_it_was_when_it_was_largest():
-    bound = Bound(max_passes=1000, max_delay=0.3, min_delay_tokens=0)
+def test_the_largest_backlog_counts():
+    bound = Bound(max_overtakes=1000, max_delay=0.3, min_delay_tokens=0)
     assert after_overtaking(bound, num_cached=50) == ["first", "better"]
     assert after_overtaking(bound, num_cached=50, num_others=8) == ["better", "first"]

@@ -50,7 +50,7 @@ def test_all_that_happened_to_a_request_is_with_its_last_output_alone() -> None:
         "sgl_vllm.connector_cached_tokens": 64,
         "sgl_vllm.jumps": 2,
         "sgl_vllm.forced_tokens": 7,
-        "sgl_vllm.passed_over": 4,
+        "sgl_vllm.overtakes": 4,
     }
     assert last.trace_headers == CALLER
 

@@ -1,0 +1,256 @@
+"""A table of waiting requests, one row each, so that ordering them is an array operation.
+
+Owns which rows are in use and the small integers that stand for tenants and fork groups. Does not
+own what the columns are for: `policy.py` counts overtakes in them, `orders.py` sorts by them. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sgl_vllm.radix.node import Match, Node
+
+Item = TypeVar("Item", bound=Hashable)
+Ints = NDArray[np.int64]
+Rows = NDArray[np.void]
+
+NO_GROUP = -1
+MAX_PRIORITY = 2**62
+"""Priorities beyond this count as this."""
+_MIN_ROWS = 64
+_SHRINK_ABOVE_ROWS = 256
+
+_ROW = np.dtype(
+    [
+        ("arrival", np.int64),  # a serial number; negative for a request that was added first
+        ("arrival_s", np.float64),
+        ("priority", np.int64),
+        ("tenant", np.int64),
+        ("fork_group", np.int64),
+        ("since", np.int64),  # the earliest arrival of its fork group; its own without a group
+        ("tokens", np.int64),
+        ("matched", np.int64),
+        ("branch", np.int64),  # equal for requests that continue alike after their match
+        ("overtakes", np.int64),
+        ("delay", np.int64),  # tokens
+        ("backlog", np.int64),  # tokens: the largest that the request has seen
+        ("chance", np.float64),
+        ("overdue", np.bool_),  # when the order was last decided
+        ("waits", np.bool_),  # False if the row is free, or its request popped
+    ]
+)
+
+
+class WaitingRows(Generic[Item]):
+    """The rows of waiting and of popped requests.
+
+    Every item has one row, at `_slots[item]` while it waits and at `_popped[item]` once popped. A
+    popped item is put back or released. `add`, `pop` and `put_back` cost O(1), growing amortized.
+    """
+
+    def __init__(self) -> None:
+        self._rows: Rows = np.zeros(0, dtype=_ROW)
+        self._items: list[Item | None] = []
+        self._nodes: list[Node | None] = []
+        self._free: list[int] = []
+        self._slots: dict[Item, int] = {}
+        self._popped: dict[Item, int] = {}
+        self._num_added = self._num_added_first = 0
+        self._tenants = _Interned()
+        self._fork_groups = _Interned()
+        self._group_since: dict[int, int] = {}
+        self._rng = np.random.default_rng(0)
+        self._is_changed = True
+        """Whether a row that waits has changed since the order was last decided."""
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._slots
+
+    def __iter__(self) -> Iterator[Item]:
+        """In no particular order."""
+        return iter(self._slots)
+
+    @property
+    def tenants(self) -> Collection[Hashable]:
+        """The tenants of all items, popped ones included."""
+        return self._tenants.names
+
+    @property
+    def popped(self) -> list[Item]:
+        """The items that were popped, and neither put back nor released."""
+        return list(self._popped)
+
+    # -- add and remove ---------------------------------------------------------------------------
+
+    def add(
+        self,
+        item: Item,
+        num_tokens: int,
+        *,
+        arrival_s: float = 0.0,
+        priority: int = 0,
+        tenant: Hashable = None,
+        fork_group: Hashable = None,
+        first: bool = False,
+    ) -> None:
+        """Add `item` at the end. An item that waits already loses its place.
+
+        Args:
+            num_tokens: length of its prompt.
+            priority: smaller goes first.
+            tenant: with whom it shares its part of the engine, where tenants are distinguished.
+            fork_group: items of one group stay together as long as one of them waits.
+            first: the request was running before; it goes before all others of its priority.
+        """
+        if item in self._slots:
+            self.discard(item)
+        if not self._free:
+            self._resize(max(_MIN_ROWS, 2 * len(self._rows)))
+        slot = self._free.pop()
+        self._is_changed = True
+        if first:
+            self._num_added_first += 1
+            arrival = -self._num_added_first
+        else:
+            self._num_added += 1
+            arrival = self._num_added
+        group, since = NO_GROUP, arrival
+        if fork_group is not None:
+            group = self._fork_groups.acquire(fork_group)
+            if not first:
+                since = self._group_since.setdefault(group, arrival)
+        priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
+        self._rows[slot] = (
+            *(arrival, arrival_s, priority, self._tenants.acquire(tenant), group, since),
+            *(num_tokens, 0, -arrival, 0, 0, 0, self._rng.random(), False, True),
+        )
+        self._items[slot] = item
+        self._nodes[slot] = None
+        self._slots[item] = slot
+
+    def pop(self, item: Item) -> None:
+        """Take out `item` to be admitted, or to be put back."""
+        slot = self._popped[item] = self._slots.pop(item)
+        self._is_changed = True
+        self._rows["waits"][slot] = False
+
+    def put_back(self, item: Item) -> bool:
+        """Return a popped item to its old place. False if it was not popped."""
+        slot = self._popped.pop(item, None)
+        if slot is None:
+            return False
+        self._slots[item] = slot
+        self._is_changed = True
+        self._rows["waits"][slot] = True
+        return True
+
+    def discard(self, item: Item) -> None:
+        """Remove a waiting item for good."""
+        self._is_changed = True
+        self._release(self._slots.pop(item))
+
+    def release_popped(self) -> None:
+        """Remove all popped items for good."""
+        for slot in self._popped.values():
+            self._release(slot)
+        self._popped.clear()
+        if len(self._rows) > _SHRINK_ABOVE_ROWS and 4 * len(self._slots) < len(self._rows):
+            self._resize(2 * len(self._slots))
+
+    # -- what is known of an item -----------------------------------------------------------------
+
+    def score(self, item: Item, match: Match, branch: int | None = None) -> None:
+        """Record the cached prefix of a waiting item.
+
+        Args:
+            branch: equal, and not negative, for items with the same match that continue alike.
+        """
+        slot = self._slots[item]
+        self._is_changed = True
+        row = self._rows[slot]
+        row["matched"] = match.num_tokens
+        row["branch"] = -row["arrival"] if branch is None else branch
+        self._nodes[slot] = match.node
+
+    def node_of(self, item: Item) -> Node | None:
+        """The node that a waiting item matches."""
+        return self._nodes[self._slots[item]]
+
+    def branch_of(self, item: Item) -> int:
+        """The branch of a waiting item; a negative number of its own if it has none."""
+        return int(self._rows["branch"][self._slots[item]])
+
+    def num_on_branch(self, item: Item) -> int:
+        """How many waiting items have the branch of `item`; at least 1."""
+        branches = self._rows["branch"][self._rows["waits"]]
+        return int(np.count_nonzero(branches == self._rows["branch"][self._slots[item]]))
+
+    # -- rows -------------------------------------------------------------------------------------
+
+    def _resize(self, num_rows: int) -> None:
+        """Move the rows in use to the front of `num_rows` rows, or of as many as are in use."""
+        used = [*self._slots.values(), *self._popped.values()]
+        num_rows = max(num_rows, len(used))
+        num_free = num_rows - len(used)
+        self._rows = np.concatenate([self._rows[used], np.zeros(num_free, dtype=_ROW)])
+        self._items = [self._items[slot] for slot in used] + [None] * num_free
+        self._nodes = [self._nodes[slot] for slot in used] + [None] * num_free
+        places = iter(range(num_rows))
+        self._slots = dict(zip(self._slots, places, strict=False))
+        self._popped = dict(zip(self._popped, places, strict=False))
+        self._free = list(range(num_rows - 1, len(used) - 1, -1))
+
+    def _release(self, slot: int) -> None:
+        row = self._rows[slot]
+        self._tenants.release(int(row["tenant"]))
+        if row["fork_group"] != NO_GROUP:
+            group = int(row["fork_group"])
+            if self._fork_groups.release(group):
+                self._group_since.pop(group, None)
+        row["waits"] = False
+        self._items[slot] = self._nodes[slot] = None
+        self._free.append(slot)
+
+
+class _Interned:
+    """Small integers for names, each as long as it has users. Integers are not used twice."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._names: dict[int, Hashable] = {}
+        self._num_users: Counter[int] = Counter()
+        self._next_number = 0
+
+    @property
+    def names(self) -> Collection[Hashable]:
+        return self._numbers.keys()
+
+    def acquire(self, name: Hashable) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = self._next_number
+            self._names[number] = name
+            self._next_number += 1
+        self._num_users[number] += 1
+        return number
+
+    def number_of(self, name: Hashable) -> int:
+        """-1 for a name without users."""
+        return self._numbers.get(name, -1)
+
+    def release(self, number: int) -> bool:
+        """Whether that was the last user."""
+        self._num_users[number] -= 1
+        if self._num_users[number]:
+            return False
+        del self._num_users[number]
+        del self._numbers[self._names.pop(number)]
+        return True
