@@ -1,7 +1,7 @@
 """A planner for code movement that asks a model for the order.
 
-Owns the question and the reading of the answer. What may be moved, and the check of the order, is
-in `reordering.py`.
+Owns the question to the model, and reading its answer. Which pieces can be moved, and checking the
+order, is the job of `reordering.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from sgl_vllm.lang.state import State
 
 
 def model_planner(backend: Backend | None = None, max_new_tokens: int = 512) -> Planner:
-    """A planner that asks a model, which must answer with a permutation of the pieces' numbers.
+    """A planner that asks a model for the order of a prompt's pieces.
 
-    The answer is constrained to JSON by a schema; ReorderError if it is no permutation after all.
+    The model answers with the pieces' numbers as JSON, constrained by a schema. Raises
+    ReorderError if the answer is not a permutation of them. `backend` is by default that of
+    `set_default_backend`.
     """
 
     def plan(pieces: Sequence[PromptPiece]) -> Sequence[int]:
@@ -37,10 +39,10 @@ def model_planner(backend: Backend | None = None, max_new_tokens: int = 512) -> 
         )
         try:
             order = json.loads(state["order"])["order"]
+            if not isinstance(order, list):
+                raise TypeError("the order is not a list")
         except (ValueError, KeyError, TypeError) as error:
-            raise ReorderError(f"the model's answer {state['order']!r} is no order") from error
-        if not isinstance(order, list):
-            raise ReorderError(f"the model's answer {state['order']!r} is no order")
+            raise ReorderError(f"the model's answer {state['order']!r} has no order") from error
         return order
 
     return plan

@@ -13,7 +13,6 @@ import itertools
 import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import replace
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from sgl_vllm.lang.backends.base import (
@@ -340,6 +339,8 @@ class Engine(OnVLLM):
 @contextlib.contextmanager
 def _plugin_allowed() -> Iterator[None]:
     """Load the plugin in this process, and in those started inside the ``with`` block."""
+    from importlib.metadata import entry_points  # takes milliseconds, and few programs need it
+
     found = list(entry_points(group="vllm.general_plugins", name=_PLUGIN))
     if not found:
         raise BackendError(

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sgl_vllm.lang import api
+from sgl_vllm.lang.constraints import ARGUMENTS as CONSTRAINT_ARGUMENTS
 from sgl_vllm.lang.ir import Expr, Role, RoleBegin, RoleEnd, Var
 from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.tracing.calls import NOT_HANDLED
@@ -33,7 +34,7 @@ _MAKERS = {
     if inspect.isfunction(maker) and maker.__module__ == api.__name__ and not name.startswith("_")
 }
 _STANDINS = (Host, LocalFunction)
-_NOT_DATA = ("json_schema", "regex", "dtype", "choices_method")
+_NOT_DATA = (*CONSTRAINT_ARGUMENTS, "choices_method")
 """Options of `gen` and `select` that may be objects of any class."""
 
 

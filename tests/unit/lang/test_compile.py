@@ -624,7 +624,7 @@ def test_a_model_can_be_the_planner(server, backend):
     with pytest.raises(ReorderError, match="no permutation"):
         compiled.reordered(model_planner(backend))
     server.reply = lambda prompt: "no JSON"
-    with pytest.raises(ReorderError, match="is no order"):
+    with pytest.raises(ReorderError, match="has no order"):
         compiled.reordered(model_planner(backend))
 
 

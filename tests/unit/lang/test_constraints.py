@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.constraints import dtype_constraint, regex_constraint, schema_constraint
+from sgl_vllm.lang.constraints import (
+    Constraint,
+    ConstraintKind,
+    dtype_constraint,
+    regex_constraint,
+    schema_constraint,
+)
+from sgl_vllm.lang.ir import Gen
+from sgl_vllm.lang.sampling import Sampling
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
 
@@ -220,3 +228,35 @@ def test_only_one_constraint_at_a_time():
         sgl.gen("v", dtype=int, regex="a")
     with pytest.raises(ValueError, match="choices_method needs choices"):
         sgl.gen("v", choices_method=sgl.greedy_token_selection)
+
+
+# --- another kind -------------------------------------------------------------------------------
+
+GRAMMAR = ConstraintKind("grammar", "grammar", "grammar")
+GREETING = Constraint(GRAMMAR, 'root ::= "hello" | "bye"')
+
+
+@sgl.function
+def greets(s):
+    s += sgl.user("Greet me.")
+    s += sgl.assistant(Gen("greeting", Sampling(), GREETING))
+
+
+def test_a_new_kind_is_sent_to_vllm_and_recorded_without_changing_a_backend(server, tmp_path):
+    server.reply = lambda prompt: "hello"
+    path = tmp_path / "record.jsonl"
+    with sgl.Recorder(sgl.VLLM(server.url), path) as recorder:
+        greets.run(backend=recorder)
+    assert server.calls[0]["structured_outputs"] == {"grammar": GREETING.text}
+    assert greets.run(backend=sgl.Replay(path))["greeting"] == "hello"
+    other = sgl.function(lambda s: s.assistant(Gen("x", Sampling())) and None)
+    with pytest.raises(sgl.ProgramError, match="no such generate"):
+        other.run(backend=sgl.Replay(path))
+
+
+def test_a_new_kind_is_refused_by_name_where_the_service_does_not_have_it():
+    for backend in (sgl.OpenAI("gpt-4o", api_key="x"), sgl.Anthropic("claude-x", api_key="x")):
+        with pytest.raises(
+            sgl.ProgramError, match=r"grammar is not supported .*use json_schema"
+        ):
+            greets.run(backend=backend)
