@@ -256,7 +256,5 @@ def test_a_new_kind_is_sent_to_vllm_and_recorded_without_changing_a_backend(serv
 
 def test_a_new_kind_is_refused_by_name_where_the_service_does_not_have_it():
     for backend in (sgl.OpenAI("gpt-4o", api_key="x"), sgl.Anthropic("claude-x", api_key="x")):
-        with pytest.raises(
-            sgl.ProgramError, match=r"grammar is not supported .*use json_schema"
-        ):
+        with pytest.raises(sgl.ProgramError, match=r"grammar is not supported .*use json_schema"):
             greets.run(backend=backend)
