@@ -1,1 +1,12 @@
-"""Jump-forward: forced tokens enter a running request in one forward pass."""
+"""Jump-forward: forced tokens enter a request in one forward pass.
+
+jump.py             appends forced tokens after each step
+opening.py          forced tokens before the first forward pass
+resumption.py       how jumped requests run again, and get out of each other's way
+forced_source.py    asks for forced tokens, and contains errors
+unique.py           forced tokens by a grammar's bitmask alone (jump_mode=exact)
+forced_logprobs.py  log-probabilities of forced tokens
+report.py           which part of an output was forced
+records.py          how long records of requests are kept
+part.py             when jump-forward is off, in an engine or for a request
+"""

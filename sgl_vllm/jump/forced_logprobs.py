@@ -1,6 +1,6 @@
-"""The log-probabilities that a client gets for forced tokens.
+"""Log-probabilities of forced tokens.
 
-Owns their rows only: what vLLM's sampler would have given a token when no other was legal.
+Owns their rows only: those that vLLM's sampler gives a token when no other is legal.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from vllm.v1.outputs import LogprobsLists
 
 
 def rows_of_forced(tokens: Sequence[int], like: LogprobsLists) -> LogprobsLists:
-    """The log-probabilities that vLLM gives a token when no other is legal, as wide as `like`.
+    """The log-probabilities that vLLM gives a token when no other is legal.
 
-    Of k alternatives the token itself is the first, at 0.0; the others are at minus infinity, and
-    which tokens they are means nothing.
+    Among k alternatives, the token itself is first, with 0.0. The others have minus infinity, and
+    their ids mean nothing.
+
+    Returns:
+        One row per token, as wide as the rows of `like`, with its types.
     """
     width = like.logprob_token_ids.shape[1]
     ids = [[t, t, *(other for other in range(width) if other != t)][:width] for t in tokens]
@@ -29,6 +32,7 @@ def rows_of_forced(tokens: Sequence[int], like: LogprobsLists) -> LogprobsLists:
 
 
 def joined(first: LogprobsLists, second: LogprobsLists) -> LogprobsLists:
+    """The rows of `first`, then those of `second`."""
     return LogprobsLists(
         np.concatenate((first.logprob_token_ids, second.logprob_token_ids)),
         np.concatenate((first.logprobs, second.logprobs)),

@@ -1,65 +1,44 @@
-"""What a jump does to a request: forced tokens are appended, the KV is kept, one pass computes all.
+"""What a jump does to a request: forced tokens are appended, and one forward pass computes all.
 
-Owns: which requests may jump, and moving one so that vLLM resumes it with its blocks. Does not own
-what is forced (`fsm/vllm/forced_tokens.py`).
+Owns appending forced tokens and moving a request so that vLLM resumes it with its blocks. Does not
+own which tokens are forced (`fsm/vllm/forced_tokens.py`), nor how a jumped request runs again
+(`resumption.py`).
 
-    step n     samples token t                       KV of [0, t) computed
-    jump       appends forced f1 .. fk               request leaves `running` for
+    step n     samples token t                       KV of [0, t) is computed
+    jump       appends forced f1 .. fk               the request moves from `running` to
                                                      `kv_holding_waiting`, blocks and all
     step n+1   computes t, f1 .. fk in one pass, samples the next undecided token
 
-vLLM drains `kv_holding_waiting` before anything else and resumes its requests like a streaming
-session that got more input. On the V1 runner they must then carry all their tokens as the prompt
-(`rewrite_resumed`); the V2 runner is told them apart from the prompt by vLLM. Requests that hold
-blocks while they wait cannot be preempted by vLLM, so a step that could schedule nothing must
-release one (`release_one_if_stuck`).
-
-With asynchronous scheduling the next step is in flight when t arrives. It computes t, which is as
-it should be, and samples a token after it that is stale, for f1 follows:
+With asynchronous scheduling, the next step is in flight when t arrives. It computes t, as it
+should. The token that it samples is stale, because f1 follows t:
 
     step n     samples token t                       in flight: step n+1 computes t
-    jump       appends f1 .. fk                      what step n+1 samples will be dropped
-    step n+2   computes f1 .. fk in one pass         step n+1 arrives, and is dropped
+    jump       appends f1 .. fk                      the sample of step n+1 will be dropped
+    step n+2   computes f1 .. fk in one pass         step n+1 arrives, its sample is dropped
 
-A pattern that begins with forced text is opened before the first pass (`open`): the text is output
-already, but nothing of it is sent before that pass has sampled.
+Text that is forced from the start is appended before the first forward pass (`opening.py`).
 
-    waiting    the grammar is ready                  prompt, f1 .. fk
-    step 1     computes all of it in one pass, samples the first undecided token t
-    output     f1 .. fk, t                           (and what is forced after t)
-
-Idea: jump-forward decoding of the compressed finite state machine (arXiv 2312.07104, section 4).
+Idea: jump-forward decoding with a compressed finite state machine (arXiv 2312.07104, section 4).
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Protocol
 
-from vllm.logger import init_logger
-from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop, remove_all
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from sgl_vllm.counters import counter
-from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens
 from sgl_vllm.jump import part
 from sgl_vllm.jump.forced_logprobs import joined, rows_of_forced
-from sgl_vllm.jump.report import ForcedReports
-from sgl_vllm.jump.unique import UniqueTokens
-from sgl_vllm.scheduler.traces import RequestTraces
-
-logger = init_logger("vllm.sgl_vllm.jump")
-
-MAX_ERRORS = 8
-"""So many unexpected errors switch jump-forward off."""
+from sgl_vllm.jump.forced_source import ForcedSource
+from sgl_vllm.jump.opening import Openings, num_before_end
+from sgl_vllm.jump.resumption import JumpedRequests
 
 
 @dataclass(slots=True)
@@ -81,123 +60,103 @@ class JumpCounters:
     )
 
 
-@dataclass(slots=True)
-class Opening:
-    """What the output of a request begins with, as long as none of it is sent."""
+class JumpListener(Protocol):
+    """Something that records jumps."""
 
-    request: Request
-    tokens: list[int]
-    last: int | None
-    """If the next forced token ends the request: it. No token may follow it, so it takes the place
-    of the one that the first pass samples."""
+    def jumped(self, request: Request, start: int, end: int) -> None:
+        """Tokens [start, end) of the output of `request` were forced."""
 
 
 class JumpForward:
-    """Jumps the requests of one scheduler. Remembers who has jumped and not run again, and who was
-    opened and has not had a token yet."""
+    """Jumps the requests of one scheduler.
+
+    After every step, the output of a request whose grammar forces tokens ends with all of them, and
+    the request waits for the forward pass that computes them. An unexpected error lets its request
+    go on token by token; after `MAX_ERRORS` of them, all requests do.
+
+    Args:
+        mode: what counts as forced; see the option `jump_mode`.
+        listeners: told of every jump.
+    """
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        mode: str,
-        reports: ForcedReports,
-        traces: RequestTraces | None = None,
+        self, scheduler: Scheduler, mode: str, listeners: Sequence[JumpListener] = ()
     ) -> None:
-        """`mode`: what counts as forced; see `config.Options.jump_mode`."""
         self._scheduler = scheduler
-        self._reports = reports
-        self._traces = traces
-        manager = scheduler.structured_output_manager
-        self._forced: ForcedTokens | UniqueTokens = (
-            ForcedTokens(manager) if mode == "canonical" else UniqueTokens(manager)
-        )
+        self._listeners = listeners
         logprobs_mode = scheduler.vllm_config.model_config.logprobs_mode
         self._has_logprobs = logprobs_mode in ("raw_logprobs", "processed_logprobs")
-        self._given_up: WeakSet[Request] = WeakSet()
-        self._jumped: WeakSet[Request] = WeakSet()
-        self._num_as_prompt: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
-        """How many tokens of its output the V1 runner takes for the prompt of a request."""
-        self._openings: dict[str, Opening] = {}
         self.counters = JumpCounters()
+        self._source = ForcedSource(scheduler.structured_output_manager, mode, self.counters)
+        self.jumped = JumpedRequests(scheduler, self.counters)
+        self.openings = Openings(scheduler)
+
+    @property
+    def failed(self) -> bool:
+        """Whether errors have switched jumping off."""
+        return self._source.failed
 
     def may_jump(self, request: Request) -> bool:
+        """Whether jumping leaves the output of `request` as it would be without (`part.py`)."""
         return part.may_jump(request, has_logprobs=self._has_logprobs)
 
-    # -- before the first pass ----------------------------------------------------------------
+    # -- before the first forward pass ------------------------------------------------------------
 
     def open(self, request: Request) -> None:
-        """Append what is forced at the very start to a request that has never been scheduled.
-
-        What ends a request is not appended, because vLLM ends requests by what a pass samples.
-        """
+        """Append the text forced at the start to a request that has never been scheduled."""
         if request.num_output_tokens or not self.may_jump(request):
             return
         assert request.sampling_params is not None
         if request.sampling_params.repetition_detection is not None:  # it may end anywhere
             return
-        forced = self._take(request)
+        forced = self._source.take(request)
         if not forced:
             return
-        num_open = self._num_before_end(request, forced)
-        if num_open < len(forced) and not self._take_back(request, len(forced) - num_open):
+        num_open = num_before_end(request, forced, self._scheduler.max_model_len)
+        num_left = len(forced) - num_open
+        if num_left and not self._source.take_back(request, num_left):
             return
-        opening = Opening(request, forced[:num_open], next(iter(forced[num_open:]), None))
-        self._openings[request.request_id] = opening
-        if opening.tokens:
-            request.append_output_token_ids(opening.tokens)
-            self._jumped.add(request)
-            self._note_jump(request, 0, num_open)
-
-    def _num_before_end(self, request: Request, forced: list[int]) -> int:
-        """How many of the first tokens of an output come before the one that ends it."""
-        params = request.sampling_params
-        assert params is not None
-        limit = self._scheduler.max_model_len - request.num_prompt_tokens
-        room = min(request.max_tokens, limit) - 1
-        stops = {params.eos_token_id, *(params.stop_token_ids or ())}
-        num_before_stop = next((i for i, t in enumerate(forced) if t in stops), len(forced))
-        return max(0, min(room, num_before_stop))
+        tokens = forced[:num_open]
+        self.openings.add(request, tokens, last=forced[num_open] if num_left else None)
+        if tokens:
+            request.append_output_token_ids(tokens)
+            self.jumped.add(request)
+            self._record(request, 0, num_open)
 
     def before_update(self, model_output: ModelRunnerOutput) -> None:
-        """Put the forced token that ends a request in the place of the sampled one."""
-        for request_id, opening in list(self._openings.items()):
-            if self._scheduler.requests.get(request_id) is not opening.request:  # given up
-                del self._openings[request_id]
-            elif opening.last is not None and model_output.sampled_token_ids:
-                index = model_output.req_id_to_index.get(request_id)
-                if index is not None and model_output.sampled_token_ids[index]:
-                    model_output.sampled_token_ids[index] = [opening.last]
+        """Before vLLM reads what a forward pass has sampled."""
+        self.openings.replace_sampled(model_output)
 
-    # -- after every pass ---------------------------------------------------------------------
+    # -- after every forward pass -----------------------------------------------------------------
 
     def after_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
-        """Append what is forced to every request that has just got a token."""
+        """Append forced tokens to every request that has just got a token."""
         scheduler = self._scheduler
         left: set[Request] = set()
-        for output in outputs if self._openings else ():
-            if output.new_token_ids:
-                opening = self._openings.pop(output.request_id, None)
-                if opening is not None:
-                    _put_before(output, opening)
+        self.openings.deliver(outputs)
         for output in outputs:
             if output.finish_reason is not None or not output.new_token_ids:
                 continue
             request = scheduler.requests.get(output.request_id)
             if request is None or not self.may_jump(request):
                 continue
-            forced = self._take(request)
+            forced = self._source.take(request)
             if forced and request.status == RequestStatus.RUNNING:
                 self._drop_in_flight(request)
                 self._append(request, forced, output)
                 left.add(request)
-            elif forced:  # preempted while the token was in flight: it waits to compute all again
+            elif forced:  # preempted while the token was in flight: it will compute all of it again
                 self._append(request, forced, output)
                 if request.is_finished():
                     scheduler.waiting.remove_requests([request])
                     scheduler.deferred_waiting.discard(request)
                     scheduler._free_request(request)
-        if not left:
-            return
+        if left:
+            self._leave_running(left, outputs)
+
+    def _leave_running(self, left: set[Request], outputs: Sequence[EngineCoreOutput]) -> None:
+        """Move jumped requests from `running` to where vLLM resumes requests with blocks."""
+        scheduler = self._scheduler
         scheduler.running = remove_all(scheduler.running, left)
         for request in left:
             if request.is_finished():
@@ -205,56 +164,16 @@ class JumpForward:
                 continue
             request.status = RequestStatus.WAITING
             scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
-            self._jumped.add(request)
-        # In the order of `running`, so that who was first stays first.
+            self.jumped.add(request)
+        # Outputs are in the order of `running`, so requests keep their order.
         for output in outputs:
-            request = scheduler.requests.get(output.request_id)
-            if request is not None and request in left:
-                scheduler._enqueue_waiting_request(request)
-
-    def _take(self, request: Request) -> list[int]:
-        """What is forced now. After an unexpected error the request goes on token by token; after
-        many, all do."""
-        if self.failed or request in self._given_up:
-            return []
-        try:
-            return self._forced.take(request)
-        except Exception:
-            self._give_up(request)
-            return []
-
-    def _take_back(self, request: Request, num_tokens: int) -> bool:
-        """Make the grammar forget the last tokens that it accepted; whether it did."""
-        structured = request.structured_output_request
-        assert structured is not None
-        try:
-            grammar = structured.grammar
-            assert isinstance(grammar, StructuredOutputGrammar)
-            grammar.rollback(num_tokens)
-            return True
-        except Exception:
-            self._give_up(request)
-            return False
-
-    def _give_up(self, request: Request) -> None:
-        logger.exception(
-            "jump-forward failed for request %s, which goes on token by token. "
-            "Please report this with the lines below",
-            request.request_id,
-        )
-        self._given_up.add(request)
-        self.counters.errors += 1
-        if self.failed:
-            logger.error("jump-forward failed %d times and is switched off", MAX_ERRORS)
-
-    @property
-    def failed(self) -> bool:
-        """Switched off by errors."""
-        return self.counters.errors >= MAX_ERRORS
+            waiting = scheduler.requests.get(output.request_id)
+            if waiting is not None and waiting in left:
+                scheduler._enqueue_waiting_request(waiting)
 
     def _drop_in_flight(self, request: Request) -> None:
-        """Before forced tokens are appended: what the passes in flight compute of the tokens that
-        are there stays, and what they sample is dropped when it arrives."""
+        """Drop what forward passes in flight will sample for `request`; the KV that they compute
+        for its known tokens stays. To be called before forced tokens are appended."""
         if request.num_in_flight_tokens:
             request.drop_stale_output = True
             request.num_stale_output_tokens = request.num_in_flight_tokens
@@ -263,7 +182,7 @@ class JumpForward:
             request.num_output_placeholders = 0
 
     def _append(self, request: Request, forced: list[int], output: EngineCoreOutput) -> None:
-        """Stop conditions are checked token by token, as if each had been sampled."""
+        """Append forced tokens up to the first stop condition, as if each had been sampled."""
         num_before = request.num_output_tokens
         for token in forced:
             request.append_output_token_ids(token)
@@ -271,92 +190,17 @@ class JumpForward:
                 output.finish_reason = request.get_finished_reason()
                 output.stop_reason = request.stop_reason
                 break
-        num_appended = request.num_output_tokens - num_before
-        appended = forced[:num_appended]
+        num_after = request.num_output_tokens
+        appended = forced[: num_after - num_before]
         output.new_token_ids = [*output.new_token_ids, *appended]
         rows = output.new_logprobs
         if rows is not None:
             output.new_logprobs = joined(rows, rows_of_forced(appended, rows))
-        self._note_jump(request, num_before, num_before + num_appended)
+        self._record(request, num_before, num_after)
 
-    def _note_jump(self, request: Request, start: int, end: int) -> None:
+    def _record(self, request: Request, start: int, end: int) -> None:
         """Tokens [start, end) of the output were forced."""
         self.counters.jumps += 1
         self.counters.forced_tokens += end - start
-        self._reports.add(request, start, end)
-        if self._traces is not None:
-            self._traces.jumped(request, end - start)
-
-    # -- around a step's schedule -------------------------------------------------------------
-
-    def rewrite_resumed(self, scheduler_output: SchedulerOutput) -> None:
-        """Give the V1 runner all tokens of the jumped requests that run again in this step.
-
-        From then on it counts the output of such a request from there.
-        """
-        scheduler = self._scheduler
-        for data in scheduler_output.scheduled_new_reqs if self._jumped else ():
-            request = scheduler.requests[data.req_id]
-            if request not in self._jumped:
-                continue
-            self._jumped.discard(request)
-            if scheduler.use_v2_model_runner:
-                continue
-            self._num_as_prompt[request] = request.num_output_tokens
-            data.prompt_token_ids = list(request._all_token_ids)
-            if data.sampling_params is not None and data.sampling_params.min_tokens:
-                params = data.sampling_params = copy.copy(data.sampling_params)
-                params.min_tokens = max(0, params.min_tokens - request.num_output_tokens)
-        # Of who did not run in the step before, the runner takes so many last tokens as output.
-        cached = scheduler_output.scheduled_cached_reqs
-        for index, request_id in enumerate(cached.req_ids) if cached.all_token_ids else ():
-            if request_id in cached.all_token_ids:
-                num_as_prompt = self._num_as_prompt.get(scheduler.requests[request_id], 0)
-                cached.num_output_tokens[index] -= num_as_prompt
-
-    def release_one_if_stuck(self, scheduler_output: SchedulerOutput) -> None:
-        """If nothing could be scheduled, let the last waiting jumped request give up its blocks.
-
-        So the engine always gets on. Nothing is scheduled only while nobody runs (who ran last has
-        been preempted, and made room), or who runs awaits its last token, in flight: otherwise the
-        blocks in use are those of waiting requests. Each such step gives back what one of them
-        holds, so that after fewer steps than requests wait the first of them has room, alone in the
-        cache if need be. Who was released keeps its tokens, and computes them again like one
-        preempted.
-        """
-        scheduler = self._scheduler
-        if scheduler_output.num_scheduled_tokens or scheduler.running or not self._jumped:
-            return
-        if scheduler.pause_state == PauseState.PAUSED_ALL:
-            return
-        for request_id in scheduler_output.preempted_req_ids or ():
-            request = scheduler.requests.get(request_id)
-            if request is not None and request.status == RequestStatus.PREEMPTED:
-                return
-        waiting = [r for r in scheduler.kv_holding_waiting if r in self._jumped]
-        if waiting:
-            self._release(waiting[-1])
-            self.counters.released_when_stuck += 1
-
-    def release_all(self) -> None:
-        """Let every waiting jumped request give up its blocks (for a reset of the cache)."""
-        for request in [r for r in self._scheduler.kv_holding_waiting if r in self._jumped]:
-            self._release(request)
-
-    def _release(self, request: Request) -> None:
-        scheduler = self._scheduler
-        scheduler.kv_holding_waiting.remove_request(request)
-        scheduler._free_request_blocks(request)
-        request.num_computed_tokens = 0
-        request.num_preemptions += 1
-        scheduler.reset_preempted_req_ids.add(request.request_id)
-        scheduler.waiting.prepend_request(request)
-
-
-def _put_before(output: EngineCoreOutput, opening: Opening) -> None:
-    """Let the first output of a request begin with what was forced before its first pass."""
-    output.new_token_ids = [*opening.tokens, *output.new_token_ids]
-    rows = output.new_logprobs
-    if rows is not None:
-        sampled = rows if opening.last is None else rows_of_forced([opening.last], rows)
-        output.new_logprobs = joined(rows_of_forced(opening.tokens, rows), sampled)
+        for listener in self._listeners:
+            listener.jumped(request, start, end)

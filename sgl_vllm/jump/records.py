@@ -1,6 +1,6 @@
-"""Records of requests that have not ended, and the outputs that they go out with.
+"""Records of live requests, and the outputs that carry them to the client.
 
-Owns how long a record is kept, not what it says (`report.py`, `traces.py`).
+Owns how long a record is kept. Does not own its content (`report.py`, `scheduler/traces.py`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ def follow(
     outputs: Iterable[EngineCoreOutput],
     unfinished: Mapping[str, Request],
 ) -> Iterator[tuple[EngineCoreOutput, Record, bool]]:
-    """Each output whose request has a record, with it, and whether the output has to carry it.
+    """Each output whose request has a record, with the record and whether the output must carry it.
 
-    A request's last output has to. A stop string ends a request outside of the engine, so with one
-    every output has to carry what there is so far. Removes the records of requests that have ended.
+    A request's last output must. A stop string ends a request outside the engine, so if a request
+    has one, each of its outputs must carry the record so far. Removes the records of requests that
+    have ended. Cost: O(1) without records, otherwise O(outputs).
     """
     if not records:
         return
@@ -34,6 +35,6 @@ def follow(
         yield output, record, output.finished or bool(params is not None and params.stop)
         if output.finished:
             del records[output.request_id]
-    if len(records) > len(unfinished):  # some were aborted
+    if len(records) > len(unfinished):  # some requests were aborted
         for request_id in records.keys() - unfinished.keys():
             del records[request_id]

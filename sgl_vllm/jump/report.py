@@ -1,22 +1,22 @@
-"""How much of an output was forced, told to the requests that ask.
+"""Forced reports: which part of an output was forced, for requests that ask.
 
-Owns the record of forced runs, and what of it goes into an answer. What is forced, and when, is
-decided in `jump.py`. A request that does not ask costs one look at its arguments.
+Owns the record of forced runs and the report in the answer. Does not own what is forced, and when
+(`jump.py`). A request that does not ask costs one look at its arguments.
 
     output tokens    {   "   name   ":   "   Ann   ",   "   age   ...
     forced runs     [0              5)            [6            9)
     output text     {"name": "Ann", "age...
     in bytes        [0      10)  [13   20)
 
-The report travels in a field of vLLM's that its completion and chat answers pass through, and that
-is free where jumps are possible, as KV connectors switch them off.
+The report travels in `kv_transfer_params`, which vLLM's completion and chat answers pass through.
+The field is free where jumps are possible, because KV connectors switch them off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 from vllm.logger import init_logger
 from vllm.v1.engine import EngineCoreOutput, FinishReason
@@ -28,17 +28,29 @@ from sgl_vllm.protocol.request_keys import REPORT
 logger = init_logger("vllm.sgl_vllm.report")
 
 
+class ForcedReport(TypedDict):
+    """The report as JSON: how many output tokens were forced, and the half-open intervals of the
+    output's UTF-8 text that these tokens wrote."""
+
+    forced_tokens: int
+    forced_bytes: list[list[int]]
+
+
 @dataclass(slots=True)
 class Record:
-    """The forced runs of one output: intervals of its tokens, in order."""
+    """The forced runs of one output.
+
+    Attributes:
+        runs: half-open intervals of output tokens, in order.
+        ends: for each token counted so far, where its text ends, in bytes of the output.
+    """
 
     request: Request
     runs: list[tuple[int, int]] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    """For each token counted so far: where its text ends, in bytes of the output."""
 
     def count(self, token_bytes: Sequence[bytes], hidden_last: bool) -> None:
-        """Take in the tokens that are new. `hidden_last`: the last of them is not in the text."""
+        """Count the new tokens. With `hidden_last`, the last of them is not part of the text."""
         end = self.ends[-1] if self.ends else 0
         new = self.request.output_token_ids[len(self.ends) :]
         for token in new:
@@ -47,30 +59,33 @@ class Record:
         if new and hidden_last:
             self.ends[-1] = self.ends[-2] if len(self.ends) > 1 else 0
 
-    def report(self) -> dict[str, Any]:
-        """As it is sent. `forced_bytes` may end after the text, where a stop string has cut it."""
+    def report(self) -> ForcedReport:
+        """The report so far. Where a stop string cuts the text, `forced_bytes` may go beyond it."""
         intervals = [[self.ends[a - 1] if a else 0, self.ends[b - 1]] for a, b in self.runs]
-        return {
-            "forced_tokens": sum(b - a for a, b in self.runs),
-            "forced_bytes": [[start, end] for start, end in intervals if start < end],
-        }
+        return ForcedReport(
+            forced_tokens=sum(b - a for a, b in self.runs),
+            forced_bytes=[[start, end] for start, end in intervals if start < end],
+        )
 
 
 class ForcedReports:
-    """The records of the requests that asked and have not ended."""
+    """The records of live requests that asked for a report.
+
+    Args:
+        token_bytes: returns the bytes of each token. Called when the first report is due.
+    """
 
     def __init__(self, token_bytes: Callable[[], Sequence[bytes]]) -> None:
-        """`token_bytes()`: the text of each token; called when the first report is due."""
         self._token_bytes = token_bytes
         self._records: dict[str, Record] = {}
 
     def expect(self, request: Request) -> None:
-        """Begin a record if this new request asks for one."""
+        """Begin a record if a new request asks for one."""
         params = request.sampling_params
         if params is not None and params.extra_args and params.extra_args.get(REPORT):
             self._records[request.request_id] = Record(request)
 
-    def add(self, request: Request, start: int, end: int) -> None:
+    def jumped(self, request: Request, start: int, end: int) -> None:
         """Tokens [start, end) of the output of `request` were forced."""
         record = self._records.get(request.request_id)
         if record is not None and start < end:
@@ -79,12 +94,14 @@ class ForcedReports:
     def attach(
         self, outputs: Iterable[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:
-        """Put the report of each request into the outputs that have to carry it."""
+        """Put the report of each request into the outputs that must carry it."""
         for output, record, is_due in follow(self._records, outputs, unfinished):
             if is_due and output.kv_transfer_params is None:
                 output.kv_transfer_params = self._answer(record, output.finish_reason)
 
-    def _answer(self, record: Record, finish_reason: FinishReason | None) -> dict[str, Any] | None:
+    def _answer(
+        self, record: Record, finish_reason: FinishReason | None
+    ) -> dict[str, ForcedReport] | None:
         """None after an unexpected error, which must not end the engine."""
         params = record.request.sampling_params
         shows_stop = params is not None and params.include_stop_str_in_output
@@ -93,5 +110,5 @@ class ForcedReports:
             record.count(self._token_bytes(), ended_by_token and not shows_stop)
             return {REPORT: record.report()}
         except Exception:
-            logger.exception("no report for request %s", record.request.request_id)
+            logger.exception("sgl-vllm: no forced report for request %s", record.request.request_id)
             return None

@@ -1,7 +1,7 @@
-"""Which tokens a grammar leaves no choice about, by its own mask alone (`jump_mode=exact`).
+"""Forced tokens by a grammar's bitmask alone: those that are the only legal token.
 
-Owns nothing of the grammar: it asks through vLLM's interface, which every structured-output backend
-has. Its sibling `fsm/vllm/forced_tokens.py` asks for forced text and spells it canonically.
+Used with `jump_mode=exact`. Works with every structured-output backend, because it asks through
+vLLM's interface. `fsm/vllm/forced_tokens.py` asks for forced text and spells it canonically.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from sgl_vllm.fsm.vllm.forced_tokens import live_grammar
 
 
 class UniqueTokens:
-    """The tokens that are the only legal one, one after the other, by the grammar's own mask.
+    """Takes tokens from grammars while exactly one is legal.
 
-    Works with every structured-output backend. A call fills one mask, and one more for each token.
+    A call fills one bitmask, and one more for each token that it takes.
     """
 
     def __init__(self, manager: StructuredOutputManager) -> None:
         self._manager = manager
-        self._mask: torch.Tensor | None = None
+        self._bitmask: torch.Tensor | None = None
 
     def take(self, request: Request) -> list[int]:
-        """The tokens forced after what `request` has so far; its grammar has accepted them."""
+        """The tokens forced after the last token of `request`; its grammar has accepted them."""
         grammar = live_grammar(self._manager, request)
         if grammar is None:
             return []
@@ -46,9 +46,9 @@ class UniqueTokens:
         return tokens
 
     def _only_legal_token(self, grammar: StructuredOutputGrammar) -> int | None:
-        if self._mask is None:
+        if self._bitmask is None:
             backend = self._manager.backend
             assert backend is not None
-            self._mask = backend.allocate_token_bitmask(1)
-        grammar.fill_bitmask(self._mask, 0)
-        return only_bit(self._mask.numpy()[0].view(np.uint32))
+            self._bitmask = backend.allocate_token_bitmask(1)
+        grammar.fill_bitmask(self._bitmask, 0)
+        return only_bit(self._bitmask.numpy()[0].view(np.uint32))

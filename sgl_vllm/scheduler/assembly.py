@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from sgl_vllm.fsm.vllm import part as fsm
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.jump import part as jump
-from sgl_vllm.jump.jump import JumpForward
+from sgl_vllm.jump.jump import JumpForward, JumpListener
 from sgl_vllm.jump.report import ForcedReports
 from sgl_vllm.part import BY_OPTION, EngineView, Part
 from sgl_vllm.radix import part as radix
@@ -126,7 +126,10 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
         parts.grammars = fsm.install_backend(engine)
     if is_on(jump.PART):
         parts.reports = ForcedReports(fsm.token_bytes_reader(engine, parts.grammars))
-        parts.jump = JumpForward(scheduler, options.jump_mode, parts.reports, parts.traces)
+        listeners: list[JumpListener] = [parts.reports]
+        if parts.traces is not None:
+            listeners.append(parts.traces)
+        parts.jump = JumpForward(scheduler, options.jump_mode, listeners)
     if options.schedule_cheapest_victim:
         if reason := preemption.why_off(engine):
             logger.warning("sgl-vllm: schedule_cheapest_victim has no effect: %s", reason)

@@ -80,8 +80,8 @@ class SglSchedulerMixin(Scheduler):
         if parts.queue is not None:
             parts.queue.step_ends(output)
         if parts.jump is not None:
-            parts.jump.rewrite_resumed(output)
-            parts.jump.release_one_if_stuck(output)
+            parts.jump.jumped.rewrite_resumed(output)
+            parts.jump.jumped.release_one_if_stuck(output)
         self._steps.forward_passes += bool(output.num_scheduled_tokens)
         return output
 
@@ -168,7 +168,7 @@ class SglSchedulerMixin(Scheduler):
         self, reset_running_requests: bool = False, *args: Any, **kwargs: Any
     ) -> bool:
         if reset_running_requests and self.parts.jump is not None:
-            self.parts.jump.release_all()
+            self.parts.jump.jumped.release_all()
         return super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
 
 

@@ -1,8 +1,8 @@
-"""What a traced request's span says of it: collected here, sent to where vLLM makes the span.
+"""The plugin's attributes on the span of a traced request.
 
-Owns the record per request, made only if vLLM traces (`--otlp-traces-endpoint`), and the way to
-vLLM's API process: the one field of vLLM's outputs that is for tracing, its headers. There
-`server/spans.py` takes it out again.
+Owns the record of each request, kept only if vLLM traces (`--otlp-traces-endpoint`), and its way to
+vLLM's API process: in the headers of an output, the one field that vLLM has for tracing. There
+`routes/spans.py` takes it out again. Imports no vLLM at run time.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
-
-from vllm.v1.engine import EngineCoreOutput
-from vllm.v1.request import Request
+from typing import TYPE_CHECKING
 
 from sgl_vllm.jump.records import follow
 
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutput
+    from vllm.v1.request import Request
+
 SPAN_HEADER = "sgl_vllm"
-"""In an output's `trace_headers`: the attributes as JSON."""
+"""The key in an output's `trace_headers`. The value is the attributes as JSON."""
 
 
 @dataclass(slots=True)
@@ -26,9 +27,9 @@ class RequestTrace:
     """The attributes of a request's span, without their prefix `sgl_vllm.`.
 
     Attributes:
-        cached_tokens: prompt tokens found in the tree (or, with radix off, in vLLM's own cache).
-        partial_block_cached_tokens: of these, the ones in the hit's last, partial block.
-        connector_cached_tokens: prompt tokens that a KV connector had beyond these.
+        cached_tokens: prompt tokens found in the tree, or with radix off in vLLM's own cache.
+        partial_block_cached_tokens: those of them in the last, partial block of the hit.
+        connector_cached_tokens: further prompt tokens that a KV connector had.
         jumps, forced_tokens: runs of forced tokens in the output, and the tokens in them.
         overtakes: how many later requests were admitted before this one.
     """
@@ -42,7 +43,7 @@ class RequestTrace:
 
 
 class RequestTraces:
-    """The records of all requests that have not ended."""
+    """The records of all live requests."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -52,19 +53,21 @@ class RequestTraces:
         self._records[request.request_id] = RequestTrace()
 
     def admitted(self, request: Request, overtakes: int) -> None:
-        """`request` was admitted, after `overtakes` later requests."""
+        """`request` was admitted, after `overtakes` later requests. May happen again after a
+        preemption."""
         if (trace := self._records.get(request.request_id)) is not None:
             trace.overtakes += overtakes
 
-    def jumped(self, request: Request, num_tokens: int) -> None:
+    def jumped(self, request: Request, start: int, end: int) -> None:
+        """Tokens [start, end) of the output of `request` were forced."""
         if (trace := self._records.get(request.request_id)) is not None:
             trace.jumps += 1
-            trace.forced_tokens += num_tokens
+            trace.forced_tokens += end - start
 
     def attach(
         self, outputs: Iterable[EngineCoreOutput], unfinished: Mapping[str, Request]
     ) -> None:
-        """Put the record of each request into the outputs that have to carry it."""
+        """Put the record of each request into the outputs that must carry it."""
         for output, trace, is_due in follow(self._records, outputs, unfinished):
             if (prefill := output.prefill_stats) is not None:
                 trace.cached_tokens = prefill.num_local_cached_tokens
@@ -75,8 +78,8 @@ class RequestTraces:
                 output.trace_headers = {**(output.trace_headers or {}), **headers}
 
 
-def take_attributes(output: EngineCoreOutput) -> dict[str, Any]:
-    """Take the attributes out of an output's headers, which are then as vLLM has made them."""
+def take_attributes(output: EngineCoreOutput) -> dict[str, int]:
+    """Remove the attributes from an output's headers, which are then as vLLM made them."""
     headers = dict(output.trace_headers or {})
     text = headers.pop(SPAN_HEADER, None)
     if text is None:

@@ -77,12 +77,12 @@ class OneByOne(JumpForward):
         narrowed = grammar if isinstance(grammar, NarrowedGrammar) else NarrowedGrammar(grammar)
         if not narrowed.pending:
             structured.grammar = narrowed.inner
-            narrowed.pending.extend(self._take(request))
+            narrowed.pending.extend(self._source.take(request))
         structured.grammar = narrowed
 
 
 def decode_one_by_one(engine: Any) -> None:
     """From now on `engine` narrows masks instead of jumping."""
     engine.scheduler.parts.jump = OneByOne(
-        engine.scheduler, "canonical", engine.scheduler.parts.reports
+        engine.scheduler, "canonical", [engine.scheduler.parts.reports]
     )

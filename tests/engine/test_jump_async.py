@@ -21,6 +21,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from benchmarks.simulator import SimulationError
 from sgl_vllm.jump.jump import JumpCounters, JumpForward
+from sgl_vllm.jump.resumption import JumpedRequests
 from tests.engine.late import MAX_MODEL_LEN, Answer, LateCore, Runner, V1Runner, V2Runner
 from tests.engine.one_by_one import decode_one_by_one
 from tests.engine.test_jump_pressure import PATTERNS
@@ -252,7 +253,7 @@ def test_it_is_the_release_of_a_waiting_request_that_gets_them_on(runner, monkey
     core = standstill()
     check(core.answers, wanted(jobs))
     assert jump_counts(core).released_when_stuck > 0
-    monkeypatch.setattr(JumpForward, "release_one_if_stuck", lambda *_: None)
+    monkeypatch.setattr(JumpedRequests, "release_one_if_stuck", lambda *_: None)
     with pytest.raises(AssertionError):
         standstill()
 
@@ -351,7 +352,7 @@ def deliver_what_is_stale(patch: pytest.MonkeyPatch) -> None:
 
 
 def leave_the_prompt_as_it_is(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(JumpForward, "rewrite_resumed", lambda *_: None)
+    patch.setattr(JumpedRequests, "rewrite_resumed", lambda *_: None)
 
 
 def count_the_output_from_the_first_prompt(patch: pytest.MonkeyPatch) -> None:
@@ -359,24 +360,24 @@ def count_the_output_from_the_first_prompt(patch: pytest.MonkeyPatch) -> None:
         def __setitem__(self, *_):
             pass
 
-    init = JumpForward.__init__
+    init = JumpedRequests.__init__
 
     def and_forget(self, *args):
         init(self, *args)
         self._num_as_prompt = Forgetful()
 
-    patch.setattr(JumpForward, "__init__", and_forget)
+    patch.setattr(JumpedRequests, "__init__", and_forget)
 
 
 def say_that_it_is_the_v1_runner(patch: pytest.MonkeyPatch) -> None:
-    rewrite = JumpForward.rewrite_resumed
+    rewrite = JumpedRequests.rewrite_resumed
 
     def on_v1(self, scheduled):
         self._scheduler.use_v2_model_runner = False
         rewrite(self, scheduled)
         self._scheduler.use_v2_model_runner = True
 
-    patch.setattr(JumpForward, "rewrite_resumed", on_v1)
+    patch.setattr(JumpedRequests, "rewrite_resumed", on_v1)
 
 
 MISTAKES = [

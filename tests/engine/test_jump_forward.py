@@ -9,7 +9,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from sgl_vllm.fsm.forced_tokenizer import ForcedTokenizer
-from sgl_vllm.jump.jump import MAX_ERRORS
+from sgl_vllm.jump.forced_source import MAX_ERRORS
 from tests.engine.engine import Ask, Engine
 from tests.engine.one_by_one import decode_one_by_one
 

@@ -10,7 +10,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from sgl_vllm.jump.jump import MAX_ERRORS
+from sgl_vllm.jump.forced_source import MAX_ERRORS
 from sgl_vllm.jump.unique import UniqueTokens
 from tests.engine.engine import Ask, Engine
 from tests.engine.test_same_answers import PERSON, mixed_requests

@@ -188,7 +188,7 @@ def test_it_is_the_release_of_a_waiting_request_that_gets_them_on(start, monkeyp
     assert wanted == alone
     assert engine.scheduler.sgl_vllm.stats().jump_forward.released_when_stuck > 0
     engine = start_tiny(start, *shape)
-    monkeypatch.setattr(engine.scheduler.parts.jump, "release_one_if_stuck", lambda _: None)
+    monkeypatch.setattr(engine.scheduler.parts.jump.jumped, "release_one_if_stuck", lambda _: None)
     with pytest.raises(AssertionError, match="0 free blocks"):
         run(engine, standstill, 50, None)
 

@@ -44,7 +44,7 @@ def test_every_interval_is_where_its_tokens_are_in_the_text(steps, has_stop_stri
         start = len(request.output_token_ids)
         request.output_token_ids += tokens
         if is_forced:
-            reports.add(request, start, start + len(tokens))
+            reports.jumped(request, start, start + len(tokens))
             forced.append(text_of(tokens))
             num_forced += len(tokens)
         step = output(None)
@@ -63,7 +63,7 @@ def told(request: Any, finish: FinishReason) -> dict[str, Any]:
     reports = ForcedReports(lambda: PIECES)
     reports.expect(request)
     request.output_token_ids += [1, 2, 3]
-    reports.add(request, 1, 3)
+    reports.jumped(request, 1, 3)
     last = output(finish)
     reports.attach([last], {})
     return last.kv_transfer_params[REPORT]
@@ -95,7 +95,7 @@ def test_an_unexpected_error_costs_the_report_and_nothing_else(caplog):
     assert last.kv_transfer_params is None
 
 
-def test_only_who_asks_is_recorded():
+def test_only_requests_that_ask_are_recorded():
     for extra_args in (None, {}, {REPORT: 0}, {"other": 1}):
         reports = ForcedReports(lambda: PIECES)
         reports.expect(asking(extra_args=extra_args))

@@ -36,10 +36,10 @@ def test_all_that_happened_to_a_request_is_with_its_last_output_alone() -> None:
         prefill_stats=PrefillStats(num_local_cached_tokens=37, num_external_cached_tokens=64),
         trace_headers=CALLER,
     )
-    traces.jumped(one, 5)
+    traces.jumped(one, 0, 5)
     traces.attach([first], {"r": one})
     traces.admitted(one, 1)  # it was preempted, and waited again
-    traces.jumped(one, 2)
+    traces.jumped(one, 9, 11)
     last = output(finish_reason=FinishReason.STOP, trace_headers=CALLER)
     traces.attach([last], {})
     assert take_attributes(arrived(first)) == {}
@@ -58,7 +58,7 @@ def test_all_that_happened_to_a_request_is_with_its_last_output_alone() -> None:
 def test_with_stop_strings_each_output_has_what_there_is_so_far() -> None:
     traces = RequestTraces(block_size=16)
     traces.begin(one := request(stop=["x"]))
-    traces.jumped(one, 5)
+    traces.jumped(one, 0, 5)
     traces.attach([sent := output()], {"r": one})
     assert take_attributes(sent)["sgl_vllm.forced_tokens"] == 5
 

@@ -1,0 +1,86 @@
+"""Forced tokens from live grammars, with errors contained.
+
+Owns what an unexpected error costs: one request decodes token by token, and after `MAX_ERRORS` of
+them all requests do. Does not own which tokens are forced (`fsm/vllm/forced_tokens.py`,
+`unique.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakSet
+
+from vllm.logger import init_logger
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+
+from sgl_vllm.degrade import CircuitBreaker
+from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens
+from sgl_vllm.jump.unique import UniqueTokens
+
+if TYPE_CHECKING:
+    from sgl_vllm.jump.jump import JumpCounters
+
+logger = init_logger("vllm.sgl_vllm.jump")
+
+MAX_ERRORS = 8
+"""This many unexpected errors switch jump-forward off."""
+
+
+class _Taker(Protocol):
+    def take(self, request: Request) -> list[int]: ...
+
+
+class ForcedSource:
+    """The forced tokens of requests, one run at a time. Never raises.
+
+    Args:
+        mode: a value of the option `jump_mode`.
+    """
+
+    def __init__(self, manager: StructuredOutputManager, mode: str, counters: JumpCounters) -> None:
+        self._counters = counters
+        is_canonical = mode == "canonical"
+        self._taker: _Taker = ForcedTokens(manager) if is_canonical else UniqueTokens(manager)
+        self._breaker = CircuitBreaker(
+            "jump-forward",
+            "all requests decode token by token",
+            logger,
+            max_errors=MAX_ERRORS,
+        )
+        self._excluded: WeakSet[Request] = WeakSet()
+        """Requests with an error, which decode token by token."""
+
+    @property
+    def failed(self) -> bool:
+        return self._breaker.tripped
+
+    def take(self, request: Request) -> list[int]:
+        """The tokens forced after the last token of `request`; its grammar has accepted them."""
+        if self._breaker.tripped or request in self._excluded:
+            return []
+        try:
+            return self._taker.take(request)
+        except Exception:
+            self._exclude(request)
+            return []
+
+    def take_back(self, request: Request, num_tokens: int) -> bool:
+        """Roll the grammar back by the last tokens that it has accepted. Whether that worked."""
+        structured = request.structured_output_request
+        assert structured is not None
+        try:
+            grammar = structured.grammar
+            assert isinstance(grammar, StructuredOutputGrammar)
+            grammar.rollback(num_tokens)
+            return True
+        except Exception:
+            self._exclude(request)
+            return False
+
+    def _exclude(self, request: Request) -> None:
+        """Called from an `except` block."""
+        self._excluded.add(request)
+        self._counters.errors += 1
+        self._breaker.record(f"request {request.request_id}, which decodes token by token")

@@ -1,0 +1,103 @@
+"""How a jumped request runs again.
+
+Owns what vLLM's runners must know of resumed requests, and the release of blocks when jumped
+requests block each other. Does not own the jump itself (`jump.py`).
+
+vLLM schedules `kv_holding_waiting` before anything else, and resumes its requests like a streaming
+session that got more input. The V1 runner must then be given all their tokens as the prompt; the V2
+runner gets the output from vLLM. vLLM cannot preempt requests that hold blocks while they wait, so
+a step that could schedule nothing must release one of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakSet
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+if TYPE_CHECKING:
+    from sgl_vllm.jump.jump import JumpCounters
+
+
+class JumpedRequests:
+    """The requests that have jumped and not run since."""
+
+    def __init__(self, scheduler: Scheduler, counters: JumpCounters) -> None:
+        self._scheduler = scheduler
+        self._counters = counters
+        self._waiting: WeakSet[Request] = WeakSet()
+        self._num_as_prompt: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
+        """How many output tokens of a request the V1 runner takes for its prompt."""
+
+    def add(self, request: Request) -> None:
+        self._waiting.add(request)
+
+    def rewrite_resumed(self, scheduler_output: SchedulerOutput) -> None:
+        """Give the V1 runner all tokens of the jumped requests that run again in this step.
+
+        From then on it counts the output of such a request from there.
+        """
+        scheduler = self._scheduler
+        for data in scheduler_output.scheduled_new_reqs if self._waiting else ():
+            request = scheduler.requests[data.req_id]
+            if request not in self._waiting:
+                continue
+            self._waiting.discard(request)
+            if scheduler.use_v2_model_runner:
+                continue
+            self._num_as_prompt[request] = request.num_output_tokens
+            data.prompt_token_ids = list(request._all_token_ids)
+            if data.sampling_params is not None and data.sampling_params.min_tokens:
+                params = data.sampling_params = copy.copy(data.sampling_params)
+                params.min_tokens = max(0, params.min_tokens - request.num_output_tokens)
+        # The runner takes the last `num_output_tokens` of all tokens as the output of a request
+        # that did not run in the step before.
+        cached = scheduler_output.scheduled_cached_reqs
+        for index, request_id in enumerate(cached.req_ids) if cached.all_token_ids else ():
+            if request_id in cached.all_token_ids:
+                num_as_prompt = self._num_as_prompt.get(scheduler.requests[request_id], 0)
+                cached.num_output_tokens[index] -= num_as_prompt
+
+    def release_one_if_stuck(self, scheduler_output: SchedulerOutput) -> None:
+        """Release the blocks of the last waiting jumped request if nothing could be scheduled.
+
+        This guarantees progress. Nothing is scheduled and nothing runs only if waiting requests
+        hold the blocks (or if the last running request was just preempted, which made room). Each
+        such step releases one request, so after fewer steps than requests wait, the first one has
+        room, alone in the cache if need be. A released request keeps its tokens and computes them
+        again, like a preempted one.
+        """
+        scheduler = self._scheduler
+        if scheduler_output.num_scheduled_tokens or scheduler.running or not self._waiting:
+            return
+        if scheduler.pause_state == PauseState.PAUSED_ALL:
+            return
+        for request_id in scheduler_output.preempted_req_ids or ():
+            request = scheduler.requests.get(request_id)
+            if request is not None and request.status == RequestStatus.PREEMPTED:
+                return
+        if holding := self._holding_blocks():
+            self._release(holding[-1])
+            self._counters.released_when_stuck += 1
+
+    def release_all(self) -> None:
+        """Release the blocks of all waiting jumped requests, to reset the cache."""
+        for request in self._holding_blocks():
+            self._release(request)
+
+    def _holding_blocks(self) -> list[Request]:
+        return [one for one in self._scheduler.kv_holding_waiting if one in self._waiting]
+
+    def _release(self, request: Request) -> None:
+        scheduler = self._scheduler
+        scheduler.kv_holding_waiting.remove_request(request)
+        scheduler._free_request_blocks(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        scheduler.reset_preempted_req_ids.add(request.request_id)
+        scheduler.waiting.prepend_request(request)
