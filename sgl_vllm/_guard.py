@@ -1,12 +1,12 @@
-"""Runs one command and ends it, with all it started, when the process that asked for it is gone.
+"""Runs a command, and ends it and everything it started when the parent process ends.
 
     python _guard.py STOP_TIMEOUT_S COMMAND...
 
-The asker holds the other end of standard input. When that closes, because it was closed on purpose
-or because the asker ended in whatever way (SIGKILL too), the command gets SIGTERM, STOP_TIMEOUT_S
-seconds to leave in good order, and then its process group gets SIGKILL. If the command ends by
-itself, what it left behind in the group is ended likewise. Run as a file, in a session of its own,
-with the standard library only: it must start in milliseconds and depend on nothing.
+The parent holds the other end of standard input. When it closes, on purpose or because the parent
+ended in any way (even by SIGKILL), the command gets SIGTERM and STOP_TIMEOUT_S seconds to stop, and
+then its process group gets SIGKILL. If the command ends by itself, processes that it left in the
+group are ended too. Run it as a file, in a session of its own. It uses only the standard library,
+so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ POLL_S = 0.1
 
 def main() -> None:
     stop_timeout_s, command = float(sys.argv[1]), sys.argv[2:]
-    asker = os.getppid()
+    parent = os.getppid()
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    # A signal to the guard itself (a shutdown of the machine) ends the command too.
+    # A signal to the guard itself, as at shutdown, ends the command too.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: child.terminate())
-    while child.poll() is None and os.getppid() == asker:
+    while child.poll() is None and os.getppid() == parent:
         readable, _, _ = select.select([sys.stdin], [], [], POLL_S)
         if readable and not os.read(sys.stdin.fileno(), 1):
             break
@@ -37,7 +37,7 @@ def main() -> None:
         deadline = time.monotonic() + stop_timeout_s
         while child.poll() is None and time.monotonic() < deadline:
             time.sleep(POLL_S)
-    os.killpg(0, signal.SIGKILL)  # workers that outlived the command, and this process
+    os.killpg(0, signal.SIGKILL)  # workers that outlived the command, and the guard itself
 
 
 if __name__ == "__main__":

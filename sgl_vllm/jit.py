@@ -1,4 +1,4 @@
-"""How loops over arrays are compiled: by numba, kept on disk where that is possible."""
+"""Compiles loops over arrays with numba, and caches the result on disk where possible."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import numba
 from llvmlite.binding import ffi
 
-# vLLM's CPU worker reads `__dict__["kernel"]` of all it finds in modules; numba's compiler library
-# takes any attribute for a function of C, `__dict__`, too, and the worker would fail. This gives it
-# an empty one. It can go when vLLM's `triton_utils.dispatcher` asks for a dict.
+# vLLM's CPU worker reads `__dict__["kernel"]` of every object in its modules. numba's compiler
+# library treats any attribute as a C function, `__dict__` included, so the worker would fail. This
+# gives it an empty dictionary. Remove it when vLLM's `triton_utils.dispatcher` asks for a dict.
 with contextlib.suppress(AttributeError, TypeError):
     ffi.lib._fntab.setdefault("__dict__", {})
 
@@ -19,10 +19,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """Compile with the first call. The result is cached on disk, if there is a place to write to
-    (see numba's NUMBA_CACHE_DIR); otherwise every process compiles anew, some seconds long."""
+    """Decorator: compiles a function at its first call.
+
+    The result is cached on disk if a folder is writable (see numba's NUMBA_CACHE_DIR). Otherwise
+    every process compiles again, which takes some seconds.
+    """
     try:
         fast: Function = numba.njit(cache=True)(function)
-    except RuntimeError:  # no place for the cache
+    except RuntimeError:  # no writable folder for the cache
         fast = numba.njit(function)
     return fast

@@ -1,7 +1,7 @@
-"""One `vllm serve` process: started, waited for, measured and stopped.
+"""Starts, measures and stops one `vllm serve` process.
 
-Owns the process (nothing of it outlives ours, however we end) and the reading of its counters.
-Knows vLLM only by its command line and its HTTP routes, so stock vLLM and the plugin are driven and
+Owns the process, which never outlives this one however this one ends, and the reading of its
+counters. Uses only vLLM's command line and HTTP routes, so stock vLLM and the plugin are run and
 counted in the same way. Used by the demo, the server tests and the benchmarks.
 """
 
@@ -33,9 +33,9 @@ GUARD = Path(__file__).with_name("_guard.py")
 CPU_ARGUMENTS = ("--dtype", "float32", "--enforce-eager", "--distributed-executor-backend", "uni")
 CPU_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    # Without these, vLLM puts the model into a process beside the engine's, whatever the arguments
-    # say. Each of the two spins while it waits for the other, which takes two cores: where there
-    # are no more, the server's HTTP process and its client wait, for seconds at worst.
+    # Without these, vLLM runs the model in a separate process, whatever the arguments say. The two
+    # processes wait for each other in busy loops, which takes two cores. On a machine with no more
+    # than two, the server's HTTP process and its client then wait, for seconds at worst.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
@@ -45,17 +45,17 @@ LOG_TAIL_LINES = 30
 
 
 class ServerFailed(Exception):
-    """The server did not start, or ended; the message holds the end of its log."""
+    """The server did not start, or has ended. The message has the end of its log."""
 
 
 @dataclass(frozen=True)
 class Counters:
-    """What a server has done since it started, from its `/metrics`. Differences are meaningful.
+    """What a server has done since it started, from its `/metrics`. Can be subtracted.
 
-    `forward_passes` counts the engine's steps that produced at least one token for some request, as
-    vLLM records one `iteration_tokens` sample for each of those. A step in which *every* request
-    is still in a chunk of its prompt other than the last is not counted, on any server: it takes a
-    prompt longer than `--max-num-batched-tokens` to have one.
+    `forward_passes` counts the steps that produced at least one token, for which vLLM records an
+    `iteration_tokens` sample. On any server, a step in which *every* request is in a chunk of its
+    prompt before the last is not counted. Such steps need a prompt longer than
+    `--max-num-batched-tokens`.
     """
 
     forward_passes: int
@@ -75,11 +75,11 @@ class Counters:
 
 
 class VllmServer:
-    """`with VllmServer(model, plugin=True) as server:` serves on `server.url` inside the block.
+    """A `vllm serve` process: `with VllmServer(model, plugin=True) as server:` uses `server.url`.
 
-    On a CPU build of vLLM the options are those it needs: float32, eager, one GiB of KV cache.
-    `extra_args` and `env` come last and win. The log is `log_path`, or a temporary file that is
-    kept only if the server fails.
+    On a CPU build of vLLM it gets the options that the build needs: float32, eager, one GiB of KV
+    cache. `extra_args` and `env` override all others. The log goes to `log_path`, or to a temporary
+    file that is kept only if the server fails.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class VllmServer:
         on_wait: Callable[[float], None] | None = None,
     ) -> None:
         if plugin_config and not plugin:
-            raise ValueError("plugin_config is given, but plugin is off")
+            raise ValueError("plugin_config requires plugin=True")
         self.model = str(model)
         self.served_model_name = served_model_name or self.model
         self.start_timeout_s = start_timeout_s
@@ -129,7 +129,7 @@ class VllmServer:
         self.command += extra_args
         defaults = dict(QUIET_ENVIRONMENT)
         if on_cpu:
-            # One core is for the HTTP process, as vLLM has it where it binds threads to cores.
+            # One core is left to the HTTP process, as vLLM does when it binds threads to cores.
             defaults |= CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(max(1, usable_cores() - 1))}
         self.environment = {**defaults, **os.environ, **(env or {})}
 
@@ -148,7 +148,11 @@ class VllmServer:
     # -- the process
 
     def start(self) -> None:
-        """Returns when `/health` answers. Raises ServerFailed if it does not in time."""
+        """Returns when `/health` answers.
+
+        Raises:
+            ServerFailed: the process ended, or did not answer within `start_timeout_s`.
+        """
         if self._log_is_ours:
             descriptor, name = tempfile.mkstemp(prefix="vllm-", suffix=".log")
             os.close(descriptor)
@@ -171,15 +175,15 @@ class VllmServer:
             raise
 
     def stop(self) -> None:
-        """Ends the server and everything it started; returns when all of it is gone."""
+        """Ends the server and every process it started, and returns when all of them have ended."""
         process, self._process = self._process, None
         if process is None:
             return
         assert process.stdin is not None
-        process.stdin.close()  # the guard sees this, as it would see our death
+        process.stdin.close()  # the guard notices this, as it would notice the end of this process
         try:
             process.wait(self.stop_timeout_s + 5)
-        except BaseException:  # the guard hangs, or a second Ctrl-C: no time for good order
+        except BaseException:  # the guard hangs, or a second Ctrl-C arrived: end it at once
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
@@ -214,14 +218,14 @@ class VllmServer:
             f"`vllm serve {self.model}` {what}.\n{self.log_tail()}\n(whole log: {self.log_path})"
         )
 
-    # -- its counters
+    # -- counters
 
     def metrics(self) -> dict[str, float]:
-        """Those of this server; see `read_metrics`."""
+        """See `read_metrics`."""
         return read_metrics(self.url)
 
     def counters(self, timeout_s: float = 30) -> Counters:
-        """Those of this server; see `read_counters`."""
+        """See `read_counters`."""
         return read_counters(self.url, timeout_s)
 
 
@@ -231,9 +235,10 @@ def read_metrics(url: str) -> dict[str, float]:
 
 
 def totals_of(exposition: str) -> dict[str, float]:
-    """Every sample of a page in Prometheus' text format by its name, summed over its labels.
+    """The samples of a page in Prometheus' text format: by name, summed over labels.
 
-    Raises ValueError if it is no such page.
+    Raises:
+        ValueError: the page is not in this format.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -245,9 +250,10 @@ def totals_of(exposition: str) -> dict[str, float]:
 
 
 def read_counters(url: str, timeout_s: float = 30) -> Counters:
-    """The counters once the server is idle: an answer arrives before its last step is counted.
+    """The counters once the server is idle: a reply arrives before its last step is counted.
 
-    Raises TimeoutError if requests are still running after `timeout_s`.
+    Raises:
+        TimeoutError: requests are still running after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     earlier = None
@@ -275,7 +281,7 @@ def _counters_of(metrics: Mapping[str, float]) -> Counters:
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM leaves through the same doors as Ctrl-C, so that a server is stopped."""
+    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that a server is stopped."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -288,14 +294,14 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 
 def usable_cores() -> int:
-    """The processor cores that this process may use."""
+    """The CPU cores that this process may use."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens at; somebody else may take it before the caller does."""
+    """A free TCP port. Another process may take it before the caller does."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

@@ -1,1 +1,10 @@
-"""The command `sgl-vllm`, a module per subcommand."""
+"""The `sgl-vllm` command: one module per subcommand, put together by `cli`.
+
+    cli.py          the list of commands, and `main`
+    arguments.py    arguments that several commands have
+    client.py       asks a server's routes under /v1/sgl/
+    terminal.py     text that is safe and short enough for a terminal
+
+A subcommand's module has `DESCRIPTION`, `declare(parser)` for its arguments, and `main(options)`,
+which returns the exit status.
+"""

@@ -1,14 +1,14 @@
-"""Runs the demo's program on stock vLLM and on vLLM with the plugin, and shows both.
+"""`sgl-vllm demo`: one program on stock vLLM and on vLLM with the plugin, side by side.
 
-Owns the two servers' order, what is compared, and how it is printed. The counts are the servers'
-own; answers are compared text for text.
+Owns the order of the two servers, what is compared, and how it is printed. The counts are the
+servers' own. Answers are compared text for text.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,23 +36,41 @@ MAX_TREE_CHILDREN = 6
 MAX_TREE_DEPTH = 6
 
 
+DESCRIPTION = """\
+Starts `vllm serve` twice on this machine, stock and with the plugin, and runs
+the same program on both. Prints its answers, what each server computed for
+them, and the radix tree. Stops everything at the end. Exit status: 0 if the
+answers are the same.
+"""
+
+
+def declare(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--model", type=Path, metavar="PATH", help="a model's folder (default: the demo model)"
+    )
+    command.add_argument(
+        "--keep", action="store_true", help="keep the plugin's server running until Ctrl-C"
+    )
+    command.add_argument("--json", action="store_true", help="print counts and answers as JSON")
+
+
 class DemoFailed(Exception):
-    """The message says what to do."""
+    """The demo cannot run; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One server's run of the whole program."""
+    """The whole program on one server: answers, counts and time."""
 
     guides: tuple[Guide, ...]
-    messages: tuple[Mapping[str, str], ...]  # of the first country's conversation
+    messages: tuple[Mapping[str, str], ...]  # the conversation about the first country
     counters: Counters
     wall_s: float
 
 
 @dataclass(frozen=True)
 class CacheNode:
-    """A node of the radix tree: a run of tokens that every prompt below it shares."""
+    """A node of the radix tree: tokens that all prompts below it share."""
 
     num_tokens: int
     hits: int
@@ -61,7 +79,7 @@ class CacheNode:
 
 @dataclass(frozen=True)
 class CacheTree:
-    """The radix tree of a server; a KV block holds `block_size_tokens`, on both servers."""
+    """A server's radix tree, and the tokens per KV block, which are the same on both servers."""
 
     block_size_tokens: int
     root: CacheNode
@@ -69,6 +87,8 @@ class CacheTree:
 
 @dataclass(frozen=True)
 class Comparison:
+    """The same program on both servers, and the plugin's tree afterwards."""
+
     stock: Arm
     plugin: Arm
     tree: CacheTree
@@ -88,8 +108,12 @@ class Comparison:
         return json.dumps(content, indent=2)
 
 
-def main(model: Path | None = None, *, keep: bool = False, as_json: bool = False) -> int:
-    """The `demo` command. 0 if both servers gave the same answers, 1 if not or on failure."""
+def main(options: argparse.Namespace) -> int:
+    return run(options.model, keep=options.keep, as_json=options.json)
+
+
+def run(model: Path | None = None, *, keep: bool = False, as_json: bool = False) -> int:
+    """The exit status: 0 if both servers gave the same answers, 1 if not or on failure."""
     progress = Console(stderr=True, highlight=False)
     with sigterm_as_interrupt():
         try:
@@ -98,7 +122,7 @@ def main(model: Path | None = None, *, keep: bool = False, as_json: bool = False
             progress.print(f"[red]demo:[/red] {escape(str(failure))}", soft_wrap=True)
             return 1
         except KeyboardInterrupt:
-            progress.print("interrupted; everything is stopped")
+            progress.print("interrupted; both servers are stopped")
             return 130
     return 0 if comparison.same_answers else 1
 
@@ -121,10 +145,10 @@ def compare(model: Path, progress: Console, *, as_json: bool, keep: bool) -> Com
 
 
 def run_program(server: VllmServer) -> Arm:
-    """One country after the other; counts and time are of these only.
+    """Runs the program for one country after the other, and counts only that.
 
-    At the same time they would take fewer passes on both servers, but how many would be chance: it
-    depends on which requests happen to meet in a pass. (The branches of a fork still do.)
+    Running them at the same time would take fewer forward passes on both servers, but the number
+    would vary with how requests happen to be batched. (The branches of a fork still run together.)
     """
     backend = sgl.VLLM(server.url)
     _warm_up(server)
@@ -143,7 +167,7 @@ def run_program(server: VllmServer) -> Arm:
 
 
 def read_tree(url: str) -> CacheTree:
-    """The radix tree of a server with the plugin, without any text."""
+    """The radix tree of a server with the plugin, without text."""
     answer = httpx.get(f"{url}/v1/sgl/tree", timeout=30)
     if answer.status_code != 200:
         raise DemoFailed(f"{url}/v1/sgl/tree answered {answer.status_code}: {answer.text[:200]}")
@@ -152,7 +176,7 @@ def read_tree(url: str) -> CacheTree:
 
 
 def tree_of(nodes: Sequence[Mapping[str, Any]]) -> CacheNode:
-    """The list of nodes, parents before children, as a tree under one empty root."""
+    """A list of nodes, parents before children, as a tree with an empty root."""
     children: list[list[CacheNode]] = [[] for _ in nodes]
     top: list[CacheNode] = []
     for index in reversed(range(len(nodes))):
@@ -163,7 +187,7 @@ def tree_of(nodes: Sequence[Mapping[str, Any]]) -> CacheNode:
 
 
 def _warm_up(server: VllmServer) -> None:
-    """What the first request of a process pays for is no part of the comparison."""
+    """Sends a first request, so that one-time costs of a process do not count."""
     body = {"model": server.served_model_name, "prompt": "Input: cat\nOutput:", "max_tokens": 4}
     httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).raise_for_status()
 
@@ -179,7 +203,7 @@ def _server(model: Path, progress: Console, *, plugin: bool) -> Iterator[VllmSer
             served_model_name="demo",
             max_model_len=MAX_MODEL_LEN,
             extra_args=_gpu_arguments(),
-            # The shipped model is so small that a second thread only waits for the first.
+            # The demo model is too small to gain from a second thread.
             env={"OMP_NUM_THREADS": "1"} if model == MODEL_PATH else {},
             stop_timeout_s=STOP_TIMEOUT_S,
             on_wait=lambda waited_s: status.update(f"starting {name}: {waited_s:.0f} s"),
@@ -191,7 +215,7 @@ def _server(model: Path, progress: Console, *, plugin: bool) -> Iterator[VllmSer
 
 
 def _gpu_arguments() -> tuple[str, ...]:
-    """A small model on a GPU: no compilation to wait for, and not the whole memory."""
+    """For a small model on a GPU: no compilation, and not all of the memory."""
     vllm = versions.installed_vllm()
     if vllm is None:
         raise DemoFailed(versions.unsupported_message(None) or "")
@@ -203,7 +227,7 @@ def _gpu_arguments() -> tuple[str, ...]:
 def _model_folder(model: Path | None) -> Path:
     folder = model or MODEL_PATH
     if not (folder / "config.json").is_file():
-        raise DemoFailed(f"{folder} holds no model (no config.json); name one with --model PATH")
+        raise DemoFailed(f"{folder} has no config.json: set --model to a model's folder")
     return folder
 
 
@@ -230,7 +254,7 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def draw_tree(root: CacheNode) -> Tree:
-    """The tree with its largest branches; what is left out is counted."""
+    """The tree with its largest branches. The others are counted."""
     drawn = Tree(_label(root))
     _draw_children(root, drawn, depth=1)
     return drawn
@@ -294,7 +318,3 @@ def _verdict(comparison: Comparison) -> Text:
             if (got := asdict(plugin)[name]) != expected:
                 lines += [f"{stock.country}, {name}:", f"  stock  {expected}", f"  plugin {got}"]
     return Text("\n".join(lines), style="red")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,12 +1,13 @@
-"""Says what is installed here, which parts would be on, and what to mend.
+"""`sgl-vllm doctor`: what is installed, which parts can be on, and how to repair the rest.
 
-Owns the known traps of an installation and their remedies. Does not know why a part is on or off:
-that is `plugin.probe_parts`, asked in a process of its own, because importing vLLM takes seconds,
-logs, and may crash. An installation without vLLM is a healthy client.
+Owns the known problems of an installation and their remedies. Why a part is off is
+`plugin.probe_parts`'s to say. It runs in a separate process, because importing vLLM takes seconds,
+logs, and can crash. An installation without vLLM is a healthy client.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -15,13 +16,17 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
 from sgl_vllm import __version__
 from sgl_vllm.vllm_api import metadata_shim, versions
 from sgl_vllm.vllm_api.probe import PARTS
 
 PROBE_TIMEOUT_S = 180
 PROBE_MARK = "sgl_vllm.parts "
-# vLLM logs to stdout: the answer is the line that begins with the mark.
+# vLLM logs to stdout, so the answer is the line that starts with the mark.
 PROBE = f"""
 import dataclasses, json
 from sgl_vllm.plugin import probe_parts
@@ -29,8 +34,39 @@ print({PROBE_MARK!r} + json.dumps([dataclasses.asdict(part) for part in probe_pa
 """
 
 
+DESCRIPTION = """\
+Checks this Python environment: the versions, which parts of the plugin can be
+on, and what is wrong.
+
+Exit status: 0 if everything that is installed works, 1 if something has to be
+repaired. Without vLLM this is a client, which is healthy.
+"""
+
+
+def declare(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print the report as JSON")
+    command.add_argument(
+        "--fix", action="store_true", help="run the commands that repair problems, then check again"
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    report = examine()
+    if options.fix and not report.healthy:
+        for command in repair(report):
+            print(f"repaired by: {command}", file=sys.stderr)
+        report = examine()
+    if options.json:
+        print(report.to_json())
+    else:
+        _print(report, Console())
+    return 0 if report.healthy else 1
+
+
 @dataclass(frozen=True)
 class Component:
+    """An installed package; `version` is None if it is missing."""
+
     name: str
     version: str | None
     note: str = ""
@@ -38,7 +74,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the plugin (or the client) as it would be in this environment."""
+    """A part of the plugin, or the client: whether it can be on here, and if not, why."""
 
     name: str
     on: bool
@@ -47,11 +83,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, the command that mends it, and how `--fix` does (None: it takes a person)."""
+    """What is wrong, the command that repairs it, and the function with which `--fix` does.
+
+    `repair` is None where a person has to decide.
+    """
 
     text: str
     command: str
-    mend: Callable[[], None] | None = field(default=None, repr=False)
+    repair: Callable[[], None] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -78,33 +117,33 @@ class Report:
 
 
 def examine() -> Report:
-    """Looks at this interpreter's environment. Takes seconds where vLLM is installed."""
+    """Checks this interpreter's environment. Takes seconds where vLLM is installed."""
     vllm = versions.installed_vllm()
     problems = list(_problems_of_installation(vllm))
     notes = []
     parts = [Part("client", True)]
     if vllm is None:
-        notes.append(f"Client only, a complete installation. {versions.unsupported_message(None)}")
+        notes.append(f"This is a client, and complete. {versions.unsupported_message(None)}")
         parts += [Part(name, False, "vLLM is not installed") for name in PARTS]
     elif problems:
-        parts += [Part(name, False, "mend the installation first") for name in PARTS]
+        parts += [Part(name, False, "repair the installation first") for name in PARTS]
     else:
         if message := versions.unsupported_message(vllm):
             notes.append(message)
         try:
             parts += probe_parts()
         except ProbeFailed as failure:
-            parts += [Part(name, False, "could not be asked") for name in PARTS]
+            parts += [Part(name, False, "unknown: the plugin cannot be loaded") for name in PARTS]
             problems.append(Problem(str(failure), "python -c 'import sgl_vllm.plugin'"))
     return Report(_components(vllm), parts, problems, notes)
 
 
 class ProbeFailed(Exception):
-    """The plugin could not be asked; the message holds the last line of its error."""
+    """The plugin could not be loaded. The message has the last line of the error."""
 
 
 def probe_parts() -> list[Part]:
-    """`plugin.probe_parts()` of this environment, from a process of its own."""
+    """`plugin.probe_parts()` of this environment, from a separate process."""
     environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
     try:
         answer = subprocess.run(
@@ -123,14 +162,14 @@ def probe_parts() -> list[Part]:
     raise ProbeFailed(f"The plugin cannot be loaded here: {errors[-1]}")
 
 
-def mend(report: Report) -> list[str]:
-    """Mends what can be mended without a choice; returns what was done, a line each."""
-    done = []
+def repair(report: Report) -> list[str]:
+    """Repairs every problem that needs no decision. Returns the commands that did."""
+    commands = []
     for problem in report.problems:
-        if problem.mend is not None:
-            problem.mend()
-            done.append(problem.command)
-    return done
+        if problem.repair is not None:
+            problem.repair()
+            commands.append(problem.command)
+    return commands
 
 
 def _components(vllm: versions.InstalledVllm | None) -> list[Component]:
@@ -154,7 +193,7 @@ def _problems_of_installation(vllm: versions.InstalledVllm | None) -> Iterator[P
     if len(several := versions.installed_vllms()) > 1:
         names = " and ".join(f"{each.distribution} {each.version}" for each in several)
         yield Problem(
-            f"{names} are installed over each other; keep one.",
+            f"{names} are installed over each other: keep only one.",
             f"pip uninstall {' '.join(each.distribution for each in several)}, then install one",
         )
     if vllm.support is versions.Support.UNSUPPORTED:
@@ -172,9 +211,11 @@ def _problems_of_installation(vllm: versions.InstalledVllm | None) -> Iterator[P
 def _problems_of_metadata(vllm: versions.InstalledVllm) -> Iterator[Problem]:
     named_vllm = versions.version_of("vllm")
     if named_vllm is None:
-        text = f"{vllm.distribution} has no metadata named `vllm`, so `vllm serve` cannot start."
+        text = (
+            f"{vllm.distribution} has no package metadata named vllm, so `vllm serve` cannot start."
+        )
     elif versions.release_of(named_vllm) != versions.release_of(vllm.version):
-        text = f"The metadata named `vllm` says {named_vllm}, but the code is {vllm.version}."
+        text = f"The package metadata named vllm says {named_vllm}, but the code is {vllm.version}."
     else:
         return
     version = metadata_shim.shim_version(vllm.version, vllm.build)
@@ -184,7 +225,7 @@ def _problems_of_metadata(vllm: versions.InstalledVllm) -> Iterator[Problem]:
 
 
 def _problems_of_torch_companions(vllm: versions.InstalledVllm) -> Iterator[Problem]:
-    """CUDA builds next to a CPU torch fail on import, and transformers imports torchvision."""
+    """CUDA builds fail to import next to a CPU torch, and transformers imports torchvision."""
     torch = versions.version_of("torch")
     if torch is None:
         yield Problem("vLLM is installed but torch is not.", f"pip install {vllm.distribution}")
@@ -196,7 +237,7 @@ def _problems_of_torch_companions(vllm: versions.InstalledVllm) -> Iterator[Prob
         if version is not None and not version.endswith("+cpu"):
             yield Problem(
                 f"{name} {version} is a CUDA build and cannot load next to torch {torch}; "
-                f"vLLM's text models do without it.",
+                f"vLLM's text models do not need it.",
                 f"pip uninstall --yes {name}",
                 _pip("uninstall", "--yes", name),
             )
@@ -207,3 +248,26 @@ def _pip(*arguments: str) -> Callable[[], None]:
         subprocess.run([sys.executable, "-m", "pip", *arguments], check=True)
 
     return run
+
+
+def _print(report: Report, console: Console) -> None:
+    installed = Table(box=None, pad_edge=False, show_header=False)
+    for component in report.components:
+        installed.add_row(component.name, component.version or "-", f"[dim]{component.note}[/dim]")
+    console.print("[bold]Installed[/bold]")
+    console.print(installed)
+
+    parts = Table(box=None, pad_edge=False, show_header=False)
+    for part in report.parts:
+        state = "[green]on[/green]" if part.on else "[yellow]off[/yellow]"
+        parts.add_row(part.name, state, escape(part.reason))
+    console.print("\n[bold]Parts[/bold]")
+    console.print(parts)
+
+    for note in report.notes:
+        console.print(f"\n{note}", highlight=False, markup=False, soft_wrap=True)
+    for problem in report.problems:
+        console.print(f"\n[red]![/red] {escape(problem.text)}", highlight=False, soft_wrap=True)
+        console.print(f"  {problem.command}", highlight=False, markup=False, soft_wrap=True)
+    if report.healthy:
+        console.print("\n[green]No problems found.[/green]")

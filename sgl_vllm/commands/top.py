@@ -1,58 +1,109 @@
-"""Several servers at a glance: what `sgl-vllm top` shows.
+"""`sgl-vllm top`: load, throughput and cache hits of several servers.
 
-Owns which figures are shown, how two looks at a server become rates, and the table. Knows no vLLM:
-vLLM's own figures are from `/metrics`, so stock servers are shown too, the plugin's from
+Owns which figures are shown, how two samples of a server become rates, and the table. vLLM's own
+figures come from `/metrics`, so stock servers are shown too. The plugin's come from
 `/v1/sgl/stats`.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import json
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
-from rich.console import Group
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sgl_vllm.commands.tree import NoPluginError, ServerError, SglServer, printable
+from sgl_vllm.commands.arguments import add_api_key, positive, server_at
+from sgl_vllm.commands.client import Json, NoPluginError, ServerError, SglServer
+from sgl_vllm.commands.terminal import printable
 from sgl_vllm.server_process import totals_of
 
 TIMEOUT_S = 5.0
 
 DESCRIPTION = """\
-A line per server, again and again: requests that run and wait, tokens per second, how much of the
-prompts was found in the cache, the radix tree, jumps, and the parts of the plugin that are off.
-Rates are those of the last interval. Stock vLLM servers have the columns that vLLM itself tells.
+Shows a line per server, updated at an interval: running and waiting requests,
+tokens per second, the share of prompt tokens found in the cache, the radix
+tree, jumps, and the parts of the plugin that are off. Rates are those of the
+last interval. Stock vLLM servers are shown with vLLM's own figures.
 
-Exit status with --once: 1 if a server does not answer. The API key is one for all; without it, a
-server that has one shows what vLLM's /metrics tells.
+All servers get the same API key. Without it, a server that requires one is
+shown with the figures of its /metrics. Exit status with --once: 1 if a server
+does not answer.
 """
 
 
+def declare(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "urls", nargs="+", metavar="URL", help="the servers, with the plugin or stock"
+    )
+    add_api_key(command)
+    command.add_argument(
+        "--interval",
+        type=positive(float),
+        default=2.0,
+        metavar="SECONDS",
+        help="time between two samples (default: 2)",
+    )
+    command.add_argument(
+        "--once", action="store_true", help="print one table, of one interval, and exit"
+    )
+    command.add_argument(
+        "--json", action="store_true", help="print one line of JSON per interval: a list of servers"
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    console = Console(highlight=False)
+    views = watch([server_at(url, options) for url in options.urls], options.interval)
+    first = next(views)  # without rates
+
+    def show(rows: list[Row]) -> None:
+        if options.json:
+            print(json.dumps([dataclasses.asdict(row) for row in rows]), flush=True)
+        else:
+            console.print(draw(rows))
+
+    if options.once:
+        rows = next(views)
+        show(rows)
+        return 0 if all(row.answers for row in rows) else 1
+    if options.json or not console.is_terminal or console.is_dumb_terminal:
+        for rows in views:
+            show(rows)
+    with Live(draw(first), console=console, screen=True, auto_refresh=False) as live:
+        for rows in views:
+            live.update(draw(rows), refresh=True)
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What a server said at one moment.
+class Sample:
+    """A server's figures at one moment.
 
     Attributes:
-        at_s: when, on the monotonic clock.
+        at_s: monotonic seconds.
         totals: its `/metrics`, summed over labels; None if it does not answer.
-        stats: the plugin's; None if it has none, or does not tell.
-        problem: what could not be asked, in a line.
+        stats: its `/v1/sgl/stats`; None without the plugin, or if they cannot be read.
+        problem: what could not be read, in one line.
     """
 
     url: str
     at_s: float
     totals: dict[str, float] | None
-    stats: dict[str, Any] | None
+    stats: Json | None
     problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A server's line. None where it does not tell, or there is nothing to compare with."""
+    """A server's line. None where it has no such figure, or no earlier sample to compare with."""
 
     url: str
     answers: bool
@@ -62,41 +113,41 @@ class Row:
     prompt_tokens_per_s: float | None = None
     output_tokens_per_s: float | None = None
     hit_rate: float | None = None
-    """Of the prompt tokens of the interval, from 0 to 1."""
+    """The share of the interval's prompt tokens that were cached, from 0 to 1."""
     hit_rate_since_start: float | None = None
     tree_tokens: int | None = None
     cache_tokens: int | None = None
     jumps_per_s: float | None = None
     forced_tokens_per_s: float | None = None
     parts_off: dict[str, str] = field(default_factory=dict)
-    """Each with the reason."""
+    """Parts that are off, each with the reason."""
     problem: str = ""
 
 
 def watch(servers: Sequence[SglServer], interval_s: float) -> Iterator[list[Row]]:
-    """The lines of all servers, at once without rates, and then after each interval; no end."""
-    looks = look_at(servers)
-    yield [compare(None, look) for look in looks]
+    """The lines of all servers: at once without rates, then after each interval, without end."""
+    samples = sample_all(servers)
+    yield [compare(None, sample) for sample in samples]
     while True:
         time.sleep(interval_s)
-        earlier, looks = looks, look_at(servers)
-        yield [compare(*pair) for pair in zip(earlier, looks, strict=True)]
+        earlier, samples = samples, sample_all(servers)
+        yield [compare(*pair) for pair in zip(earlier, samples, strict=True)]
 
 
-def look_at(servers: Sequence[SglServer]) -> list[Look]:
-    """All at the same time; takes at most twice `TIMEOUT_S`, and never fails."""
+def sample_all(servers: Sequence[SglServer]) -> list[Sample]:
+    """Samples all servers at the same time. Takes at most twice `TIMEOUT_S`, and never fails."""
     with ThreadPoolExecutor(len(servers)) as pool:
-        return list(pool.map(_look_at, servers))
+        return list(pool.map(_sample, servers))
 
 
-def _look_at(server: SglServer) -> Look:
+def _sample(server: SglServer) -> Sample:
     try:
         totals = totals_of(server.metrics(TIMEOUT_S))
     except ServerError as error:
-        return Look(server.base, time.monotonic(), None, None, str(error))
+        return Sample(server.base, time.monotonic(), None, None, str(error))
     except ValueError:
-        problem = f"{server.base}/metrics is not in Prometheus' format"
-        return Look(server.base, time.monotonic(), None, None, problem)
+        problem = f"{server.base}/metrics is not in Prometheus' text format"
+        return Sample(server.base, time.monotonic(), None, None, problem)
     at_s, stats, problem = time.monotonic(), None, ""
     try:
         stats = server.stats(TIMEOUT_S)
@@ -104,11 +155,11 @@ def _look_at(server: SglServer) -> Look:
         pass
     except ServerError as error:
         problem = str(error)
-    return Look(server.base, at_s, totals, stats, problem)
+    return Sample(server.base, at_s, totals, stats, problem)
 
 
-def compare(earlier: Look | None, now: Look) -> Row:
-    """The line of a server that was looked at twice, or for the first time."""
+def compare(earlier: Sample | None, now: Sample) -> Row:
+    """The line of a server, from its last two samples or its first one."""
     if now.totals is None:
         return Row(now.url, answers=False, plugin=False, problem=now.problem)
     stats = now.stats or {}
@@ -138,9 +189,9 @@ def compare(earlier: Look | None, now: Look) -> Row:
 
 
 class _Rates:
-    """What has been counted between two looks at a server that was not started again meanwhile."""
+    """Differences of counters between two samples. None if the server was restarted in between."""
 
-    def __init__(self, earlier: Look | None, now: Look) -> None:
+    def __init__(self, earlier: Sample | None, now: Sample) -> None:
         self._now = _counts(now)
         self._earlier = _counts(earlier) if earlier is not None else {}
         self._seconds = now.at_s - earlier.at_s if earlier is not None else 0.0
@@ -157,8 +208,8 @@ class _Rates:
         return now - before if now is not None and before is not None and now >= before else None
 
 
-def _counts(look: Look) -> dict[str, float]:
-    return {**(look.totals or {}), **(look.stats or {}).get("jump_forward", {})}
+def _counts(sample: Sample) -> dict[str, float]:
+    return {**(sample.totals or {}), **(sample.stats or {}).get("jump_forward", {})}
 
 
 def _share(part: float | None, whole: float | None) -> float | None:

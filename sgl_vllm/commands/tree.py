@@ -1,27 +1,27 @@
-"""A server's radix tree in a terminal, and its pins.
+"""`sgl-vllm tree`: a server's radix tree in a terminal, and its pins.
 
-Owns the asking (the routes under `/v1/sgl/`) and the drawing. Knows no vLLM: it works from any
-machine that reaches the server. Text of prompts is untrusted: what could steer a terminal is
-taken out of it.
+Owns the drawing. The server's answers are `client`'s.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import time
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import Any
 
-import httpx
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
 from rich.text import Text
 from rich.tree import Tree
 
-MOST_CHILDREN = 16
-"""Of one node. Further ones are counted in one line, the smallest first."""
+from sgl_vllm.commands.arguments import add_server, positive, server_at
+from sgl_vllm.commands.client import Json, ServerError, SglServer
+from sgl_vllm.commands.terminal import age, plural, printable
+
+MAX_CHILDREN = 16
+"""Children of one node that are drawn, largest first. The others are counted in one line."""
 TEXT_CHARACTERS = 48
-TIMEOUT_S = 30.0
-PIN_TIMEOUT_S = 600.0
-"""A pin may have a long prompt to compute behind a queue."""
 
 STYLES = {
     "in use": "blue",
@@ -32,129 +32,72 @@ STYLES = {
     "free": "dim",
 }
 
+DESCRIPTION = """\
+Prints how full a server's prefix cache is, and its radix tree. For each
+prefix: its own tokens, its hits, the time since its last use, and whether it
+is pinned, in use by a running request, or wanted by a waiting one. In a
+browser, open URL/sgl/tree.
 
-class ServerError(Exception):
-    """The server could not be asked, or refused; the message is one line for people."""
-
-
-class NoPluginError(ServerError):
-    """It answers, without our routes."""
-
-
-@dataclass(frozen=True, slots=True)
-class SglServer:
-    """The plugin's routes of the server at `url` (with or without a final `/v1`)."""
-
-    url: str
-    api_key: str | None = None
-
-    def tree(self, max_nodes: int | None = None) -> dict[str, Any]:
-        parameters = {} if max_nodes is None else {"max_nodes": max_nodes}
-        return self._ask("GET", "tree", params=parameters)
-
-    def why_off(self) -> str:
-        """Why the tree is off, as far as the server knows."""
-        reason = self.stats().get("parts", {}).get("radix", "on")
-        return "no tree" if reason == "on" else str(reason)
-
-    def stats(self, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-        """`GET /v1/sgl/stats`. Raises NoPluginError if the server is stock vLLM."""
-        return self._ask("GET", "stats", timeout=timeout_s)
-
-    def metrics(self, timeout_s: float = TIMEOUT_S) -> str:
-        """`/metrics`, of stock vLLM too, in Prometheus' text format."""
-        answer = self._send("GET", "/metrics", timeout=timeout_s)
-        if answer.is_error:
-            raise ServerError(f"{self.base} has no /metrics: error {answer.status_code}")
-        return answer.text
-
-    def pins(self) -> list[dict[str, Any]]:
-        """All engines' pins."""
-        return [pin for engine in self._ask("GET", "pins")["engines"] for pin in engine["pins"]]
-
-    def pin(
-        self,
-        text: str,
-        *,
-        is_system_prompt: bool = False,
-        cache_salt: str | None = None,
-        model: str | None = None,
-    ) -> dict[str, Any]:
-        body: dict[str, Any] = {"cache_salt": cache_salt, "model": model}
-        if is_system_prompt:
-            body["messages"] = [{"role": "system", "content": text}]
-        else:
-            body["prompt"] = text
-        given = {name: value for name, value in body.items() if value is not None}
-        return self._ask("POST", "pin", json=given, timeout=PIN_TIMEOUT_S)
-
-    def unpin(self, pin_id: str) -> None:
-        self._ask("POST", "unpin", json={"pin_id": pin_id})
-
-    @property
-    def base(self) -> str:
-        base = self.url if "://" in self.url else f"http://{self.url}"
-        return base.rstrip("/").removesuffix("/sgl/tree").removesuffix("/v1")
-
-    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        options = {"timeout": TIMEOUT_S, "headers": headers, **options}
-        try:
-            return httpx.request(method, f"{self.base}{path}", **options)
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise ServerError(f"{self.url} is no address: {error}") from None
-        except httpx.TransportError as error:
-            raise ServerError(
-                f"{self.base} does not answer: {str(error) or type(error).__name__}"
-            ) from None
-
-    def _ask(self, method: str, route: str, **options: Any) -> dict[str, Any]:
-        base = self.base
-        answer = self._send(method, f"/v1/sgl/{route}", **options)
-        if answer.status_code == 401:
-            have = "refuses this API key" if self.api_key else "wants an API key"
-            raise ServerError(f"{base} {have}: give the server's as --api-key or in VLLM_API_KEY")
-        message = _message_of(answer)
-        if answer.status_code == 404 and message in ("Not Found", ""):
-            raise NoPluginError(
-                f"{base} has no /v1/sgl/{route}: was it started with --plugin sgl_vllm?"
-            )
-        if answer.is_error:
-            raise ServerError(f"{base}: {message or f'error {answer.status_code}'}")
-        try:
-            content = answer.json()
-        except ValueError:
-            content = None
-        if not isinstance(content, dict):
-            raise ServerError(f"{base} answers, but not as a vLLM server does")
-        return content
+Text of prompts is shown only if the server was started with the option
+tree_text.
+Exit status: 1 if there is no tree.
+"""
 
 
-def _message_of(answer: httpx.Response) -> str:
-    """What an error says, in vLLM's form or FastAPI's; "" if it is in neither."""
-    if not answer.is_error:
-        return ""
-    try:
-        content = answer.json()
-        said = content["error"] if "error" in content else content["detail"]
-        said = said["message"] if isinstance(said, dict) else said
-    except (ValueError, KeyError, TypeError):
-        return ""
-    return " ".join(str(said).split())
+def declare(command: argparse.ArgumentParser) -> None:
+    add_server(command)
+    command.add_argument(
+        "--max-nodes", type=positive(int), metavar="N", help="the most nodes to show per engine"
+    )
+    command.add_argument(
+        "--watch", type=positive(float), metavar="SECONDS", help="update at this interval"
+    )
+    command.add_argument("--json", action="store_true", help="print the server's answer as JSON")
+
+
+def main(options: argparse.Namespace) -> int:
+    server = server_at(options.url, options)
+    console = Console(highlight=False)
+    if options.json:
+        print(json.dumps(server.tree(options.max_nodes)))
+        return 0
+    picture, has_tree = _look(server, options.max_nodes)
+    if options.watch is None:
+        console.print(picture)
+        return 0 if has_tree else 1
+    with Live(picture, console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        while True:
+            time.sleep(options.watch)
+            try:
+                live.update(_look(server, options.max_nodes)[0], refresh=True)
+            except ServerError as error:  # the server may come back
+                live.update(Text(f"{error}. Trying again.", "red"), refresh=True)
+
+
+def _look(server: SglServer, max_nodes: int | None) -> tuple[Group, bool]:
+    """The picture, and whether any engine has a tree."""
+    answer = server.tree(max_nodes)
+    engines = answer["engines"]
+    has_tree = [bool(engine) for engine in engines]
+    why_off = "" if all(has_tree) else server.why_tree_is_off()
+    has_pins = any(engine.get("num_pinned_blocks") for engine in engines)
+    return draw(answer, server.pins() if has_pins else [], why_off), any(has_tree)
 
 
 # -- drawing
 
 
-def draw(answer: dict[str, Any], pins: list[dict[str, Any]], why_off: str = "") -> Group:
-    """Everything of `GET /v1/sgl/tree`; engines of a data-parallel server one below the other."""
+def draw(answer: Json, pins: list[Json], why_off: str = "") -> Group:
+    """The answer of `GET /v1/sgl/tree` and the pins, engine by engine."""
     engines = answer["engines"]
-    parts: list[Any] = []
+    parts: list[RenderableType] = []
     for number, engine in enumerate(engines):
         if len(engines) > 1:
             parts.append(Text(f"Engine {number}", style="bold"))
         if "nodes" not in engine:
-            parts.append(Text(f"The part radix is off: {printable(why_off) or 'see stats'}"))
+            parts.append(
+                Text(f"The part radix is off: {printable(why_off) or 'see /v1/sgl/stats'}")
+            )
             continue
         parts += [_summary(engine), SpaceBar(engine), _space_legend(engine)]
         empty = not engine["nodes"] and not engine.get("isolated", {}).get("num_tokens")
@@ -163,7 +106,7 @@ def draw(answer: dict[str, Any], pins: list[dict[str, Any]], why_off: str = "") 
         if left_out:
             parts.append(
                 Text(
-                    f"further from the root, {plural(left_out, 'node')} left out: --max-nodes",
+                    f"{plural(left_out, 'node')} farther from the root not shown: see --max-nodes",
                     "dim",
                 )
             )
@@ -180,9 +123,9 @@ def draw(answer: dict[str, Any], pins: list[dict[str, Any]], why_off: str = "") 
 
 
 class SpaceBar:
-    """The cache's blocks as one line, as wide as the terminal but at most 100 columns."""
+    """The cache's blocks as a bar, as wide as the terminal, up to 100 columns."""
 
-    def __init__(self, engine: dict[str, Any]) -> None:
+    def __init__(self, engine: Json) -> None:
         self._shares = {name: blocks for name, blocks in space(engine).items() if blocks > 0}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -191,14 +134,14 @@ class SpaceBar:
         line, filled, seen = Text(), 0, 0
         for name, blocks in self._shares.items():
             seen += blocks
-            end = max(filled + 1, round(width * seen / total))  # whatever there is can be seen
+            end = max(filled + 1, round(width * seen / total))  # every share is visible
             line.append(("░" if name == "free" else "█") * (end - filled), STYLES[name])
             filled = end
         yield line
 
 
-def space(engine: dict[str, Any]) -> dict[str, int]:
-    """Blocks by what they are; what an engine does not tell is not there."""
+def space(engine: Json) -> dict[str, int]:
+    """The number of blocks by state. States that the server does not report are left out."""
     held = engine.get("num_blocks", 0)
     shares: dict[str, int] = {}
     if "num_protected_blocks" in engine:
@@ -214,7 +157,7 @@ def space(engine: dict[str, Any]) -> dict[str, int]:
     return shares
 
 
-def _space_legend(engine: dict[str, Any]) -> Text:
+def _space_legend(engine: Json) -> Text:
     line = Text()
     for name, blocks in space(engine).items():
         if blocks or name != "running":
@@ -223,7 +166,7 @@ def _space_legend(engine: dict[str, Any]) -> Text:
     return line.append(total, "dim")
 
 
-def _summary(engine: dict[str, Any]) -> Text:
+def _summary(engine: Json) -> Text:
     facts = [plural(engine["num_tokens"], "token"), plural(engine["num_nodes"], "node")]
     if "policy" in engine:
         facts.append(f"evicts by {engine['policy'].upper()}")
@@ -232,7 +175,7 @@ def _summary(engine: dict[str, Any]) -> Text:
     return Text(", ".join(facts), "bold")
 
 
-def _tree(engine: dict[str, Any]) -> Tree:
+def _tree(engine: Json) -> Tree:
     nodes = engine["nodes"]
     subtree = [node["num_tokens"] for node in nodes]
     for index in reversed(range(len(nodes))):  # parents come before children
@@ -244,14 +187,14 @@ def _tree(engine: dict[str, Any]) -> Tree:
 
     several = any(node["namespace"] > 0 for node in nodes)
     root = Tree(Text("all prefixes", "dim"), guide_style="dim")
-    waiting: list[tuple[Tree, int | None]] = [(root, None)]
-    while waiting:
-        branch, parent = waiting.pop()
+    to_draw: list[tuple[Tree, int | None]] = [(root, None)]
+    while to_draw:
+        branch, parent = to_draw.pop()
         ordered = sorted(children[parent], key=lambda index: subtree[index], reverse=True)
-        for index in ordered[:MOST_CHILDREN]:
+        for index in ordered[:MAX_CHILDREN]:
             label = node_line(nodes[index], show_namespace=several and parent is None)
-            waiting.append((branch.add(label), index))
-        if rest := ordered[MOST_CHILDREN:]:
+            to_draw.append((branch.add(label), index))
+        if rest := ordered[MAX_CHILDREN:]:
             tokens = sum(subtree[index] for index in rest)
             branch.add(Text(f"{len(rest):,} smaller: {plural(tokens, 'token')}", "dim"))
     isolated = engine.get("isolated", {})
@@ -267,8 +210,8 @@ def _tree(engine: dict[str, Any]) -> Tree:
     return root
 
 
-def node_line(node: dict[str, Any], *, show_namespace: bool = False) -> Text:
-    """One node: tokens, hits, age, marks, and the beginning of its text if the server shows it."""
+def node_line(node: Json, *, show_namespace: bool = False) -> Text:
+    """One node: tokens, hits, age, marks, and the start of its text if the server shows it."""
     line = Text(no_wrap=True, overflow="ellipsis")
     if show_namespace:
         line.append(f"namespace {node['namespace']}: ", "dim")
@@ -287,21 +230,3 @@ def node_line(node: dict[str, Any], *, show_namespace: bool = False) -> Text:
     if text := printable(node.get("text", ""))[:TEXT_CHARACTERS]:
         line.append(f"  {text}", "italic dim")
     return line
-
-
-def printable(text: str) -> str:
-    """`text` on one line, without what could steer a terminal or turn the direction of a line."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def age(seconds: float) -> str:
-    if seconds < 1:
-        return "now"
-    for unit, length_s, most in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 48)):
-        if seconds < most * length_s:
-            return f"{seconds / length_s:.0f} {unit}"
-    return f"{seconds / 86400:.0f} d"

@@ -1,8 +1,5 @@
-"""`sgl-vllm demo`: one program, on stock vLLM and on vLLM with the plugin, side by side.
-
-`program.py` is the program, `run.py` runs it on both and shows the result, `model/` is the model
-that ships with the project (`docs/demo-model.md`).
-"""
+"""What `sgl-vllm demo` runs: the program (`program.py`) and the model that ships with the project
+(`model/`; see docs/demo-model.md). The command is `commands/demo.py`."""
 
 from pathlib import Path
 

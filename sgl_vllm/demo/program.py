@@ -1,7 +1,7 @@
-"""The demo's program: a short guide to a country, written in the language.
+"""The demo's program: a short guide to a country, written in the SGLang language.
 
-Owns what is asked and how the answers are read. Uses what the plugin is for: turns of one
-conversation, a fork whose branches share it, a JSON object that is mostly forced, and a select.
+It uses what the plugin accelerates: several turns of one conversation, a fork whose branches share
+it, a JSON object that is mostly forced, and a select.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CARD = (
 
 @dataclass(frozen=True)
 class Guide:
-    """What the program found out about one country."""
+    """The program's result for one country."""
 
     country: str
     capital: str

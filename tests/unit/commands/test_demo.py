@@ -1,4 +1,4 @@
-"""What the demo shows, from made-up results."""
+"""`sgl-vllm demo`: what it prints, from made-up results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sgl_vllm.commands import demo as run
+from sgl_vllm.commands import demo
 from sgl_vllm.commands.demo import Arm, CacheNode, CacheTree, Comparison
 from sgl_vllm.demo.program import CARD, Guide
 from sgl_vllm.server_process import Counters
@@ -46,7 +46,7 @@ def comparison(plugin_guide: Guide = GUIDE) -> Comparison:
 
 def shown(result: Comparison) -> str:
     console = Console(width=100, record=True, file=io.StringIO())
-    run.show(result, console)
+    demo.show(result, console)
     return console.export_text()
 
 
@@ -55,14 +55,14 @@ def test_the_card_is_the_json_that_json_dumps_writes() -> None:
     assert not re.fullmatch(CARD, GUIDE.card.replace("Asia", "Atlantis"))
 
 
-def test_the_same_answers_are_said_to_be_the_same() -> None:
+def test_equal_answers_are_reported_with_the_counts() -> None:
     assert comparison().same_answers
     text = shown(comparison())
     assert "same answers: yes" in text
     assert re.search(r"prompt tokens computed +900 +200\n", text)
     assert re.search(r"forward passes +200 +120\n", text)
     assert "blocks of 128 tokens" in text
-    assert "Is [this] safe?" in text  # a message's brackets are text
+    assert "Is [this] safe?" in text  # not markup
 
 
 def test_a_different_answer_is_shown_with_both_texts() -> None:
@@ -74,18 +74,18 @@ def test_a_different_answer_is_shown_with_both_texts() -> None:
     assert "card:" not in text
 
 
-def test_the_drawn_tree_counts_what_it_leaves_out() -> None:
+def test_the_drawn_tree_counts_the_branches_that_it_leaves_out() -> None:
     large, small = CacheNode(50, 2, (LEAF,)), CacheNode(1, 0, ())
-    root = CacheNode(0, 0, (small,) * 4 + (large,) * run.MAX_TREE_CHILDREN)
+    root = CacheNode(0, 0, (small,) * 4 + (large,) * demo.MAX_TREE_CHILDREN)
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(run.draw_tree(root))
+    console.print(demo.draw_tree(root))
     lines = console.export_text().splitlines()
     assert lines[0] == "root"
     assert lines[1].endswith("50 tokens, 2 hits")
     assert lines[-1].endswith("and 4 more, 4 tokens")
 
 
-def test_the_result_for_programs_holds_the_counts_and_the_answers() -> None:
+def test_the_json_result_has_the_counts_and_the_answers() -> None:
     content = json.loads(comparison().to_json())
     assert content["same_answers"] is True
     assert content["arms"]["plugin"]["forced_tokens"] == 70
@@ -97,13 +97,13 @@ def test_the_result_for_programs_holds_the_counts_and_the_answers() -> None:
 def test_a_folder_without_a_model_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run.main(tmp_path) == 1
-    assert "holds no model" in " ".join(capsys.readouterr().err.split())
+    assert demo.run(tmp_path) == 1
+    assert "has no config.json" in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_servers_list_of_nodes_becomes_a_tree() -> None:
+def test_the_list_of_nodes_becomes_a_tree() -> None:
     sizes = [(None, 4), (None, 9), (0, 2), (0, 3), (2, 1)]
     nodes = [{"parent": parent, "num_tokens": size, "hits": 0} for parent, size in sizes]
     grandchild = CacheNode(1, 0, ())
     first = CacheNode(4, 0, (CacheNode(2, 0, (grandchild,)), CacheNode(3, 0, ())))
-    assert run.tree_of(nodes) == CacheNode(0, 0, (first, CacheNode(9, 0, ())))
+    assert demo.tree_of(nodes) == CacheNode(0, 0, (first, CacheNode(9, 0, ())))

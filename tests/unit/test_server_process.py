@@ -234,5 +234,5 @@ def test_the_plugin_and_its_options_are_named_on_the_command_line() -> None:
 
 
 def test_plugin_options_without_the_plugin_are_refused() -> None:
-    with pytest.raises(ValueError, match="plugin is off"):
+    with pytest.raises(ValueError, match="requires plugin=True"):
         VllmServer("m", plugin_config={"radix": False})

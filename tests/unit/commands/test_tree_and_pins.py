@@ -1,4 +1,4 @@
-"""`sgl-vllm tree`, `pin` and `unpin`, as typed, against the real routes over fake engines."""
+"""`sgl-vllm tree`, `pin` and `unpin`, against the real routes with fake engines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from sgl_vllm.commands import cli
-from sgl_vllm.commands import tree as tree_view
+from sgl_vllm.commands import cli, client
 from sgl_vllm.scheduler.control import ListedPin, PinAnswer, Pinned
 from sgl_vllm.scheduler.stats import EngineStats
 from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
@@ -23,17 +22,17 @@ ISOLATED = {"namespaces": 2, "num_tokens": 500, "num_nodes": 7, "num_blocks": 32
 def sgl_vllm(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command against such engines; (exit status, what it prints, its errors)."""
+    """Runs the command against these engines. Returns (exit status, stdout, stderr)."""
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(*arguments: str, engines=(), api_key=None) -> tuple[int, str, str]:
-        client = TestClient(fake_server(*engines, api_key=api_key))
+        http = TestClient(fake_server(*engines, api_key=api_key))
 
         def request(method, url, timeout, **options):
-            return client.request(method, url, **options)
+            return http.request(method, url, **options)
 
-        monkeypatch.setattr(tree_view.httpx, "request", request)
+        monkeypatch.setattr(client.httpx, "request", request)
         status = cli.main(list(arguments))
         printed = capsys.readouterr()
         return status, printed.out, printed.err
@@ -65,19 +64,19 @@ def test_the_tree_has_a_line_for_each_prefix(sgl_vllm) -> None:
         "│   └── 100 tokens  3 min  wanted",
         "├── 1 token  1 s",
         "└── isolated: 2 tenants, 500 tokens in 32 blocks",
-        "further from the root, 3 nodes left out: --max-nodes",
+        "3 nodes farther from the root not shown: see --max-nodes",
         "pin p1  160 tokens, 10 blocks  60 s",
     ]
 
 
-def test_the_bar_is_in_proportion_and_shows_whatever_there_is(sgl_vllm) -> None:
+def test_the_bar_is_proportional_and_shows_every_share(sgl_vllm) -> None:
     nodes = [node(None, 16, num_blocks=1, num_locked_blocks=1), node(None, 16, num_blocks=499)]
     engine = FakeEngine(tree=tree_answer(nodes, free_blocks=500, total_blocks=1000))
     _, out, _ = sgl_vllm("tree", URL, engines=[engine])
     assert out.splitlines()[1] == "█" * 50 + "░" * 50
 
 
-def test_no_prompt_can_steer_the_terminal(sgl_vllm) -> None:
+def test_a_prompt_cannot_control_the_terminal(sgl_vllm) -> None:
     text = "a\x1b[2J\x9b1mb\u202ec\n[red]d"
     engine = FakeEngine(tree=tree_answer([node(None, 20, tokens=tokens_of(text))]))
     _, out, _ = sgl_vllm("tree", URL, engines=[engine])
@@ -101,7 +100,7 @@ def test_adapters_have_namespaces(sgl_vllm) -> None:
     assert "│   └── 5 tokens" in out
 
 
-def test_every_engine_is_shown_and_one_without_a_tree_says_why(sgl_vllm) -> None:
+def test_every_engine_is_shown_and_a_missing_tree_is_explained(sgl_vllm) -> None:
     off = FakeEngine(stats=EngineStats(parts={"radix": "by option"}))
     on = FakeEngine(tree=tree_answer([node(None, 10)]), stats=EngineStats(parts={"radix": "on"}))
     status, out, _ = sgl_vllm("tree", URL, engines=[on, off])
@@ -111,7 +110,7 @@ def test_every_engine_is_shown_and_one_without_a_tree_says_why(sgl_vllm) -> None
     assert (status, out) == (1, "The part radix is off: by option\n")
 
 
-def test_an_empty_cache_and_fields_that_are_not_told_are_no_problem(sgl_vllm) -> None:
+def test_an_empty_cache_and_missing_fields_are_no_problem(sgl_vllm) -> None:
     _, out, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree_answer([]))])
     assert "Nothing is cached yet." in out
     bare = {"parent": None, "namespace": 0, "num_tokens": 7, "num_blocks": 1}
@@ -121,7 +120,7 @@ def test_an_empty_cache_and_fields_that_are_not_told_are_no_problem(sgl_vllm) ->
     assert "cached 1  (blocks)" in out and "└── 7 tokens" in out
 
 
-def test_json_is_the_servers_answer_with_so_many_nodes(sgl_vllm) -> None:
+def test_json_is_the_servers_answer_with_at_most_max_nodes(sgl_vllm) -> None:
     engine = FakeEngine(tree=lambda max_nodes: tree_answer([], nodes_left_out=max_nodes))
     _, out, _ = sgl_vllm("tree", URL, "--json", "--max-nodes", "7", engines=[engine])
     assert json.loads(out)["engines"][0]["nodes_left_out"] == 7
@@ -131,9 +130,7 @@ def test_a_key_comes_from_the_option_or_the_environment(sgl_vllm, monkeypatch) -
     engines = [FakeEngine(tree=tree_answer([]))]
     status, out, err = sgl_vllm("tree", URL, engines=engines, api_key="k")
     assert (status, out) == (1, "")
-    assert err == (
-        f"sgl-vllm: {URL} wants an API key: give the server's as --api-key or in VLLM_API_KEY\n"
-    )
+    assert err == (f"sgl-vllm: {URL} requires an API key: set --api-key or VLLM_API_KEY\n")
     _, _, err = sgl_vllm("tree", URL, "--api-key", "x", engines=engines, api_key="k")
     assert "refuses this API key" in err
     assert sgl_vllm("tree", URL, "--api-key", "k", engines=engines, api_key="k")[0] == 0
@@ -145,21 +142,21 @@ def test_a_key_comes_from_the_option_or_the_environment(sgl_vllm, monkeypatch) -
     ("answer", "said"),
     [
         (httpx.Response(404, json={"detail": "Not Found"}), "was it started with --plugin"),
-        (httpx.Response(200, text="<html>"), "answers, but not as a vLLM server does"),
+        (httpx.Response(200, text="<html>"), "answers, but not like a vLLM server"),
         (httpx.Response(500, text="oh"), "error 500"),
         (httpx.Response(500, json={"error": {"message": "no\nluck"}}), "no luck"),
         (httpx.ConnectError("Connection refused"), "does not answer: Connection refused"),
         (httpx.ReadTimeout(""), "does not answer: ReadTimeout"),
-        (httpx.UnsupportedProtocol("no such protocol"), "is no address"),
+        (httpx.UnsupportedProtocol("no such protocol"), "is not a valid address"),
     ],
 )
-def test_what_goes_wrong_is_one_line(monkeypatch, capsys, answer, said) -> None:
+def test_an_error_is_one_line(monkeypatch, capsys, answer, said) -> None:
     def request(*arguments, **options):
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    monkeypatch.setattr(tree_view.httpx, "request", request)
+    monkeypatch.setattr(client.httpx, "request", request)
     assert cli.main(["tree", URL]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -167,17 +164,17 @@ def test_what_goes_wrong_is_one_line(monkeypatch, capsys, answer, said) -> None:
     assert said in printed.err
 
 
-def test_watching_outlives_a_server_that_is_away_for_a_while(monkeypatch, capsys) -> None:
+def test_watching_continues_when_a_server_comes_back(monkeypatch, capsys) -> None:
     """Ends with Ctrl-C."""
-    looks = iter([[8], tree_view.ServerError("it is away"), [9], KeyboardInterrupt()])
+    answers = iter([[8], client.ServerError("it is away"), [9], KeyboardInterrupt()])
 
     def tree(self, max_nodes=None):
-        look = next(looks)
-        if isinstance(look, BaseException):
-            raise look
-        return {"engines": [tree_answer([node(None, size) for size in look])]}
+        answer = next(answers)
+        if isinstance(answer, BaseException):
+            raise answer
+        return {"engines": [tree_answer([node(None, size) for size in answer])]}
 
-    monkeypatch.setattr(tree_view.SglServer, "tree", tree)
+    monkeypatch.setattr(client.SglServer, "tree", tree)
     assert cli.main(["tree", URL, "--watch", "0.01"]) == 130
     assert "9 tokens" in capsys.readouterr().out
 
@@ -197,7 +194,7 @@ def test_a_pin_prints_the_id_that_unpins_it(sgl_vllm) -> None:
     assert (status, err) == (1, f"sgl-vllm: {URL}: there is no pin 'p1'\n")
 
 
-def test_a_refused_pin_says_the_engines_reason(sgl_vllm) -> None:
+def test_a_refused_pin_has_the_engines_reason(sgl_vllm) -> None:
     engine = FakeEngine(pin=PinAnswer(error="pins may hold half of the cache"))
     status, out, err = sgl_vllm("pin", URL, "Once", engines=[engine])
     assert (status, out) == (1, "")

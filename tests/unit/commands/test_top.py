@@ -1,4 +1,4 @@
-"""`sgl-vllm top`, as typed, against servers that answer what a test says."""
+"""`sgl-vllm top`, against stand-ins for servers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from sgl_vllm.commands import cli, top
-from sgl_vllm.commands.top import Look, compare, draw
+from sgl_vllm.commands.top import Sample, compare, draw
 
 METRICS = """\
 # TYPE vllm:num_requests_running gauge
@@ -36,13 +36,12 @@ NOT_FOUND = httpx.Response(404, json={"detail": "Not Found"})
 
 
 class Servers:
-    """What is at each address: a function from the path to an answer. Counts grow by a known
-    number with every look at `/metrics`."""
+    """Answers by address. Counters grow by a fixed number with every request for `/metrics`."""
 
     def __init__(self) -> None:
         self.stats: dict[str, httpx.Response] = {}
         self.keys: list[str | None] = []
-        self._looks: dict[str, int] = {}
+        self._num_requests: dict[str, int] = {}
 
     def request(self, method: str, url: str, headers: dict[str, str], timeout: float, **_):
         self.keys.append(headers.get("Authorization"))
@@ -51,8 +50,8 @@ class Servers:
             raise httpx.ConnectError("Connection refused")
         if path != "metrics":
             return self.stats[base]
-        looks = self._looks[base] = self._looks.get(base, 0) + 1
-        page = METRICS.format(output=100 * looks, prompt=1000 * looks, hits=100 + 900 * looks)
+        count = self._num_requests[base] = self._num_requests.get(base, 0) + 1
+        page = METRICS.format(output=100 * count, prompt=1000 * count, hits=100 + 900 * count)
         return httpx.Response(200, text=page)
 
 
@@ -74,7 +73,7 @@ def run(servers, capsys) -> Callable[..., tuple[int, str]]:
     return run
 
 
-def test_servers_with_the_plugin_stock_ones_and_those_that_are_down_are_in_one_table(servers, run):
+def test_servers_with_the_plugin_stock_ones_and_dead_ones_are_in_one_table(servers, run):
     servers.stats |= {"a:1": httpx.Response(200, json=STATS), "b:2": NOT_FOUND}
     status, out = run("a:1", "http://b:2/v1", "c:3", "--once")
     lines = [line.split() for line in out.splitlines()]
@@ -92,7 +91,7 @@ def test_servers_with_the_plugin_stock_ones_and_those_that_are_down_are_in_one_t
     assert "\x1b" not in out
 
 
-def test_the_same_for_programs(servers, run):
+def test_json_has_the_same_figures(servers, run):
     servers.stats["a:1"] = httpx.Response(200, json=STATS)
     status, out = run("a:1", "--once", "--json")
     (row,) = json.loads(out)
@@ -103,12 +102,12 @@ def test_the_same_for_programs(servers, run):
     assert row["parts_off"] == {"jump_forward": "by option"}
 
 
-def test_a_server_that_wants_a_key_shows_what_its_metrics_tell(servers, run):
+def test_a_server_that_requires_a_key_is_shown_with_its_metrics(servers, run):
     servers.stats["a:1"] = httpx.Response(401)
     status, out = run("a:1", "--once")
     assert status == 0
     assert out.splitlines()[2].split()[:3] == ["a:1", "4", "2"]
-    assert "http://a:1 wants an API key" in out
+    assert "http://a:1 requires an API key" in out
     run("a:1", "--once", "--api-key", "k")
     assert servers.keys[-1] == "Bearer k"
 
@@ -132,44 +131,44 @@ def test_without_a_terminal_there_is_a_table_after_each_interval(servers, run, m
     assert "\x1b" not in out
 
 
-def look(at_s: float, **totals: float) -> Look:
-    return Look("http://a", at_s, {f"vllm:{n}_total": v for n, v in totals.items()}, None)
+def sample(at_s: float, **totals: float) -> Sample:
+    return Sample("http://a", at_s, {f"vllm:{n}_total": v for n, v in totals.items()}, None)
 
 
 def test_rates_are_those_of_the_interval():
-    row = compare(look(10, generation_tokens=500), look(12, generation_tokens=510))
+    row = compare(sample(10, generation_tokens=500), sample(12, generation_tokens=510))
     assert row.output_tokens_per_s == 5
     assert row.prompt_tokens_per_s is None
 
 
 @pytest.mark.parametrize(
-    "earlier", [None, look(10, generation_tokens=900), Look("http://a", 10, None, None, "down")]
+    "earlier", [None, sample(10, generation_tokens=900), Sample("http://a", 10, None, None, "down")]
 )
-def test_a_server_that_is_new_started_again_or_back_has_no_rate_yet(earlier):
-    row = compare(earlier, look(12, generation_tokens=10))
+def test_a_new_or_restarted_server_has_no_rates_yet(earlier):
+    row = compare(earlier, sample(12, generation_tokens=10))
     assert row.answers and row.output_tokens_per_s is None
 
 
-def test_no_prompt_is_no_hit_rate():
-    before = look(10, prefix_cache_hits=5, prefix_cache_queries=9)
-    after = look(12, prefix_cache_hits=5, prefix_cache_queries=9)
+def test_without_prompts_there_is_no_hit_rate():
+    before = sample(10, prefix_cache_hits=5, prefix_cache_queries=9)
+    after = sample(12, prefix_cache_hits=5, prefix_cache_queries=9)
     assert compare(before, after).hit_rate is None
     assert compare(before, after).hit_rate_since_start == 5 / 9
 
 
-def test_no_server_can_steer_the_terminal(capsys):
+def test_a_server_cannot_control_the_terminal(capsys):
     from rich.console import Console
 
     parts = {"ra\x1b[2Jdix": "be\x1b[1mcause [red]"}
-    row = compare(None, Look("http://a", 0, {}, {"parts": parts}))
+    row = compare(None, Sample("http://a", 0, {}, {"parts": parts}))
     Console(width=160).print(draw([row]))
     out = capsys.readouterr().out
     assert "\x1b" not in out and "be [1mcause [red]" in out
 
 
 @pytest.mark.parametrize("text", ["<html>", "a b c d e"])
-def test_what_is_no_exposition_is_said_to_be_none(servers, run, monkeypatch, text):
+def test_a_metrics_page_in_another_format_is_reported(servers, run, monkeypatch, text):
     monkeypatch.setattr(httpx, "request", lambda *a, **k: httpx.Response(200, text=text))
     status, out = run("a:1", "--once")
     assert status == 1
-    assert "http://a:1/metrics is not in Prometheus' format" in out
+    assert "http://a:1/metrics is not in Prometheus' text format" in out

