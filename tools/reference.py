@@ -1,7 +1,7 @@
 """Writes docs/reference.md from the signatures and docstrings of the language.
 
-Owns the page's order and form; what it says stands in the code. A public name finds its group by
-the module that it comes from, so that a new one needs nothing here. ``make reference`` runs it.
+Owns the page's order and form; its content is in the code. The group of a public name follows from
+its module, so a new name needs no change here. ``make reference`` runs it.
 
     python tools/reference.py [--check]
 """
@@ -24,8 +24,8 @@ MAX_LINE = 96
 HEAD = """\
 # Reference
 
-Every public name of `import sgl_vllm as sgl`, from its signature and docstring: written by
-`make reference`, which a test compares. For an introduction read the [guide](guide.md).
+Every public name of `import sgl_vllm as sgl`, generated from signatures and docstrings by
+`make reference`. For an introduction, read the [guide](guide.md).
 
 """
 
@@ -34,7 +34,7 @@ GROUPS_OF_FORKS, BACKENDS, VIEWS = "Groups of branches", "Backends", "Views and 
 TYPES, ERRORS, MORE = "Types", "Errors", "More"
 ORDER = (EXPRESSIONS, STATE, GROUPS_OF_FORKS, PROGRAMS, BACKENDS, VIEWS, TYPES, ERRORS, MORE)
 
-# The first that fits, by the beginning of "module.name" below sgl_vllm.lang.
+# A group per prefix of "module.name" below sgl_vllm.lang; the first match counts.
 PLACES = (
     ("group.", GROUPS_OF_FORKS),
     ("state.", STATE),
@@ -54,7 +54,7 @@ PLACES = (
     ("trace", VIEWS),
 )
 
-# Shown although their names are private to Python: they are how the objects are used.
+# Special methods that are shown, because they are how the objects are used.
 OPERATORS = {
     "__iadd__": "{self} += value",
     "__getitem__": "{self}[{0}]",
@@ -91,7 +91,7 @@ def parameter_text(parameter: inspect.Parameter) -> str:
 
 
 def signature_text(name: str, function: Any, *, is_method: bool = False) -> str:
-    """On a line if it fits, otherwise with a line per parameter."""
+    """On one line if it fits, otherwise with a line per parameter."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[is_method:]
     pieces: list[str] = []
@@ -127,14 +127,14 @@ def code(text: str) -> str:
 def members_of(owner: type) -> Iterator[tuple[str, Any]]:
     """Public methods and properties, in the order of the source, the base classes' first.
 
-    What several classes have in common is shown once: a prompt's at `ProgramState`, a backend's at
-    `Backend`.
+    What several classes have in common is shown once: at `ProgramState`, `Program` and `Backend`.
     """
     import sgl_vllm
 
     if issubclass(owner, sgl_vllm.Backend) and owner is not sgl_vllm.Backend:
         return
-    bases = [owner] if owner is sgl_vllm.AsyncProgramState else reversed(owner.__mro__)
+    of_its_own = (sgl_vllm.AsyncProgramState, sgl_vllm.CompiledProgram)
+    bases = [owner] if owner in of_its_own else reversed(owner.__mro__)
     seen: dict[str, Any] = {}
     for base in bases:
         if not base.__module__.startswith("sgl_vllm"):
@@ -148,8 +148,8 @@ def members_of(owner: type) -> Iterator[tuple[str, Any]]:
 
 
 def member_lines(owner: type, name: str, value: Any) -> Iterator[str]:
-    me = {"Program": "program", "ProgramGroup": "forks"}.get(owner.__name__, "s")
-    me = me if owner.__module__.endswith(("state", "group", "program")) else owner.__name__.lower()
+    names = {"Program": "program", "CompiledProgram": "compiled", "ProgramGroup": "forks"}
+    me = names.get(owner.__name__, "s" if "State" in owner.__name__ else owner.__name__.lower())
     if isinstance(value, property):
         assert value.fget is not None
         yield code(
@@ -169,7 +169,7 @@ def entry_lines(name: str, value: Any) -> Iterator[str]:
     yield f"### `{name}`\n"
     if isinstance(value, type):
         if value.__name__ != name:
-            yield f"Another name of `{value.__name__}`.\n"
+            yield f"Another name for `{value.__name__}`.\n"
             return
         if "Program" not in name and not issubclass(value, BaseException):
             yield code(signature_text(name, value))
@@ -209,7 +209,7 @@ def page_text() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write docs/reference.md.")
-    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    parser.add_argument("--check", action="store_true", help="only check whether it is up to date")
     if not parser.parse_args().check:
         PAGE.write_text(page_text())
         return 0
