@@ -4,6 +4,7 @@ priorities, resets, aborts, and inputs that are more than tokens."""
 from __future__ import annotations
 
 import copy
+import logging
 import random
 import time
 
@@ -19,7 +20,7 @@ from sgl_vllm.radix.keys import CacheNamespace
 from sgl_vllm.radix.manager import unsupported_reason
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.tokens import pack
-from sgl_vllm.scheduler import scheduler
+from sgl_vllm.scheduler import assembly
 from tests.engine.engine import Ask, Engine, greedy, words
 
 SMALL = {"num_gpu_blocks_override": 24, "max_model_len": 512}
@@ -494,7 +495,7 @@ def test_priorities_preempt_as_in_stock(start, monkeypatch):
     monkeypatch.setattr(RadixBlockPool, "unindex", counted)
     engine, tokens = run({})
     assert tokens == expected
-    assert engine.scheduler._parts()["schedule"] == "on"
+    assert engine.scheduler.parts.states()["schedule"] == "on"
     assert taken_back, "nobody was taken out of the step it was scheduled in"
 
 
@@ -520,9 +521,10 @@ def test_a_model_the_tree_does_not_support_runs_on_vllms_own_cache(
         return engine, [(list(r.outputs[0].token_ids), r.num_cached_tokens) for r in results]
 
     warnings = []
-    monkeypatch.setattr(scheduler.logger, "warning", lambda *args: warnings.append(args))
+    monkeypatch.setattr(assembly.logger, "log", lambda level, *args: warnings.append((level, args)))
     engine, results = run({})
-    assert reason in engine.scheduler._parts()["radix"]
+    assert reason in engine.scheduler.parts.states()["radix"]
     assert engine.scheduler.parts.radix is None
-    assert len(warnings) == 1 and "radix off (the model" in warnings[0][-1]
+    [(level, said)] = warnings
+    assert level == logging.WARNING and "radix off (the model" in said[-1]
     assert results == run(None)[1]
