@@ -45,7 +45,8 @@ def sandbox_processes() -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process().children()
-        if "sgl_vllm.fsm.vllm.xgrammar_worker" in child.cmdline()
+        if child.status() != psutil.STATUS_ZOMBIE  # an ended engine of another test
+        and "sgl_vllm.fsm.vllm.xgrammar_worker" in child.cmdline()
     ]
 
 

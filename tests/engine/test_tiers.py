@@ -136,8 +136,8 @@ def test_random_requests_get_stocks_tokens(tiered, start, plugin):
     engine.settle()
     found = counters(engine)
     if plugin:
-        assert found["disk_hit_tokens"] > 100 and found["host_hit_tokens"]
-    assert found["partial_block_hits"] > 5
+        assert found.disk_hit_tokens > 100 and found.host_hit_tokens
+    assert found.partial_block_hits > 5
     assert not engine.scheduler.parts.tiers.failed
 
 
