@@ -118,9 +118,9 @@ class Engine:
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
         assert not self.scheduler.requests and not self.scheduler.running
         assert not self.scheduler.waiting and not self.scheduler.kv_holding_waiting
-        radix = getattr(self.scheduler, "_radix", None)
-        if radix is not None:
-            radix.pool.check_invariants()
+        parts = getattr(self.scheduler, "parts", None)  # vLLM's own has none
+        if parts is not None and parts.radix is not None:
+            parts.radix.pool.check_invariants()
 
     def stop(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()

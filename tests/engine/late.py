@@ -27,7 +27,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsTensors, ModelRunnerOutput
 
-from benchmarks.comparison import SGL, EngineSettings
+from benchmarks.comparison import SGL, STOCK, EngineSettings
 from benchmarks.simulator import KvMemory, make_block_hasher, make_scheduler, runner_output
 
 MAX_MODEL_LEN = 256
@@ -306,12 +306,16 @@ class Answer:
 
 
 class LateCore(EngineCore):
-    """An engine without a model. `answers` has what was sent for each request so far."""
+    """An engine without a model. `answers` has what was sent for each request so far.
+
+    `stock` makes it vLLM's own, without the plugin.
+    """
 
     def __init__(
         self,
         plugin: dict[str, Any] | None = None,
         *,
+        stock: bool = False,
         runner: type[Runner] = V1Runner,
         async_scheduling: bool = True,
         num_blocks: int = 400,
@@ -329,7 +333,8 @@ class LateCore(EngineCore):
             async_scheduling=async_scheduling,
             plugin={"unverified": True, **(plugin or {})},
         )
-        scheduler: Any = make_scheduler(SGL, settings, with_tokenizer=True, **scheduler_args)
+        arm = STOCK if stock else SGL
+        scheduler: Any = make_scheduler(arm, settings, with_tokenizer=True, **scheduler_args)
         scheduler.use_v2_model_runner = runner is V2Runner
         self.scheduler = scheduler
         self.runner = runner(scheduler, num_blocks)
@@ -423,7 +428,8 @@ class LateCore(EngineCore):
         assert not scheduler.waiting and not scheduler.kv_holding_waiting
         pool = scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == self._num_usable_blocks
-        assert scheduler.parts.radix is None or scheduler.parts.radix.tree is not None
-        if scheduler.parts.radix is not None:
-            scheduler.parts.radix.pool.check_invariants()
+        parts = getattr(scheduler, "parts", None)  # vLLM's own has none
+        if parts is not None and parts.radix is not None:
+            assert parts.radix.tree is not None
+            parts.radix.pool.check_invariants()
         assert not self.runner.rows

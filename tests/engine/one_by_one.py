@@ -1,44 +1,48 @@
-"""What jump-forward must be equal to: the same forced tokens, decoded one by one.
+"""What jump-forward must be equal to: the same forced tokens, decoded one by one by stock vLLM.
 
-The reference forces nothing into a request. It only narrows the grammar's mask: where the grammar
-forces text, just the canonical token of it is legal, and the model samples it in a pass of its own.
+The reference forces nothing into a request. It only narrows the grammar's mask: where text is
+forced, just the canonical token of it is legal, and the model samples it in a pass of its own.
+Which token that is comes from `forced_oracle.py`, not from the plugin.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from vllm.v1.engine import EngineCoreOutput
+import xgrammar
+from vllm import SamplingParams
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
 
-from sgl_vllm.jump.jump import JumpForward
+from tests.engine.forced_oracle import ForcedOracle
 
 
 class NarrowedGrammar(StructuredOutputGrammar):
-    """A grammar that has accepted `pending` already and lets only these tokens through first."""
+    """xgrammar's grammar of a request, with masks that allow just the next of `forced`."""
 
-    def __init__(self, inner: StructuredOutputGrammar) -> None:
+    def __init__(self, inner: XgrammarGrammar) -> None:
         self.inner = inner
-        self.pending: deque[int] = deque()
+        self.forced: deque[int] = deque()
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
         for token in tokens:
-            if self.pending:
-                if self.pending.popleft() != token:
-                    return False
-            elif not self.inner.accept_tokens(request_id, [token]):
+            if self.forced and self.forced.popleft() != token:
                 return False
-        return True
+        return self.inner.accept_tokens(request_id, tokens)
 
     def fill_bitmask(self, bitmask: torch.Tensor, index: int) -> None:
-        if not self.pending:
+        if not self.forced:
             self.inner.fill_bitmask(bitmask, index)
             return
-        word, bit = divmod(self.pending[0], 32)
+        word, bit = divmod(self.forced[0], 32)
         bitmask[index].zero_()
         bitmask[index, word] = (1 << bit) - (1 << 32 if bit == 31 else 0)
 
@@ -49,40 +53,74 @@ class NarrowedGrammar(StructuredOutputGrammar):
         raise AssertionError("no drafts in this test")
 
     def is_terminated(self) -> bool:
-        return not self.pending and self.inner.is_terminated()
+        return self.inner.is_terminated()
 
     def reset(self) -> None:
-        self.pending.clear()
+        self.forced.clear()
         self.inner.reset()
 
 
-class OneByOne(JumpForward):
-    """Put in place of a scheduler's jump."""
-
-    def open(self, request: Request) -> None:
-        if self.may_jump(request):
-            self._narrow(request)
-
-    def after_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
-        for output in outputs:
-            request = self._scheduler.requests.get(output.request_id)
-            if output.finish_reason or not output.new_token_ids or request is None:
-                continue
-            if self.may_jump(request):
-                self._narrow(request)
-
-    def _narrow(self, request: Request) -> None:
-        structured = request.structured_output_request
-        grammar: Any = structured.grammar
-        narrowed = grammar if isinstance(grammar, NarrowedGrammar) else NarrowedGrammar(grammar)
-        if not narrowed.pending:
-            structured.grammar = narrowed.inner
-            narrowed.pending.extend(self._source.take(request))
-        structured.grammar = narrowed
-
-
-def decode_one_by_one(engine: Any) -> None:
-    """From now on `engine` narrows masks instead of jumping."""
-    engine.scheduler.parts.jump = OneByOne(
-        engine.scheduler, "canonical", [engine.scheduler.parts.reports]
+def jumps(params: SamplingParams) -> bool:
+    """Whether docs/jump-forward.md promises that such a request jumps."""
+    decoded_token_by_token = (
+        params.presence_penalty != 0,
+        params.frequency_penalty != 0,
+        bool(params.bad_words),
+        bool(params.logit_bias),
+        bool(params.allowed_token_ids),
+        params.seed is not None and params.temperature > 0,
+        params.logprobs == -1,
+        bool(params.logprob_token_ids),
+        params.prompt_logprobs is not None,
     )
+    return not any(decoded_token_by_token)
+
+
+@contextmanager
+def decoding_one_by_one(scheduler: Scheduler) -> Iterator[None]:
+    """While inside, a stock scheduler narrows the masks of requests that would jump.
+
+    Raises AssertionError if the scheduler is the plugin's or works asynchronously: the first would
+    be no reference, and the second fills masks before it knows the tokens.
+    """
+    assert type(scheduler) is Scheduler
+    manager = scheduler.structured_output_manager
+    vocab_size = scheduler.vllm_config.model_config.get_vocab_size()
+    tokenizer: Any = manager.tokenizer
+    if manager.backend is None:
+        manager.backend = XgrammarBackend(
+            scheduler.vllm_config, tokenizer=tokenizer, vocab_size=vocab_size
+        )
+    oracle = ForcedOracle(
+        partial(tokenizer.encode, add_special_tokens=False),
+        xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size),
+    )
+    get_grammar_bitmask = scheduler.get_grammar_bitmask
+
+    def of_narrowed(scheduled: SchedulerOutput) -> GrammarOutput | None:
+        for request_id in scheduled.num_scheduled_tokens:
+            _narrow(scheduler.requests[request_id], oracle)
+        return get_grammar_bitmask(scheduled)
+
+    scheduler.get_grammar_bitmask = of_narrowed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del scheduler.get_grammar_bitmask  # the class has it
+
+
+def _narrow(request: Request, oracle: ForcedOracle) -> None:
+    """Let only forced tokens through, if there are any where the output ends."""
+    structured = request.structured_output_request
+    params = request.sampling_params
+    if structured is None or params is None or request.is_prefill_chunk or not jumps(params):
+        return
+    if not isinstance(structured.grammar, NarrowedGrammar):
+        assert isinstance(structured.grammar, XgrammarGrammar)
+        structured.grammar = NarrowedGrammar(structured.grammar)
+    narrowed = structured.grammar
+    if not narrowed.forced and not narrowed.is_terminated():
+        prompt, output = request.prompt_token_ids, request.output_token_ids
+        stops = params.all_stop_token_ids
+        assert prompt is not None
+        narrowed.forced.extend(oracle.forced(narrowed.inner.ctx, stops, prompt, output))

@@ -20,7 +20,6 @@ from vllm.outputs import RequestOutput
 from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.protocol.scoring import scored_rows
 from tests.engine.engine import Ask, Engine
-from tests.engine.one_by_one import decode_one_by_one
 from tests.engine.programs import MAX_MODEL_LEN, Call, Phase, Program
 
 HANG_PASSES, HANG_S = 300, 30.0
@@ -49,8 +48,6 @@ class Setting:
     policy: str = "fcfs"
     grammars_in_background: bool = False
     """As vLLM compiles them; it makes the step in which such a request starts a matter of time."""
-    one_by_one: bool = False
-    """Masks are narrowed to forced tokens: what jump-forward must be equal to."""
 
     @property
     def is_canonical(self) -> bool:
@@ -80,13 +77,9 @@ class Setting:
         """What no argument can say, on an engine that has just been started."""
         manager = engine.core.structured_output_manager
         manager._use_async_grammar_compilation = self.grammars_in_background
-        if self.one_by_one:
-            decode_one_by_one(engine)
 
 
 STOCK_WITHOUT_CACHE = Setting(None, caching=False)
-REFERENCE = Setting({"radix": False, "schedule": False}, caching=False, one_by_one=True)
-"""Stock without a cache but for the narrowed masks of constrained requests."""
 
 
 @dataclass

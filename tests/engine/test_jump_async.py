@@ -23,7 +23,7 @@ from benchmarks.simulator import SimulationError
 from sgl_vllm.jump.jump import JumpCounters, JumpForward
 from sgl_vllm.jump.resumption import JumpedRequests
 from tests.engine.late import MAX_MODEL_LEN, Answer, LateCore, Runner, V1Runner, V2Runner
-from tests.engine.one_by_one import decode_one_by_one
+from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.test_jump_pressure import PATTERNS
 
 RUNNERS = (V1Runner, V2Runner)
@@ -72,11 +72,12 @@ def mixed_jobs(count: int, seed: int) -> list[Job]:
 
 
 def wanted(jobs: list[Job]) -> dict[str, Answer]:
-    core = LateCore({"radix": False, "schedule": False}, async_scheduling=False, max_num_seqs=1)
-    decode_one_by_one(core)
-    for job in jobs:
-        core.send(job.name, job.prompt, job.params, **job.options)
-    core.finish()
+    """Stock's answers, one job after the other, with forced text spelled canonically."""
+    core = LateCore(stock=True, async_scheduling=False, max_num_seqs=1)
+    with decoding_one_by_one(core.scheduler):
+        for job in jobs:
+            core.send(job.name, job.prompt, job.params, **job.options)
+        core.finish()
     return core.answers
 
 

@@ -6,12 +6,13 @@ import math
 
 import pytest
 from vllm import SamplingParams
+from vllm.outputs import CompletionOutput
 from vllm.sampling_params import StructuredOutputsParams
 
 from sgl_vllm.fsm.forced_tokenizer import ForcedTokenizer
 from sgl_vllm.jump.forced_source import MAX_ERRORS
 from tests.engine.engine import Ask, Engine
-from tests.engine.one_by_one import decode_one_by_one
+from tests.engine.one_by_one import decoding_one_by_one
 
 CARD = (
     r'\{"city": "[A-Z][a-z]{2,5}", "the people who live there, in millions": [0-9], "seen": true\}'
@@ -49,16 +50,20 @@ CASES = {
 @pytest.fixture(scope="module")
 def engines(start):
     """The same requests on the reference first, then on the engine that jumps."""
-    results = {}
-    for name, prepare in (("one by one", decode_one_by_one), ("jump", lambda _: None)):
-        engine = start(plugin={"radix": False}, max_logprobs=-1)
-        prepare(engine)
-        results[name] = {}
+
+    def answers(engine: Engine) -> dict[str, tuple[CompletionOutput, int]]:
+        found = {}
         for case, params in CASES.items():
             engine.reset_counts()
             output = engine.run([Ask(engine.encode("A card: "), card(**params))])[0].outputs[0]
-            results[name][case] = (output, engine.forward_passes)
-    return results
+            found[case] = (output, engine.forward_passes)
+        return found
+
+    stock = start(max_logprobs=-1)
+    with decoding_one_by_one(stock.scheduler):
+        one_by_one = answers(stock)
+    jumping = answers(start(plugin={"radix": False}, max_logprobs=-1))
+    return {"one by one": one_by_one, "jump": jumping}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("no jump")])

@@ -9,7 +9,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from tests.engine.engine import Ask, Engine
-from tests.engine.one_by_one import decode_one_by_one
+from tests.engine.one_by_one import decoding_one_by_one
 
 CARD = r'\{"the city where it all began": "[A-Z][a-z]{2,5}", "seen": (true|false)\}'
 SENTENCE = r"The answer to your question is [a-z ]{3,9}\."
@@ -63,9 +63,9 @@ def answers(engine: Engine) -> dict[tuple[str, str], Any]:
 
 @pytest.fixture(scope="module")
 def want(start) -> dict[tuple[str, str], Any]:
-    engine = start(plugin={"radix": False, "schedule": False}, max_model_len=MAX_MODEL_LEN)
-    decode_one_by_one(engine)
-    return answers(engine)
+    engine = start(max_model_len=MAX_MODEL_LEN)
+    with decoding_one_by_one(engine.scheduler):
+        return answers(engine)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.interface import PauseState
 
 from tests.engine.engine import Engine
-from tests.engine.one_by_one import decode_one_by_one
+from tests.engine.one_by_one import decoding_one_by_one
 
 MAX_MODEL_LEN = 256
 PATTERNS = [
@@ -130,9 +130,9 @@ SHAPES = [
 @pytest.fixture(scope="module")
 def want(start) -> dict[int, Run]:
     """By block size: what the jobs get one after the other."""
-    engine = start(plugin={"radix": False, "schedule": False}, max_model_len=MAX_MODEL_LEN)
-    decode_one_by_one(engine)
-    return {size: run(engine, jobs(size, 24, seed=size), 10_000, None) for size in (32, 128)}
+    engine = start(max_model_len=MAX_MODEL_LEN)
+    with decoding_one_by_one(engine.scheduler):
+        return {size: run(engine, jobs(size, 24, seed=size), 10_000, None) for size in (32, 128)}
 
 
 def start_tiny(

@@ -6,9 +6,10 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from vllm.outputs import CompletionOutput
 
 from tests.engine.engine import Ask, Engine
-from tests.engine.one_by_one import decode_one_by_one
+from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.overlap import allow_async_scheduling
 from tests.engine.test_jump_forward import CASES, card
 from tests.engine.test_jump_pressure import MAX_MODEL_LEN, SHAPES, jobs, run, start_tiny
@@ -35,7 +36,11 @@ def start_overlapped(start, **engine_args) -> Engine:
 def test_mixed_requests_get_the_same_tokens(start):
     settings = {"block_size": 32, "num_gpu_blocks_override": 50, "max_num_batched_tokens": 128}
     asks = mixed_requests(2000, count=80, seed=7)
-    want = start(async_scheduling=False, **settings).tokens(asks)
+    constrained = [index for index, ask in enumerate(asks) if is_constrained(ask)]
+    stock = start(async_scheduling=False, **settings)
+    want = stock.tokens(asks)
+    with decoding_one_by_one(stock.scheduler):
+        narrowed = stock.tokens([asks[index] for index in constrained])
     engine = start(plugin={}, async_scheduling=True, **settings)
     assert engine.tokens(asks) == want
     engine.check_nothing_is_left()
@@ -44,12 +49,7 @@ def test_mixed_requests_get_the_same_tokens(start):
     off = {name for name, reason in stats.parts.items() if "unverified=true" in reason}
     assert off == {"jump_forward", "select"}
 
-    reference = start(plugin={"radix": False}, async_scheduling=False, **settings)
-    decode_one_by_one(reference)
-    constrained = [index for index, ask in enumerate(asks) if is_constrained(ask)]
-    for index, tokens in zip(
-        constrained, reference.tokens([asks[i] for i in constrained]), strict=True
-    ):
+    for index, tokens in zip(constrained, narrowed, strict=True):
         want[index] = tokens
     engine = start_overlapped(start, **settings)
     got = engine.tokens(asks)
@@ -61,17 +61,18 @@ def test_mixed_requests_get_the_same_tokens(start):
 
 
 def test_a_jump_ends_where_decoding_one_by_one_ends(start):
-    results = {}
-    for overlapped in (False, True):
-        if overlapped:
-            engine = start_overlapped(start, max_logprobs=-1)
-        else:
-            engine = start(plugin={"radix": False}, async_scheduling=False, max_logprobs=-1)
-            decode_one_by_one(engine)
+
+    def answers(engine: Engine) -> list[CompletionOutput]:
         asks = [Ask(engine.encode("A card: "), card(**params)) for params in CASES.values()]
-        results[overlapped] = [output.outputs[0] for output in engine.run(asks)]
+        found = [output.outputs[0] for output in engine.run(asks)]
         engine.check_nothing_is_left()
-    for case, want, got in zip(CASES, results[False], results[True], strict=True):
+        return found
+
+    stock = start(async_scheduling=False, max_logprobs=-1)
+    with decoding_one_by_one(stock.scheduler):
+        one_by_one = answers(stock)
+    overlapped = answers(start_overlapped(start, max_logprobs=-1))
+    for case, want, got in zip(CASES, one_by_one, overlapped, strict=True):
         assert (got.token_ids, got.text) == (want.token_ids, want.text), case
         assert (got.finish_reason, got.stop_reason) == (want.finish_reason, want.stop_reason), case
         if want.logprobs is not None:
@@ -83,13 +84,9 @@ def test_a_jump_ends_where_decoding_one_by_one_ends(start):
 def test_a_cache_that_they_fill_holds_nobody_up(start, shape):
     block_size = shape[0]
     todo = jobs(block_size, 24, seed=block_size)
-    reference = start(
-        plugin={"radix": False, "schedule": False},
-        async_scheduling=False,
-        max_model_len=MAX_MODEL_LEN,
-    )
-    decode_one_by_one(reference)
-    wanted = run(reference, todo, 10_000, None).answers
+    stock = start(async_scheduling=False, max_model_len=MAX_MODEL_LEN)
+    with decoding_one_by_one(stock.scheduler):
+        wanted = run(stock, todo, 10_000, None).answers
     engine = start_tiny(start, *shape, plugin=ON, async_scheduling=True)
     assert engine.core.batch_queue_size == 2
     for disturb in (None, random.Random(0), random.Random(1)):

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.engine import Engine
+from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import (
     JUDGE,
     NEAR_TIE,
-    REFERENCE,
     STOCK_WITHOUT_CACHE,
     Hang,
     Played,
@@ -65,9 +65,9 @@ def start_for(start, setting: Setting) -> Engine:
 
 @pytest.fixture(scope="module")
 def references(start) -> list[References]:
-    engine = start_for(start, REFERENCE)
-    narrowed = [play(engine, program, None, give_up=False) for program in PROGRAMS]
     engine = start_for(start, STOCK_WITHOUT_CACHE)
+    with decoding_one_by_one(engine.scheduler):
+        narrowed = [play(engine, program, None, give_up=False) for program in PROGRAMS]
     stock = [
         play(engine, program, known.prompts, give_up=False)
         for program, known in zip(PROGRAMS, narrowed, strict=True)

@@ -13,7 +13,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from tests.engine.engine import Ask
-from tests.engine.one_by_one import decode_one_by_one
+from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.programs import CARD
 
 PERSON = json.dumps(
@@ -83,12 +83,10 @@ def test_mixed_requests_get_the_same_tokens(start, block_size, num_blocks, max_n
     asks = mixed_requests(min(stock.tokenizer.vocab_size, 2000), count=240, seed=block_size)
     want = stock.tokens(asks)
 
-    reference = start(plugin={"radix": False, "schedule": False}, **settings)
-    decode_one_by_one(reference)
     constrained = [index for index, ask in enumerate(asks) if is_constrained(ask)]
-    for index, tokens in zip(
-        constrained, reference.tokens([asks[i] for i in constrained]), strict=True
-    ):
+    with decoding_one_by_one(stock.scheduler):
+        narrowed = stock.tokens([asks[index] for index in constrained])
+    for index, tokens in zip(constrained, narrowed, strict=True):
         want[index] = tokens
 
     engine = start(plugin={}, **settings)

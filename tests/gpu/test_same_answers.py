@@ -18,8 +18,8 @@ from vllm import SamplingParams
 
 from tests.engine import play as playing
 from tests.engine.engine import Ask, Engine
+from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import (
-    REFERENCE,
     STOCK_WITHOUT_CACHE,
     Difference,
     Played,
@@ -99,8 +99,9 @@ class Case:
         prompts are stock's, as everybody's are."""
         if self.narrowed is None:
             plain = replace(CONFIGURATION, runner="v1", scheduling="sync")
-            engine = started(self.start, REFERENCE, configuration=plain)
-            self.narrowed = play(engine, self.program, self.stock.prompts, give_up=False)
+            engine = started(self.start, STOCK_WITHOUT_CACHE, configuration=plain)
+            with decoding_one_by_one(engine.scheduler):
+                self.narrowed = play(engine, self.program, self.stock.prompts, give_up=False)
         return self.narrowed
 
 

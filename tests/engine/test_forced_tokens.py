@@ -1,0 +1,175 @@
+"""The tokens that jump-forward forces are those of the oracle, along random texts of every format.
+
+No model is needed: a random legal token stands for what one would sample.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import xgrammar
+from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.request import Request
+from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
+
+from sgl_vllm.fsm.forced_tokenizer import ForcedTokenizer
+from sgl_vllm.fsm.vllm.backend import SglBackend
+from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens
+from sgl_vllm.fsm.vllm.grammar import SglGrammar
+from tests.engine.forced_oracle import ForcedOracle
+from tests.engine.programs import CARD, LETTER, PERSON
+from tests.engine.test_fsm_like_stock import OBJECT, backend, bits
+
+WALKS, STEPS = 5, 40
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "card": {"regex": CARD},
+    "letter": {"regex": LETTER},
+    "nothing to decide": {"regex": "Nothing is left to decide here"},
+    "decided at the end": {"regex": "The end is (near|far away|not yet in sight)"},
+    "cut inside a character": {"regex": r'\{"city": "(München|Mönchengladbach|東京|杭州)"\}'},
+    "optional spaces": {"regex": r"a {0,3}b {1,2}(cc|cd)+ ?e"},
+    "numbers": {"regex": r"total: -?(3|31|314)(\.14159)?, exactly 20(24|25)-01-01"},
+    "person": {"json": PERSON},
+    "object with any white space": {"json": json.dumps(OBJECT)},
+    "choices": {"grammar": 'root ::= "Paris in France" | "Parma" | "Paris in Texas"'},
+    "a grammar of xgrammar's": {
+        "grammar": 'root ::= "Answer: " item ("; also: " item)* "."\nitem ::= [a-z]{2,4} " times"'
+    },
+}
+STOPS = {"no stop tokens": (), "stop tokens": range(3, 60, 4), "others": range(300, 2000, 3)}
+
+
+@pytest.fixture(scope="module")
+def ours() -> SglBackend:
+    return backend()
+
+
+@pytest.fixture(scope="module")
+def oracle(ours: SglBackend) -> ForcedOracle:
+    tokenizer: Any = ours.tokenizer
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=ours.vocab_size)
+    return ForcedOracle(partial(tokenizer.encode, add_special_tokens=False), info)
+
+
+def walk(ours: SglBackend, oracle: ForcedOracle, params: SamplingParams, seed: int) -> int:
+    """One random output, with what is forced compared before each random token; how much was."""
+    rng = random.Random(seed)
+    forced = ForcedTokens(SimpleNamespace(backend=ours, reasoner_cls=None))  # type: ignore[arg-type]
+    prompt = rng.choices(range(10, 2000), k=rng.randrange(1, 20))
+    request = Request("request", prompt, params.clone(), None)
+    structured = request.structured_output_request
+    assert structured is not None
+    stops = params.all_stop_token_ids
+    grammar = ours.compile_grammar(*structured.structured_output_key, stops)
+    stock = ours.resources.xgrammar.compile_grammar(*structured.structured_output_key, stops)
+    assert isinstance(stock, XgrammarGrammar)
+    structured.grammar = grammar
+    num_forced = 0
+    for _ in range(STEPS):
+        output = list(request.output_token_ids)
+        want = oracle.forced(stock.ctx, stops, prompt, output)
+        assert forced.take(request) == want, (oracle.text(prompt), oracle.text(output))
+        request.append_output_token_ids(want)
+        num_forced += len(want)
+        if grammar.is_terminated():
+            break
+        legal = sorted(bits(ours, grammar))
+        if not legal:  # only a stop token could spell what follows
+            break
+        token = rng.choice(legal)
+        assert grammar.accept_tokens("request", [token])
+        request.append_output_token_ids(token)
+        if grammar.is_terminated():
+            break
+    return num_forced
+
+
+def walks(
+    ours: SglBackend, oracle: ForcedOracle, constraint: dict[str, Any], stops: Any = ()
+) -> int:
+    params = SamplingParams(
+        structured_outputs=StructuredOutputsParams(**constraint), stop_token_ids=[*stops]
+    )
+    end_of_text = ours.resources.end_token
+    params.update_from_generation_config({}, end_of_text)
+    return sum(walk(ours, oracle, params, seed) for seed in range(WALKS))
+
+
+@pytest.mark.parametrize("stops", STOPS.values(), ids=STOPS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_forced_is_what_xgrammars_masks_force(ours, oracle, name, stops):
+    num_forced = walks(ours, oracle, FORMATS[name], stops)
+    assert num_forced > 0 or stops
+
+
+# -- the test itself -------------------------------------------------------------------------------
+
+
+def hold_nothing_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ForcedTokenizer, "num_settled", lambda self, tokens, next_bytes: len(tokens))
+
+
+def hold_the_last_token_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ForcedTokenizer, "num_settled", lambda self, tokens, _: max(0, len(tokens) - 1))
+
+
+def spell_byte_by_byte(patch: pytest.MonkeyPatch) -> None:
+    def spell(self: ForcedTokenizer, context: Any, text: str) -> list[int]:
+        return [token for character in text for token in self._encode(character)]
+
+    patch.setattr(ForcedTokenizer, "tokenize", spell)
+
+
+def decide_for_the_model(patch: pytest.MonkeyPatch) -> None:
+    """Where two bytes may follow, force the first."""
+    forced = SglGrammar.forced
+
+    def and_one_more(self: SglGrammar) -> tuple[bytes, int, int | None]:
+        run, next_bytes, end = forced(self)
+        if run and next_bytes.bit_count() == 2:
+            run, next_bytes = run + bytes([(next_bytes & -next_bytes).bit_length() - 1]), 0
+        return run, next_bytes, end
+
+    patch.setattr(SglGrammar, "forced", and_one_more)
+
+
+def stop_early(patch: pytest.MonkeyPatch) -> None:
+    """Force only the first byte of what is forced."""
+    forced = SglGrammar.forced
+
+    def first_byte(self: SglGrammar) -> tuple[bytes, int, int | None]:
+        run, next_bytes, end = forced(self)
+        return (run[:1], 1 << run[1], None) if len(run) > 1 else (run, next_bytes, end)
+
+    patch.setattr(SglGrammar, "forced", first_byte)
+
+
+def force_no_end(patch: pytest.MonkeyPatch) -> None:
+    forced = SglGrammar.forced
+    patch.setattr(SglGrammar, "forced", lambda self: (*forced(self)[:2], None))
+
+
+MISTAKES: list[Callable[[pytest.MonkeyPatch], None]] = [
+    hold_nothing_back,
+    hold_the_last_token_back,
+    spell_byte_by_byte,
+    decide_for_the_model,
+    stop_early,
+    force_no_end,
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_noticed(ours, oracle, mistake, monkeypatch):
+    mistake(monkeypatch)
+    with pytest.raises(AssertionError):
+        for constraint in FORMATS.values():
+            walks(ours, oracle, constraint)
