@@ -49,10 +49,10 @@ reference: install  ## write docs/reference.md from the code's docstrings
 	@$(IN_ROOT) "$(BIN)/python" tools/reference.py
 
 options: install  ## write the tables of docs/options.md from sgl_vllm/config.py
-	@$(IN_ROOT) "$(BIN)/python" tools/options.py
+	@$(IN_ROOT) "$(BIN)/python" -m tools.options
 
 counters: install  ## write the table of metrics in docs/operations.md from the code
-	@$(IN_ROOT) "$(BIN)/python" tools/counters.py
+	@$(IN_ROOT) "$(BIN)/python" -m tools.counters
 
 format: install  ## let ruff put the code in order
 	@$(IN_ROOT) "$(BIN)/ruff" check --fix .

@@ -1,22 +1,16 @@
 """Writes the tables of docs/options.md from the declarations in sgl_vllm/config.py.
 
-Owns the form of the tables and the markers between which they stand. The text around them is
-written by hand. ``make options`` runs it; a test fails while the page is out of date.
+Owns the form of the tables. ``make options`` runs it; a test fails while the page is out of date.
 
-    python tools/options.py [--check]
+    python -m tools.options [--check]
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "options.md"
-BEGIN = "<!-- Written by `make options` from sgl_vllm/config.py: do not edit. -->"
-END = "<!-- End of what `make options` writes. -->"
+from tools.generated import ROOT, GeneratedSection
 
 
 def table_lines() -> Iterator[str]:
@@ -43,27 +37,12 @@ def table_lines() -> Iterator[str]:
             yield f"| `{field.name}` | `{default_text(field)}` | {text} |"
 
 
-def page_text(page: str) -> str:
-    """The page with its tables written anew."""
-    head, _, rest = page.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return "\n".join([f"{head}{BEGIN}", *table_lines(), "", f"{END}{tail}"])
-
-
-def main() -> int:
-    sys.path.insert(0, str(ROOT))
-    parser = argparse.ArgumentParser(description="Write the tables of docs/options.md.")
-    parser.add_argument("--check", action="store_true", help="only check that they are up to date")
-    before = PAGE.read_text()
-    after = page_text(before)
-    if not parser.parse_args().check:
-        PAGE.write_text(after)
-        return 0
-    if before != after:
-        print("docs/options.md is out of date: run `make options`", file=sys.stderr)
-        return 1
-    return 0
-
+SECTION = GeneratedSection(
+    page=ROOT / "docs" / "options.md",
+    command="make options",
+    source="sgl_vllm/config.py",
+    lines=table_lines,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SECTION.main())

@@ -10,13 +10,13 @@ from tools import counters
 
 
 def test_the_table_is_up_to_date() -> None:
-    page = counters.PAGE.read_text()
-    assert page == counters.page_text(page), "run `make counters`"
+    page = counters.SECTION.page.read_text()
+    assert page == counters.SECTION.written_into(page), "run `make counters`"
 
 
 def test_writing_the_table_leaves_the_text_around_it() -> None:
-    page = f"Before.\n\n{counters.BEGIN}\noutdated\n{counters.END}\nAfter.\n"
-    written = counters.page_text(page)
+    page = f"Before.\n\n{counters.SECTION.begin}\noutdated\n{counters.SECTION.end}\nAfter.\n"
+    written = counters.SECTION.written_into(page)
     assert written.startswith("Before.\n\n") and written.endswith("\nAfter.\n")
     assert "| `prefix_hit_tokens` | counter | tokens |" in written and "outdated" not in written
 

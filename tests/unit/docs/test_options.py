@@ -6,11 +6,13 @@ from tools import options
 
 
 def test_the_tables_are_up_to_date() -> None:
-    page = options.PAGE.read_text()
-    assert page == options.page_text(page), "run `make options`"
+    page = options.SECTION.page.read_text()
+    assert page == options.SECTION.written_into(page), "run `make options`"
 
 
 def test_writing_the_tables_leaves_the_text_around_them() -> None:
-    written = options.page_text(f"Before.\n\n{options.BEGIN}\noutdated\n{options.END}\nAfter.\n")
+    written = options.SECTION.written_into(
+        f"Before.\n\n{options.SECTION.begin}\noutdated\n{options.SECTION.end}\nAfter.\n"
+    )
     assert written.startswith("Before.\n\n") and written.endswith("\nAfter.\n")
     assert "| `radix_policy` | `lru` |" in written and "outdated" not in written

@@ -1,0 +1,61 @@
+"""A part of a page in docs/ that is written from declarations in the code.
+
+Owns the markers between which it stands, how it is put into the page, and the command that writes
+or checks it. The text around it is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class GeneratedSection:
+    """One such part.
+
+    Attributes:
+        page: the file that it is in.
+        command: what writes it, such as "make options".
+        source: what it is written from, for the marker.
+        lines: its lines of Markdown, as the code declares them now.
+    """
+
+    page: Path
+    command: str
+    source: str
+    lines: Callable[[], Iterator[str]]
+
+    @property
+    def begin(self) -> str:
+        return f"<!-- Written by `{self.command}` from {self.source}: do not edit. -->"
+
+    @property
+    def end(self) -> str:
+        return f"<!-- End of what `{self.command}` writes. -->"
+
+    def written_into(self, page: str) -> str:
+        """The text of the page with this part written anew."""
+        head, _, rest = page.partition(self.begin)
+        _, _, tail = rest.partition(self.end)
+        return "\n".join([f"{head}{self.begin}", *self.lines(), "", f"{self.end}{tail}"])
+
+    def main(self) -> int:
+        """Write the part, or with ``--check`` only compare. The exit status is 1 if it differs."""
+        name = self.page.relative_to(ROOT)
+        parser = argparse.ArgumentParser(description=f"Write what {name} says of {self.source}.")
+        parser.add_argument("--check", action="store_true", help="only check that it is up to date")
+        check = parser.parse_args().check
+        before = self.page.read_text()
+        after = self.written_into(before)
+        if not check:
+            self.page.write_text(after)
+        elif before != after:
+            print(f"{name} is out of date: run `{self.command}`", file=sys.stderr)
+            return 1
+        return 0
