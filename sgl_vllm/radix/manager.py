@@ -37,6 +37,7 @@ from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.snapshot import CacheSnapshot, take_snapshot
 from sgl_vllm.radix.tokens import TOKEN_BYTES, pack
 from sgl_vllm.radix.tree import RadixTree
+from sgl_vllm.vllm_api.patching import adopt
 
 
 @dataclass(slots=True)
@@ -177,8 +178,7 @@ class RadixKVCacheManager(KVCacheManager):
             has_connector: a KV connector looks blocks up by vLLM's hashes.
         """
         block_size = manager.coordinator.single_type_managers[0].block_size
-        manager.__class__ = cls
-        assert isinstance(manager, RadixKVCacheManager)
+        manager = adopt(manager, cls)
         hash_blocks = has_connector or manager.enable_kv_cache_events
         manager.pool = RadixBlockPool.adopt(
             manager.block_pool, block_size, POLICIES[policy], hash_blocks

@@ -28,12 +28,14 @@ from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
 from sgl_vllm.counters import counter
+from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.radix.eviction import EvictionPolicy
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.keys import CacheNamespace, TokenKeys, namespace_of
 from sgl_vllm.radix.node import NO_MATCH, Match, Node
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
 from sgl_vllm.radix.tree import RadixTree
+from sgl_vllm.vllm_api.patching import adopt
 
 logger = init_logger("vllm.sgl_vllm.radix")
 
@@ -88,8 +90,7 @@ class RadixBlockPool(BlockPool):
             block_size: tokens per block.
             hash_blocks: keep vLLM's block hashes and its map too, for KV events and connectors.
         """
-        pool.__class__ = cls
-        assert isinstance(pool, RadixBlockPool)
+        pool = adopt(pool, cls)
         pool.tree = RadixTree(block_size, policy)
         pool.block_size = block_size
         pool.hash_blocks = hash_blocks
@@ -100,6 +101,12 @@ class RadixBlockPool(BlockPool):
         pool._trails = {}
         pool._scheduled = {}
         pool._in_this_step = set()
+        pool._breaker = CircuitBreaker(
+            "the radix tree",
+            "vLLM's own prefix cache goes on",
+            logger,
+            on_trip=pool.switch_off,
+        )
         return pool
 
     block_size: int
@@ -114,6 +121,7 @@ class RadixBlockPool(BlockPool):
     _scheduled: dict[str, tuple[Request, list[KVCacheBlock], int]]
     """Whole blocks that this step will compute, by request, and are not in the tree yet: most of
     them get there with the rest of their request."""
+    _breaker: CircuitBreaker
     _in_this_step: set[int]
     """Those that are in the tree, because somebody was looked up after them."""
 
@@ -358,15 +366,7 @@ class RadixBlockPool(BlockPool):
         """Do a step; if it fails, or the tree is off, None."""
         if self.tree is None:
             return None
-        try:
-            return step(*args)
-        except Exception:
-            logger.exception(
-                "the radix tree failed and is switched off; vLLM's own prefix cache goes on. "
-                "Please report this with the lines below"
-            )
-            self.switch_off()
-            return None
+        return self._breaker.run(step, *args)
 
     def switch_off(self) -> None:
         """Go on with vLLM's own prefix cache, which knows nothing of what the tree held."""

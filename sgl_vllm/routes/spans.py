@@ -17,6 +17,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from sgl_vllm.scheduler.traces import take_attributes
+from sgl_vllm.vllm_api.patching import adopt
 
 logger = init_logger("vllm.sgl_vllm.spans")
 
@@ -48,4 +49,4 @@ def add_to_spans(processor: OutputProcessor) -> None:
         logger.warning("no sgl_vllm.* attributes on spans: this vLLM traces in another way")
         return
     provider.add_span_processor(_AddAttributes())
-    processor.__class__ = _TracingOutputProcessor
+    adopt(processor, _TracingOutputProcessor)

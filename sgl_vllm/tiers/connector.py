@@ -25,6 +25,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
+from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.tiers.load_rule import LoadRule
 
@@ -98,7 +99,9 @@ class Tiers:
         """By scheduler output: tokens to compute, and when the pass could begin."""
         self._last_pass_ended = 0.0
         self._loads_in_pass = False
-        self.failed = False
+        self._breaker = CircuitBreaker(
+            "the rule of what a KV connector loads", "the connector goes on without it", logger
+        )
 
     # -- in the connector's place -------------------------------------------------------------
 
@@ -181,19 +184,14 @@ class Tiers:
 
     # -- safety, and what is shown ------------------------------------------------------------
 
+    @property
+    def failed(self) -> bool:
+        """Whether an error has switched the rule off."""
+        return self._breaker.tripped
+
     def _guarded(self, step: Callable[..., Result], *args: Any) -> Result | None:
         """Do a step; if it fails, and from then on, None: the connector goes on as in vLLM."""
-        if self.failed:
-            return None
-        try:
-            return step(*args)
-        except Exception:
-            self.failed = True
-            logger.exception(
-                "the rule of what a KV connector loads failed and is switched off; the connector "
-                "goes on without it. Please report this with the lines below"
-            )
-            return None
+        return self._breaker.run(step, *args)
 
     def stats(self) -> TierStats:
         load, compute = self._rule.loads.fit(), self._rule.passes.fit()
