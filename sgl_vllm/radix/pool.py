@@ -366,7 +366,11 @@ class RadixBlockPool(BlockPool):
         """Do a step; if it fails, or the tree is off, None."""
         if self.tree is None:
             return None
-        return self._breaker.run(step, *args)
+        try:  # `CircuitBreaker.run` without its call: a step may take less than that
+            return step(*args)
+        except Exception:
+            self._breaker.record()
+            return None
 
     def switch_off(self) -> None:
         """Go on with vLLM's own prefix cache, which knows nothing of what the tree held."""

@@ -330,7 +330,7 @@ def test_top_shows_the_server(server, capsys):
     assert 0 < row["tree_tokens"] < row["cache_tokens"]
     assert cli.main(arguments) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert "wants an API key" in row["problem"] and row["running"] == 0
+    assert "requires an API key" in row["problem"] and row["running"] == 0
 
 
 @pytest.mark.parametrize(
