@@ -84,6 +84,7 @@ class FakeClient:
         self.renderer = self
         self.computed: list[dict[str, Any]] = []
         self.resets = True
+        self.errored = False
 
     @property
     def core_engines(self) -> list[FakeEngine]:

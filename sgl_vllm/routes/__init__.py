@@ -30,7 +30,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from sgl_vllm.routes import pins, tree
-from sgl_vllm.routes.engines import engine_stats
+from sgl_vllm.routes.engines import answered, engine_stats
 from sgl_vllm.routes.metrics import MetricsMiddleware, SglCollector
 from sgl_vllm.scheduler.stats import EngineStats
 
@@ -51,7 +51,8 @@ async def _stats(app: FastAPI) -> EngineStats:
 
 @router.post("/flush_cache")
 async def flush_cache(request: Request) -> dict[str, bool]:
-    if not await request.app.state.engine_client.reset_prefix_cache():
+    client: AsyncLLM = request.app.state.engine_client
+    if not await answered(client, client.reset_prefix_cache()):
         raise HTTPException(409, "the cache is in use: try again when no request is running")
     return {"flushed": True}
 

@@ -1,19 +1,29 @@
 """The way from vLLM's API process to our scheduler in every engine's process, and back.
 
-Owns nothing: it is vLLM's own utility call. A server with data parallelism has several engines,
-each with its own cache and its own answer.
+Owns how long an answer may take, and what happens when the engines end first. The call itself is
+vLLM's own utility call. A server with data parallelism has several engines, each with its own cache
+and its own answer.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import msgspec
+from fastapi import HTTPException
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from sgl_vllm.scheduler.stats import EngineStats, merge_stats
 
 Answer = TypeVar("Answer")
+
+ANSWER_TIMEOUT_S = 60.0
+"""An engine answers between two steps, so the limit is far above the time of any step."""
+
+ALIVE_CHECK_S = 0.25
+"""How often a call that is under way checks that there still is an engine to answer it."""
 
 
 async def ask_engines(
@@ -25,14 +35,49 @@ async def ask_engines(
     """The answer of `EngineControl.<what>(**arguments)` in each engine behind `client`.
 
     One answer per engine, in the order of their ranks. None from an engine without the plugin.
+
+    Raises:
+        HTTPException: see `answered`.
     """
     call = ("sgl_vllm_call", what) if arguments is None else ("sgl_vllm_call", what, arguments)
+    answers = await answered(client, _call_all(client, call))
+    return [None if one is None else msgspec.convert(one, answer_type) for one in answers]
+
+
+async def _call_all(client: AsyncLLM, call: tuple[Any, ...]) -> list[Any]:
     core = client.engine_core
     if hasattr(core, "call_utility_all_async"):
-        answers = await core.call_utility_all_async(*call)
-    else:
-        answers = [await core.call_utility_async(*call)]
-    return [None if one is None else msgspec.convert(one, answer_type) for one in answers]
+        answers: list[Any] = await core.call_utility_all_async(*call)
+        return answers
+    return [await core.call_utility_async(*call)]
+
+
+async def answered(client: AsyncLLM, call: Coroutine[Any, Any, Answer]) -> Answer:
+    """The result of a utility call to the engines.
+
+    vLLM leaves the future of such a call pending if the engines end before they answer. Without an
+    end of its own, the route would wait forever and the server could not shut down.
+
+    Raises:
+        HTTPException: 503 if the engines have ended, or do not answer in `ANSWER_TIMEOUT_S`.
+    """
+    task = asyncio.ensure_future(call)
+    deadline = asyncio.get_running_loop().time() + ANSWER_TIMEOUT_S
+    try:
+        while not (await asyncio.wait([task], timeout=ALIVE_CHECK_S))[0]:
+            if client.errored:
+                raise HTTPException(503, "the engine has ended")
+            if asyncio.get_running_loop().time() > deadline:
+                raise HTTPException(
+                    503, f"an engine did not answer within {ANSWER_TIMEOUT_S:.0f} s: try again"
+                )
+        return task.result()
+    except Exception as error:
+        if client.errored and not isinstance(error, HTTPException):
+            raise HTTPException(503, "the engine has ended") from None
+        raise
+    finally:
+        task.cancel()
 
 
 def engine_ranks(client: AsyncLLM) -> list[int | None]:

@@ -13,6 +13,8 @@ class AsyncLLM(EngineClient):
     engine_core: AsyncMPClient  # [routes, engine_backend]
     output_processor: OutputProcessor  # [traces]
 
+    @property
+    def errored(self) -> bool: ...  # [routes]
     @classmethod
     def from_engine_args(cls, engine_args: AsyncEngineArgs) -> Self: ...
     async def reset_prefix_cache(self) -> bool: ...
