@@ -141,7 +141,7 @@ class SglSchedulerMixin(Scheduler):
         return is_ready
 
     def _get_local_prefix_cache_hit(
-        self, request: Request, *limit: int | None
+        self, request: Request, *args: Any, **kwargs: Any
     ) -> tuple[KVCacheBlocks, int, int, bool]:
         """The cached blocks of a request.
 
@@ -156,11 +156,11 @@ class SglSchedulerMixin(Scheduler):
             or getattr(request, "prefill_stats", None) is None
             or request.num_preemptions
         ):
-            return super()._get_local_prefix_cache_hit(request, *limit)
+            return super()._get_local_prefix_cache_hit(request, *args, **kwargs)
         all_token_ids = request._all_token_ids
         request._all_token_ids = all_token_ids[: request.num_prompt_tokens + 1]
         try:
-            return super()._get_local_prefix_cache_hit(request, *limit)
+            return super()._get_local_prefix_cache_hit(request, *args, **kwargs)
         finally:
             request._all_token_ids = all_token_ids
 

@@ -7,7 +7,7 @@ Owns what a call must look like for a function to accept it. Does not own where 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -83,10 +83,10 @@ def signature_of(function: Function, *, is_method: bool) -> Signature:
         Parameter(
             one.arg,
             number >= num_without_default,
-            _allows_none(one.annotation)
+            allows_none(one.annotation)
             or (
                 number >= num_without_default
-                and _is_none(arguments.defaults[number - num_without_default])
+                and is_none(arguments.defaults[number - num_without_default])
             ),
         )
         for number, one in enumerate(plain)
@@ -96,7 +96,7 @@ def signature_of(function: Function, *, is_method: bool) -> Signature:
         del positional[0]
         num_positional_only = max(0, num_positional_only - 1)
     keyword_only = [
-        Parameter(one.arg, default is not None, _allows_none(one.annotation) or _is_none(default))
+        Parameter(one.arg, default is not None, allows_none(one.annotation) or is_none(default))
         for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     ]
     return Signature(
@@ -145,8 +145,14 @@ def differences(used: Signature, actual: Signature) -> list[str]:
     return problems
 
 
-def rejections(signature: Signature, arguments: list[Argument]) -> list[str]:
-    """Why a function with this signature fails on a call with these arguments."""
+def rejections(
+    signature: Signature, arguments: Sequence[Argument], *, is_complete: bool = True
+) -> list[str]:
+    """Why a function with this signature fails on a call with these arguments.
+
+    Args:
+        is_complete: these are all arguments; the call has no `*args` or `**kwargs`.
+    """
     problems = []
     num_given = sum(argument.keyword is None for argument in arguments)
     if num_given > len(signature.positional) and signature.varargs is None:
@@ -170,7 +176,8 @@ def rejections(signature: Signature, arguments: list[Argument]) -> list[str]:
         if argument.may_be_none and not parameter.may_be_none:
             problems.append(f"takes no None as {parameter.name!r}")
     missing = [one.name for one in signature if not one.has_default and one.name not in given]
-    problems += [f"gets no {name!r}" for name in missing]
+    if is_complete:
+        problems += [f"gets no {name!r}" for name in missing]
     return problems
 
 
@@ -193,18 +200,21 @@ def _kind_of(function: Function) -> str:
     return ""
 
 
-def _is_none(node: ast.expr | None) -> bool:
+def is_none(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _allows_none(annotation: ast.expr | None) -> bool:
+def allows_none(annotation: ast.expr | None) -> bool:
     """Whether None is among the values that an annotation allows; True if it does not say."""
-    if annotation is None or _is_none(annotation):
+    if annotation is None or is_none(annotation):
         return True
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-        return _allows_none(ast.parse(annotation.value, mode="eval").body)
+        return allows_none(ast.parse(annotation.value, mode="eval").body)
     if isinstance(annotation, ast.BinOp):
-        return _allows_none(annotation.left) or _allows_none(annotation.right)
+        return allows_none(annotation.left) or allows_none(annotation.right)
     if isinstance(annotation, ast.Subscript):
-        return isinstance(annotation.value, ast.Name) and annotation.value.id == "Optional"
-    return isinstance(annotation, ast.Name) and annotation.id in ("Any", "object", "Optional")
+        of = annotation.value.id if isinstance(annotation.value, ast.Name) else ""
+        if of == "Union" and isinstance(annotation.slice, ast.Tuple):
+            return any(map(allows_none, annotation.slice.elts))
+        return of == "Optional"
+    return isinstance(annotation, ast.Name) and annotation.id in ("Any", "object")

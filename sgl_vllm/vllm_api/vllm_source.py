@@ -22,6 +22,7 @@ UNKNOWN_RELEASE = (99, 0)
 FUNCTION_TYPES = (ast.FunctionDef, ast.AsyncFunctionDef)
 _NEXT_STATEMENT = re.compile(r"^[A-Za-z_@]", re.MULTILINE)
 _IMPORT = re.compile(r"^[ ]*from ([\w.]+) import (\([^)]*\)|[^\n]+)", re.MULTILINE)
+_IMPORT_MODULE = re.compile(r"^[ ]*import ([\w.]+)(?: as (\w+))?", re.MULTILINE)
 _VERSION = re.compile(r"^__version__ = .*?(\d+)\.(\d+)", re.MULTILINE)
 
 
@@ -43,7 +44,7 @@ class SourceClass:
     def methods(self) -> dict[str, Function]:
         """The functions of its body, the last of each name (for a property, its getter)."""
         found: dict[str, Function] = {}
-        for statement in _statements(self.node.body):
+        for statement in statements(self.node.body):
             if isinstance(statement, FUNCTION_TYPES) and not _is_setter(statement):
                 found[statement.name] = statement
         return found
@@ -52,7 +53,7 @@ class SourceClass:
     def attributes(self) -> frozenset[str]:
         """The names assigned or declared in its body, or set on `self` in any of its methods."""
         found: set[str] = set()
-        for statement in _statements(self.node.body):
+        for statement in statements(self.node.body):
             if isinstance(statement, FUNCTION_TYPES):
                 found.update(_set_on_first_argument(statement))
             elif isinstance(statement, ast.ClassDef):
@@ -92,7 +93,15 @@ class SourceModule:
             self._found[name] = self._parse(name)
         return self._found[name]
 
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        """All of it. From then on, definitions are nodes of this tree."""
+        self._found.clear()
+        return ast.parse(self.text)
+
     def _parse(self, name: str) -> ast.stmt | None:
+        if "tree" in vars(self):
+            return self._top_level.get(name)
         start = re.search(rf"^(?:class|(?:async )?def) {name}\b", self.text, re.MULTILINE)
         if start is not None:
             end = _NEXT_STATEMENT.search(self.text, start.end())
@@ -109,7 +118,7 @@ class SourceModule:
     @functools.cached_property
     def _top_level(self) -> dict[str, ast.stmt]:
         found: dict[str, ast.stmt] = {}
-        for statement in _statements(ast.parse(self.text).body):
+        for statement in statements(self.tree.body):
             if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 found[statement.name] = statement
             else:
@@ -133,6 +142,14 @@ class SourceModule:
                 if words:
                     found[words[-1]] = (module, words[0])
         return found
+
+    @functools.cached_property
+    def imported_modules(self) -> frozenset[str]:
+        """Names that come from `import module [as name]`."""
+        found: set[str] = set()
+        for match in _IMPORT_MODULE.finditer(self.text):
+            found.add(match[2] or match[1].partition(".")[0])
+        return frozenset(found)
 
 
 class VllmSource:
@@ -245,13 +262,13 @@ def installed_source() -> VllmSource | None:
 # -- statements -----------------------------------------------------------------------------------
 
 
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Statements of a body and of the blocks in it, but not of functions and classes."""
     for statement in body:
         yield statement
         if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             for block in _blocks(statement):
-                yield from _statements(block)
+                yield from statements(block)
 
 
 def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
@@ -285,7 +302,7 @@ def _set_on_first_argument(function: Function) -> Iterator[str]:
     arguments = [*function.args.posonlyargs, *function.args.args]
     if not arguments:
         return
-    for statement in _statements(function.body):
+    for statement in statements(function.body):
         for target in _targets(statement, ast.Attribute):
             owner = target.value  # type: ignore[attr-defined]
             if isinstance(owner, ast.Name) and owner.id == arguments[0].arg:
