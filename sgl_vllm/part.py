@@ -62,7 +62,15 @@ class Part:
             return BY_OPTION
         if missing := missing_hooks(self.name):
             return f"this vLLM lacks {', '.join(missing)}"
-        return self.unsupported(engine)
+        return _why_no_part(engine) or self.unsupported(engine)
+
+
+def _why_no_part(engine: EngineView) -> str | None:
+    """Why no part can work in this engine."""
+    if engine.vllm_config.parallel_config.distributed_executor_backend == "external_launcher":
+        # All ranks must schedule the same. Ours may not: limits of time, measured load times.
+        return "with external_launcher, each rank has a scheduler of its own"
+    return None
 
 
 def why_unverified(engine: EngineView) -> str | None:

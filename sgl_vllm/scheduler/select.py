@@ -92,13 +92,25 @@ class ScoredRequests:
         }
 
     def cut_rows(self, outputs: Iterable[EngineCoreOutput], num_rows: Mapping[str, int]) -> None:
-        """Leave only the rows that were asked for."""
+        """Leave only the rows that were asked for. If some of these were not computed, leave none:
+        the client finds no scores instead of wrong ones."""
         for output in outputs:
             tensors = output.new_prompt_logprobs_tensors
             count = num_rows.get(output.request_id)
-            if tensors is not None and count is not None:
-                output.new_prompt_logprobs_tensors = _last_rows(tensors, count)
-                self.counters.scored_requests += 1
+            if tensors is None or count is None:
+                continue
+            if count > len(tensors.logprobs):
+                logger.error(
+                    "Request %s asks for %d prompt log-probabilities, but only %d were computed. "
+                    "It gets none. Please report this",
+                    output.request_id,
+                    count,
+                    len(tensors.logprobs),
+                )
+                output.new_prompt_logprobs_tensors = None
+                continue
+            output.new_prompt_logprobs_tensors = _last_rows(tensors, count)
+            self.counters.scored_requests += 1
 
 
 def _last_rows(tensors: LogprobsTensors, count: int) -> LogprobsTensors:

@@ -71,6 +71,9 @@ class Tiers:
     The rule says nothing of requests that were told where their KV is (`kv_transfer_params`), nor
     of loads within a forward pass, whose time cannot be told from the pass's.
 
+    A load that would reach the last token before the first scored one is declined: this token has
+    to be computed, as its logits are the first score.
+
     Args:
         connector: the scheduler's. Three of its methods go through here from now on; whoever holds
             a reference keeps it.
@@ -112,6 +115,10 @@ class Tiers:
             answer.declined = 0
             return 0, False
         found, answer.is_async = self._stock_ask(request, num_local)
+        first_scored = self._radix.score_from(request)
+        if found and first_scored is not None and num_local + found >= first_scored:
+            # A load is taken as a whole or not at all: connectors keep what they offered.
+            return 0, False
         if has_choice and found and self._guarded(self._rule.declines, found):
             answer.declined = found
             return 0, False

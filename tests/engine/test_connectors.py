@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from vllm import SamplingParams
 from vllm.config import KVTransferConfig
 
 from tests.engine import memory_connector
@@ -115,6 +116,37 @@ def test_nothing_is_loaded_where_the_tree_has_as_much(engine):
     (result,) = engine.run([Ask(prompt + words(15, seed=1), greedy(1))])
     assert result.num_cached_tokens == 110
     assert engine.scheduler.parts.radix.counters.partial_block_hits
+
+
+@pytest.mark.parametrize("load_steps", [0, 2])
+@pytest.mark.parametrize(
+    ("first_scored", "num_loaded"),
+    [(100, 0), (128, 0), (129, 128), (150, 128)],
+    ids=["inside the load", "at its end", "one token after it", "well after it"],
+)
+def test_scores_beside_a_store_that_has_more_than_the_prefix(
+    engine, load_steps, first_scored, num_loaded
+):
+    prompt = words(160)
+    whole_prompt = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    (stock,) = engine.run([Ask(prompt, whole_prompt)])
+    answer(engine, prompt)
+    behave(load_steps=load_steps)
+    engine.reset_counts()
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=1,
+        prompt_logprobs=0,
+        extra_args={"sgl_score_from": first_scored},
+    )
+    (result,) = engine.run([Ask(prompt, params)])
+    assert engine.computed_tokens == len(prompt) - num_loaded
+    scored = prompt[first_scored:]
+    got, want = (
+        [row[token].logprob for row, token in zip(rows[-len(scored) :], scored, strict=True)]
+        for rows in (result.prompt_logprobs, stock.prompt_logprobs)
+    )
+    assert got == pytest.approx(want, abs=1e-4)
 
 
 def test_jump_forward_is_off_beside_a_connector(engine):

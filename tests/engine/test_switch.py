@@ -20,6 +20,7 @@ from sgl_vllm import plugin
 from sgl_vllm.config import OptionError
 from sgl_vllm.kernels import attention_backend
 from sgl_vllm.plugin import ActivationError, _allow_in_environment, probe_parts, register
+from sgl_vllm.server_process import free_port
 from sgl_vllm.vllm_api import probe
 from tests.engine.engine import MODEL, Ask
 from tests.vllm_copies import Edit, copy_of_vllm
@@ -219,3 +220,17 @@ def test_prefix_attention_says_where_it_has_no_effect(monkeypatch, registrations
     plugin._use_prefix_attention(asked)
     assert asked.attention_backend is chosen and not registrations
     assert len(said) == 1 and "prefix_attention has no effect" in said[0]
+
+
+def test_beside_external_launcher_every_part_is_off_and_says_why(start, monkeypatch):
+    """Each rank of torchrun schedules for itself, so that all have to decide the same."""
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    engine = start(plugin={}, distributed_executor_backend="external_launcher")
+    states = engine.scheduler.sgl_vllm.stats().parts
+    assert len(states) == 5
+    assert set(states.values()) == {"with external_launcher, each rank has a scheduler of its own"}
+    (answer,) = engine.run([Ask(list(range(20, 60)), SamplingParams(max_tokens=3))])
+    assert len(answer.outputs[0].token_ids) == 3

@@ -39,6 +39,7 @@ class ParallelConfig:
     decode_context_parallel_size: int  # [radix]
     prefill_context_parallel_size: int  # [radix]
     data_parallel_size_local: int  # [rank_routing]
+    distributed_executor_backend: str | type[object] | None
 
 class SchedulerConfig:
     scheduler_cls: str | type[object] | None
