@@ -10,11 +10,11 @@ from vllm.outputs import CompletionOutput
 
 from tests.engine.engine import Ask, Engine
 from tests.engine.one_by_one import decoding_one_by_one
-from tests.engine.overlap import allow_async_scheduling
 from tests.engine.test_jump_forward import CASES, card
 from tests.engine.test_jump_pressure import MAX_MODEL_LEN, SHAPES, jobs, run, start_tiny
 from tests.engine.test_same_answers import is_constrained, mixed_requests
 from tests.engine.test_select import CHOICE_TOKENS, PREFIX_TOKENS, choices, scores, scoring
+from tests.platforms import asynchronous
 
 ON = {"unverified": True}
 
@@ -22,7 +22,7 @@ ON = {"unverified": True}
 @pytest.fixture(scope="module", autouse=True)
 def overlap() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        allow_async_scheduling(patch)
+        asynchronous.allow(patch)
         yield
 
 

@@ -1,9 +1,9 @@
-"""vLLM's asynchronous scheduling on its CPU build, which switches it off: for tests.
+"""vLLM's asynchronous scheduling on its CPU build, which switches it off.
 
 The engine core, its batch queue and the V1 model runner are vLLM's own, with their asynchronous
-branches. A pass has run when `execute_model` returns, but its tokens are handed out one step later,
-and the next pass takes them from where a GPU would have them. What is put in place are the CUDA
-streams and events, which have nothing to wait for here.
+branches. A pass of the V1 runner has run when `execute_model` returns, but its tokens are handed
+out one step later, and the next pass takes them from where a GPU would have them. What is put in
+place are the CUDA streams and events, which have nothing to wait for here.
 """
 
 from __future__ import annotations
@@ -29,12 +29,16 @@ class _Nothing:
     record = synchronize = wait_stream = wait = wait_event = _wait
 
 
-def allow_async_scheduling(patch: pytest.MonkeyPatch) -> None:
-    """From now on engines of this process schedule asynchronously if they are asked to."""
+def allow(patch: pytest.MonkeyPatch, default: bool = False) -> None:
+    """From now on engines of this process schedule asynchronously if they are asked to.
+
+    Args:
+        default: also if they are not asked, as on a GPU.
+    """
     configure = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined]
 
     def and_keep_async(cls: type[CpuPlatform], config: VllmConfig) -> None:
-        wanted = config.scheduler_config.async_scheduling
+        wanted = default or config.scheduler_config.async_scheduling
         configure(cls, config)
         config.scheduler_config.async_scheduling = wanted
 

@@ -1,0 +1,71 @@
+"""vLLM's V2 model runner without a GPU: its Triton kernels run in Triton's interpreter.
+
+vLLM's CPU build has the V2 runner, with streams, events and pinned memory replaced by vLLM itself.
+What it lacks is a Triton driver that reports itself active. This module puts one in place that only
+exists, as no kernel is ever compiled, and works around what the interpreter does not take.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+class _Driver:
+    """vLLM asks whether there is one, and nothing else."""
+
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+
+def set_up(patch: pytest.MonkeyPatch) -> None:
+    """Let this process run Triton kernels in the interpreter. Before vLLM is imported."""
+    patch.setenv("TRITON_INTERPRET", "1")
+    from triton import backends
+
+    # vLLM looks for a backend of this name, which Triton's package does not contain.
+    patch.setitem(backends.backends, "cpu", backends.Backend(compiler=None, driver=_Driver))  # type: ignore[arg-type]
+    _take_masks_of_integers(patch)
+    _replace_top_k_kernel(patch)
+
+
+def _take_masks_of_integers(patch: pytest.MonkeyPatch) -> None:
+    """A mask that is a product of a scalar and a block is not boolean in the interpreter, but its
+    loads and stores need one that is."""
+    import numpy as np
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    def as_boolean(mask: Any) -> Any:
+        if mask is not None and mask.data.dtype != np.bool_:
+            mask.data = np.ascontiguousarray(mask.data.astype(np.bool_))
+        return mask
+
+    load = InterpreterBuilder.create_masked_load
+    store = InterpreterBuilder.create_masked_store
+    patch.setattr(
+        InterpreterBuilder,
+        "create_masked_load",
+        lambda self, pointers, mask, *more: load(self, pointers, as_boolean(mask), *more),
+    )
+    patch.setattr(
+        InterpreterBuilder,
+        "create_masked_store",
+        lambda self, pointers, value, mask, *more: store(
+            self, pointers, value, as_boolean(mask), *more
+        ),
+    )
+
+
+def _replace_top_k_kernel(patch: pytest.MonkeyPatch) -> None:
+    """The interpreter does not take this kernel. vLLM's fallback in PyTorch samples the same."""
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    patch.setattr(
+        topk_topp_sampler,
+        "apply_top_k_top_p_triton",
+        lambda logits, k, p, *more, **options: topk_topp_sampler.apply_top_k_top_p_pytorch(
+            logits, k, p
+        ),
+    )

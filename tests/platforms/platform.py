@@ -1,0 +1,50 @@
+"""The four pairs of model runner and scheduler, and how a process gets one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A model runner and a way of scheduling.
+
+    Attributes:
+        uses_v2_runner: vLLM's V2 model runner, interpreted; otherwise its V1 runner.
+        is_async: a step is scheduled while the one before it runs.
+    """
+
+    name: str
+    uses_v2_runner: bool
+    is_async: bool
+
+    def set_up(self, patch: pytest.MonkeyPatch) -> None:
+        """Make engines that start in this process run on this platform.
+
+        Call it before Triton or vLLM is imported: both look at the environment once.
+        """
+        patch.setenv("VLLM_USE_V2_MODEL_RUNNER", str(int(self.uses_v2_runner)))
+        if self != VLLMS_CHOICE_ON_A_CPU:
+            patch.setenv("SGL_VLLM_CONFIG", '{"unverified": true}')
+        if self.uses_v2_runner:
+            from tests.platforms import interpreter
+
+            interpreter.set_up(patch)
+        if self.is_async:
+            from tests.platforms import asynchronous
+
+            asynchronous.allow(patch, default=True)
+
+
+PLATFORMS = {
+    platform.name: platform
+    for platform in (
+        Platform("v1-sync", uses_v2_runner=False, is_async=False),
+        Platform("v1-async", uses_v2_runner=False, is_async=True),
+        Platform("v2-sync", uses_v2_runner=True, is_async=False),
+        Platform("v2-async", uses_v2_runner=True, is_async=True),
+    )
+}
+VLLMS_CHOICE_ON_A_CPU = PLATFORMS["v1-sync"]
