@@ -11,6 +11,8 @@ nothing:
     EngineArgs.add_cli_args          adds --plugin and --plugin-config
     EngineArgs.from_cli_args         reads them
     EngineArgs.create_engine_config  sets our scheduler class in the resolved configuration
+    SamplingParams._validate_structured_outputs, validate_xgrammar_grammar
+                                     check counts in formats first; once the plugin is active
     EngineCore.__init__              lets our scheduler choose the block hasher, prepare workers
     EngineCore.sgl_vllm_call         (added) what the HTTP routes call in the engine's process
     DPLBAsyncMPClient                chooses a data-parallel rank; only with `rank_routing`
@@ -199,6 +201,7 @@ def _create_engine_config(
         )
     if options.prefix_attention:
         _use_prefix_attention(engine_args)
+    _check_formats_first()
     vllm_config = original(engine_args, *args, **kwargs)
     scheduler_config = vllm_config.scheduler_config
     if scheduler_config.scheduler_cls is not None:
@@ -216,6 +219,19 @@ def _create_engine_config(
     if options.rank_routing and vllm_config.parallel_config.data_parallel_size > 1:
         _route_ranks_by_prefix()
     return vllm_config
+
+
+def _check_formats_first() -> None:
+    if missing := missing_hooks("format_checks"):
+        logger.warning(
+            "sgl-vllm: counts in formats are not checked before vLLM compiles them: "
+            "this vLLM lacks %s",
+            ", ".join(missing),
+        )
+        return
+    from sgl_vllm.fsm.vllm.frontend import install_checks
+
+    install_checks()
 
 
 def _requested_options(engine_args: EngineArgs) -> Options | None:

@@ -27,6 +27,7 @@ OPTIONAL_PARTS = (
     "routes",
     "kv_events",
     "engine_backend",
+    "format_checks",
 )
 """What else needs vLLM: the names of options, and of what runs outside the scheduler."""
 

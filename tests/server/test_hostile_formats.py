@@ -20,12 +20,24 @@ TRIPLED = [f"r{n} ::= r{n + 1} r{n + 1} r{n + 1}" for n in range(20)]
 CHAIN = [f'r{n} ::= "x{n}" | r{(n + 1) % 28_000}' for n in range(28_000)]
 DEEP = '{"properties":{"a":' * 10_000 + "{}" + "}}" * 10_000
 WRONG = {"type": 5, "properties": [], "required": "a", "items": "x", "enum": {}, "$ref": 3}
+TAG_OF_ITEMS = json.dumps(
+    {
+        "structures": [
+            {"begin": "<a>", "schema": {"type": "array", "minItems": 60_000_000}, "end": "</a>"}
+        ],
+        "triggers": ["<a>"],
+    }
+)
 FORMATS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "exponential states": ({"regex": "(a|b)*a(a|b){40}"}, (200,)),
     "a million of one letter": ({"regex": "a{1000000}"}, (200,)),
     "a million, nested": ({"regex": "((a{100}){100}){100}"}, (200,)),
     "100 kB of options": ({"regex": "(a?)" * 25_000}, (400, 500)),
     "100 kB of parentheses": ({"regex": "(" * 100_000}, (400,)),
+    "60 million items": ({"json": {"type": "array", "minItems": 60_000_000}}, (400,)),
+    "a billion items": ({"json": {"type": "array", "maxItems": 10**9}}, (400,)),
+    "a billion, nested": ({"regex": "(a{1000}){1000000}"}, (400,)),
+    "items of a tag": ({"structural_tag": TAG_OF_ITEMS}, (400,)),
     "look-ahead": ({"regex": "(?=a)b"}, (400,)),
     "not a regex": ({"regex": "[a-"}, (400,)),
     "half a character": ({"regex": "\ud800a"}, (400,)),
@@ -87,18 +99,28 @@ def test_it_is_answered_in_time_and_others_are_served(http, name):
     assert http.get("/sgl/stats").json()["parts"]["fsm"] == "on"
 
 
+def test_a_count_above_its_bound_is_named(http):
+    answer = complete(http, {"json": {"type": "array", "minItems": 60_000_002}})
+    assert "minItems is 60,000,002; at most 100,000" in answer.json()["error"]["message"]
+
+
 def test_what_is_no_utf_8_is_a_400(http):
     body = b'{"model": "demo", "prompt": "Hi", "structured_outputs": {"regex": "\xff\xfe"}}'
     assert http.post("/completions", content=body).status_code == 400
 
 
-def test_nothing_goes_on_taking_memory_after_its_answer(http, server):
+@pytest.mark.parametrize(
+    "structured",
+    [{"regex": "(a?)" * 25_001}, {"json": {"type": "array", "minItems": 60_000_001}}],
+    ids=["options", "items"],
+)
+def test_nothing_goes_on_taking_memory_after_its_answer(http, server, structured):
     def resident_bytes() -> int:
         guard = psutil.Process(server._process.pid)
         return sum(process.memory_info().rss for process in guard.children(recursive=True))
 
     assert complete(http, {"choice": ["yes"]}).status_code == 200
     before = resident_bytes()
-    assert complete(http, {"regex": "(a?)" * 25_001}).status_code in (400, 500)
+    assert complete(http, structured).status_code in (400, 500)
     time.sleep(3)
     assert resident_bytes() < before + (256 << 20)

@@ -27,7 +27,7 @@ class SamplingParams:
 
     extra_args: dict[str, Any] | None
     n: int  # [engine_backend]
-    structured_outputs: StructuredOutputsParams | None  # [engine_backend]
+    structured_outputs: StructuredOutputsParams | None  # [engine_backend, format_checks]
     output_kind: RequestOutputKind  # [engine_backend]
     max_tokens: int | None  # [rank_routing]
     prompt_logprobs: int | None  # [jump_forward, select]
@@ -47,6 +47,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None  # [jump_forward]
     allowed_token_ids: list[int] | None  # [jump_forward]
 
+    def _validate_structured_outputs(self, *args: Any) -> None: ...  # [format_checks]
     @property
     def num_logprobs(self) -> int | None: ...  # [jump_forward]
     @property
@@ -56,7 +57,17 @@ class RequestOutputKind(Enum):  # [engine_backend]
     DELTA = ...
     FINAL_ONLY = ...
 
-class StructuredOutputsParams:  # [engine_backend]
+class StructuredOutputsParams:  # [engine_backend, format_checks]
     def __init__(
-        self, *, json: str | dict[str, Any] | None = ..., regex: str | None = ...
+        self,
+        *,
+        json: str | dict[str, Any] | None = ...,
+        regex: str | None = ...,
+        grammar: str | None = ...,
+        structural_tag: str | None = ...,
     ) -> None: ...
+
+    json: str | dict[str, Any] | None
+    regex: str | None
+    grammar: str | None
+    structural_tag: str | None

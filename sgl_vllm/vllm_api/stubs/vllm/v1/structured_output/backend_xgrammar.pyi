@@ -3,6 +3,7 @@ from typing import Any
 
 import torch
 import xgrammar
+from vllm.sampling_params import SamplingParams
 from vllm.v1.structured_output.backend_types import (
     StructuredOutputBackend,
     StructuredOutputGrammar,
@@ -31,4 +32,5 @@ class XgrammarGrammar(StructuredOutputGrammar):
     def is_terminated(self) -> bool: ...
     def reset(self) -> None: ...
 
+def validate_xgrammar_grammar(sampling_params: SamplingParams) -> None: ...  # [format_checks]
 def has_xgrammar_unsupported_json_features(schema: dict[str, Any]) -> bool: ...
