@@ -8,14 +8,16 @@ counts the hashes to know how many blocks are full, so each block gets the same 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.request import Request
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import BlockHash
+    from vllm.v1.request import Request
 
-BlockHasher = Callable[[Request], list[BlockHash]]
+BlockHasher: TypeAlias = "Callable[[Request], list[BlockHash]]"
 """Returns the hashes of a request's full blocks that `request.block_hashes` does not have yet."""
 
-NOT_HASHED = BlockHash(b"sgl_vllm: not hashed")
+NOT_HASHED = cast("BlockHash", b"sgl_vllm: not hashed")
 """Stands for the hash of a block. In no hash map, so a lookup by it finds nothing."""
 
 

@@ -1,4 +1,4 @@
-"""What a request is looked up by: its namespace, and its tokens as the tree compares them.
+"""A request's key in the tree: its namespace, and its tokens as the tree compares them.
 
 Two requests share cached tokens only if both are equal. vLLM mixes the same things into its block
 hashes (`kv_cache_utils.generate_block_hash_extra_keys`).
@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from vllm.multimodal.inputs import MultiModalFeatureSpec
-from vllm.v1.request import Request
 
-from sgl_vllm.protocol.cache_namespace import CacheNamespace as CacheNamespace
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.tokens import Tokens, pack
 
+if TYPE_CHECKING:
+    from vllm.multimodal.inputs import MultiModalFeatureSpec
+    from vllm.v1.request import Request
+
 MAX_CONTENTS = 100_000
-"""So many images (and the like) are told apart at a time. What was seen longest ago is forgotten,
-and with it only that its cached tokens would fit again."""
+"""At most this many images and other inputs have a number. The one that was used least recently
+loses it, so its cached tokens no longer match."""
 
 _INSIDE = -(2**30)
 
@@ -28,7 +31,7 @@ _INSIDE = -(2**30)
 def namespace_of(request: Request) -> CacheNamespace | None:
     """The tree's namespace for `request`; None if it has to stay out of the tree.
 
-    Streaming sessions (`resumable`) do: what they have computed they may take back.
+    Streaming sessions (`resumable`) stay out, because they may take back computed tokens.
     """
     if request.resumable:
         return None
@@ -46,13 +49,13 @@ def namespace_of(request: Request) -> CacheNamespace | None:
 class TokenKeys:
     """Packs a request's tokens so that, from the first on, equal keys mean equal inputs.
 
-    Where an image (or the like) stands in the prompt, the first position gets a number that stands
-    for its content, and the others their place in it, all below zero:
+    At an image or another input that is no text, the first position gets a number for its content,
+    and the others their place in it. All of these are negative:
 
         tokens      7  9  <image> <image> <image>  4
         keys        7  9    -12   I - 1   I - 2    4        I = -2**30; content number 12
 
-    Numbers are given out in turn and never again, so two contents cannot collide.
+    A number is never used twice, so two contents cannot collide.
     """
 
     def __init__(self) -> None:
@@ -60,7 +63,7 @@ class TokenKeys:
         self._num_given = 0
 
     def pack(self, request: Request, start: int = 0) -> Tokens:
-        """The keys of `request` from `start` on, which is 0 or past the prompt."""
+        """The keys of `request` from token `start` on, which is 0 or past the prompt."""
         token_ids = request._all_token_ids
         if start:
             return pack(token_ids[start:])
@@ -72,7 +75,7 @@ class TokenKeys:
         return keys.tobytes()
 
     def _write_content(self, feature: MultiModalFeatureSpec, keys: NDArray[np.int32]) -> None:
-        """Into `keys`, shape (prompt tokens,)."""
+        """Write the keys of one input into `keys`, shape (tokens,)."""
         begin, length = feature.mm_position.offset, feature.mm_position.length
         number = self._number_of((feature.identifier, int(keys[begin])))
         is_embed = feature.mm_position.is_embed

@@ -1,12 +1,12 @@
 """vLLM's KV-cache manager, with the radix tree as its prefix cache.
 
-Owns: what a request's look-up finds, which of its tokens are computed and so may be found by
-others, and pins. Does not own allocation, copying and events, which stay vLLM's, nor the tree's
-agreement with the blocks (`pool.py`). `RadixKVCacheManager.adopt` adds the overrides to live vLLM
-objects, so whoever holds a reference keeps it.
+Owns what a request's lookup finds, and which of its tokens are computed, so that other requests may
+share them. Does not own allocating, copying and events, which stay vLLM's, nor the tree's agreement
+with the blocks (`pool.py`), nor pins (`pins.py`). `RadixKVCacheManager.adopt` changes live vLLM
+objects in place, so every reference to them stays valid.
 
-How a hit inside a block works: vLLM itself, given a hit that is not block-aligned, allocates one
-more block and copies the partial one into it before the forward pass.
+A hit may end inside a block. vLLM then allocates one more block and copies the partial one into it
+before the forward pass.
 
                  cached, full blocks    | partial |        to compute
     hit      [0 ........................|... hit) |
@@ -16,148 +16,36 @@ more block and copies the partial one into it before the forward pass.
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.request import Request, RequestStatus
 
-from sgl_vllm.counters import counter, gauge
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
 from sgl_vllm.radix.eviction import POLICIES
-from sgl_vllm.radix.keys import CacheNamespace
-from sgl_vllm.radix.node import NO_MATCH, Match
+from sgl_vllm.radix.node import NO_MATCH, Match, Namespace
+from sgl_vllm.radix.pins import Pins, max_pinned_blocks
 from sgl_vllm.radix.pool import RadixBlockPool
+from sgl_vllm.radix.scheduler_view import NoScheduler, SchedulerView
 from sgl_vllm.radix.snapshot import CacheSnapshot, take_snapshot
-from sgl_vllm.radix.tokens import TOKEN_BYTES, pack
+from sgl_vllm.radix.stats import RadixCounters, RadixGauges
 from sgl_vllm.radix.tree import RadixTree
 from sgl_vllm.vllm_api.patching import adopt
 
 
-@dataclass(slots=True)
-class RadixCounters:
-    """Hits since start. A request counts once, at its first admission."""
-
-    lookups: int = counter(
-        "Admitted requests that were looked up in the prefix cache.",
-        unit="requests",
-        metric="prefix_lookups",
-    )
-    prompt_tokens: int = counter(
-        "Tokens of these requests.", unit="tokens", metric="prefix_lookup_tokens"
-    )
-    hit_tokens: int = counter(
-        "Tokens of these requests that were found in the tree.",
-        unit="tokens",
-        metric="prefix_hit_tokens",
-    )
-    whole_block_hit_tokens: int = counter(
-        "Cached prompt tokens by where they were found: in whole blocks of the tree.",
-        unit="tokens",
-        metric="tier_hit_tokens",
-        labels={"tier": "whole_blocks"},
-    )
-    partial_block_hit_tokens: int = counter(
-        "In the last, partial block of a hit. With `whole_blocks` this adds up to "
-        "`prefix_hit_tokens`.",
-        unit="tokens",
-        metric="tier_hit_tokens",
-        labels={"tier": "partial_block"},
-    )
-    host_hit_tokens: int = counter(
-        "Found beyond the tree by a KV connector, in host memory.",
-        unit="tokens",
-        metric="tier_hit_tokens",
-        labels={"tier": "host"},
-    )
-    disk_hit_tokens: int = counter(
-        "Found by a KV connector on disk.",
-        unit="tokens",
-        metric="tier_hit_tokens",
-        labels={"tier": "disk"},
-    )
-    p2p_hit_tokens: int = counter(
-        "Found by a KV connector on another server.",
-        unit="tokens",
-        metric="tier_hit_tokens",
-        labels={"tier": "p2p"},
-    )
-    other_tier_hit_tokens: int = counter(
-        "Found by a KV connector that does not say where.",
-        unit="tokens",
-        metric="tier_hit_tokens",
-        labels={"tier": "other_tier"},
-    )
-    tier_declined_tokens: int = counter(
-        "Found by a KV connector, but computed because that is cheaper than loading.",
-        unit="tokens",
-    )
-    tier_requests_not_asked: int = counter(
-        "Requests too short for any load to pay off, so the KV connector was not asked.",
-        unit="requests",
-        metric=None,
-    )
-    partial_block_hits: int = counter("Hits that end inside a block.", unit="requests")
-    retained_tails: int = counter(
-        "Partial last blocks kept in the cache for later requests.", unit="blocks"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class RadixGauges:
-    """The size of the cache and of the tree at this moment."""
-
-    tree_nodes: int = gauge("Nodes of the radix tree.", unit="nodes")
-    tree_tokens: int = gauge("Tokens that the radix tree holds.", unit="tokens")
-    tree_blocks: int = gauge("KV blocks that the radix tree holds.", unit="blocks")
-    cache_tokens: int = gauge("Tokens that fit into all KV blocks.", unit="tokens")
-    protected_tokens: int = gauge(
-        "Size of the tree's blocks that cannot be evicted now, because a running request or a pin "
-        "uses them. Blocks count whole, however full they are.",
-        unit="tokens",
-    )
-    pinned_tokens: int = gauge("Size of the pinned blocks.", unit="tokens")
-    block_size: int = 0
-
-
-@dataclass(slots=True)
-class Pin:
-    """A cached prefix that is not evicted: the pool counts its blocks as used."""
-
-    namespace: CacheNamespace
-    tokens: bytes
-    blocks: list[KVCacheBlock]
-    num_tokens: int
-    since: float
-
-
-def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str | None:
-    """Why the tree cannot serve this model or configuration; None if it can."""
-    parallel = vllm_config.parallel_config
-    if not vllm_config.cache_config.enable_prefix_caching:
-        return "prefix caching is off (--no-enable-prefix-caching)"
-    if len(kv_cache_config.kv_cache_groups) != 1:
-        return "the model has several KV-cache groups (sliding window, Mamba or hybrid)"
-    if type(kv_cache_config.kv_cache_groups[0].kv_cache_spec) is not FullAttentionSpec:
-        return "the model's KV cache is not plain full attention"
-    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
-        return "context parallelism splits blocks over workers"
-    if vllm_config.speculative_config is not None:
-        return "speculative decoding is configured, which is not verified with it yet"
-    aux_output = getattr(vllm_config, "aux_output_config", None)
-    if getattr(aux_output, "enable_return_routed_experts", False):
-        return "routed experts are returned, which vLLM keeps by its own block hashes"
-    return None
-
-
 class RadixKVCacheManager(KVCacheManager):
     """Added to a live manager by `adopt`."""
+
+    pool: RadixBlockPool
+    """The same object as `block_pool`."""
+    counters: RadixCounters
+    policy: str
+    block_size: int
+    _scheduler: SchedulerView
+    _ttl_s: float
 
     @classmethod
     def adopt(
@@ -168,42 +56,36 @@ class RadixKVCacheManager(KVCacheManager):
         ttl_s: float = 0,
         pin_share: float = 0.25,
         has_connector: bool = False,
+        scheduler: SchedulerView | None = None,
     ) -> RadixKVCacheManager:
         """Turn a freshly constructed stock manager into this one, in place.
 
         Args:
             policy: a name in `eviction.POLICIES`.
-            ttl_s: forget what nobody has used for so many seconds; 0 for never.
+            ttl_s: evict what has not been used for this many seconds; 0 for never.
             pin_share: at most this share of the cache can be pinned.
             has_connector: a KV connector looks blocks up by vLLM's hashes.
+            scheduler: the scheduler above. None if there is no queue and no scored request.
         """
         block_size = manager.coordinator.single_type_managers[0].block_size
         manager = adopt(manager, cls)
-        hash_blocks = has_connector or manager.enable_kv_cache_events
+        manager._scheduler = scheduler or NoScheduler()
+        longest = -(-manager.max_model_len // block_size) + 1 + manager.watermark_blocks
         manager.pool = RadixBlockPool.adopt(
-            manager.block_pool, block_size, POLICIES[policy], hash_blocks
+            manager.block_pool,
+            block_size,
+            POLICIES[policy],
+            hash_blocks=has_connector or manager.enable_kv_cache_events,
+            max_pinned_blocks=max_pinned_blocks(
+                manager.block_pool.num_gpu_blocks - 1, pin_share, longest
+            ),
+            scheduler=manager._scheduler,
         )
-        manager.pool.moved = manager._keep_pins
         manager.counters = RadixCounters()
         manager.policy = policy
         manager.block_size = block_size
-        manager.score_from = lambda request: None
         manager._ttl_s = ttl_s
-        manager._pin_share = pin_share
-        manager._pins = {}
         return manager
-
-    pool: RadixBlockPool
-    """The same object as `block_pool`."""
-    counters: RadixCounters
-    policy: str
-    block_size: int
-    score_from: Callable[[Request], int | None]
-    """The first prompt token whose score a request wants, if it scores its prompt: the prefix
-    cache may serve the tokens before the one before it."""
-    _ttl_s: float
-    _pin_share: float
-    _pins: dict[str, Pin]
 
     @property
     def tree(self) -> RadixTree | None:
@@ -215,14 +97,18 @@ class RadixKVCacheManager(KVCacheManager):
         """Whether an error has switched the tree off."""
         return self.tree is None
 
+    @property
+    def pins(self) -> Pins:
+        return self.pool.pins
+
     def block_hasher(self, stock: BlockHasher) -> BlockHasher:
-        """What hashes the blocks of new requests in place of vLLM's `stock` hasher."""
+        """The hasher for the blocks of new requests, instead of vLLM's `stock` hasher."""
         if self.pool.hash_blocks:
             return stock
         hash_block_size = self.block_pool.hash_block_size
         return placeholder_hasher(stock, hash_block_size, lambda: self.tree is not None)
 
-    # -- look up ------------------------------------------------------------------------------
+    # -- lookup -------------------------------------------------------------------------------
 
     def new_step_starts(self) -> None:
         super().new_step_starts()
@@ -238,11 +124,11 @@ class RadixKVCacheManager(KVCacheManager):
         return self.pool.guarded(self._match, request) or NO_MATCH
 
     def _match(self, request: Request) -> Match:
-        return self.pool.match(self.pool.state_of(request))
+        return self.pool.match(self.pool.states.of(request))
 
     def num_shared_now(self, request: Request) -> int:
-        """How many tokens a look-up would find in the middle of a step: like `match`, but of blocks
-        that this step computes only whole ones."""
+        """How many tokens a lookup in the middle of a step would find. Unlike `match`, it counts
+        only whole blocks of what this step computes."""
         return self.pool.guarded(self._num_shared_now, request) or 0
 
     def _num_shared_now(self, request: Request) -> int:
@@ -268,12 +154,12 @@ class RadixKVCacheManager(KVCacheManager):
         stock_limit = [] if max_cache_hit_length is None else [max_cache_hit_length]
         limit = min([request.num_tokens - 1, *stock_limit])
         if getattr(request, "prefill_stats", None) is not None and not request.num_preemptions:
-            # Some output may follow the prompt already; vLLM counts a first hit as prompt.
+            # Forced output may follow the prompt already, and vLLM counts a first hit as prompt.
             limit = min(limit, request.num_prompt_tokens)
-        first_scored = self.score_from(request)
+        first_scored = self._scheduler.first_scored_token(request)
         if first_scored is not None:
             limit = min(limit, first_scored - 1)
-        if self.tree is None:
+        if self.pool.tree is None:
             blocks, num_tokens, boundary = super().get_computed_blocks(request, *stock_limit)
             if num_tokens > limit:
                 num_tokens = limit - limit % self.block_size
@@ -287,13 +173,13 @@ class RadixKVCacheManager(KVCacheManager):
 
     def _find(self, request: Request, limit: int) -> tuple[KVCacheBlocks, int] | None:
         """The cached blocks of `request`, for at most `limit` tokens."""
-        trail = self.pool.state_of(request)
-        match = self.pool.match(trail)
+        tree, state = self.pool.tree, self.pool.states.of(request)
+        match = self.pool.match(state)
         num_tokens = min(match.num_tokens, limit)
         if num_tokens <= 0:
             return None
-        assert self.tree is not None and trail is not None
-        block_ids = self.tree.block_ids(match, num_tokens)
+        assert tree is not None and state is not None
+        block_ids = tree.block_ids(match, num_tokens)
         num_inside = num_tokens % self.block_size
         if num_inside and (
             not self.pool.is_computed(block_ids[-1])
@@ -303,7 +189,7 @@ class RadixKVCacheManager(KVCacheManager):
             block_ids.pop()
             if not block_ids:
                 return None
-        trail.found, trail.num_found = match, num_tokens
+        state.found, state.num_found = match, num_tokens
         all_blocks = self.block_pool.blocks
         blocks = ([all_blocks[block_id] for block_id in block_ids],)
         if (
@@ -317,7 +203,7 @@ class RadixKVCacheManager(KVCacheManager):
     def _has_room_for_copy(self, request: Request, block_ids: list[int]) -> bool:
         """Whether the request fits while it also holds the block that it copies from.
 
-        Without this check a request that needs every block there is could never be admitted.
+        Without this check, a request that needs every block of the cache is never admitted.
         """
         pool = self.block_pool
         num_needed = -(-request.num_tokens // self.block_size) + 1 + self.watermark_blocks
@@ -341,14 +227,14 @@ class RadixKVCacheManager(KVCacheManager):
             self.counters.partial_block_hit_tokens += num_inside
             self.counters.whole_block_hit_tokens += num_hits - num_inside
         if num_hits:
-            self.pool.guarded(self._use_hit, request)
+            self.pool.guarded(self._record_hit, request)
 
-    def _use_hit(self, request: Request) -> None:
-        trail = self.pool.state_of(request)
-        if trail is not None and self.tree is not None:
-            self.tree.record_hit(trail.found, request.priority)
+    def _record_hit(self, request: Request) -> None:
+        tree, state = self.pool.tree, self.pool.states.of(request)
+        if tree is not None and state is not None:
+            tree.record_hit(state.found, request.priority)
 
-    # -- leave behind -------------------------------------------------------------------------
+    # -- insert -------------------------------------------------------------------------------
 
     def allocate_slots(
         self,
@@ -359,7 +245,7 @@ class RadixKVCacheManager(KVCacheManager):
         num_external_computed_tokens: int = 0,
         **kwargs: Any,
     ) -> KVCacheBlocks | None:
-        """Notes how far a KV connector is to fill what is allocated."""
+        """Records how many of the allocated tokens a KV connector is going to load."""
         blocks = super().allocate_slots(
             request,
             num_new_tokens,
@@ -369,14 +255,14 @@ class RadixKVCacheManager(KVCacheManager):
             **kwargs,
         )
         if num_external_computed_tokens and blocks is not None:
-            trail = self.pool.state_of(request)
-            if trail is not None:
-                trail.num_loaded = num_new_computed_tokens + num_external_computed_tokens
+            state = self.pool.states.of(request)
+            if state is not None:
+                state.num_loaded = num_new_computed_tokens + num_external_computed_tokens
         return blocks
 
     def index_prompt(self, request: Request) -> None:
-        """Let others find the whole prompt of a running `request`, to the token. It is computed
-        before the next forward pass begins."""
+        """Put the whole prompt of a running `request` into the tree, to the token. It must be
+        computed before the next forward pass begins."""
         self.pool.guarded(self._index, request, request.num_prompt_tokens)
 
     def free(self, request: Request) -> None:
@@ -388,24 +274,24 @@ class RadixKVCacheManager(KVCacheManager):
         return super().pop_blocks_for_free(request)
 
     def _retain(self, request: Request) -> None:
-        """Before its blocks are released, whatever the reason: index what `request` computed."""
+        """Put what `request` has computed into the tree, before its blocks are released."""
         request_id = request.request_id
         manager = self.coordinator.single_type_managers[0]
         blocks = manager.req_to_blocks.get(request_id)
         if blocks and self.enable_caching:
             num_scheduled = manager.num_cached_block.get(request_id, 0)
             if num_scheduled * self.block_size > request.num_computed_tokens:
-                # Taken out of the step that would have computed it, or its load has failed. What it
-                # found in the cache is not its own to take out.
-                trail = self.pool.state_of(request)
-                num_kept = max(request.num_computed_tokens, trail.num_found if trail else 0)
+                # It was taken out of the step that would have computed it, or its load has failed.
+                # Only blocks of its own leave the tree, not those that it found in the cache.
+                state = self.pool.states.of(request)
+                num_kept = max(request.num_computed_tokens, state.num_found if state else 0)
                 self.pool.unindex(blocks[num_kept // self.block_size : num_scheduled])
             num_tokens = self._num_to_index(request)
-            # After a failed load vLLM counts blocks as computed that another failed request shares.
+            # After a failed load vLLM counts blocks as computed that another failed request loads.
             if num_tokens > 0 and request.status != RequestStatus.FINISHED_ERROR:
                 is_cached = self.pool.index(request, blocks, num_tokens, is_last_use=True)
                 self.counters.retained_tails += is_cached and num_tokens % self.block_size != 0
-        self.pool.forget_request(request)
+        self.pool.discard_request(request)
 
     def _index(self, request: Request, num_tokens: int) -> None:
         """Put the first tokens of a running request into the tree, if it still has its blocks."""
@@ -416,17 +302,17 @@ class RadixKVCacheManager(KVCacheManager):
             self.pool.index(request, blocks, num_tokens)
 
     def _num_to_index(self, request: Request) -> int:
-        """How many of the request's tokens others may find.
+        """How many of the request's tokens other requests may share.
 
-        Tokens of a step in flight are not computed yet, and a placeholder is no token. vLLM counts
-        tokens as computed that are still to be loaded, and may never be: of those, only the blocks
-        that it has cached itself are there. What comes after them is computed, and has read them.
+        Tokens of a step in flight are not computed yet, and placeholders are no tokens. vLLM counts
+        tokens as computed that a connector may still be loading. Of those, only the blocks that
+        vLLM has cached itself are there. Tokens past the loaded ones are computed from them.
         """
         num_tokens = min(
             request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens
         )
-        trail = self.pool.state_of(request)
-        if trail is not None and 0 < num_tokens <= trail.num_loaded:
+        state = self.pool.states.of(request)
+        if state is not None and 0 < num_tokens <= state.num_loaded:
             cached = self.coordinator.single_type_managers[0].num_cached_block
             num_tokens = min(num_tokens, cached.get(request.request_id, 0) * self.block_size)
         return num_tokens
@@ -435,31 +321,19 @@ class RadixKVCacheManager(KVCacheManager):
         """How many tokens `request` will have left in the cache, for vLLM's statistics."""
         if self.tree is None:
             return super().estimate_cached_tokens(request)
-        if self.pool.state_of(request) is None:
+        if self.pool.states.of(request) is None:
             return 0
         return self._num_to_index(request)
 
     def reset_prefix_cache(self) -> bool:
         """Empty the cache, pinned prefixes too. False, and nothing is changed, if it is in use."""
-        pins, self._pins = self._pins, {}
-        for pin in pins.values():
-            self.block_pool.free_blocks(reversed(pin.blocks))
+        pins = self.pins.unpin_all()
         if super().reset_prefix_cache():
             return True
-        for pin in pins.values():
-            self.block_pool.touch(pin.blocks)
-        self._pins = pins
+        self.pins.restore(pins)
         return False
 
-    # -- pins ---------------------------------------------------------------------------------
-
-    @property
-    def max_pinned_blocks(self) -> int:
-        """The share of the cache that may be pinned, but never so much that the longest request
-        would not fit beside it."""
-        usable = self.block_pool.num_gpu_blocks - 1
-        longest = -(-self.max_model_len // self.block_size) + 1 + self.watermark_blocks
-        return max(0, min(int(usable * self._pin_share), usable - longest))
+    # -- views --------------------------------------------------------------------------------
 
     @property
     def gauges(self) -> RadixGauges:
@@ -470,85 +344,17 @@ class RadixKVCacheManager(KVCacheManager):
             tree_blocks=tree.num_blocks if tree is not None else 0,
             cache_tokens=(self.block_pool.num_gpu_blocks - 1) * block_size,
             protected_tokens=tree.num_protected_blocks * block_size if tree is not None else 0,
-            pinned_tokens=len(self.pinned_block_ids) * block_size,
+            pinned_tokens=len(self.pins.block_ids) * block_size,
             block_size=block_size,
         )
 
-    @property
-    def pinned_block_ids(self) -> set[int]:
-        return {block.block_id for pin in self._pins.values() for block in pin.blocks}
-
-    def pin(
-        self,
-        token_ids: Sequence[int],
-        cache_salt: str | None = None,
-        adapter: tuple[str, str] | None = None,
-    ) -> tuple[str, Pin]:
-        """Keep the longest cached prefix of `token_ids` until `unpin` or a reset.
-
-        Raises:
-            ValueError: nothing of it is cached, or too much would be pinned.
-        """
-        if self.tree is None:
-            raise ValueError("the radix tree is switched off by an error: see the server's log")
-        namespace = CacheNamespace(adapter, cache_salt or None)
-        tokens = pack(token_ids)
-        blocks, num_tokens = self._pinnable(namespace, tokens)
-        if not blocks:
-            raise ValueError("nothing of this prefix is cached: run it once, then pin it")
-        pinned = self.pinned_block_ids
-        num_pinned = len(pinned | {block.block_id for block in blocks})
-        if num_pinned > self.max_pinned_blocks:
-            raise ValueError(
-                f"{num_pinned} blocks would be pinned and at most {self.max_pinned_blocks} may be: "
-                "unpin something, or start the server with a larger radix_pin_share or cache"
-            )
-        self.block_pool.touch(blocks)
-        pin_id = secrets.token_hex(8)
-        tokens = tokens[: TOKEN_BYTES * num_tokens]
-        self._pins[pin_id] = Pin(namespace, tokens, blocks, num_tokens, time.monotonic())
-        return pin_id, self._pins[pin_id]
-
-    def unpin(self, pin_id: str) -> bool:
-        """Let a pinned prefix be evicted again; False if there is no such pin."""
-        pin = self._pins.pop(pin_id, None)
-        if pin is None:
-            return False
-        self.block_pool.free_blocks(reversed(pin.blocks))
-        return True
-
-    def pins(self) -> dict[str, Pin]:
-        return dict(self._pins)
-
-    def _pinnable(self, namespace: CacheNamespace, tokens: bytes) -> tuple[list[KVCacheBlock], int]:
-        assert self.tree is not None
-        match = self.tree.match_prefix(namespace, tokens)
-        block_ids = self.tree.block_ids(match, match.num_tokens)
-        return [self.block_pool.blocks[block_id] for block_id in block_ids], match.num_tokens
-
-    def _keep_pins(self, forgotten: Sequence[int]) -> None:
-        """A pinned block has left the tree, most often because somebody's longer copy of a partial
-        last block replaced it: pin what holds the prefix now."""
-        if not self._pins:
-            return
-        gone = set(forgotten)
-        for pin in self._pins.values():
-            if gone.isdisjoint(block.block_id for block in pin.blocks):
-                continue
-            old = pin.blocks
-            pin.blocks, pin.num_tokens = self._pinnable(pin.namespace, pin.tokens)
-            self.block_pool.touch(pin.blocks)
-            self.block_pool.free_blocks(reversed(old))
-
-    # -- views --------------------------------------------------------------------------------
-
     def snapshot(self, max_nodes: int, max_tokens: int) -> CacheSnapshot | None:
-        """The cache for people and pages; None if the tree is off. Tenants with a `cache_salt` are
-        shown in totals only, and never with tokens."""
+        """The shape of the cache; None if the tree is off. Of tenants with a `cache_salt` it has
+        totals only, and never tokens."""
         self.pool.expire(self._expire_before())
         if self.tree is None:
             return None
-        pinned = self.pinned_block_ids
+        pinned = self.pins.block_ids
         num_free = self.block_pool.get_num_free_blocks()
         return CacheSnapshot(
             policy=self.policy,
@@ -560,11 +366,11 @@ class RadixKVCacheManager(KVCacheManager):
                 max_nodes,
                 is_isolated=_is_salted,
                 pinned=pinned,
-                wanted=self.pool.wanted(),
+                wanted=self._scheduler.wanted_nodes(),
                 max_tokens=max_tokens,
             ),
         )
 
 
-def _is_salted(namespace: Any) -> bool:
-    return namespace.salt is not None
+def _is_salted(namespace: Namespace) -> bool:
+    return isinstance(namespace, CacheNamespace) and namespace.salt is not None

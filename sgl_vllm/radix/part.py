@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
+from vllm.config import VllmConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+
 from sgl_vllm.part import EngineView, Part
-from sgl_vllm.radix.manager import unsupported_reason
+
+
+def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str | None:
+    """Why the tree cannot serve this model or configuration; None if it can."""
+    parallel = vllm_config.parallel_config
+    if not vllm_config.cache_config.enable_prefix_caching:
+        return "prefix caching is off (--no-enable-prefix-caching)"
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        return "the model has several KV-cache groups (sliding window, Mamba or hybrid)"
+    if type(kv_cache_config.kv_cache_groups[0].kv_cache_spec) is not FullAttentionSpec:
+        return "the model's KV cache is not plain full attention"
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        return "context parallelism splits blocks over workers"
+    if vllm_config.speculative_config is not None:
+        return "speculative decoding is configured, which is not verified with it yet"
+    aux_output = getattr(vllm_config, "aux_output_config", None)
+    if getattr(aux_output, "enable_return_routed_experts", False):
+        return "routed experts are returned, which vLLM keeps by its own block hashes"
+    return None
 
 
 def _unsupported(engine: EngineView) -> str | None:

@@ -1,25 +1,25 @@
-"""vLLM's block pool, with the radix tree deciding what is cached and what goes.
+"""vLLM's block pool, with the radix tree deciding what is cached and what is evicted.
 
-Owns: what the tree holds of each request (`find`, `index`), the agreement of the tree's locks with
-vLLM's reference counts, and which blocks are handed out next. Does not own which tokens of a
-request are computed, nor pins (`manager.py`).
+Owns which blocks of a request are in the tree (`match`, `index`), the agreement of the tree's locks
+with vLLM's reference counts, and which blocks are handed out next. Does not own which tokens of a
+request are computed (`manager.py`), what is kept of a request (`request_state.py`), or pins
+(`pins.py`).
 
-vLLM keeps all blocks that nobody references in one queue and hands them out from its front. Here:
+vLLM keeps all blocks without a reference in one queue and hands them out from its front. Here:
 
-    front | hold nothing cached ... | cached, in the tree ... | back
+    front | empty blocks ... | cached blocks, in the tree ... | back
 
-A block of the tree carries a hash, be it only `_MARK`, so that vLLM puts it at the back when it is
-freed; what the tree forgets loses it and comes to the front. When the first part is too short, the
-tree evicts (`get_new_blocks`). So vLLM's count of free blocks stays what it was: all of the queue.
+A block in the tree carries a hash, vLLM's or `_MARK`, so vLLM puts it at the back when it is freed.
+An evicted block loses its hash and comes to the front. When there are too few empty blocks, the
+tree evicts (`get_new_blocks`). vLLM still counts the whole queue as free.
 
-Should anything go wrong in the tree, it is switched off with one error in the log, and the engine
-goes on with vLLM's own prefix cache: `tree` is None from then on.
+After an unexpected error the tree is switched off with one error in the log, and vLLM's own prefix
+cache is used: `tree` is None from then on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from vllm.logger import init_logger
@@ -27,13 +27,15 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
-from sgl_vllm.counters import counter
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.radix.eviction import EvictionPolicy
 from sgl_vllm.radix.invariants import check_tree
-from sgl_vllm.radix.keys import CacheNamespace, TokenKeys, namespace_of
-from sgl_vllm.radix.node import NO_MATCH, Match, Node
-from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
+from sgl_vllm.radix.node import NO_MATCH, Match
+from sgl_vllm.radix.pins import Pins
+from sgl_vllm.radix.request_state import RequestState, RequestStates
+from sgl_vllm.radix.scheduler_view import SchedulerView
+from sgl_vllm.radix.stats import EvictionCounters
+from sgl_vllm.radix.tokens import TOKEN_BYTES
 from sgl_vllm.radix.tree import RadixTree
 from sgl_vllm.vllm_api.patching import adopt
 
@@ -45,145 +47,99 @@ _MARK = BlockHashWithGroupId(b"sgl_vllm: in the radix tree" + bytes(4))
 Result = TypeVar("Result")
 
 
-@dataclass(slots=True)
-class EvictionCounters:
-    """What the tree has evicted since start."""
-
-    evicted_blocks: int = counter("KV blocks evicted from the tree to make room.", unit="blocks")
-    evicted_tokens: int = counter("Tokens in these blocks.", unit="tokens")
-    expired_tokens: int = counter("Tokens evicted because of `radix_ttl_s`.", unit="tokens")
-
-
-@dataclass(slots=True)
-class RequestState:
-    """How a live request stands in the tree.
-
-    Attributes:
-        tokens: its tokens as the tree compares them; may lag behind the request.
-        own: the leaf that its inserts made.
-        found: what its last look-up matched.
-        num_found: how many cached tokens that look-up gave it.
-        num_loaded: how many it has with what a KV connector loads for it; 0 without.
-    """
-
-    request: Request
-    namespace: CacheNamespace | None
-    tokens: Tokens
-    own: Node | None = None
-    found: Match = NO_MATCH
-    num_found: int = 0
-    num_loaded: int = 0
-
-
 class RadixBlockPool(BlockPool):
     """Added to a live pool by `adopt`."""
 
     tree: RadixTree | None
+    """None once an error has switched it off."""
+    states: RequestStates
+    pins: Pins
+    counters: EvictionCounters
+    block_size: int
+    hash_blocks: bool
+    """Whether vLLM's block hashes and its map of them are kept too."""
+    _scheduler: SchedulerView
+    _breaker: CircuitBreaker
+    _scheduled: dict[str, tuple[Request, list[KVCacheBlock], int]]
+    """By request id, the whole blocks that this step will compute and that are not in the tree yet.
+    Most of them enter it with the rest of their request."""
+    _in_this_step: set[int]
+    """Blocks that this step will compute and that are in the tree, because a request that might
+    share them was looked up."""
 
     @classmethod
     def adopt(
-        cls, pool: BlockPool, block_size: int, policy: EvictionPolicy, hash_blocks: bool
+        cls,
+        pool: BlockPool,
+        block_size: int,
+        policy: EvictionPolicy,
+        *,
+        hash_blocks: bool,
+        max_pinned_blocks: int,
+        scheduler: SchedulerView,
     ) -> RadixBlockPool:
         """Turn a freshly constructed stock pool into this one, in place.
 
         Args:
             block_size: tokens per block.
             hash_blocks: keep vLLM's block hashes and its map too, for KV events and connectors.
+            max_pinned_blocks: at most this many blocks can be pinned.
         """
         pool = adopt(pool, cls)
         pool.tree = RadixTree(block_size, policy)
+        pool.states = RequestStates()
+        pool.pins = Pins(pool, max_pinned_blocks)
+        pool.counters = EvictionCounters()
         pool.block_size = block_size
         pool.hash_blocks = hash_blocks
-        pool.counters = EvictionCounters()
-        pool.wanted = tuple
-        pool.moved = lambda block_ids: None
-        pool._keys = TokenKeys()
-        pool._trails = {}
-        pool._scheduled = {}
-        pool._in_this_step = set()
+        pool._scheduler = scheduler
         pool._breaker = CircuitBreaker(
             "the radix tree",
-            "vLLM's own prefix cache goes on",
+            "vLLM's own prefix cache is used instead",
             logger,
             on_trip=pool.switch_off,
         )
+        pool._scheduled = {}
+        pool._in_this_step = set()
         return pool
-
-    block_size: int
-    hash_blocks: bool
-    counters: EvictionCounters
-    wanted: Callable[[], Collection[Node]]
-    """What waiting requests match. Asked when something has to be evicted."""
-    moved: Callable[[Sequence[int]], None]
-    """Told which blocks the tree has forgotten, whoever uses them."""
-    _keys: TokenKeys
-    _trails: dict[str, RequestState]
-    _scheduled: dict[str, tuple[Request, list[KVCacheBlock], int]]
-    """Whole blocks that this step will compute, by request, and are not in the tree yet: most of
-    them get there with the rest of their request."""
-    _breaker: CircuitBreaker
-    _in_this_step: set[int]
-    """Those that are in the tree, because somebody was looked up after them."""
 
     # -- a request and the tree ---------------------------------------------------------------
 
-    def state_of(self, request: Request) -> RequestState | None:
-        """None if the request stays out of the tree."""
-        trail = self._trails.get(request.request_id)
-        if trail is None or trail.request is not request:
-            trail = self._trails[request.request_id] = self._new_trail(request)
-        elif len(trail.tokens) < TOKEN_BYTES * request.num_tokens and trail.namespace is not None:
-            trail.tokens += self._keys.pack(request, len(trail.tokens) // TOKEN_BYTES)
-        return trail if trail.namespace is not None else None
-
-    def _new_trail(self, request: Request) -> RequestState:
-        try:
-            namespace = namespace_of(request)
-            tokens = self._keys.pack(request) if namespace is not None else b""
-            return RequestState(request, namespace, tokens)
-        except Exception:
-            logger.exception(
-                "request %s has something in its prompt that the radix tree cannot compare: it is "
-                "served without the prefix cache. Please report this with the lines below",
-                request.request_id,
-            )
-            return RequestState(request, None, b"")
-
-    def forget_request(self, request: Request) -> None:
-        """`request` has given up its blocks, or is gone."""
-        self._trails.pop(request.request_id, None)
-        self._scheduled.pop(request.request_id, None)
-
-    def match(self, trail: RequestState | None) -> Match:
-        """The longest cached prefix of a request, all of it possibly."""
-        if trail is None or trail.namespace is None or self.tree is None:
+    def match(self, state: RequestState | None) -> Match:
+        """The longest cached prefix of a request, which may be all of it."""
+        if state is None or state.namespace is None or self.tree is None:
             return NO_MATCH
         if self._scheduled:
             self._index_scheduled()
-        return self.tree.match_prefix(trail.namespace, trail.tokens)
+        return self.tree.match_prefix(state.namespace, state.tokens)
+
+    def discard_request(self, request: Request) -> None:
+        """`request` is about to release its blocks."""
+        self.states.discard(request)
+        self._scheduled.pop(request.request_id, None)
 
     def is_computed(self, block_id: int) -> bool:
         """Whether the block may be copied from before this step's forward pass."""
         return block_id not in self._in_this_step
 
     def step_starts(self) -> None:
-        """The next forward pass comes after all that was scheduled so far."""
+        """All that was scheduled so far is computed before the next forward pass."""
         if self._scheduled:
             self.guarded(self._index_scheduled)
         self._in_this_step.clear()
 
     def expire(self, unused_since: float) -> None:
-        """Forget what nobody has used since then, in seconds on the monotonic clock."""
+        """Evict what has not been used since `unused_since`, seconds on the monotonic clock."""
         self.guarded(self._expire, unused_since)
 
     def _expire(self, unused_since: float) -> None:
         assert self.tree is not None
         num_tokens = self.tree.num_tokens
-        self._forgotten(self.tree.expire(unused_since))
+        self._release_evicted(self.tree.expire(unused_since))
         self.counters.expired_tokens += num_tokens - self.tree.num_tokens
 
     def _index_scheduled(self) -> None:
-        """Put what this step will compute into the tree: whole blocks of it can be shared."""
+        """Put the whole blocks that this step will compute into the tree, so they can be shared."""
         scheduled, self._scheduled = self._scheduled, {}
         for request, blocks, num_tokens in scheduled.values():
             self.index(request, blocks, num_tokens)
@@ -198,12 +154,18 @@ class RadixBlockPool(BlockPool):
         num_tokens: int,
         is_last_use: bool = False,
     ) -> bool:
-        """Put the first `num_tokens` of `request` into the tree; `blocks` hold their KV. False if
-        the request stays out of it."""
-        trail = self.state_of(request)
-        if trail is None or self.tree is None:
+        """Put the first `num_tokens` of `request` into the tree; `blocks` hold their KV.
+
+        Args:
+            is_last_use: the request ends or is preempted, so its tokens count as used now.
+
+        Returns:
+            False if the request stays out of the tree.
+        """
+        state = self.states.of(request)
+        if state is None or self.tree is None:
             return False
-        tree, own = self.tree, trail.own
+        tree, own = self.tree, state.own
         first_block = 0
         if not tree.leads_to(own, num_tokens):
             own = None
@@ -213,24 +175,24 @@ class RadixBlockPool(BlockPool):
                     tree.record_use(own, request.priority)
                 return True
             first_block = own.end // self.block_size
-        tokens = trail.tokens
+        tokens = state.tokens
         if len(tokens) > TOKEN_BYTES * num_tokens:
             tokens = tokens[: TOKEN_BYTES * num_tokens]
         new_blocks = blocks[first_block : -(-num_tokens // self.block_size)]
-        trail.own, taken, forgotten = tree.insert(
-            trail.namespace,
+        state.own, taken, evicted = tree.insert(
+            state.namespace,
             tokens,
             [block.block_id for block in new_blocks],
             own,
             request.priority,
         )
         if is_last_use:
-            tree.record_use(trail.own or trail.found.node, request.priority)
+            tree.record_use(state.own or state.found.node, request.priority)
         for block in new_blocks[len(new_blocks) - len(taken) :]:
             if block.block_hash is None:
                 block.set_block_hash(_MARK, num_tokens)
-        if forgotten:
-            self._forgotten(forgotten)
+        if evicted:
+            self._release_evicted(evicted)
         if self.hash_blocks:
             self._hash_whole_blocks(request, blocks, num_tokens // self.block_size)
         return True
@@ -238,8 +200,8 @@ class RadixBlockPool(BlockPool):
     def _hash_whole_blocks(
         self, request: Request, blocks: Sequence[KVCacheBlock], num_blocks: int
     ) -> None:
-        """Give those of the first `num_blocks` that have just come into the tree vLLM's hashes, and
-        tell of them. A second copy of what is there has no place in the tree, so it gets none."""
+        """Give those of the first `num_blocks` that have just entered the tree vLLM's hashes, and
+        emit their events. A second copy of cached tokens is not in the tree, so it gets no hash."""
         first = num_blocks
         while first > 0 and blocks[first - 1].block_hash == _MARK:
             first -= 1
@@ -247,10 +209,10 @@ class RadixBlockPool(BlockPool):
         super().cache_full_blocks(request, list(blocks), first, num_blocks, self.block_size, 0)
 
     def unindex(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """The KV of `blocks` is not there after all."""
+        """Take blocks whose KV has not been computed after all out of the tree."""
         if self.tree is not None:
             for block in blocks:
-                self._forgotten(self.tree.evict_block(block.block_id))
+                self._release_evicted(self.tree.evict_block(block.block_id))
 
     def cache_full_blocks(
         self,
@@ -262,13 +224,13 @@ class RadixBlockPool(BlockPool):
         kv_cache_group_id: int,
         block_mask: list[bool] | None = None,
     ) -> None:
-        """vLLM calls this when more blocks of `request` are full, or will be after this step."""
+        """Called by vLLM when more blocks of `request` are full, or will be after this step."""
         if self.tree is not None:
             self._scheduled[request.request_id] = (request, blocks, num_full_blocks * block_size)
             if self.hash_blocks:
                 self.guarded(self._index_scheduled)
         if self.tree is None:
-            # A request that began while the tree was there has to be hashed from its beginning.
+            # A request that started while the tree was on has to be hashed from its first block.
             request.update_block_hashes()
             first = 0
             while first < num_full_blocks and blocks[first].block_hash is not None:
@@ -277,7 +239,7 @@ class RadixBlockPool(BlockPool):
                 request, blocks, first, num_full_blocks, block_size, kv_cache_group_id
             )
 
-    # -- handing out, taking back -------------------------------------------------------------
+    # -- allocate and free --------------------------------------------------------------------
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         if self.tree is not None:
@@ -288,12 +250,12 @@ class RadixBlockPool(BlockPool):
 
     def _evict(self, num_blocks: int) -> None:
         assert self.tree is not None
-        tree, wanted = self.tree, self.wanted()
+        tree = self.tree
         num_tokens = tree.num_tokens
-        forgotten = tree.evict(num_blocks, wanted)
-        self.counters.evicted_blocks += len(forgotten)
+        evicted = tree.evict(num_blocks, self._scheduler.wanted_nodes())
+        self.counters.evicted_blocks += len(evicted)
         self.counters.evicted_tokens += num_tokens - tree.num_tokens
-        self._forgotten(forgotten)
+        self._release_evicted(evicted)
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         super().touch(blocks)
@@ -319,15 +281,16 @@ class RadixBlockPool(BlockPool):
             )
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
-        """vLLM hands the block out again, or a connector says that its contents are wrong."""
+        """Called by vLLM when it reuses the block, or when a connector finds its contents wrong."""
         if self.tree is not None:
             if block.block_hash is None and self.metrics_collector is None:
-                return False  # holds nothing: the most frequent case, at no cost
+                return False  # an empty block, by far the most frequent case
             self.guarded(self.unindex, [block])
         return super()._maybe_evict_cached_block(block)
 
-    def _forgotten(self, block_ids: Sequence[int]) -> None:
-        """The tree has forgotten these: those that nobody uses are the next to be handed out."""
+    def _release_evicted(self, block_ids: Sequence[int]) -> None:
+        """Remove the hashes of blocks that have left the tree. Those without a reference are handed
+        out next."""
         to_front = []
         for block_id in block_ids:
             block = self.blocks[block_id]
@@ -339,10 +302,10 @@ class RadixBlockPool(BlockPool):
                 self.free_block_queue.remove(block)
                 to_front.append(block)
         self.free_block_queue.prepend_n(to_front)
-        self.moved(block_ids)
+        self.pins.follow(block_ids)
 
     def _emit_block_removed_events(self, block_hashes: list[BlockHashWithGroupId]) -> None:
-        """Of a block that has a second copy, vLLM would say that it is gone."""
+        """Emit no event for a hash of which another copy stays, as vLLM would."""
         if self.enable_kv_cache_events and block_hashes:
             super()._emit_block_removed_events(
                 [
@@ -363,19 +326,19 @@ class RadixBlockPool(BlockPool):
     # -- safety -------------------------------------------------------------------------------
 
     def guarded(self, step: Callable[..., Result], *args: Any) -> Result | None:
-        """Do a step; if it fails, or the tree is off, None."""
+        """The result of `step`; None if it fails, or if the tree is off."""
         if self.tree is None:
             return None
-        try:  # `CircuitBreaker.run` without its call: a step may take less than that
+        try:  # as `CircuitBreaker.run`, without the cost of its call
             return step(*args)
         except Exception:
             self._breaker.record()
             return None
 
     def switch_off(self) -> None:
-        """Go on with vLLM's own prefix cache, which knows nothing of what the tree held."""
+        """Use vLLM's own prefix cache from now on. It starts empty."""
         self.tree = None
-        self._trails.clear()
+        self.states.clear()
         self._scheduled.clear()
         for block in self.blocks:
             self._emit_block_removed_events(self._remove_cached_block_hashes(block))

@@ -7,7 +7,7 @@ why a part is off, which each part says itself (`part.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,8 +34,10 @@ from sgl_vllm.version import __version__
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
 
     from sgl_vllm.config import Options
+    from sgl_vllm.radix.node import Node
 
 logger = logging.getLogger("vllm.sgl_vllm")
 
@@ -85,6 +87,21 @@ class Parts:
         return {
             part.name: self.off.get(part.name) or _state(can_fail.get(part.name)) for part in PARTS
         }
+
+
+@dataclass(frozen=True, slots=True)
+class CacheView:
+    """What the cache sees of the scheduler (`SchedulerView`), from the parts that are there."""
+
+    parts: Parts
+
+    def first_scored_token(self, request: Request) -> int | None:
+        select = self.parts.select
+        return select.first_token(request) if select is not None else None
+
+    def wanted_nodes(self) -> Collection[Node]:
+        queue = self.parts.queue
+        return queue.wanted() if queue is not None else ()
 
 
 def _state(part: CanFail | None) -> str:
@@ -139,16 +156,14 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
 
 
 def _build_radix(engine: EngineView, parts: Parts) -> RadixKVCacheManager:
-    manager = RadixKVCacheManager.adopt(
+    return RadixKVCacheManager.adopt(
         engine.scheduler.kv_cache_manager,
         policy=engine.options.radix_policy,
         ttl_s=engine.options.radix_ttl_s,
         pin_share=engine.options.radix_pin_share,
         has_connector=engine.scheduler.connector is not None,
+        scheduler=CacheView(parts),
     )
-    if parts.select is not None:
-        manager.score_from = parts.select.first_token
-    return manager
 
 
 def _build_queue(engine: EngineView, parts: Parts) -> CacheAwareQueue:
@@ -159,16 +174,13 @@ def _build_queue(engine: EngineView, parts: Parts) -> CacheAwareQueue:
         max_wait_s=options.schedule_max_wait_s or float("inf"),
     )
     quantum = options.schedule_fair_quantum
-    built = CacheAwareQueue(
+    return CacheAwareQueue(
         engine.scheduler,
         WaitingQueue(options.schedule_policy, bound, options.schedule_window),
         parts.radix,
         DeficitCounters(quantum) if quantum else None,
         parts.traces,
     )
-    if parts.radix is not None:
-        parts.radix.pool.wanted = built.wanted
-    return built
 
 
 def _log(off: Mapping[str, str]) -> None:

@@ -113,7 +113,7 @@ class EngineControl:
             return PinAnswer(error=f"the radix tree is off: {self._parts.off['radix']}")
         adapter = (lora_name, lora_path or "") if lora_name else None
         try:
-            pin_id, pin = radix.pin(token_ids, cache_salt, adapter)
+            pin_id, pin = radix.pins.pin(token_ids, cache_salt, adapter)
         except ValueError as error:
             return PinAnswer(error=str(error))
         return PinAnswer(Pinned(pin_id, pin.num_tokens, len(pin.blocks)))
@@ -121,14 +121,14 @@ class EngineControl:
     def unpin(self, pin_id: str) -> bool:
         """Let a pinned prefix be evicted again. Returns whether there was such a pin."""
         radix = self._parts.radix
-        return radix is not None and radix.unpin(pin_id)
+        return radix is not None and radix.pins.unpin(pin_id)
 
     def pins(self) -> list[ListedPin]:
         now = time.monotonic()
         radix = self._parts.radix
         return [
             ListedPin(pin_id, pin.num_tokens, len(pin.blocks), round(now - pin.since, 3))
-            for pin_id, pin in (radix.pins() if radix is not None else {}).items()
+            for pin_id, pin in (radix.pins.all() if radix is not None else {}).items()
         ]
 
     # -- once, when the engine core starts ------------------------------------------------------

@@ -87,7 +87,7 @@ class PrefixScores:
     def _score_by_tree(self, request: Request) -> None:
         assert self._radix is not None and self._tree is not None
         match = self._radix.match(request)
-        state = self._radix.pool.state_of(request)
+        state = self._radix.pool.states.of(request)
         if state is None or state.namespace is None or self._radix.tree is None:
             self._waiting.score(request, NO_MATCH)
             return

@@ -88,14 +88,14 @@ class PrefillSharing:
 
     def _find_leader(self, request: Request) -> str | None:
         """The id of a request that `request` and all others on its branch should wait for."""
-        state = self._radix.pool.state_of(request)
+        state = self._radix.pool.states.of(request)
         if state is None:
             return None
         num_shared = self._radix.num_shared_now(request)
         place = num_shared * TOKEN_BYTES
         next_token = state.tokens[place : place + TOKEN_BYTES]
         for other in self._at_their_prompt():
-            other_state = self._radix.pool.state_of(other)
+            other_state = self._radix.pool.states.of(other)
             if (
                 other_state is None
                 or other_state.namespace != state.namespace

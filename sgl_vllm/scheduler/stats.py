@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sgl_vllm.counters import Declaration, counter, declarations, merge, timer_count, timer_sum
 from sgl_vllm.fsm.vllm.backend import BackendCounters
 from sgl_vllm.jump.jump import JumpCounters
-from sgl_vllm.radix.manager import RadixCounters, RadixGauges
-from sgl_vllm.radix.pool import EvictionCounters
+from sgl_vllm.radix.stats import EvictionCounters, RadixCounters, RadixGauges
 from sgl_vllm.scheduler.queue import OrderCounters
 from sgl_vllm.scheduler.select import SelectCounters
 from sgl_vllm.tiers.connector import TierStats

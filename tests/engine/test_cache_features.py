@@ -17,7 +17,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.radix.keys import CacheNamespace
-from sgl_vllm.radix.manager import unsupported_reason
+from sgl_vllm.radix.part import unsupported_reason
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.scheduler import assembly
@@ -137,10 +137,10 @@ def test_a_pin_moves_to_the_longer_copy_that_replaces_its_last_block(engine):
     prompt = words(100)
     answer(engine, prompt)
     engine.scheduler.sgl_vllm.pin(prompt)
-    (before,) = engine.scheduler.parts.radix.pins().values()
-    old_blocks = list(before.blocks)
+    (before,) = engine.scheduler.parts.radix.pins.all().values()
+    old_blocks = before.blocks
     answer(engine, prompt + words(9, seed=1))
-    (after,) = engine.scheduler.parts.radix.pins().values()
+    (after,) = engine.scheduler.parts.radix.pins.all().values()
     assert after.blocks[:3] == old_blocks[:3] and after.blocks[3] is not old_blocks[3]
     assert old_blocks[3].ref_cnt == 0
     flood(engine)

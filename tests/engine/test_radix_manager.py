@@ -135,28 +135,28 @@ def test_pins_never_grow_beyond_their_share():
     for number in range(3):
         prompt = [number, *range(1000, 1287)]
         cache.serve(prompt[:20])
-        cache.manager.pin(prompt)
+        cache.manager.pins.pin(prompt)
         cache.serve([*prompt, 4])
     manager = cache.manager
-    assert len(manager.pinned_block_ids) <= manager.max_pinned_blocks
+    assert len(manager.pins.block_ids) <= manager.pins.max_blocks
     longest = cache.request([77] * 299)
     cache.allocate(longest)
 
 
-def test_what_is_cached_is_what_was_computed_less_what_was_given_up():
+def test_what_is_cached_is_what_was_computed_less_what_was_evicted():
     cache = Cache(num_blocks=31)
     prompts = [[1000 * number + place for place in range(50)] for number in range(20)]
     for prompt in prompts:
         cache.serve(prompt)
-    tree, given_up = cache.manager.pool.tree, cache.manager.pool.counters
-    assert given_up.evicted_tokens > 0
-    assert tree.num_tokens + given_up.evicted_tokens == 20 * 50
-    assert tree.num_blocks + given_up.evicted_blocks == 20 * 4
+    tree, evictions = cache.manager.pool.tree, cache.manager.pool.counters
+    assert evictions.evicted_tokens > 0
+    assert tree.num_tokens + evictions.evicted_tokens == 20 * 50
+    assert tree.num_blocks + evictions.evicted_blocks == 20 * 4
     assert cache.hit([*prompts[-1], 1]) == 50  # the last one's is there
     num_cached = tree.num_tokens
     cache.manager.pool.expire(unused_since=float("inf"))
-    assert given_up.expired_tokens == num_cached
-    assert tree.num_tokens + given_up.evicted_tokens + given_up.expired_tokens == 20 * 50
+    assert evictions.expired_tokens == num_cached
+    assert tree.num_tokens + evictions.evicted_tokens + evictions.expired_tokens == 20 * 50
 
 
 def test_hits_are_counted_by_where_they_are():
@@ -177,11 +177,11 @@ def test_what_a_running_request_and_a_pin_hold_is_protected():
 
     cache.serve(PREFIX)
     assert space() == (99 * SIZE, 0, 0)
-    pin_id, _ = cache.manager.pin(PREFIX[:SIZE])
+    pin_id, _ = cache.manager.pins.pin(PREFIX[:SIZE])
     assert space() == (99 * SIZE, SIZE, SIZE)
     cache.manager.new_step_starts()
     cache.allocate(running := cache.request([*PREFIX, 7]))
     assert space() == (99 * SIZE, 4 * SIZE, SIZE)
     cache.manager.free(running)
-    assert cache.manager.unpin(pin_id)
+    assert cache.manager.pins.unpin(pin_id)
     assert space() == (99 * SIZE, 0, 0)

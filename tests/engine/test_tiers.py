@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from vllm.config import KVTransferConfig
 
-from sgl_vllm.radix.manager import RadixCounters
+from sgl_vllm.radix.stats import RadixCounters
 from sgl_vllm.tiers.load_rule import KEPT
 from tests.engine import host_tiers
 from tests.engine.engine import Ask, Engine, greedy, random_asks, tokens_of, words

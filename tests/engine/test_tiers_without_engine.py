@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from sgl_vllm.radix.manager import RadixCounters
+from sgl_vllm.radix.stats import RadixCounters
 from sgl_vllm.tiers.connector import Tiers
 from sgl_vllm.tiers.load_rule import LoadRule
 

@@ -23,6 +23,7 @@ MAY_IMPORT_VLLM = (
     "sgl_vllm.vllm_api",
     "sgl_vllm.self_check",
     "sgl_vllm.radix.pool",
+    "sgl_vllm.radix.part",
     "sgl_vllm.radix.manager",
     "sgl_vllm.scheduler.queue",
     "sgl_vllm.scheduler.scheduler",
@@ -57,8 +58,6 @@ EXCEPTIONS = {("sgl_vllm.lang.backends.engine", "sgl_vllm.routes.engines")}
 
 # Imports that are still to be removed. Delete an entry when its import is gone; add none.
 IMPORTS_LEFT = {
-    ("sgl_vllm.radix.block_hashes", "vllm"),
-    ("sgl_vllm.radix.keys", "vllm"),
     ("sgl_vllm.radix.slot_copies", "vllm"),
     ("sgl_vllm.routing.kv_events", "vllm"),
 }

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from sgl_vllm.fsm.vllm.backend import BackendCounters
-from sgl_vllm.radix.manager import RadixCounters, RadixGauges
+from sgl_vllm.radix.stats import RadixCounters, RadixGauges
 from sgl_vllm.routes.metrics import SglCollector
 from sgl_vllm.scheduler.queue import OrderCounters
 from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters, merge_stats

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from sgl_vllm.plugin import _engine_call
-from sgl_vllm.radix.manager import RadixCounters, RadixGauges
+from sgl_vllm.radix.stats import RadixCounters, RadixGauges
 from sgl_vllm.routes.tree import PAGE, prefers_html
 from sgl_vllm.scheduler.control import ListedPin, PinAnswer, Pinned
 from sgl_vllm.scheduler.stats import EngineStats

@@ -1,0 +1,155 @@
+"""Pinned prefixes: cached tokens that are not evicted until they are unpinned.
+
+Owns the pins, their limit, and that each follows its prefix to other blocks. Does not own the
+blocks: a pin holds a reference to each of its blocks, as a running request does.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, pack
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+    from sgl_vllm.radix.pool import RadixBlockPool
+    from sgl_vllm.radix.tree import RadixTree
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A pinned prefix.
+
+    Attributes:
+        tokens: what was pinned, packed.
+        blocks: what holds it. The pin has one reference to each.
+        num_tokens: how many of `tokens` these blocks hold.
+        since: seconds on the monotonic clock.
+    """
+
+    namespace: CacheNamespace
+    tokens: Tokens
+    blocks: tuple[KVCacheBlock, ...]
+    num_tokens: int
+    since: float
+
+
+def max_pinned_blocks(num_blocks: int, pin_share: float, longest_request: int) -> int:
+    """How many blocks may be pinned.
+
+    Args:
+        num_blocks: usable blocks of the cache.
+        pin_share: the largest share of them to be pinned.
+        longest_request: blocks of the longest request, which must fit beside the pins.
+    """
+    return max(0, min(int(num_blocks * pin_share), num_blocks - longest_request))
+
+
+class Pins:
+    """The pins of one cache.
+
+    Args:
+        max_blocks: at most this many different blocks can be pinned.
+    """
+
+    def __init__(self, pool: RadixBlockPool, max_blocks: int) -> None:
+        self.max_blocks = max_blocks
+        self._pool = pool
+        self._pins: dict[str, Pin] = {}
+
+    def all(self) -> dict[str, Pin]:
+        """Every pin, by its id."""
+        return dict(self._pins)
+
+    @property
+    def block_ids(self) -> set[int]:
+        """The pinned blocks. Cost: O(pinned blocks)."""
+        return {block.block_id for pin in self._pins.values() for block in pin.blocks}
+
+    def pin(
+        self,
+        token_ids: Sequence[int],
+        cache_salt: str | None = None,
+        adapter: tuple[str, str] | None = None,
+    ) -> tuple[str, Pin]:
+        """Keep the longest cached prefix of `token_ids` until `unpin` or a reset.
+
+        Args:
+            adapter: name and path of the LoRA adapter.
+
+        Returns:
+            The pin's id, and the pin.
+
+        Raises:
+            ValueError: nothing of the prefix is cached, too much would be pinned, or the tree is
+                off.
+        """
+        tree = self._pool.tree
+        if tree is None:
+            raise ValueError("the radix tree is switched off by an error: see the server's log")
+        namespace = CacheNamespace(adapter, cache_salt or None)
+        tokens = pack(token_ids)
+        blocks, num_tokens = self._cached(tree, namespace, tokens)
+        if not blocks:
+            raise ValueError("nothing of this prefix is cached: run it once, then pin it")
+        num_pinned = len(self.block_ids | {block.block_id for block in blocks})
+        if num_pinned > self.max_blocks:
+            raise ValueError(
+                f"{num_pinned} blocks would be pinned and at most {self.max_blocks} may be: "
+                "unpin something, or start the server with a larger radix_pin_share or cache"
+            )
+        self._pool.touch(blocks)
+        pin_id = secrets.token_hex(8)
+        tokens = tokens[: TOKEN_BYTES * num_tokens]
+        pin = self._pins[pin_id] = Pin(namespace, tokens, blocks, num_tokens, time.monotonic())
+        return pin_id, pin
+
+    def unpin(self, pin_id: str) -> bool:
+        """Let a pinned prefix be evicted again; False if there is no such pin."""
+        pin = self._pins.pop(pin_id, None)
+        if pin is None:
+            return False
+        self._pool.free_blocks(reversed(pin.blocks))
+        return True
+
+    def unpin_all(self) -> Mapping[str, Pin]:
+        """Remove every pin. Returns them for `restore`, until the cache changes."""
+        pins, self._pins = self._pins, {}
+        for pin in pins.values():
+            self._pool.free_blocks(reversed(pin.blocks))
+        return pins
+
+    def restore(self, pins: Mapping[str, Pin]) -> None:
+        """Undo `unpin_all`."""
+        for pin in pins.values():
+            self._pool.touch(pin.blocks)
+        self._pins.update(pins)
+
+    def follow(self, evicted: Sequence[int]) -> None:
+        """Move the pins of blocks that have left the tree to the blocks that hold their prefixes
+        now. Most often a longer copy of a partial last block has replaced it."""
+        tree = self._pool.tree
+        if not self._pins or tree is None:
+            return
+        gone = set(evicted)
+        for pin_id, pin in self._pins.items():
+            if gone.isdisjoint(block.block_id for block in pin.blocks):
+                continue
+            blocks, num_tokens = self._cached(tree, pin.namespace, pin.tokens)
+            self._pool.touch(blocks)
+            self._pool.free_blocks(reversed(pin.blocks))
+            self._pins[pin_id] = replace(pin, blocks=blocks, num_tokens=num_tokens)
+
+    def _cached(
+        self, tree: RadixTree, namespace: CacheNamespace, tokens: Tokens
+    ) -> tuple[tuple[KVCacheBlock, ...], int]:
+        """The blocks of the longest cached prefix, and how many tokens of it they hold."""
+        match = tree.match_prefix(namespace, tokens)
+        block_ids = tree.block_ids(match, match.num_tokens)
+        return tuple(self._pool.blocks[block_id] for block_id in block_ids), match.num_tokens

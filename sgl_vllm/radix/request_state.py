@@ -1,0 +1,80 @@
+"""What the cache keeps of each live request.
+
+Owns a request's tokens as the tree compares them, and where the request stands in the tree. Does
+not own which of these tokens are computed (`manager.py`), nor the request's blocks (`pool.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.radix.keys import TokenKeys, namespace_of
+from sgl_vllm.radix.node import NO_MATCH, Match, Node
+from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+logger = logging.getLogger("vllm.sgl_vllm.radix")
+
+
+@dataclass(slots=True)
+class RequestState:
+    """How a live request stands in the tree.
+
+    Attributes:
+        namespace: None for a request that stays out of the tree.
+        tokens: its tokens as the tree compares them; may lag behind the request.
+        own: the leaf that its inserts made.
+        found: what its last lookup matched.
+        num_found: how many cached tokens that lookup gave it.
+        num_loaded: its cached tokens plus those that a KV connector loads for it; 0 without a load.
+    """
+
+    request: Request
+    namespace: CacheNamespace | None
+    tokens: Tokens
+    own: Node | None = None
+    found: Match = NO_MATCH
+    num_found: int = 0
+    num_loaded: int = 0
+
+
+class RequestStates:
+    """The states of all live requests, each made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._keys = TokenKeys()
+        self._states: dict[str, RequestState] = {}
+
+    def of(self, request: Request) -> RequestState | None:
+        """The state of `request`, with all its tokens; None if it stays out of the tree."""
+        state = self._states.get(request.request_id)
+        if state is None or state.request is not request:
+            state = self._states[request.request_id] = self._new(request)
+        elif len(state.tokens) < TOKEN_BYTES * request.num_tokens and state.namespace is not None:
+            state.tokens += self._keys.pack(request, len(state.tokens) // TOKEN_BYTES)
+        return state if state.namespace is not None else None
+
+    def _new(self, request: Request) -> RequestState:
+        try:
+            namespace = namespace_of(request)
+            tokens = self._keys.pack(request) if namespace is not None else b""
+            return RequestState(request, namespace, tokens)
+        except Exception:
+            logger.exception(
+                "sgl-vllm: the radix tree cannot compare the prompt of request %s, which is served "
+                "without the prefix cache. Please report this with the traceback below",
+                request.request_id,
+            )
+            return RequestState(request, None, b"")
+
+    def discard(self, request: Request) -> None:
+        """Forget a request, whether it is known or not."""
+        self._states.pop(request.request_id, None)
+
+    def clear(self) -> None:
+        self._states.clear()

@@ -1,0 +1,38 @@
+"""What the cache asks of the scheduler above it, as a protocol given at construction.
+
+Owns the questions. Does not own the answers, which the scheduler's assembly gives. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from sgl_vllm.radix.node import Node
+
+
+class SchedulerView(Protocol):
+    """The scheduler, as the cache sees it."""
+
+    def first_scored_token(self, request: Request) -> int | None:
+        """The first prompt token whose score `request` asks for; None if it asks for none.
+
+        A hit must end before the token in front of it, whose forward pass gives the score.
+        """
+
+    def wanted_nodes(self) -> Collection[Node]:
+        """The nodes that waiting requests match, to be evicted last. Asked once per eviction; equal
+        answers within one step must be the same object."""
+
+
+class NoScheduler:
+    """A scheduler without scored requests and without a known queue."""
+
+    def first_scored_token(self, request: Request) -> int | None:
+        return None
+
+    def wanted_nodes(self) -> Collection[Node]:
+        return ()

@@ -1,0 +1,102 @@
+"""The counters and gauges of the radix cache. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sgl_vllm.counters import counter, gauge
+
+
+@dataclass(slots=True)
+class RadixCounters:
+    """Hits since start. A request counts once, at its first admission."""
+
+    lookups: int = counter(
+        "Admitted requests that were looked up in the prefix cache.",
+        unit="requests",
+        metric="prefix_lookups",
+    )
+    prompt_tokens: int = counter(
+        "Tokens of these requests.", unit="tokens", metric="prefix_lookup_tokens"
+    )
+    hit_tokens: int = counter(
+        "Tokens of these requests that were found in the tree.",
+        unit="tokens",
+        metric="prefix_hit_tokens",
+    )
+    whole_block_hit_tokens: int = counter(
+        "Cached prompt tokens by where they were found: in whole blocks of the tree.",
+        unit="tokens",
+        metric="tier_hit_tokens",
+        labels={"tier": "whole_blocks"},
+    )
+    partial_block_hit_tokens: int = counter(
+        "In the last, partial block of a hit. With `whole_blocks` this adds up to "
+        "`prefix_hit_tokens`.",
+        unit="tokens",
+        metric="tier_hit_tokens",
+        labels={"tier": "partial_block"},
+    )
+    host_hit_tokens: int = counter(
+        "Found beyond the tree by a KV connector, in host memory.",
+        unit="tokens",
+        metric="tier_hit_tokens",
+        labels={"tier": "host"},
+    )
+    disk_hit_tokens: int = counter(
+        "Found by a KV connector on disk.",
+        unit="tokens",
+        metric="tier_hit_tokens",
+        labels={"tier": "disk"},
+    )
+    p2p_hit_tokens: int = counter(
+        "Found by a KV connector on another server.",
+        unit="tokens",
+        metric="tier_hit_tokens",
+        labels={"tier": "p2p"},
+    )
+    other_tier_hit_tokens: int = counter(
+        "Found by a KV connector that does not say where.",
+        unit="tokens",
+        metric="tier_hit_tokens",
+        labels={"tier": "other_tier"},
+    )
+    tier_declined_tokens: int = counter(
+        "Found by a KV connector, but computed because that is cheaper than loading.",
+        unit="tokens",
+    )
+    tier_requests_not_asked: int = counter(
+        "Requests too short for any load to pay off, so the KV connector was not asked.",
+        unit="requests",
+        metric=None,
+    )
+    partial_block_hits: int = counter("Hits that end inside a block.", unit="requests")
+    retained_tails: int = counter(
+        "Partial last blocks kept in the cache for later requests.", unit="blocks"
+    )
+
+
+@dataclass(slots=True)
+class EvictionCounters:
+    """What the tree has evicted since start."""
+
+    evicted_blocks: int = counter("KV blocks evicted from the tree to make room.", unit="blocks")
+    evicted_tokens: int = counter("Tokens in these blocks.", unit="tokens")
+    expired_tokens: int = counter("Tokens evicted because of `radix_ttl_s`.", unit="tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class RadixGauges:
+    """The size of the cache and of the tree at this moment."""
+
+    tree_nodes: int = gauge("Nodes of the radix tree.", unit="nodes")
+    tree_tokens: int = gauge("Tokens that the radix tree holds.", unit="tokens")
+    tree_blocks: int = gauge("KV blocks that the radix tree holds.", unit="blocks")
+    cache_tokens: int = gauge("Tokens that fit into all KV blocks.", unit="tokens")
+    protected_tokens: int = gauge(
+        "Size of the tree's blocks that cannot be evicted now, because a running request or a pin "
+        "uses them. Blocks count whole, however full they are.",
+        unit="tokens",
+    )
+    pinned_tokens: int = gauge("Size of the pinned blocks.", unit="tokens")
+    block_size: int = 0
