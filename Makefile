@@ -6,7 +6,7 @@ BIN := $(ROOT)/.venv/bin
 IN_ROOT := cd "$(ROOT)" &&
 TEST_FOLDERS = $(wildcard $(foreach part,unit browser engine server,$(ROOT)/tests/$(part)))
 
-.PHONY: help install demo test unit gpu soak ray versions check reference options counters format clean distclean
+.PHONY: help install demo test unit gpu soak ray versions check reference options counters map format clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -53,6 +53,9 @@ options: install  ## write the tables of docs/options.md from sgl_vllm/config.py
 
 counters: install  ## write the table of metrics in docs/operations.md from the code
 	@$(IN_ROOT) "$(BIN)/python" -m tools.counters
+
+map: install  ## write the map of packages in CONTRIBUTING.md from their docstrings
+	@$(IN_ROOT) "$(BIN)/python" -m tools.source_tree
 
 format: install  ## let ruff put the code in order
 	@$(IN_ROOT) "$(BIN)/ruff" check --fix .

@@ -1,5 +1,7 @@
-"""What `sgl-vllm demo` runs: the program (`program.py`) and the model that ships with the project
-(`model/`; see docs/demo-model.md). The command is `commands/demo.py`."""
+"""What `sgl-vllm demo` runs: a program, and the model that ships with the project.
+
+The command is `commands/demo.py`; docs/demo-model.md describes the model.
+"""
 
 from pathlib import Path
 

@@ -1,1 +1,1 @@
-"""The radix tree over the KV cache: `tree` is pure, `manager` puts it into vLLM."""
+"""The prefix cache: a radix tree over KV blocks (pure), inside vLLM's pool and cache manager."""

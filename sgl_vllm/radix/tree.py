@@ -37,9 +37,10 @@ from sgl_vllm.radix.node import (
     Namespace,
     Node,
     block_ids_of,
+    descend,
     subtree,
 )
-from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, common_prefix_length
+from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
 from sgl_vllm.radix.watchers import Watchers
 
 _MIN_SCAN_BLOCKS = 64
@@ -117,7 +118,7 @@ class RadixTree:
         root = self.roots.get(namespace)
         if root is None:
             return NO_MATCH
-        node, num_tokens = self._descend(root, tokens, 0)
+        node, num_tokens = descend(root, tokens, 0)
         return Match(num_tokens, node) if num_tokens else NO_MATCH
 
     def block_ids(self, match: Match, num_tokens: int) -> list[int]:
@@ -150,21 +151,6 @@ class RadixTree:
             if priority < node.priority:
                 node.priority = priority
             node = node.parent
-
-    def _descend(self, node: Node, tokens: Tokens, matched: int) -> tuple[Node, int]:
-        """From `node`, which holds the first `matched` tokens, to the deepest node that `tokens`
-        reach, and how many of them it and its parents hold."""
-        position, end = matched * TOKEN_BYTES, len(tokens)
-        while position < end:
-            child = node.children.get(tokens[position : position + TOKEN_BYTES])
-            if child is None:
-                break
-            node = child
-            if not tokens.startswith(node.tokens, position):
-                position += TOKEN_BYTES * common_prefix_length(node.tokens, tokens, position)
-                break
-            position += len(node.tokens)
-        return node, position // TOKEN_BYTES
 
     # -- insert -------------------------------------------------------------------------------
 
@@ -203,7 +189,7 @@ class RadixTree:
         if (first_block + len(block_ids)) * size < num_tokens:
             raise ValueError(f"{num_tokens} tokens do not fit {len(block_ids)} blocks of {size}")
         if own_leaf is not None:
-            node, matched = self._descend(own_leaf, tokens, own_leaf.end)
+            node, matched = descend(own_leaf, tokens, own_leaf.end)
         else:
             root = self.roots.get(namespace)
             if root is None:
@@ -211,7 +197,7 @@ class RadixTree:
                     return InsertResult(None, [], [])
                 root = self.roots[namespace] = Node(None, 0, b"", [], 0)
                 self._namespaces[root] = namespace
-            node, matched = self._descend(root, tokens, 0)
+            node, matched = descend(root, tokens, 0)
         if matched == num_tokens:
             return InsertResult(own_leaf if node is own_leaf else None, [], [])
         if matched < node.end:

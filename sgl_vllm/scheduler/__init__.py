@@ -1,2 +1,1 @@
-"""The order of waiting requests (`policy`, pure), the jump (`jump`), and their place in vLLM's
-scheduler (`scheduler`)."""
+"""The order of waiting requests, and the plugin's parts in vLLM's scheduler."""

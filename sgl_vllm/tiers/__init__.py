@@ -1,1 +1,1 @@
-"""What lies below the GPU: vLLM's KV connectors beside the tree, and a file tier with checksums."""
+"""Storage below the GPU: when a KV connector is asked, and a file tier with checksums."""

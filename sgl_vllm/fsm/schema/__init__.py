@@ -1,4 +1,4 @@
-"""JSON schema -> an expression over bytes.
+"""JSON schemas compiled to expressions over bytes.
 
 Owns which schemas are compiled here, and what they mean. Any other raises `UnsupportedSchemaError`
 and goes to another backend: handing a schema on is better than guessing. Pure.
