@@ -44,7 +44,7 @@ class RadixKVCacheManager(KVCacheManager):
     counters: RadixCounters
     policy: str
     block_size: int
-    _scheduler: SchedulerView
+    scheduler: SchedulerView
     _ttl_s: float
 
     @classmethod
@@ -69,7 +69,7 @@ class RadixKVCacheManager(KVCacheManager):
         """
         block_size = manager.coordinator.single_type_managers[0].block_size
         manager = adopt(manager, cls)
-        manager._scheduler = scheduler or NoScheduler()
+        manager.scheduler = scheduler or NoScheduler()
         longest = -(-manager.max_model_len // block_size) + 1 + manager.watermark_blocks
         manager.pool = RadixBlockPool.adopt(
             manager.block_pool,
@@ -79,7 +79,7 @@ class RadixKVCacheManager(KVCacheManager):
             max_pinned_blocks=max_pinned_blocks(
                 manager.block_pool.num_gpu_blocks - 1, pin_share, longest
             ),
-            scheduler=manager._scheduler,
+            scheduler=manager.scheduler,
         )
         manager.counters = RadixCounters()
         manager.policy = policy
@@ -156,7 +156,7 @@ class RadixKVCacheManager(KVCacheManager):
         if getattr(request, "prefill_stats", None) is not None and not request.num_preemptions:
             # Forced output may follow the prompt already, and vLLM counts a first hit as prompt.
             limit = min(limit, request.num_prompt_tokens)
-        first_scored = self._scheduler.first_scored_token(request)
+        first_scored = self.scheduler.first_scored_token(request)
         if first_scored is not None:
             limit = min(limit, first_scored - 1)
         if self.pool.tree is None:
@@ -366,7 +366,7 @@ class RadixKVCacheManager(KVCacheManager):
                 max_nodes,
                 is_isolated=_is_salted,
                 pinned=pinned,
-                wanted=self._scheduler.wanted_nodes(),
+                wanted=self.scheduler.wanted_nodes(),
                 max_tokens=max_tokens,
             ),
         )

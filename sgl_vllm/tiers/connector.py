@@ -115,7 +115,7 @@ class Tiers:
             answer.declined = 0
             return 0, False
         found, answer.is_async = self._stock_ask(request, num_local)
-        first_scored = self._radix.score_from(request)
+        first_scored = self._radix.scheduler.first_scored_token(request)
         if found and first_scored is not None and num_local + found >= first_scored:
             # A load is taken as a whole or not at all: connectors keep what they offered.
             return 0, False

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from sgl_vllm.radix.scheduler_view import NoScheduler
 from sgl_vllm.radix.stats import RadixCounters
 from sgl_vllm.tiers.connector import Tiers
 from sgl_vllm.tiers.load_rule import LoadRule
@@ -52,7 +53,7 @@ class Below:
     def __init__(self, found: int | None = 96, is_async: bool = True, **rule) -> None:
         self.connector = Connector(found, is_async)
         self.counters = RadixCounters()
-        radix = SimpleNamespace(block_size=32, counters=self.counters)
+        radix = SimpleNamespace(block_size=32, counters=self.counters, scheduler=NoScheduler())
         self.rule = LoadRule(**rule)
         self.tiers = Tiers(self.connector, radix, self.rule)
 
@@ -70,7 +71,7 @@ def test_what_is_worth_it_is_loaded_and_counted_by_tier():
     assert (below.counters.disk_hit_tokens, below.counters.host_hit_tokens) == (32, 64)
 
 
-def test_who_has_too_little_left_is_not_asked_for():
+def test_the_connector_is_not_asked_for_a_request_with_too_little_left():
     below = Below(min_tokens=128)
     assert below.admit(Request(200), num_local=96) == 0
     assert (below.connector.asked, below.connector.loaded) == ([], [0])
