@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 import msgspec
-from zmq import DEALER, SUB
+from zmq import DEALER, QUEUE, SUB, XPUB, XSUB
 from zmq.asyncio import Context
+from zmq.devices import ThreadDevice
 
 from sgl_vllm.routing.costs import Worker
 
@@ -38,6 +39,18 @@ class KvEventSource:
 
     def as_stats(self) -> dict[str, str]:
         return asdict(self)
+
+
+def forward_events(local_endpoint: str, endpoint: str) -> None:
+    """Publish what an engine publishes at `local_endpoint`, such as ipc://PATH, at `endpoint`.
+
+    Runs in a thread of this process until the process ends. `endpoint` is bound, so an address
+    such as tcp://10.0.0.1:5557 is open on that interface only.
+    """
+    forwarder = ThreadDevice(QUEUE, XSUB, XPUB)
+    forwarder.connect_in(local_endpoint)
+    forwarder.bind_out(endpoint)
+    forwarder.start()
 
 
 class KvEventFollowers:

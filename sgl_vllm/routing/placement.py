@@ -8,11 +8,11 @@ event loop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.routing.costs import Load, Route, Worker
-from sgl_vllm.routing.prompts import Renderer, RequestSummary, read_request
+from sgl_vllm.routing.prompts import RequestSummary, read_request
 from sgl_vllm.routing.router import PrefixRouter
 
 logger = logging.getLogger("ray.serve")
@@ -28,9 +28,8 @@ class RequestPlacer:
     or is canceled, or when its replica has gone.
     """
 
-    def __init__(self, router: PrefixRouter, render: Renderer | None = None) -> None:
+    def __init__(self, router: PrefixRouter) -> None:
         self.router = router
-        self._render = render
         self._routes: dict[str, Route] = {}
         self._has_warned = False
         self._breaker = CircuitBreaker(
@@ -45,6 +44,7 @@ class RequestPlacer:
         lora: str | None,
         open_workers: Collection[Worker],
         num_running: Mapping[Worker, int],
+        rendered: Sequence[int] | None = None,
     ) -> Worker | None:
         """The replica for a request, which counts as sent there until `finished`.
 
@@ -53,6 +53,7 @@ class RequestPlacer:
             lora: the adapter's name, if the request is for one.
             open_workers: the replicas that can take it.
             num_running: the requests that replicas are known to have, from all routers.
+            rendered: the tokens of its text or messages, where the router has a tokenizer.
 
         Returns:
             None if the caller has to place it by load: it has no prompt, its prompt cannot be read,
@@ -62,9 +63,9 @@ class RequestPlacer:
         if not open_workers:
             return None
         try:
-            summary = read_request(request, lora, request_id, self._render)
-        except Exception as error:  # a body that the engine will refuse, or the chat template fails
-            self._warn_once(error)
+            summary = read_request(request, lora, request_id, rendered)
+        except Exception as error:  # a body that the engine will refuse
+            self.warn_once(type(error).__name__)
             return None
         if summary is None:
             return None
@@ -109,12 +110,12 @@ class RequestPlacer:
         own = self.router.load(worker)
         return Load(own.num_queued_tokens, max(own.num_running, num_running.get(worker, 0)))
 
-    def _warn_once(self, error: Exception) -> None:
-        """By the error's type alone: its text may quote the prompt."""
+    def warn_once(self, reason: str) -> None:
+        """Log that a request is placed without its prompt. `reason` must not quote the prompt."""
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "sgl-vllm: a request was placed by load alone, because its prompt could not be "
                 "read or rendered (%s). Further requests of this kind are not logged.",
-                type(error).__name__,
+                reason,
             )

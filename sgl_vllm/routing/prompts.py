@@ -9,7 +9,7 @@ nor vLLM, and neither logs nor keeps prompts.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +21,6 @@ from sgl_vllm.routing.prefix_hashes import Prompt
 
 Body = Mapping[str, Any]
 """A request's fields. Clients write them, so values may have any type."""
-
-Renderer = Callable[[Body], Sequence[int]]
-"""Returns the tokens of a body's prompt, as the engine will compute them."""
 
 _PART_END = "\x1f"
 """Separates the parts of a message, and ends it: no message is a prefix of another."""
@@ -45,19 +42,23 @@ class RequestSummary(NamedTuple):
     max_output_tokens: int | None
 
 
+def as_body(request: object) -> Body:
+    """The fields of a request, which is a mapping or an object."""
+    return request if isinstance(request, Mapping) else _Fields(request)
+
+
 def read_request(
-    request: object, lora: str | None, request_id: str, render: Renderer | None = None
+    request: object, lora: str | None, request_id: str, rendered: Sequence[int] | None = None
 ) -> RequestSummary | None:
     """The summary of a request. None if it has no prompt, such as a request for embeddings.
 
     Args:
         request: a body, as a mapping or as an object with its fields.
         lora: the adapter's name, if the request is for one.
-        render: returns a body's tokens, where the router has a tokenizer. Takes some milliseconds
-            for a long prompt.
+        rendered: the tokens of its text or messages, where the router has a tokenizer.
     """
-    body = request if isinstance(request, Mapping) else _Fields(request)
-    prompt = _prompt(body, render)
+    body = as_body(request)
+    prompt = _prompt(body, rendered)
     if prompt is None:
         return None
     salt = body.get("cache_salt")
@@ -71,7 +72,7 @@ def read_request(
     )
 
 
-def _prompt(body: Body, render: Renderer | None) -> Prompt | None:
+def _prompt(body: Body, rendered: Sequence[int] | None) -> Prompt | None:
     messages, prompt = body.get("messages"), body.get("prompt")
     if messages is None and isinstance(prompt, Sequence) and not isinstance(prompt, str):
         if prompt and not isinstance(prompt[0], int):
@@ -80,8 +81,8 @@ def _prompt(body: Body, render: Renderer | None) -> Prompt | None:
             return np.asarray(prompt, dtype=np.int32)
     if not messages and not isinstance(prompt, str):
         return None
-    if render is not None:
-        return np.asarray(render(body), dtype=np.int32)
+    if rendered is not None:
+        return np.asarray(rendered, dtype=np.int32)
     text = chat_text(messages, body.get("tools")) if messages else str(prompt)
     return text.encode("utf-8", "surrogatepass")
 

@@ -24,7 +24,7 @@ from vllm.distributed.kv_events import BlockStored, KVEventBatch, ZmqEventPublis
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.routing.kv_events import KvEventSource
 from sgl_vllm.routing.ray.app import ROUTER, RayServeError, build_app
-from sgl_vllm.routing.ray.rendering import renderer_of
+from sgl_vllm.routing.ray.rendering import PromptRenderer
 from sgl_vllm.routing.ray.router import EVENTS_KEY, PrefixCostRouter
 
 DEPLOYMENT = DeploymentID(name="model")
@@ -170,7 +170,7 @@ def test_what_an_engine_tells_of_itself_counts(tmp_path):
         0, endpoint=source.endpoint, replay_endpoint=source.replay_endpoint
     )
     body = {"messages": [{"role": "user", "content": LONG}]}
-    tokens = renderer_of(str(MODEL_PATH))(body)
+    tokens = PromptRenderer(str(MODEL_PATH)).render(body)
     num_blocks = len(tokens) // 16
     stored = BlockStored(
         block_hashes=list(range(num_blocks)),

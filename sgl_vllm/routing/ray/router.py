@@ -25,7 +25,7 @@ from ray.serve.request_router import (
 from sgl_vllm.routing.costs import CostModel, Worker
 from sgl_vllm.routing.kv_events import KvEventFollowers, KvEventSource
 from sgl_vllm.routing.placement import RequestPlacer
-from sgl_vllm.routing.ray.rendering import renderer_of
+from sgl_vllm.routing.ray.rendering import NotRendered, PromptRenderer
 from sgl_vllm.routing.router import PrefixRouter
 
 logger = logging.getLogger("ray.serve")
@@ -69,7 +69,8 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
             max_age_s=max_age_s,
             cost=CostModel(**(cost or {})),
         )
-        self._placer = RequestPlacer(router, renderer_of(tokenizer) if tokenizer else None)
+        self._placer = RequestPlacer(router)
+        self._renderer = PromptRenderer(tokenizer) if tokenizer else None
         self._follows_events = tokenizer is not None
         self._followers = KvEventFollowers(
             router.apply_events, self._not_followed, self._event_loop
@@ -84,6 +85,14 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         if pending_request is None:
             return [_two_of(candidate_replicas)]
         metadata = pending_request.metadata
+        request = pending_request.args[0] if pending_request.args else None
+        rendered = None
+        if self._renderer is not None:
+            try:
+                rendered = await self._renderer.tokens(request)
+            except NotRendered as refused:
+                self._placer.warn_once(str(refused))
+                request = None  # not matched by text: the engines' blocks are known by tokens
         pending_request.routing_context.should_backoff = True
         if lora := metadata.multiplexed_model_id:
             able = self.apply_multiplex_routing(pending_request)
@@ -93,10 +102,11 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         request_id = metadata.internal_request_id
         chosen = self._placer.place(
             request_id,
-            pending_request.args[0] if pending_request.args else None,
+            request,
             lora=lora or None,
             open_workers=by_id.keys(),
             num_running=self._num_running(available),
+            rendered=rendered,
         )
         if chosen is None:
             return [_two_of(available or candidate_replicas)]
