@@ -13,6 +13,7 @@ import inspect
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -52,6 +53,8 @@ class OptionInfo:
             is imported only when an option is checked or listed. None if any value of the type
             and bounds will do.
         minimum, maximum: bounds of a number, both inclusive.
+        pattern: the form of a text that has no fixed set of values, as a regular expression.
+        form: the same in words, for the message about a value that is refused.
         hint: what to do instead, at the end of the message about a value that is refused.
         old_name: the name before this version. It still works, with a warning.
         page: the page in docs/ with more.
@@ -62,6 +65,8 @@ class OptionInfo:
     choices: Callable[[], Mapping[str, str]] | None = None
     minimum: float = 0.0
     maximum: float = math.inf
+    pattern: str = ""
+    form: str = ""
     hint: str = ""
     old_name: str = ""
     page: str = ""
@@ -81,6 +86,8 @@ def _option(
     choices: Callable[[], Mapping[str, str]] | None = None,
     minimum: float = 0.0,
     maximum: float = math.inf,
+    pattern: str = "",
+    form: str = "",
     hint: str = "",
     old_name: str = "",
     page: str = "",
@@ -92,6 +99,8 @@ def _option(
         choices=choices,
         minimum=minimum,
         maximum=maximum,
+        pattern=pattern,
+        form=form,
         hint=hint,
         old_name=old_name,
         page=page,
@@ -152,6 +161,22 @@ class Options:
         "The largest share of the cache that can be pinned.",
         part="radix",
         maximum=1.0,
+        page="cache.md",
+    )
+    radix_max_pins: int = _option(
+        1000,
+        "The largest number of pins at a time.",
+        part="radix",
+        page="cache.md",
+    )
+    tenant_from: str = _option(
+        "none",
+        "What names a request's tenant, so that tenants share no cached prefix: `api_key`, or "
+        "`header:NAME` for a header that your gateway sets. The server derives the `cache_salt` "
+        "from it.",
+        part="radix",
+        pattern=r"none|api_key|header:[A-Za-z0-9-]+",
+        form="none, api_key or header:NAME",
         page="cache.md",
     )
     tree_text: bool = _option(
@@ -402,6 +427,9 @@ def _problem(field: dataclasses.Field[Any], value: object) -> str | None:
         if isinstance(value, str) and value in choices:
             return None
         return f"must be one of {', '.join(choices)}, not {value!r}"
+    if info.pattern:
+        is_of_form = isinstance(value, str) and re.fullmatch(info.pattern, value)
+        return None if is_of_form else f"must be {info.form}, not {value!r}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"must be a number, not {value!r}"
     if isinstance(field.default, int) and not isinstance(value, int):

@@ -55,6 +55,7 @@ class RadixKVCacheManager(KVCacheManager):
         policy: str = "lru",
         ttl_s: float = 0,
         pin_share: float = 0.25,
+        max_pins: int = 1000,
         has_connector: bool = False,
         scheduler: SchedulerView | None = None,
     ) -> RadixKVCacheManager:
@@ -64,6 +65,7 @@ class RadixKVCacheManager(KVCacheManager):
             policy: a name in `eviction.POLICIES`.
             ttl_s: evict what has not been used for this many seconds; 0 for never.
             pin_share: at most this share of the cache can be pinned.
+            max_pins: at most this many pins at a time.
             has_connector: a KV connector looks blocks up by vLLM's hashes.
             scheduler: the scheduler above. None if there is no queue and no scored request.
         """
@@ -79,6 +81,7 @@ class RadixKVCacheManager(KVCacheManager):
             max_pinned_blocks=max_pinned_blocks(
                 manager.block_pool.num_gpu_blocks - 1, pin_share, longest
             ),
+            max_pins=max_pins,
             scheduler=manager.scheduler,
         )
         manager.counters = RadixCounters()

@@ -56,10 +56,12 @@ class Pins:
 
     Args:
         max_blocks: at most this many different blocks can be pinned.
+        max_pins: at most this many pins at a time. Pins of the same blocks cost none.
     """
 
-    def __init__(self, pool: RadixBlockPool, max_blocks: int) -> None:
+    def __init__(self, pool: RadixBlockPool, max_blocks: int, max_pins: int) -> None:
         self.max_blocks = max_blocks
+        self.max_pins = max_pins
         self._pool = pool
         self._pins: dict[str, Pin] = {}
 
@@ -93,6 +95,11 @@ class Pins:
         tree = self._pool.tree
         if tree is None:
             raise ValueError("the radix tree is switched off by an error: see the server's log")
+        if len(self._pins) >= self.max_pins:
+            raise ValueError(
+                f"there are {len(self._pins)} pins and at most {self.max_pins} may be: unpin "
+                "something, or start the server with a larger radix_max_pins"
+            )
         namespace = CacheNamespace(adapter, cache_salt or None)
         tokens = pack(token_ids)
         blocks, num_tokens = self._cached(tree, namespace, tokens)

@@ -76,6 +76,7 @@ class RadixBlockPool(BlockPool):
         *,
         hash_blocks: bool,
         max_pinned_blocks: int,
+        max_pins: int,
         scheduler: SchedulerView,
     ) -> RadixBlockPool:
         """Turn a freshly constructed stock pool into this one, in place.
@@ -84,11 +85,12 @@ class RadixBlockPool(BlockPool):
             block_size: tokens per block.
             hash_blocks: keep vLLM's block hashes and its map too, for KV events and connectors.
             max_pinned_blocks: at most this many blocks can be pinned.
+            max_pins: at most this many pins at a time.
         """
         pool = adopt(pool, cls)
         pool.tree = RadixTree(block_size, policy)
         pool.states = RequestStates()
-        pool.pins = Pins(pool, max_pinned_blocks)
+        pool.pins = Pins(pool, max_pinned_blocks, max_pins)
         pool.counters = EvictionCounters()
         pool.block_size = block_size
         pool.hash_blocks = hash_blocks

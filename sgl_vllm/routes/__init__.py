@@ -6,14 +6,14 @@ like vLLM's own.
 
     GET  /v1/sgl/stats         counters of every part, and which parts are on
     GET  /v1/sgl/tree          the radix tree: sizes, hits, ages; text only by an option
-    GET  /sgl/tree             the same as a page for people; holds no data itself
+    GET  /sgl/tree             the same as a page in the browser; holds no data itself
     POST /v1/sgl/pin           compute a prefix and keep it in the cache
-    POST /v1/sgl/unpin         let it go again
+    POST /v1/sgl/unpin         let it be evicted again
     GET  /v1/sgl/pins          what is pinned
     POST /v1/sgl/flush_cache   empty the prefix cache; 409 while requests run
     POST /v1/sgl/batch         many requests at once, each answered as soon as it is done
     POST /v1/sgl/batch/abort   stop single ones of them
-    POST /v1/sgl/score         how likely each of some continuations of a prompt is
+    POST /v1/sgl/score         scores of some continuations of a prompt
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
+from sgl_vllm.config import CONFIG_KEY, Options
 from sgl_vllm.routes import pins, tree
 from sgl_vllm.routes.engines import answered, engine_stats
+from sgl_vllm.routes.incoming import IncomingRequests
 from sgl_vllm.routes.metrics import MetricsMiddleware, SglCollector
+from sgl_vllm.routes.tenants import TenantMiddleware, TenantSource
 from sgl_vllm.scheduler.stats import EngineStats
 
 logger = init_logger("vllm.sgl_vllm.server")
@@ -45,7 +48,7 @@ async def stats(request: Request) -> dict[str, Any]:
 
 
 async def _stats(app: FastAPI) -> EngineStats:
-    """Of all engines behind `app`, whichever of several API servers it is."""
+    """The merged report of all engines behind `app`."""
     return await engine_stats(app.state.engine_client)
 
 
@@ -58,7 +61,7 @@ async def flush_cache(request: Request) -> dict[str, bool]:
 
 
 class SglEndpointPlugin:
-    """What vLLM's `vllm.endpoint_plugins` group wants."""
+    """An entry of vLLM's `vllm.endpoint_plugins` group."""
 
     name = "sgl_vllm"
     required_tasks = ("generate",)
@@ -68,13 +71,14 @@ class SglEndpointPlugin:
             app.include_router(routes)
         try:
             from sgl_vllm.routes import batch, score
-        except ImportError as error:  # it needs more of vLLM's inside than the other routes do
+        except ImportError as error:  # these use more of vLLM's internals than other routes do
             logger.warning(
                 "no /v1/sgl/batch and /v1/sgl/score on this vLLM (%s): programs do without", error
             )
         else:
             batch.attach(app)
             app.include_router(score.router)
+        app.add_middleware(TenantMiddleware)
         registry, collector = get_prometheus_registry(), SglCollector()
         registry.register(collector)
         app.add_middleware(MetricsMiddleware, collector=collector, registry=registry, ask=_stats)
@@ -82,8 +86,19 @@ class SglEndpointPlugin:
     async def init_state(
         self, engine_client: AsyncLLM | None, state: State, args: Namespace
     ) -> None:
+        if engine_client is None:
+            return
+        config = engine_client.vllm_config
+        options = Options.from_mapping((config.additional_config or {}).get(CONFIG_KEY, {}))
+        state.sgl_vllm_tenants = TenantSource(options.tenant_from)
         processor: OutputProcessor | None = getattr(engine_client, "output_processor", None)
-        if processor is not None and getattr(processor, "tracing_enabled", False):
+        if processor is None:
+            return
+        incoming = IncomingRequests(
+            state.sgl_vllm_tenants, lambda: config.cache_config.block_size or 1
+        )
+        incoming.attach(processor)
+        if getattr(processor, "tracing_enabled", False):
             from sgl_vllm.routes import spans
 
             spans.add_to_spans(processor)

@@ -33,7 +33,7 @@ from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.logger import init_logger
 
-from sgl_vllm.routes.pins import json_object
+from sgl_vllm.routes.bodies import json_object
 
 logger = init_logger("vllm.sgl_vllm.batch")
 
@@ -267,6 +267,8 @@ def parsed(kind: type[_Parsed], body: Any) -> _Parsed:
     """As FastAPI reads a body, so that what is wrong is said in the same words."""
     try:
         made = kind.model_validate(body, from_attributes=True)
+    except RecursionError:
+        raise HTTPException(400, "the body is nested too deeply") from None
     except ValidationError as error:
         errors = [{**e, "loc": ("body", *e["loc"])} for e in error.errors(include_url=False)]
         raise RequestValidationError(errors, body=body) from None

@@ -1,14 +1,15 @@
 """The plugin's counters in vLLM's own Prometheus registry, prefix `sgl_vllm:`.
 
-Owns nothing that counts: the engine does. A scrape of `/metrics` asks it first, so the numbers are
-of that moment, and between scrapes nothing runs. Of several API servers each asks all its engines,
-so whichever answers a scrape tells the whole of it, once.
+Owns no counters: the engines do. A scrape of `/metrics` asks the engines first, at most once per
+second, because the route needs no API key. Between scrapes nothing runs. With several API servers,
+each one asks all its engines, so any of them reports the whole server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from fastapi import FastAPI
@@ -31,6 +32,11 @@ from sgl_vllm.scheduler.stats import ON, EngineStats
 logger = logging.getLogger("vllm.sgl_vllm.server")
 
 REFRESH_TIMEOUT_S = 2.0
+"""How long a scrape waits for the engines."""
+
+MAX_AGE_S = 1.0
+"""A scrape within this time of another one gets the same numbers."""
+
 PREFIX = "sgl_vllm:"
 
 _Family = CounterMetricFamily | GaugeMetricFamily
@@ -97,11 +103,11 @@ def _parts_family(parts: Mapping[str, str]) -> Metric:
 
 
 class MetricsMiddleware:
-    """Asks for the counters before `/metrics` is answered; any other request passes untouched.
+    """Asks for the counters before `/metrics` is answered. Other requests pass through unchanged.
 
-    vLLM answers from the process's registry, or from one it makes for that answer out of what
-    several processes have counted (`PROMETHEUS_MULTIPROC_DIR`). To the second nobody can add, so
-    there this gives the answer: the same, and ours.
+    vLLM answers from the process's registry, or from a temporary one that merges the counts of
+    several processes (`PROMETHEUS_MULTIPROC_DIR`). Nothing can be added to the temporary one, so
+    there this middleware writes the answer: vLLM's metrics, and the plugin's.
     """
 
     def __init__(
@@ -111,26 +117,32 @@ class MetricsMiddleware:
         registry: CollectorRegistry,
         ask: Callable[[FastAPI], Awaitable[EngineStats]],
     ) -> None:
-        """`registry` is vLLM's, with `collector` in it; `ask(app)` what that shows."""
+        """`registry` is vLLM's, with `collector` in it. `ask(app)` returns the engines' report."""
         self._app = app
         self._collector = collector
         self._registry = registry
         self._ask = ask
+        self._asking = asyncio.Lock()
+        self._asked_at = float("-inf")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         if scope["type"] != "http" or path.rstrip("/") != "/metrics":
             return await self._app(scope, receive, send)
-        stats: EngineStats | None
-        try:
-            stats = await asyncio.wait_for(self._ask(scope["app"]), REFRESH_TIMEOUT_S)
-        except Exception as error:
-            # Not the last ones: another API server may have told more since, so that counters would
-            # seem to be reset.
-            stats = None
-            logger.warning("sgl_vllm: /metrics is without the plugin's: %r", error)
-        self._collector.stats = stats
+        async with self._asking:
+            if time.monotonic() - self._asked_at > MAX_AGE_S:
+                self._collector.stats = await self._report(scope["app"])
+                self._asked_at = time.monotonic()
         if self._registry is REGISTRY:
             return await self._app(scope, receive, send)
         page = await run_in_threadpool(generate_latest, self._registry)
         await Response(page, headers={"Content-Type": CONTENT_TYPE_LATEST})(scope, receive, send)
+
+    async def _report(self, app: FastAPI) -> EngineStats | None:
+        """None if the engines do not answer. Old numbers would not do: another API server may have
+        reported higher ones since, so that counters would seem to be reset."""
+        try:
+            return await asyncio.wait_for(self._ask(app), REFRESH_TIMEOUT_S)
+        except Exception as error:
+            logger.warning("sgl_vllm: /metrics is without the plugin's: %r", error)
+            return None

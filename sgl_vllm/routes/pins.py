@@ -16,19 +16,28 @@ from fastapi import APIRouter, HTTPException, Request
 from pydantic import ValidationError
 from vllm import SamplingParams
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from sgl_vllm.routes.bodies import (
+    BoundedTokenizeChatRequest,
+    BoundedTokenizeCompletionRequest,
+    is_unicode,
+    json_object,
+)
 from sgl_vllm.routes.engines import ask_engines, engine_ranks
+from sgl_vllm.routes.tenants import NO_TENANTS, TenantSource
 from sgl_vllm.scheduler.control import ListedPin, PinAnswer
 
 router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
 
 ID_SEPARATOR = ","
 """Between the engines' pin ids in the one id that a client sees."""
+
+MAX_PIN_ID_LENGTH = 64
+"""Of one engine's pin id."""
 
 RADIX_OFF = "the part `radix` is off in this server, and only its tree can pin: see /v1/sgl/stats"
 
@@ -60,9 +69,10 @@ async def pin(request: Request) -> dict[str, Any]:
         await asyncio.gather(*computing)
     except (VLLMClientError, ValueError) as error:
         raise HTTPException(400, f"this prefix cannot be computed: {error}") from None
+    tenants: TenantSource = getattr(request.app.state, "sgl_vllm_tenants", NO_TENANTS)
     arguments = {
         "token_ids": tokens,
-        "cache_salt": body.cache_salt,
+        "cache_salt": tenants.salt(body.cache_salt),  # as of a request with this prefix
         "lora_name": lora.lora_name if lora else None,
         "lora_path": lora.lora_path if lora else None,
     }
@@ -85,10 +95,19 @@ async def unpin(request: Request) -> dict[str, bool]:
     """Let a pinned prefix be evicted again. 404 if no engine knows the id."""
     body = await json_object(request)
     pin_id = body.get("pin_id")
-    if not isinstance(pin_id, str) or not pin_id or len(body) > 1:
+    client: AsyncLLM = request.app.state.engine_client
+    # An id has a part for each engine. More would be asked for one by one, for nothing.
+    num_parts = len(engine_ranks(client))
+    max_length = num_parts * (MAX_PIN_ID_LENGTH + len(ID_SEPARATOR))
+    if (
+        not isinstance(pin_id, str)
+        or not 0 < len(pin_id) <= max_length
+        or pin_id.count(ID_SEPARATOR) >= num_parts
+        or len(body) > 1
+    ):
         raise HTTPException(400, 'the body has to be {"pin_id": "..."}, as /v1/sgl/pin answered')
-    if not await _unpin(request.app.state.engine_client, pin_id.split(ID_SEPARATOR)):
-        raise HTTPException(404, f"there is no pin {pin_id!r}")
+    if not is_unicode(pin_id) or not await _unpin(client, pin_id.split(ID_SEPARATOR)):
+        raise HTTPException(404, f"there is no pin {pin_id!a}")
     return {"unpinned": True}
 
 
@@ -127,16 +146,6 @@ async def compute(
 # -- the body
 
 
-async def json_object(request: Request) -> dict[str, Any]:
-    try:
-        body = await request.json()
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        raise HTTPException(400, "the body has to be a JSON object")
-    return body
-
-
 def parse_pin(body: dict[str, Any]) -> PinBody:
     """Raises HTTPException 400 with one sentence about what is wrong."""
     if unknown := sorted(set(body) - {"prompt", "messages", "cache_salt", "model"}):
@@ -149,7 +158,8 @@ def parse_pin(body: dict[str, Any]) -> PinBody:
     if messages is not None and not _is_text_chat(messages):
         raise HTTPException(400, "messages has to be a list of messages of text, and not empty")
     for name in ("cache_salt", "model"):
-        if body.get(name) is not None and not (isinstance(body[name], str) and body[name]):
+        value = body.get(name)
+        if value is not None and not (isinstance(value, str) and value and is_unicode(value)):
             raise HTTPException(400, f"{name} has to be a text, and not empty")
     return PinBody(prompt, messages, body.get("cache_salt"), body.get("model"))
 
@@ -157,7 +167,7 @@ def parse_pin(body: dict[str, Any]) -> PinBody:
 def _is_prompt(prompt: object) -> bool:
     if isinstance(prompt, list):
         return bool(prompt) and all(type(token) is int and token >= 0 for token in prompt)
-    return isinstance(prompt, str) and bool(prompt)
+    return isinstance(prompt, str) and bool(prompt) and is_unicode(prompt)
 
 
 def _is_text_chat(messages: object) -> bool:
@@ -168,7 +178,7 @@ def _is_text_chat(messages: object) -> bool:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             return False
         parts = message.get("content")
-        if isinstance(parts, str):
+        if isinstance(parts, str) and is_unicode(parts):
             continue
         if not isinstance(parts, list) or not all(_is_text_part(part) for part in parts):
             return False
@@ -176,7 +186,10 @@ def _is_text_chat(messages: object) -> bool:
 
 
 def _is_text_part(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text"
+    if not isinstance(part, dict) or part.get("type") != "text":
+        return False
+    text = part.get("text")
+    return isinstance(text, str) and is_unicode(text)
 
 
 def _lora_of(models: Any, name: str | None) -> LoRARequest | None:
@@ -195,12 +208,12 @@ async def _tokenize(request: Request, body: PinBody) -> list[int]:
     """
     if isinstance(body.prompt, list):
         return body.prompt
-    wanted: TokenizeChatRequest | TokenizeCompletionRequest
+    wanted: BoundedTokenizeChatRequest | BoundedTokenizeCompletionRequest
     try:
         if body.prompt is not None:
-            wanted = TokenizeCompletionRequest(model=body.model, prompt=body.prompt)
+            wanted = BoundedTokenizeCompletionRequest(model=body.model, prompt=body.prompt)
         else:
-            wanted = TokenizeChatRequest(
+            wanted = BoundedTokenizeChatRequest(
                 model=body.model, messages=body.messages or [], add_generation_prompt=False
             )
         answer = await request.app.state.serving_tokenization.create_tokenize(wanted, request)

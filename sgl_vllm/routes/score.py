@@ -6,7 +6,7 @@ vLLM's own serving objects answer, their errors included. Without this route a c
 same by itself, and sends each prompt several times.
 
     {"model": "m", "prompt": {...}, "continuations": [{...}, {...}], "unconditional": false,
-     "warm": true}
+     "warm": true, "cache_salt": "..."}
 
     {"choices": [{"token_ids": [7], "logprobs": [-0.2], "unconditional_logprobs": null}, ...],
      "usages": [{...}]}
@@ -22,14 +22,17 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from vllm.entrypoints.openai.completion.protocol import CompletionResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
 from sgl_vllm.protocol import scoring
 from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.protocol.scoring import all_answers, scored_rows
 from sgl_vllm.routes.batch import complete, counted_as_load, error_answer, handled, parsed
-from sgl_vllm.routes.pins import json_object
+from sgl_vllm.routes.bodies import (
+    BoundedTokenizeChatRequest,
+    BoundedTokenizeCompletionRequest,
+    json_object,
+)
 
 router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
 
@@ -39,12 +42,14 @@ Usage = dict[str, Any]
 
 class ScoreRequest(BaseModel):
     """`prompt` and each of `continuations`, which is the prompt with a choice after it, are bodies
-    of vLLM's `/tokenize`. `warm` sends what they share ahead."""
+    of vLLM's `/tokenize`. `warm` sends what they share ahead. `cache_salt` is that of the requests
+    whose cached prefixes the scores may use."""
 
     model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
     request_id: str | None = None
+    cache_salt: str | None = Field(default=None, min_length=1)
     prompt: dict[str, Any]
     continuations: list[dict[str, Any]] = Field(min_length=1)
     unconditional: bool = False
@@ -73,7 +78,7 @@ async def _score(body: dict[str, Any], raw_request: Request) -> Response:
     with counted_as_load(raw_request.app.state):
         try:
             asked = parsed(ScoreRequest, body)
-            model = _Served(raw_request, asked.model, asked.request_id)
+            model = _Served(raw_request, asked.model, asked.request_id, asked.cache_salt)
             prefix_ids, *full_ids = await all_answers(
                 [model.tokenize(prompt) for prompt in (asked.prompt, *asked.continuations)]
             )
@@ -97,9 +102,11 @@ class _Served:
     request: Request
     model: str | None
     request_id: str | None
+    cache_salt: str | None
 
     async def tokenize(self, prompt: dict[str, Any]) -> list[int]:
-        kind = TokenizeChatRequest if "messages" in prompt else TokenizeCompletionRequest
+        is_chat = "messages" in prompt
+        kind = BoundedTokenizeChatRequest if is_chat else BoundedTokenizeCompletionRequest
         handler = self.request.app.state.serving_tokenization
         asked = parsed(kind, {**prompt, "model": self.model})
         answer = await handler.create_tokenize(asked, self.request)
@@ -148,8 +155,9 @@ class _Served:
         return logprobs, [_usage(answer) for answer in answers]
 
     async def _run(self, body: dict[str, Any]) -> CompletionResponse:
-        ids = {"request_id": self.request_id} if self.request_id else {}
-        whole = {"model": self.model, **ids, **body, "max_tokens": 1, "temperature": 0.0}
+        own = {"request_id": self.request_id, "cache_salt": self.cache_salt}
+        given = {name: value for name, value in own.items() if value}
+        whole = {"model": self.model, **given, **body, "max_tokens": 1, "temperature": 0.0}
         answer = await complete(self.request, whole)
         if isinstance(answer, ErrorResponse):
             raise Refused(answer)

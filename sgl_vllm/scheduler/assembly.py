@@ -161,6 +161,7 @@ def _build_radix(engine: EngineView, parts: Parts) -> RadixKVCacheManager:
         policy=engine.options.radix_policy,
         ttl_s=engine.options.radix_ttl_s,
         pin_share=engine.options.radix_pin_share,
+        max_pins=engine.options.radix_max_pins,
         has_connector=engine.scheduler.connector is not None,
         scheduler=CacheView(parts),
     )

@@ -67,11 +67,11 @@ class ScoredRequests:
             and params.prompt_logprobs is not None
         )
         if not is_valid:
+            # Without the value, which can be a text of any size.
             logger.warning(
-                "%s=%r of request %s is ignored: it must be an index from 1 to the length of the "
+                "%s of request %s is ignored: it must be an index from 1 to the length of the "
                 "prompt (%d), in a request with prompt_logprobs. The whole prompt is computed",
                 SCORE_FROM,
-                value,
                 request.request_id,
                 request.num_prompt_tokens,
             )

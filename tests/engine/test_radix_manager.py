@@ -143,6 +143,18 @@ def test_pins_never_grow_beyond_their_share():
     cache.allocate(longest)
 
 
+def test_pins_are_limited_in_number_though_they_share_their_blocks():
+    cache = Cache()
+    cache.serve(PREFIX)
+    pins = cache.manager.pins
+    pins.max_pins = 3
+    ids = [pins.pin(PREFIX)[0] for _ in range(3)]
+    with pytest.raises(ValueError, match="there are 3 pins and at most 3 may be"):
+        pins.pin(PREFIX)
+    assert pins.unpin(ids[0])
+    assert pins.pin(PREFIX)[1].num_tokens == len(PREFIX)
+
+
 def test_what_is_cached_is_what_was_computed_less_what_was_evicted():
     cache = Cache(num_blocks=31)
     prompts = [[1000 * number + place for place in range(50)] for number in range(20)]

@@ -69,7 +69,8 @@ class VLLM(OnVLLM, OpenAIBackend):
     Nothing is sent before the first program runs. `model` is by default the first one that the
     server lists. `timeout_s` limits every call, including its retries. A call that finds a refused
     or broken connection, or status 408, 409, 429 or 5xx, is retried up to `max_retries` times with
-    exponential back-off.
+    exponential back-off. With `cache_salt`, all requests carry it, and share cached prefixes only
+    with requests of the same salt.
     """
 
     def __init__(
@@ -79,11 +80,13 @@ class VLLM(OnVLLM, OpenAIBackend):
         model: str | None = None,
         timeout_s: float = 600.0,
         max_retries: int = 2,
+        cache_salt: str | None = None,
     ) -> None:
         self.url = base_url.rstrip("/").removesuffix("/v1")
         key = api_key or os.environ.get("VLLM_API_KEY")
         super().__init__(f"{self.url}/v1", key, timeout_s, max_retries)
         self._model = model
+        self._cache_salt = cache_salt
         self._known: _Server | None = None
 
     def connected(self) -> None:
@@ -291,11 +294,12 @@ class VLLM(OnVLLM, OpenAIBackend):
         return await self.call_streamed(f"{self.url}/v1/{path}", body, watch)
 
     async def _common(self) -> Json:
-        """What every request that runs the model has: the model's name, and an id that shows the
-        program in the server's log."""
+        """What every request that runs the model has: the model's name, an id that shows the
+        program in the server's log, and the salt of its tenant."""
         program = program_id.get()
         ids = {"request_id": f"{program}-{next(_request_numbers)}"} if program else {}
-        return {"model": await self._model_name(), **ids}
+        salt = {"cache_salt": self._cache_salt} if self._cache_salt else {}
+        return {"model": await self._model_name(), **ids, **salt}
 
     async def _with_program(self, body: Json) -> Json:
         """A request for tokens that names its program, so that routers keep a program's requests

@@ -31,7 +31,7 @@ def test_a_call_ends_when_the_engine_ends() -> None:
         assert refused.value.status_code == 503
         return time.monotonic() - begun
 
-    assert asyncio.run(ask()) < 1
+    assert asyncio.run(ask()) < 4
 
 
 def test_a_call_ends_after_a_time(monkeypatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import httpx
 import pytest
 from fastapi.testclient import TestClient
@@ -9,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sgl_vllm.fsm.vllm.backend import BackendCounters
 from sgl_vllm.radix.stats import RadixCounters, RadixGauges
+from sgl_vllm.routes import metrics
 from sgl_vllm.routes.metrics import SglCollector
 from sgl_vllm.scheduler.queue import OrderCounters
 from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters, merge_stats
@@ -96,6 +100,18 @@ def test_a_renamed_metric_keeps_its_old_name_and_says_so() -> None:
 
 
 @pytest.fixture
+def let_time_pass(monkeypatch) -> Callable[[], None]:
+    """Lets the age of the last report pass."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def advance() -> None:
+        clock.now += 1.01
+
+    return advance
+
+
+@pytest.fixture
 def shared_counts(monkeypatch, tmp_path) -> None:
     """As vLLM has it where several processes count: what is told is put together per scrape."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
@@ -112,16 +128,26 @@ def told_by(page: httpx.Response) -> dict[str, float]:
 
 
 @pytest.mark.usefixtures("shared_counts")
-def test_an_api_server_tells_of_all_engines_what_they_say_at_that_moment() -> None:
+def test_an_api_server_tells_of_all_engines_what_they_say_at_that_moment(let_time_pass) -> None:
     engines = [FakeEngine(stats=ran(passes)) for passes in (7, 20)]
     client = TestClient(fake_server(*engines))
     assert told_by(client.get("/metrics")) == {"sgl_vllm:forward_passes_total": 27}
     engines[0].answers["stats"] = ran(8)
+    let_time_pass()
     assert told_by(client.get("/metrics/")) == {"sgl_vllm:forward_passes_total": 28}
 
 
 @pytest.mark.usefixtures("shared_counts")
-def test_no_older_counts_are_told_when_an_engine_does_not_answer() -> None:
+def test_scrapes_within_a_second_ask_the_engines_once() -> None:
+    engine = FakeEngine(stats=ran(7))
+    client = TestClient(fake_server(engine))
+    for _ in range(20):
+        assert told_by(client.get("/metrics")) == {"sgl_vllm:forward_passes_total": 7}
+    assert engine.asked == [("stats", None)]
+
+
+@pytest.mark.usefixtures("shared_counts")
+def test_no_older_counts_are_told_when_an_engine_does_not_answer(let_time_pass) -> None:
     engine = FakeEngine(stats=ran(7))
     client = TestClient(fake_server(engine))
     assert told_by(client.get("/metrics"))
@@ -130,6 +156,7 @@ def test_no_older_counts_are_told_when_an_engine_does_not_answer() -> None:
         raise RuntimeError("the engine is gone")
 
     engine.answers["stats"] = fail
+    let_time_pass()
     assert told_by(client.get("/metrics")) == {}
 
 

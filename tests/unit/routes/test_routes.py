@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.testclient import TestClient
+from vllm.exceptions import VLLMValidationError
 
 from sgl_vllm.plugin import _engine_call
 from sgl_vllm.radix.stats import RadixCounters, RadixGauges
+from sgl_vllm.routes.bodies import (
+    BoundedTokenizeChatRequest,
+    BoundedTokenizeCompletionRequest,
+    json_object,
+)
 from sgl_vllm.routes.tree import PAGE, prefers_html
 from sgl_vllm.scheduler.control import ListedPin, PinAnswer, Pinned
 from sgl_vllm.scheduler.stats import EngineStats
@@ -317,6 +324,9 @@ def test_without_a_tree_there_are_no_pins() -> None:
             "messages has to be a list of messages of text",
         ),
         ({"prompt": "a", "cache_salt": ""}, "cache_salt has to be a text"),
+        ({"prompt": "a", "cache_salt": "\ud800"}, "cache_salt has to be a text"),
+        ({"prompt": "\ud800"}, "prompt has to be a text or a list of token ids"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages has to be a list of"),
         ({"prompt": "a", "model": 3}, "model has to be a text"),
         ({"prompt": "a", "promt": "b"}, "a pin has no 'promt'"),
         ({"prompt": "a" * 1001}, "cannot be computed: the prompt is longer than 1000 tokens"),
@@ -324,7 +334,7 @@ def test_without_a_tree_there_are_no_pins() -> None:
 )
 def test_a_bad_body_is_refused_in_one_sentence_and_nothing_is_pinned(body, sentence) -> None:
     engine = PinningEngine("a")
-    status, text = error(connect(engine).post("/v1/sgl/pin", json=body))
+    status, text = error(connect(engine).post("/v1/sgl/pin", content=json.dumps(body)))
     assert status == 400
     assert sentence in text and "\n" not in text
     assert engine.asked == []
@@ -338,6 +348,46 @@ def test_a_body_that_is_no_json_is_refused() -> None:
 def test_an_unknown_model_is_not_pinned_for() -> None:
     answer = connect(PinningEngine("a")).post("/v1/sgl/pin", json={"prompt": "a", "model": "no"})
     assert error(answer) == (404, "this server has no model 'no'")
+
+
+@pytest.mark.parametrize("route", ["pin", "unpin", "batch", "batch/abort", "score"])
+def test_a_body_that_is_nested_too_deeply_is_refused(route: str) -> None:
+    body = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+    status, text = error(connect(FakeEngine()).post(f"/v1/sgl/{route}", content=body))
+    assert status == 400 and "nested too deeply" in text
+
+
+def test_a_body_that_is_cut_off_is_one_line_in_no_log(caplog) -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    with pytest.raises(HTTPException, match="closed the connection") as refused:
+        asyncio.run(json_object(request))
+    assert refused.value.status_code == 400
+    assert caplog.records == []
+
+
+def test_an_unpin_of_a_million_ids_asks_no_engine() -> None:
+    engine = PinningEngine("a")
+    pin_id = ",".join(f"{number:x}" for number in range(1_000_000))
+    status, text = error(connect(engine).post("/v1/sgl/unpin", json={"pin_id": pin_id}))
+    assert status == 400 and len(text) < 200
+    assert engine.asked == []
+
+
+def test_a_prompt_is_checked_for_its_length_before_it_is_tokenized() -> None:
+    config = SimpleNamespace(max_model_len=8)
+    tokenizer = SimpleNamespace(max_chars_per_token=4)
+    messages = [{"role": "user", "content": "a"}]
+    for wanted in (
+        BoundedTokenizeCompletionRequest(prompt="a"),
+        BoundedTokenizeChatRequest(messages=messages),
+    ):
+        params = wanted.build_tok_params(config)
+        params.apply_pre_tokenization(tokenizer, {"prompt": "a" * 32})
+        with pytest.raises(VLLMValidationError, match="33 characters"):
+            params.apply_pre_tokenization(tokenizer, {"prompt": "a" * 33})
 
 
 @pytest.mark.parametrize("body", [{}, {"pin_id": 3}, {"pin_id": ""}, {"pin_id": "a", "x": 1}])

@@ -1,5 +1,5 @@
 # [routes, engine_backend]
 class VLLMClientError(Exception): ...
 
-class VLLMValidationError(VLLMClientError):  # [format_checks]
+class VLLMValidationError(VLLMClientError):  # [routes, format_checks]
     def __init__(self, message: str) -> None: ...

@@ -15,7 +15,7 @@ class VllmConfig:
 
 class CacheConfig:
     enable_prefix_caching: bool
-    block_size: int  # [rank_routing]
+    block_size: int  # [routes, rank_routing]
     num_gpu_blocks: int | None  # [rank_routing]
 
 class DeviceConfig:
@@ -25,7 +25,7 @@ class ModelConfig:
     skip_tokenizer_init: bool  # [fsm, jump_forward]
     logits_processors: list[str | type] | None  # [jump_forward]
     logprobs_mode: str  # [jump_forward, routes, engine_backend]
-    max_model_len: int  # [engine_backend]
+    max_model_len: int  # [routes, engine_backend]
     multimodal_config: MultiModalConfig | None  # [engine_backend]
 
     def get_vocab_size(self) -> int: ...  # [fsm, jump_forward]

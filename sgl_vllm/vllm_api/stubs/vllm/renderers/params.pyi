@@ -18,5 +18,6 @@ class TokenizeParams:
         *,
         max_total_tokens: int | None,
         max_output_tokens: int = ...,
+        add_special_tokens: bool = ...,
         needs_detokenization: bool = ...,
     ) -> None: ...

@@ -11,7 +11,7 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 class FinishReason(enum.IntEnum):
     STOP = ...
 
-class EngineCoreRequest:  # [rank_routing]
+class EngineCoreRequest:  # [routes, rank_routing]
     request_id: str
     prompt_token_ids: list[int] | None
     mm_features: list[MultiModalFeatureSpec] | None

@@ -11,7 +11,7 @@ class AsyncLLM(EngineClient):
     vllm_config: VllmConfig
     model_config: ModelConfig
     engine_core: AsyncMPClient  # [routes, engine_backend]
-    output_processor: OutputProcessor  # [traces]
+    output_processor: OutputProcessor  # [routes, traces]
 
     @property
     def errored(self) -> bool: ...  # [routes]

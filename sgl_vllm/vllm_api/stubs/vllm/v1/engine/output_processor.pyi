@@ -1,12 +1,21 @@
 # [traces]
-from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.metrics.stats import IterationStats
 
-class RequestState: ...
+class RequestState: ...  # [routes, traces]
 
 class OutputProcessor:
     tracing_enabled: bool
+    request_states: dict[str, RequestState]  # [routes]
 
+    def add_request(self, request: EngineCoreRequest, prompt: str | None) -> None: ...  # [routes]
+    def _update_stats_from_output(  # [routes]
+        self,
+        req_state: RequestState,
+        engine_core_output: EngineCoreOutput,
+        engine_core_timestamp: float | None,
+        iteration_stats: IterationStats | None,
+    ) -> None: ...
     def do_tracing(
         self,
         engine_core_output: EngineCoreOutput,

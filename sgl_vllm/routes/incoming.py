@@ -1,0 +1,99 @@
+"""What happens to each request on its way from vLLM's HTTP routes to the engines.
+
+Owns three rules: text and numbers that cannot be sent to an engine are a 400 instead of an error in
+the server, the tenant decides the `cache_salt` (`tenants.py`), and the number of cached tokens that
+a client is told is rounded where it could tell of another client's prompt.
+
+The rounding: the tree finds prefixes to the token. A client that is told so could guess a prompt of
+another client token by token. Stock vLLM finds whole blocks, so a guess has to get a whole block
+right. A request without a `cache_salt` is told of whole blocks only; with one it shares tokens only
+with requests of the same salt, and is told the exact number. vLLM's metrics stay exact.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+import msgspec
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine.output_processor import OutputProcessor, RequestState
+
+from sgl_vllm.routes.bodies import is_unicode
+from sgl_vllm.routes.tenants import TenantSource
+from sgl_vllm.vllm_api.patching import wrap
+
+
+class IncomingRequests:
+    """The rules for one live `OutputProcessor`, which sees each request before the engines do.
+
+    Args:
+        tenants: what names a request's tenant.
+        block_size: returns the tokens per KV block of the engines.
+    """
+
+    def __init__(self, tenants: TenantSource, block_size: Callable[[], int]) -> None:
+        self._tenants = tenants
+        self._block_size = block_size
+        self._with_salt: WeakSet[RequestState] = WeakSet()
+
+    def attach(self, processor: OutputProcessor) -> None:
+        """Apply the rules to every request from now on."""
+
+        # Any: arguments of vLLM's that pass through.
+        @wrap(processor, "add_request")
+        def add_request(
+            original: Callable[..., None], request: EngineCoreRequest, *args: Any, **kwargs: Any
+        ) -> None:
+            check(request)
+            request.cache_salt = self._tenants.salt(request.cache_salt)
+            original(request, *args, **kwargs)
+            if request.cache_salt:
+                self._with_salt.add(processor.request_states[request.request_id])
+
+        @wrap(processor, "_update_stats_from_output")
+        def update_stats(
+            original: Callable[..., None],
+            state: RequestState,
+            output: EngineCoreOutput,
+            *args: Any,
+            **kwargs: Any,
+        ) -> None:
+            original(state, output, *args, **kwargs)  # vLLM's metrics: exact
+            if output.prefill_stats is not None and state not in self._with_salt:
+                self._round(output)
+
+    def _round(self, output: EngineCoreOutput) -> None:
+        """Count the last, partial block of a hit as computed, in what the client is told."""
+        exact = output.prefill_stats
+        assert exact is not None
+        num_inside = exact.num_cached_tokens % self._block_size()
+        if not num_inside:
+            return
+        told = copy.copy(exact)
+        told.num_cached_tokens -= num_inside
+        if hasattr(told, "num_cache_creation_tokens"):
+            told.num_cache_creation_tokens += num_inside
+        output.prefill_stats = told
+
+
+def check(request: EngineCoreRequest) -> None:
+    """Raises VLLMValidationError, a 400, for what cannot be sent to an engine. Says no value."""
+    for name, text in (("request_id", request.request_id), ("cache_salt", request.cache_salt)):
+        if text is not None and not is_unicode(text):
+            raise VLLMValidationError(f"{name} is not valid Unicode: it has half a surrogate pair")
+    params = request.sampling_params
+    if params is None or not params.extra_args:
+        return
+    try:
+        msgspec.msgpack.encode(params.extra_args)
+    except TypeError:  # an object of vLLM's own, which it knows how to send
+        pass
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise VLLMValidationError(
+            f"vllm_xargs cannot be used ({type(error).__name__}): text has to be valid Unicode, "
+            "integers have at most 64 bits, and lists are not nested deeply"
+        ) from None

@@ -1,0 +1,168 @@
+"""What happens to each request between vLLM's routes and the engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from vllm.exceptions import VLLMClientError
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.metrics.stats import IterationStats, PrefillStats
+
+from sgl_vllm.config import OptionError, Options
+from sgl_vllm.routes.incoming import IncomingRequests
+from sgl_vllm.routes.tenants import NO_TENANTS, TenantMiddleware, TenantSource
+from tests.fake_engines import FakeEngine, fake_server
+
+BLOCK = 16
+
+
+def request(name: str = "a", salt: str | None = None, **extra_args: Any) -> EngineCoreRequest:
+    params = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False)
+    params.extra_args = extra_args
+    return EngineCoreRequest(
+        request_id=name,
+        external_req_id=name,
+        prompt_token_ids=list(range(100)),
+        mm_features=None,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=salt,
+        data_parallel_rank=None,
+    )
+
+
+def processor(tenants: TenantSource = NO_TENANTS) -> OutputProcessor:
+    made = OutputProcessor(None, log_stats=True)
+    IncomingRequests(tenants, lambda: BLOCK).attach(made)
+    return made
+
+
+def cached(num_tokens: int) -> PrefillStats:
+    stats = PrefillStats()
+    stats.set(100, num_tokens, 0)
+    stats.finalize(100)
+    return stats
+
+
+def told(salt: str | None, num_cached: int) -> tuple[int, int, int]:
+    """What a client is told to be cached and to be newly cached, and what vLLM's metrics count."""
+    answering = processor()
+    answering.add_request(request(salt=salt), None)
+    state = answering.request_states["a"]
+    stats = IterationStats()
+    output = EngineCoreOutput(
+        "a", [5], finish_reason=FinishReason.STOP, prefill_stats=cached(num_cached)
+    )
+    (answer,) = answering.process_outputs([output], 1.0, stats).request_outputs or [None]
+    assert answer is not None and state.external_req_id == "a"
+    counted = stats.prompt_token_stats.cached_tokens
+    return answer.num_cached_tokens, answer.num_cache_creation_tokens, counted
+
+
+@pytest.mark.parametrize(
+    ("num_cached", "whole_blocks"), [(0, 0), (5, 0), (15, 0), (16, 16), (21, 16), (99, 96)]
+)
+def test_without_a_salt_a_client_is_told_of_whole_blocks(num_cached, whole_blocks) -> None:
+    assert told(None, num_cached) == (whole_blocks, 100 - whole_blocks, num_cached)
+
+
+def test_with_a_salt_a_client_is_told_of_every_token() -> None:
+    assert told("mine", 21) == (21, 79, 21)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"name": "a\ud800"},
+        {"salt": "\udfff"},
+        {"sgl_program": "\ud800"},
+        {"sgl_fork_group": 1 << 64},
+        {"sgl_report": ["\ud800"]},
+    ],
+)
+def test_what_cannot_be_sent_to_an_engine_is_the_clients_error(broken) -> None:
+    answering = processor()
+    with pytest.raises(VLLMClientError) as refused:
+        answering.add_request(request(**broken), None)
+    assert str(refused.value).encode()
+    assert answering.request_states == {}
+
+
+# -- tenants
+
+
+def salts(source: str, *headers: dict[str, str], own: str | None = None) -> list[str | None]:
+    """The salts of requests with these headers, over HTTP."""
+    app = FastAPI()
+    tenants = app.state.sgl_vllm_tenants = TenantSource(source)
+    app.add_middleware(TenantMiddleware)
+
+    @app.get("/")
+    async def salt() -> dict[str, str | None]:
+        return {"salt": tenants.salt(own)}
+
+    with TestClient(app) as client:
+        return [client.get("/", headers=given).json()["salt"] for given in headers]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_each_api_key_is_a_tenant_and_does_not_show_in_its_salt() -> None:
+    a, b, again, none = salts("api_key", bearer("key-a"), bearer("key-b"), bearer("key-a"), {})
+    assert a == again != b and None not in (a, b)
+    assert "key-a" not in str(a)
+    assert none is None, "requests without a key share what stock vLLM shares"
+
+
+def test_a_header_names_the_tenant() -> None:
+    a, b, again = salts("header:X-Tenant", *({"x-tenant": name} for name in "aba"))
+    assert a == again != b
+
+
+def test_by_default_a_salt_is_the_clients_own() -> None:
+    assert salts("none", bearer("a"), own="mine") == ["mine"]
+    assert salts("none", bearer("a")) == [None]
+
+
+def test_a_clients_own_salt_divides_its_tenant_and_reaches_no_other() -> None:
+    (other,) = salts("header:X-Tenant", {"x-tenant": "a"})
+    mine, without = salts("header:X-Tenant", {"x-tenant": "a"}, {}, own=other)
+    assert len({mine, without, other}) == 3
+
+
+def test_the_engines_get_the_tenants_salt() -> None:
+    tenants = TenantSource("api_key")
+    answering = processor(tenants)
+    answering.add_request(mine := request(salt="own"), None)
+    assert mine.cache_salt == tenants.salt("own") != "own"
+
+
+def test_a_pin_is_for_the_requests_of_its_tenant() -> None:
+    engine = FakeEngine(pin=lambda **_: {"pinned": None, "error": "seen"})
+    app = fake_server(engine)
+    tenants = app.state.sgl_vllm_tenants = TenantSource("header:X-Tenant")
+    client = TestClient(app)
+    for name in "ab":
+        client.post("/v1/sgl/pin", json={"prompt": "Once"}, headers={"X-Tenant": name})
+    first, second = (asked["cache_salt"] for _, asked in engine.asked if asked)
+    assert first != second and tenants.salt(None) is None
+
+
+@pytest.mark.parametrize("value", ["key", "header:", "header: X", 5, True])
+def test_an_unknown_source_of_tenants_is_refused(value) -> None:
+    with pytest.raises(OptionError, match="none, api_key or header:NAME"):
+        Options(tenant_from=value)
+
+
+def test_sources_of_tenants() -> None:
+    for value in ("none", "api_key", "header:X-Tenant-Id"):
+        assert Options(tenant_from=value).tenant_from == value
