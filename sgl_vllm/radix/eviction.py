@@ -3,10 +3,10 @@
 A policy is a function from a node to its *eviction key*; the leaf with the smallest key is evicted
 first. The key of a node may only grow while the node lives, because using a node makes it more
 valuable; `LeafQueue` relies on this. Pure: no vLLM, no torch, and no imports that reading the
-options would have to pay for.
+options would be slowed down by.
 
-To add a policy, decorate its function with `policy` here and run `make options`, which writes its
-first line into docs/options.md. Every test of policies runs over `POLICIES`.
+To add a policy, decorate its function with `policy` and run `make options`, which writes the first
+line of its docstring into docs/options.md.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def block_ids_of(match: Match, num_tokens: int, block_size: int) -> list[int]:
     for node in reversed(path):
         block_ids += node.block_ids
     num_blocks = -(-num_tokens // block_size)
-    if len(block_ids) < num_blocks:  # ends in the part that an internal node leaves to children
+    if len(block_ids) < num_blocks:  # the match ends in a block that children of the node own
         block_ids.append(_first_block_below(path[0]))
     del block_ids[num_blocks:]
     return block_ids

@@ -1,13 +1,12 @@
-"""Radix hits inside a block, in vLLM's workers: the matched slots are copied by one kernel for all
-layers, not the whole block layer by layer.
+"""Copies only the matched slots of a hit inside a block, with one kernel for all layers.
 
 Owns how many slots a step's copies need, and the replacement of vLLM's copy in a live model runner.
 Does not own which blocks are copied (vLLM's scheduler), nor the kernel (`kernels/slot_copy.py`).
 
-vLLM says from which block to which, not how many slots: what is copied whole is right anyway. The
-number is in the same message. A copy belongs to a request that starts or resumes in this step; its
-first pass computes its tokens from `num_computed_tokens` on, so of its last block that many, less
-the full blocks, have to be there before.
+vLLM's own copy is of whole blocks, layer by layer, so its message says which blocks to copy and not
+how many slots. The number follows from the same message. A copy belongs to a request that starts or
+resumes in this step, and this step computes its tokens from `num_computed_tokens` on. So the copied
+block must hold `num_computed_tokens % block_size` slots before that.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
     from sgl_vllm.kernels.slot_copy import SlotCopier
 
 _UPDATES = ("update_requests", "_update_states")
-"""The model runner's method that copies blocks, before the forward pass: V2's and V1's."""
+"""The model runner's method that copies blocks before the forward pass, in V2 and in V1."""
 
 
 def slots_to_copy(step: SchedulerOutput, block_size: int) -> list[tuple[int, int, int]]:
-    """(source, destination, number of slots) of each copy of the step. All slots, where none of the
-    requests that start in it has the destination."""
+    """(source, destination, number of slots) of each copy of the step. A copy whose destination
+    belongs to no request that starts in the step is of the whole block."""
     started = [(new.block_ids, new.num_computed_tokens) for new in step.scheduled_new_reqs]
     cached = step.scheduled_cached_reqs
     for request_id, block_ids, num_computed in zip(
@@ -47,26 +46,26 @@ def slots_to_copy(step: SchedulerOutput, block_size: int) -> list[tuple[int, int
 
 
 def use_in_worker(worker: Any, block_size: int) -> str | None:
-    """From now on the worker copies slots. Called in its process, when its KV cache is there and
-    nobody uses it; tries the kernel on two blocks and puts back what they held.
+    """Make a worker copy slots from now on. Called in its process, when its KV cache exists and is
+    idle. Tests the kernel on two blocks, and restores them.
 
     Returns:
-        Why it goes on with vLLM's copy of whole blocks; None if it copies slots.
+        Why the worker keeps vLLM's copy of whole blocks; None if it copies slots.
     """
     runner = worker.model_runner
     update = next((name for name in _UPDATES if hasattr(runner, name)), None)
     if update is None:
-        return "its model runner is of an unknown kind"
+        return "this vLLM's model runner has no known method that copies blocks"
     try:
         from sgl_vllm.kernels.slot_copy import SlotCopier
 
         caches = runner.kv_caches
         copier = SlotCopier(caches, block_size)
         if copier.num_blocks != runner.kv_cache_config.num_blocks:
-            return f"its KV cache has {copier.num_blocks} blocks of {block_size} slots by its shape"
+            return f"its KV cache has the shape of {copier.num_blocks} blocks of {block_size} slots"
         if not _is_right(copier, caches):
-            return "the kernel does not copy what it should on this device"
-    except Exception as error:  # whatever it is, vLLM's own copy works
+            return "the kernel's self-test failed on this device"
+    except Exception as error:  # vLLM's own copy works in any case
         return f"{type(error).__name__}: {error}"
     setattr(runner, update, _with_slots(getattr(runner, update), runner, copier))
     return None
@@ -75,8 +74,8 @@ def use_in_worker(worker: Any, block_size: int) -> str | None:
 def _with_slots(
     update: Callable[[SchedulerOutput], Any], runner: Any, copier: SlotCopier
 ) -> Callable[[SchedulerOutput], Any]:
-    """`update`, but for its copies of blocks: these run after it, which is still after new blocks
-    are zeroed and before the forward pass."""
+    """`update` with the kernel's copies in place of its own. They run after `update`, so after new
+    blocks are zeroed and before the forward pass."""
     import torch
 
     caches = list(runner.kv_caches)
@@ -93,7 +92,7 @@ def _with_slots(
         rows = slots_to_copy(step, copier.block_size)
         try:
             copier.copy(torch.tensor(rows, dtype=torch.int32))
-        except ValueError:  # copies that depend on each other: this scheduler makes none
+        except ValueError:  # copies that depend on each other, which this scheduler never makes
             from vllm.v1.worker.utils import copy_kv_cache_blocks_inplace
 
             copy_kv_cache_blocks_inplace(caches, copier.num_blocks, copies)
@@ -104,7 +103,7 @@ def _with_slots(
 
 def _is_right(copier: SlotCopier, caches: list[torch.Tensor]) -> bool:
     """Whether the kernel copies some slots of block 0 over block 1 in all layers, and no others.
-    Tunes it, too, so that no request waits for that."""
+    This also tunes the kernel, so that no request waits for it."""
     import torch
 
     from sgl_vllm.kernels.reference import copy_slots

@@ -21,7 +21,7 @@ class Watchers:
     Watching, changing and notifying cost O(1) each, and O(1) for each watcher notified. Watchers
     of other places, and those that continue with another token, cost nothing.
 
-    Invariant: a watcher watches one place, or is to be named by `take_changed`, or neither.
+    Invariant: a watcher watches one place, or waits to be returned by `take_changed`, or neither.
     """
 
     def __init__(self) -> None:
@@ -34,8 +34,8 @@ class Watchers:
         return len(self._watched)
 
     def watch(self, watcher: Hashable, namespace: Namespace, tokens: Tokens, match: Match) -> None:
-        """Notify `watcher` once, when `tokens` may match other than `match`, which has just been
-        made. To watch on after that, match and `watch` again."""
+        """Notify `watcher` once, when the match of `tokens` may differ from `match`, which must be
+        current. After that, match and call `watch` again."""
         self.unwatch(watcher)
         place = match.node if match.node is not None else namespace
         position = match.num_tokens * TOKEN_BYTES
@@ -44,7 +44,7 @@ class Watchers:
         self._at_places.setdefault(place, {}).setdefault(next_token, set()).add(watcher)
 
     def unwatch(self, watcher: Hashable) -> None:
-        """Remove `watcher`, whether it watches or not."""
+        """Remove `watcher`. Does nothing if it watches no place."""
         self._changed.pop(watcher, None)
         watched = self._watched.pop(watcher, None)
         if watched is None:
@@ -58,8 +58,8 @@ class Watchers:
                 del self._at_places[place]
 
     def take_changed(self) -> list[Hashable]:
-        """The watchers notified since the last call, which have to match again. They watch nothing
-        any more."""
+        """The watchers notified since the last call, which must match again. They watch no place
+        now."""
         changed = list(self._changed)
         self._changed.clear()
         return changed

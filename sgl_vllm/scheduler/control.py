@@ -145,6 +145,6 @@ class EngineControl:
             logger.warning("sgl-vllm: radix_slot_copy has no effect: %s", reason)
 
     def block_hasher(self, stock: BlockHasher | None) -> BlockHasher | None:
-        """What hashes the blocks of new requests instead of vLLM's `stock` hasher."""
+        """The hasher for the blocks of new requests, instead of vLLM's `stock` hasher."""
         radix = self._parts.radix
         return stock if stock is None or radix is None else radix.block_hasher(stock)

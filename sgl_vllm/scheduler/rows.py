@@ -106,7 +106,7 @@ class WaitingRows(Generic[Item]):
         Args:
             num_tokens: length of its prompt.
             priority: smaller goes first.
-            tenant: with whom it shares its part of the engine, where tenants are distinguished.
+            tenant: its tenant; None if tenants are not distinguished.
             fork_group: items of one group stay together as long as one of them waits.
             first: the request was running before; it goes before all others of its priority.
         """

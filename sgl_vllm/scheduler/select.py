@@ -84,8 +84,8 @@ class ScoredRequests:
         return self._first_token.get(request)
 
     def num_rows(self) -> dict[str, int]:
-        """How many rows each live request asks for, by request id. To be taken before a step's
-        outputs are made, which forget the requests that end."""
+        """How many rows each live request asks for, by request id. Call it before a step's outputs
+        are made, because requests that end in the step are dropped then."""
         return {
             request.request_id: request.num_prompt_tokens - first_token
             for request, first_token in self._first_token.items()

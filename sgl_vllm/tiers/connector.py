@@ -1,13 +1,13 @@
-"""A live KV connector beside the tree: asked where a load is worth it, what it brings counted.
+"""A live KV connector below the tree: asked only where a load can pay off, and its hits counted.
 
 Owns which of vLLM's questions reach the connector, and the measurements that `load_rule` needs.
-Does not own what is stored and loaded, which is the connector's, nor the order of things, which is
-vLLM's: it asks a connector only for what comes after the whole blocks that the tree has, and takes
-its answer only if that is more than the tree has of the next block.
+Does not own what is stored and loaded, which is up to the connector. vLLM asks a connector only for
+tokens after the whole blocks of the tree's hit, and takes its answer only if that goes further than
+the tree's partial block.
 
                  in the tree            | partial |
-    hit      [0 ........................|... hit) |        stays, and is copied, unless
-    load                                |------------ loaded ------------)  goes further
+    hit      [0 ........................|... hit) |        the partial block is copied, unless
+    load                                |------------ loaded ------------)  reaches further
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sgl_vllm.tiers.load_rule import LoadRule
 logger = init_logger("vllm.sgl_vllm.tiers")
 
 _COUNTED_AS = {"host": "host_hit_tokens", "disk": "disk_hit_tokens", "p2p": "p2p_hit_tokens"}
-"""vLLM's names of tiers; what has another counts as `other_tier_hit_tokens`."""
+"""By vLLM's name of the tier. Any other name counts as `other_tier_hit_tokens`."""
 
 Result = TypeVar("Result")
 
@@ -54,11 +54,12 @@ class TierStats:
 
 @dataclass(slots=True)
 class _Answer:
-    """What vLLM was told of a request.
+    """The last answer to vLLM about a request.
 
     Attributes:
-        is_async: it would load between forward passes.
-        declined: so many tokens were found, but are not loaded; 0 if it was not even asked.
+        is_async: whether the connector would load between forward passes.
+        declined: how many tokens were found but are not loaded. 0 if the connector was not asked;
+            None if nothing was declined.
     """
 
     is_async: bool = False
@@ -66,17 +67,17 @@ class _Answer:
 
 
 class Tiers:
-    """What is below the GPU, as the scheduler sees it.
+    """The scheduler's connector, with the load rule in front of it.
 
-    The rule says nothing of requests that were told where their KV is (`kv_transfer_params`), nor
-    of loads within a forward pass, whose time cannot be told from the pass's.
+    The rule does not apply to requests that say where their KV is (`kv_transfer_params`), nor to
+    loads within a forward pass, whose time cannot be separated from the pass.
 
     A load that would reach the last token before the first scored one is declined: this token has
     to be computed, as its logits are the first score.
 
     Args:
-        connector: the scheduler's. Three of its methods go through here from now on; whoever holds
-            a reference keeps it.
+        connector: the scheduler's. Three of its methods are replaced in place, so every reference
+            to it stays valid.
         radix: its counters count.
     """
 
@@ -95,18 +96,18 @@ class Tiers:
             update_connector_output=self._output,
         )
         self._answers: WeakKeyDictionary[Request, _Answer] = WeakKeyDictionary()
-        """The last one for each request that waits."""
+        """By waiting request."""
         self._loads: dict[str, tuple[int, float]] = {}
-        """By request: tokens on their way, and since when."""
+        """By request id: tokens that are being loaded, and since when."""
         self._passes: dict[int, tuple[int, float]] = {}
-        """By scheduler output: tokens to compute, and when the pass could begin."""
+        """By the scheduler output's id: tokens to compute, and when the pass could begin."""
         self._last_pass_ended = 0.0
         self._loads_in_pass = False
         self._breaker = CircuitBreaker(
-            "the rule of what a KV connector loads", "the connector goes on without it", logger
+            "the rule for KV loads", "everything that the connector finds is loaded", logger
         )
 
-    # -- in the connector's place -------------------------------------------------------------
+    # -- the connector's methods --------------------------------------------------------------
 
     def _ask(self, request: Request, num_local: int) -> tuple[int | None, bool]:
         answer = self._answers[request] = _Answer()
@@ -117,7 +118,7 @@ class Tiers:
         found, answer.is_async = self._stock_ask(request, num_local)
         first_scored = self._radix.scheduler.first_scored_token(request)
         if found and first_scored is not None and num_local + found >= first_scored:
-            # A load is taken as a whole or not at all: connectors keep what they offered.
+            # A load cannot be cut short, because connectors rely on what they offered.
             return 0, False
         if has_choice and found and self._guarded(self._rule.declines, found):
             answer.declined = found
@@ -125,16 +126,16 @@ class Tiers:
         return found, answer.is_async
 
     def _is_too_short(self, request: Request, num_local: int) -> bool:
-        """Whether all that could be found would not be loaded: to ask may already fetch it from a
-        disk. vLLM's own connector has to be asked for a preempted request, which it may be storing
-        still."""
+        """Whether the longest possible load would be declined. Then the connector is not asked,
+        because asking may already read from a disk. For a preempted request it is always asked:
+        vLLM's own connector may still be storing its blocks."""
         most = request.num_tokens - num_local
         most -= most % self._radix.block_size
         return most > 0 and not request.num_preemptions and self._rule.declines(most)
 
     def _allocated(self, request: Request, blocks: KVCacheBlocks, num_external: int) -> None:
-        """A request is admitted, and so many tokens are loaded for it. For one whose load is done
-        nobody was asked again."""
+        """A request is admitted, and `num_external` tokens are loaded for it. If its load is done
+        already, there is no new answer for it."""
         self._stock_allocated(request, blocks, num_external)
         answer = self._answers.pop(request, None)
         if answer is not None:
@@ -183,13 +184,13 @@ class Tiers:
         self._loads_in_pass = False
 
     def pass_ends(self, output: SchedulerOutput) -> None:
-        """It began when it was scheduled, or when the one before it ended."""
+        """The pass began when it was scheduled, or when the previous pass ended."""
         now = time.perf_counter()
         num_tokens, since = self._passes.pop(id(output), (0, now))
         self._rule.passes.add(num_tokens, now - max(since, self._last_pass_ended))
         self._last_pass_ended = now
 
-    # -- safety, and what is shown ------------------------------------------------------------
+    # -- errors and statistics ----------------------------------------------------------------
 
     @property
     def failed(self) -> bool:
@@ -197,7 +198,8 @@ class Tiers:
         return self._breaker.tripped
 
     def _guarded(self, step: Callable[..., Result], *args: Any) -> Result | None:
-        """Do a step; if it fails, and from then on, None: the connector goes on as in vLLM."""
+        """The result of a step. None if it fails, and from then on: the connector then works as in
+        stock vLLM."""
         return self._breaker.run(step, *args)
 
     def stats(self) -> TierStats:

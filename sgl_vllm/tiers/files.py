@@ -1,8 +1,8 @@
 """vLLM's file tier with a checksum in every file: a damaged file is a miss, never a wrong answer.
 
-Owns that blocks are written and read through `sealed_file`. Where files are, the look-up, the
-threads and what follows a failed load are vLLM's. It is one of vLLM's secondary tiers, named in its
-configuration, and works without the rest of the plugin:
+Owns that blocks are written and read through `sealed_file`. Does not own the files' places, the
+lookup, the threads, and the handling of failed loads, which are vLLM's. vLLM's configuration names
+it as a secondary tier; it works without the rest of the plugin:
 
     {"type": "CheckedFileTier", "module_path": "sgl_vllm.tiers.files", "root_dir": "/cache"}
 """
@@ -22,8 +22,8 @@ from sgl_vllm.tiers import sealed_file
 
 
 class CheckedFileTier(FileSystemTierManager):
-    """Takes what vLLM's tier `fs` takes. Its files have a folder of their own in `root_dir`, so
-    that the two can share one."""
+    """Takes the settings of vLLM's tier `fs`. Its files are in a subfolder of `root_dir`, so both
+    tiers can share one."""
 
     def __init__(self, *args: Any, root_dir: str, **kwargs: Any) -> None:
         super().__init__(*args, root_dir=os.path.join(root_dir, "checked"), **kwargs)
@@ -53,7 +53,7 @@ class CheckedFileTier(FileSystemTierManager):
 
     def _load(self, job_id: int, keys: Sequence[OffloadKey], chunk_ids: Sequence[int]) -> None:
         for number, (key, chunk_id) in enumerate(zip(keys, chunk_ids, strict=True)):
-            self._load_progress[job_id] = number  # what vLLM keeps if the next one fails
+            self._load_progress[job_id] = number  # how many blocks vLLM keeps if the next one fails
             path = self.file_mapper.get_file_name(key)
             sealed_file.read(path, key, self._block(chunk_id), self._flags)
 

@@ -5,9 +5,9 @@ Owns the rule and its constants, which are measured while the engine runs. Pure:
     to load n tokens     fixed_s + token_s * n      (a line through measured loads)
     to compute them      token_s * n                (the slope of a line through measured passes)
 
-Computing has no fixed part here: the request runs in a forward pass either way. So loading wins
-from a number of tokens on, the break-even, or never. Until both lines are known everything is
-loaded, as vLLM does.
+Computing has no fixed part, because the request runs in a forward pass either way. So loading is
+cheaper from some number of tokens on, the break-even point, or never. Until both lines are known,
+everything is loaded, as in vLLM.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dataclasses import dataclass
 from statistics import median
 
 KEPT = 8
-"""Measurements kept of each size; the median of them counts."""
+"""How many measurements of each size are kept. Their median is used."""
 MIN_SPREAD = 4.0
-"""A line needs sizes that differ by this factor at least."""
+"""A line needs sizes that differ by at least this factor."""
 MIN_SAMPLE_S, MAX_SAMPLE_S = 1e-6, 30.0
-"""What took less was not measured; what took longer did something else too, such as sleep."""
+"""Samples outside of this range are dropped: too short to measure, or interrupted by a sleep."""
 MEASURE_AGAIN = 32
-"""After so many requests whose load was declined, one loads: the tier may have become faster."""
+"""After this many declined loads one is made anyway, because the tier may have become faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Seconds for so many tokens; both constants are 0 or more."""
+    """Seconds as a linear function of tokens. Both constants are 0 or more."""
 
     fixed_s: float
     token_s: float
@@ -41,9 +41,10 @@ class Line:
 class MeasuredLine:
     """A line through the latest measurements.
 
-    They are kept by powers of two of their size, `KEPT` of each, so that many of one size do not
-    push out the others, and each size counts by its median, so that outliers do not. Errors count
-    in proportion to what they are errors of. `add` is O(1), `fit` O(sizes), cached.
+    Measurements are grouped by size in powers of two, and the last `KEPT` of each group stay, so
+    that many of one size do not replace the others. Each group counts by its median, so that
+    outliers do not count. The fit minimizes relative errors. `add` is O(1); `fit` is O(groups) and
+    cached.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class MeasuredLine:
         self._is_current = True
 
     def add(self, num_tokens: int, seconds: float) -> None:
-        """One measurement. What cannot be one is passed over."""
+        """Add one measurement. Values that cannot be right are ignored."""
         if num_tokens < 1 or not MIN_SAMPLE_S <= seconds <= MAX_SAMPLE_S:
             return
         size = num_tokens.bit_length()
@@ -60,7 +61,7 @@ class MeasuredLine:
         self._is_current = False
 
     def fit(self) -> Line | None:
-        """None while the sizes measured are too few or too much alike."""
+        """The line; None while too few different sizes have been measured."""
         if not self._is_current:
             self._line = self._fit()
             self._is_current = True
@@ -91,11 +92,11 @@ class MeasuredLine:
 
 
 class LoadRule:
-    """Whether to load, for one connector.
+    """Decides which loads of one connector are made.
 
     Args:
-        min_tokens: fewer are never loaded.
-        measured: decline loads below the measured break-even too.
+        min_tokens: loads of fewer tokens are never made.
+        measured: also decline loads below the measured break-even point.
     """
 
     def __init__(self, *, min_tokens: int = 0, measured: bool = True) -> None:
@@ -107,8 +108,8 @@ class LoadRule:
 
     @property
     def break_even(self) -> float:
-        """From so many tokens on a load is as cheap as computing: 0 while that is not known, `inf`
-        if it never is."""
+        """The number of tokens from which on loading is as cheap as computing. 0 while it is not
+        known; `inf` if there is none."""
         load, compute = self.loads.fit(), self.passes.fit()
         if load is None or compute is None or compute.token_s <= 0:
             return 0.0
@@ -116,7 +117,7 @@ class LoadRule:
         return load.fixed_s / saved_s if saved_s > 0 else math.inf
 
     def declines(self, num_tokens: int) -> bool:
-        """Whether so many tokens are better computed than loaded."""
+        """Whether to compute `num_tokens` instead of loading them."""
         if num_tokens < self._min_tokens:
             return True
         if not self._measured or self._num_declined >= MEASURE_AGAIN:
@@ -124,10 +125,10 @@ class LoadRule:
         return num_tokens < self.break_even
 
     def declined(self) -> None:
-        """A request was admitted without the load that it might have had."""
+        """Record that a request was admitted without a load that was possible."""
         self._num_declined += 1
 
     def loaded(self, num_tokens: int, seconds: float) -> None:
-        """A load of so many tokens was measured."""
+        """Record a measured load."""
         self.loads.add(num_tokens, seconds)
         self._num_declined = 0

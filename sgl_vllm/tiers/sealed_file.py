@@ -1,10 +1,10 @@
-"""Blocks in files that tell whether they are what was written. Pure: no vLLM.
+"""Files of KV blocks with a checksum, so that a damaged file is noticed. Pure: no vLLM.
 
-A file is the block and one page more, the seal, so that both can bypass the page cache:
+A file is the block, in whole pages, and one more page, the seal. Both can bypass the page cache:
 
     | block: whole pages ... | b"sgl_vllm kv 1\n\0\0", BLAKE3 of name and block, zeros |
 
-The name is part of the checksum: a file in the place of another is noticed too.
+The checksum includes the name, so a file in the place of another one is noticed too.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _MAGIC = b"sgl_vllm kv 1\n\0\0"
 
 
 class DamagedFile(OSError):
-    """The file is not what was written."""
+    """The file does not hold what was written."""
 
 
 def write(path: str, name: bytes, block: memoryview, flags: int = 0) -> None:
-    """Put `block`, a whole number of pages, there in one step, unless there is a file already.
+    """Write `block`, a whole number of pages, atomically. Does nothing if the file exists.
 
     Args:
-        name: what the block is looked up by.
-        flags: more for `os.open`: `os.O_DIRECT`.
+        name: the block's key.
+        flags: further flags for `os.open`, such as `os.O_DIRECT`.
 
     Raises:
-        OSError: it cannot be written; nothing is there then.
+        OSError: the file cannot be written. No file is left behind.
     """
     if os.path.exists(path):
         return
@@ -46,7 +46,10 @@ def write(path: str, name: bytes, block: memoryview, flags: int = 0) -> None:
         finally:
             os.close(file)
         if num_written != len(block) + mmap.PAGESIZE:
-            raise OSError(f"{num_written} of {len(block) + mmap.PAGESIZE} bytes fit into {path}")
+            raise OSError(
+                f"only {num_written} of {len(block) + mmap.PAGESIZE} bytes were written "
+                f"to {path}: is the disk full?"
+            )
         os.replace(unfinished, path)
     except OSError:
         with suppress(OSError):
@@ -55,12 +58,12 @@ def write(path: str, name: bytes, block: memoryview, flags: int = 0) -> None:
 
 
 def read(path: str, name: bytes, block: memoryview, flags: int = 0) -> None:
-    """Fill `block` with what was written there under `name`.
+    """Read the block that was written under `name` into `block`.
 
     Raises:
-        DamagedFile: it is something else. The file is removed, so that the block can be written
-            again; what `block` holds is undefined.
-        OSError: it cannot be read, or there is none.
+        DamagedFile: the file holds something else. It is removed, so that the block can be written
+            again. The contents of `block` are undefined.
+        OSError: the file is missing or cannot be read.
     """
     file = os.open(path, os.O_RDONLY | flags)
     try:
@@ -76,6 +79,6 @@ def read(path: str, name: bytes, block: memoryview, flags: int = 0) -> None:
 
 
 def _seal(name: bytes, block: memoryview) -> bytes:
-    """A page."""
+    """The seal of a block: one page."""
     checksum = blake3(name).update(block).digest()
     return (_MAGIC + checksum).ljust(mmap.PAGESIZE, b"\0")
