@@ -18,7 +18,13 @@ from dataclasses import dataclass
 from sgl_vllm.vllm_api.overrides import How, Replacement
 from sgl_vllm.vllm_api.receivers import Inference, Scope
 from sgl_vllm.vllm_api.signatures import Argument, Function
-from sgl_vllm.vllm_api.vllm_source import FUNCTION_TYPES, SourceClass, SourceModule, VllmSource
+from sgl_vllm.vllm_api.vllm_source import (
+    FUNCTION_TYPES,
+    SourceClass,
+    SourceModule,
+    VllmSource,
+    statements,
+)
 
 
 @dataclass(frozen=True)
@@ -47,17 +53,19 @@ class CallSites:
 
     Args:
         methods: their names.
-        classes: names of classes whose construction is a call of `__init__`.
+        functions: what is called by its name alone: functions of modules, and classes whose
+            construction is a call of `__init__`.
     """
 
     def __init__(
-        self, source: VllmSource, methods: Collection[str], classes: Collection[str]
+        self, source: VllmSource, methods: Collection[str], functions: Collection[str]
     ) -> None:
         self._source = source
         self._infer = Inference(source)
         self._by_name: dict[str, list[_Found]] = {}
         self._defined_in: dict[str, set[str]] = {}
         self._texts: dict[str, str] = {}
+        self._mentions: dict[str, list[str]] = {}
         names = sorted({*methods} - {"__init__"})
         calls = re.compile(rf"\.({'|'.join(names)})\(")
         definitions = re.compile(rf"def ({'|'.join(names)})\(")
@@ -70,7 +78,9 @@ class CallSites:
                     self._defined_in.setdefault(match[1], set()).add(module)
                     self._texts[module] = text
             matches = list(calls.finditer(text))
-            for name in classes:
+            for name in functions:
+                if name in text:
+                    self._mentions.setdefault(name, []).append(module)
                 if f"{name}(" in text:
                     matches += re.finditer(rf"(?<![\w.])({name})\(", text)
             if matches:
@@ -97,12 +107,42 @@ class CallSites:
                     yield self._call(found)
             return
         for found in self._by_name.get(method, ()):
+            if owner.is_module:
+                if self._is_function_of(owner, found):
+                    yield self._call(found)
+                continue
             if isinstance(found.node.func, ast.Attribute) and self._may_be(
                 found.node.func.value, replacement, found.scope
             ):
                 yield self._call(found)
 
+    def early_imports_of(self, replacement: Replacement) -> Iterator[str]:
+        """Where vLLM imports a function of a module at the top level of another module, which
+        keeps vLLM's own function if it is loaded before ours takes its place."""
+        owner, name = replacement.owner, replacement.method
+        for module in self._mentions.get(name, ()) if owner.is_module else ():
+            source = self._source.module(module)
+            assert source is not None
+            for statement in statements(source.tree.body):
+                if (
+                    isinstance(statement, ast.ImportFrom)
+                    and statement.module == owner.module
+                    and any(alias.name == name for alias in statement.names)
+                ):
+                    yield f"{source.path.relative_to(self._source.root)}:{statement.lineno}"
+
     # -- receivers ----------------------------------------------------------------------------
+
+    def _is_function_of(self, owner: SourceClass, found: _Found) -> bool:
+        """Whether a call is one of a function of this module."""
+        function, module = found.node.func, found.scope.module
+        if isinstance(function, ast.Name):
+            return module.name == owner.module or (
+                module.imported.get(function.id, ("", ""))[0] == owner.module
+            )
+        assert isinstance(function, ast.Attribute)
+        imported = module.imported.get(ast.unparse(function.value))
+        return imported is not None and ".".join(imported) == owner.module
 
     def _may_be(self, receiver: ast.expr, ours: Replacement, scope: Scope) -> bool:
         if isinstance(receiver, ast.Call) and ast.unparse(receiver.func) == "super":

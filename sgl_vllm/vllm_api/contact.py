@@ -5,6 +5,8 @@ that overrides or wraps one of vLLM's,
 
 - it takes the parameters of vLLM's own method,
 - it takes the number and the names of the arguments at every call in vLLM's source,
+- where it wraps a function of a module, no other module of vLLM's imports the function when it is
+  itself imported, because it would keep vLLM's own,
 - where vLLM says that an argument may be None, our annotation allows None,
 - it looks at no argument that it only passes on (`*args`, `**kwargs`), whose meaning is vLLM's;
 
@@ -93,7 +95,8 @@ def _all_problems(source: VllmSource, folders: Mapping[str, Path]) -> Iterator[P
     sites = CallSites(
         source,
         {one.method for one in replacements if one.how is not How.ADDS},
-        {one.owner.name for one in replacements if one.method == "__init__"},
+        {one.owner.name for one in replacements if one.method == "__init__"}
+        | {one.method for one in replacements if one.owner.is_module},
     )
     yield from _missing(entries, source)
     for subclass in ours.subclasses():
@@ -140,6 +143,8 @@ def _problems_of(
         where = _where_in_vllm(member.owner.module, stock, source)
         for what in dict.fromkeys(_of_definition(one, stock)):
             yield Problem(where, one.where, f"{one.name} {what}")
+    for where in sites.early_imports_of(one):
+        yield Problem(where, one.where, f"{path} is imported before {one.name} can replace it")
     for call in sites.calls_of(one):
         for what in rejections(one.signature, call.arguments, is_complete=call.is_complete):
             yield Problem(call.where, one.where, f"{one.name} {what}")
@@ -151,7 +156,7 @@ def _problems_of(
 
 def _of_definition(one: Replacement, stock: Function) -> Iterator[str]:
     """Why a call that vLLM's own method takes fails on ours."""
-    signature = signature_of(stock, is_method=True)
+    signature = signature_of(stock, is_method=not one.owner.is_module)
     if signature.kind != one.signature.kind:
         yield f"is not a {signature.kind or 'plain method'}, as vLLM's is"
     if signature.is_async != one.signature.is_async and one.how is How.OVERRIDES:
@@ -213,6 +218,10 @@ def _reads_what_it_passes_on(function: Function) -> bool:
 def _is_in_stubs(one: Replacement, source: VllmSource, entries: list[Entry]) -> bool:
     if one.method.startswith("__"):
         return True
+    if one.owner.is_module:
+        return any(
+            (one.owner.module, one.method) == (entry.module, entry.path) for entry in entries
+        )
     paths = {f"{base.name}.{one.method}" for base in source.ancestry(one.owner)}
     return any(entry.path in paths for entry in entries)
 

@@ -41,7 +41,8 @@ class Replacement:
 
     Attributes:
         how: whether it overrides, wraps or adds a method.
-        owner: vLLM's class. With several bases, the one that has the method.
+        owner: vLLM's class, or its module if a function is wrapped. With several bases, the one
+            that has the method.
         reach: the classes as which vLLM may know an object with our function: those that are
             patched, or the bases of our class and of those that derive from it.
         method: the method's name there.
@@ -192,6 +193,13 @@ class OurSource:
 
     # -- names --------------------------------------------------------------------------------
 
+    def vllm_module(self, module: str, name: str) -> SourceClass | None:
+        """The module of vLLM's that a name in one of our modules stands for."""
+        imported = self._modules[module].imported.get(name)
+        if imported is None or imported[0].partition(".")[0] != "vllm":
+            return None
+        return self._vllm.find_functions(".".join(imported))
+
     def vllm_class(self, module: str, name: str) -> SourceClass | None:
         """The class of vLLM's that a name in one of our modules stands for."""
         head, _, rest = name.partition(".")
@@ -276,14 +284,14 @@ class _PatchReader:
     def _made(
         self, how: How, call: ast.Call, ours: Function, is_method: bool, scope: Function | None
     ) -> Replacement:
-        target, is_live = self._target(call, scope)
+        target, is_bound = self._target(call, scope)
         name = call.args[1]
         if not isinstance(name, ast.Constant) or not isinstance(name.value, str):
             raise self._unknown(call)
         signature = signature_of(ours, is_method=is_method)
         member = self._ours._vllm.member(target, name.value)
         kind = member.signature.kind if member is not None and member.signature else ""
-        gets_owner = not is_live and kind != "staticmethod"
+        gets_owner = not is_bound and kind != "staticmethod"
         num_hidden = int(how is How.WRAPS) + int(gets_owner)
         return Replacement(
             how=how,
@@ -297,11 +305,15 @@ class _PatchReader:
         )
 
     def _target(self, call: ast.Call, scope: Function | None) -> tuple[SourceClass, bool]:
-        """The class that is changed, or of which a live object is."""
+        """The class or module that is changed, or the class of the live object; and whether the
+        function there is called without its owner as the first argument."""
         text = ast.unparse(call.args[0])
         found = self._ours.vllm_class(self._module, text)
         if found is not None:
             return found, False
+        found = self._ours.vllm_module(self._module, text)
+        if found is not None:
+            return found, True
         for one in [*scope.args.posonlyargs, *scope.args.args] if scope is not None else ():
             if one.arg == text and one.annotation is not None:
                 found = self._ours.vllm_class(self._module, ast.unparse(one.annotation).strip("'"))

@@ -28,17 +28,19 @@ _VERSION = re.compile(r"^__version__ = .*?(\d+)\.(\d+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class SourceClass:
-    """A class as it is written.
+    """A class as it is written, or a module seen as the owner of its functions.
 
     Attributes:
         module: the module that defines it.
-        name: its name there.
-        node: its definition.
+        name: its name there; of a module, the last part of its name.
+        node: its definition; of a module, a class with the module's body.
+        is_module: its functions have no `self`.
     """
 
     module: str
     name: str
     node: ast.ClassDef
+    is_module: bool = False
 
     @functools.cached_property
     def methods(self) -> dict[str, Function]:
@@ -210,6 +212,15 @@ class VllmSource:
                 self._classes[key] = SourceClass(module, name, found[1])
         return self._classes[key]
 
+    def find_functions(self, module: str) -> SourceClass | None:
+        """A module as the owner of its functions; None if there is no such module."""
+        source = self.module(module)
+        if source is None:
+            return None
+        name = module.rpartition(".")[2]
+        node = ast.ClassDef(name, bases=[], keywords=[], body=source.tree.body, decorator_list=[])
+        return SourceClass(module, name, node, is_module=True)
+
     def ancestry(self, owner: SourceClass) -> Iterator[SourceClass]:
         """The class and its bases inside vLLM, each before its own bases."""
         yield owner
@@ -234,7 +245,8 @@ class VllmSource:
         has_it: SourceClass | None = None
         for one in self.ancestry(owner):
             if name in one.methods:
-                return Member(one, signature_of(one.methods[name], is_method=True))
+                signature = signature_of(one.methods[name], is_method=not one.is_module)
+                return Member(one, signature)
             if has_it is None and name in one.attributes:
                 has_it = one
         return Member(has_it, None) if has_it is not None else None

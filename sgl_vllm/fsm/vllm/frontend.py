@@ -27,11 +27,11 @@ def install_checks() -> None:
 
 
 def _checked_first(
-    original: Callable[..., None], params: SamplingParams, *args: Any, **kwargs: Any
+    original: Callable[..., None], sampling_params: SamplingParams, *args: Any, **kwargs: Any
 ) -> None:
-    if params.structured_outputs is not None:
-        check_format(params.structured_outputs)
-    original(params, *args, **kwargs)
+    if sampling_params.structured_outputs is not None:
+        check_format(sampling_params.structured_outputs)
+    original(sampling_params, *args, **kwargs)
 
 
 def check_format(structured: StructuredOutputsParams) -> None:

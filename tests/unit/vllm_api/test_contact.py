@@ -127,6 +127,27 @@ CHANGES = [
         "vLLM has a EngineCore.sgl_vllm_call of its own now",
         id="vLLM has a method of the name of one that we add",
     ),
+    pytest.param(
+        Edit(
+            "entrypoints/generate/base/protocol.py",
+            "        validate_xgrammar_grammar(\n            SamplingParams(\n",
+            "        validate_xgrammar_grammar(\n            params=SamplingParams(\n",
+        ),
+        "_checked_first gets no 'sampling_params'",
+        id="a call of a wrapped function names an argument in another way",
+    ),
+    pytest.param(
+        Edit(
+            "parser/abstract_parser.py",
+            "import json\n",
+            "import json\n"
+            "from vllm.v1.structured_output.backend_xgrammar import validate_xgrammar_grammar\n",
+            count=1,
+        ),
+        "backend_xgrammar.validate_xgrammar_grammar is imported before _checked_first can replace "
+        "it",
+        id="a wrapped function is imported at the top of a module",
+    ),
 ]
 
 
@@ -177,7 +198,7 @@ def test_a_report_says_where_in_vllm_and_where_in_our_code(after_all_changes: li
 def test_what_is_not_changed_is_not_reported(after_all_changes: list[Problem]):
     methods = "touch rollback estimate_cached_tokens compile_grammar cache_full_blocks drain"
     methods += " is_terminated record_prefix_cache_stats kv_holding_waiting _choose_rank"
-    methods += " _handle_blocked_waiting_request sgl_vllm_call"
+    methods += " _handle_blocked_waiting_request sgl_vllm_call _checked_first"
     changed = methods.split()
     unrelated = [one for one in after_all_changes if not any(name in one.what for name in changed)]
     assert list(map(str, unrelated)) == []
