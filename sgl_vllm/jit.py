@@ -17,6 +17,9 @@ with contextlib.suppress(AttributeError, TypeError):
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+COMPILED: list[Any] = []
+"""The functions that numba compiles, as its dispatchers, which have no type that mypy can read."""
+
 
 def compiled(function: Function) -> Function:
     """Decorator: compiles a function at its first call.
@@ -28,4 +31,5 @@ def compiled(function: Function) -> Function:
         fast: Function = numba.njit(cache=True)(function)
     except RuntimeError:  # no writable folder for the cache
         fast = numba.njit(function)
+    COMPILED.append(fast)
     return fast

@@ -83,6 +83,8 @@ def install(force: bool) -> None:
         install_cuda()
     step("sgl-vllm itself, editable")
     pip("install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    step("loops of structured output, compiled once (numba)")
+    run(str(VENV_PYTHON), "-m", "sgl_vllm.fsm.warm_up")
     install_browser()
     STAMP.write_text(fingerprint(target))
     step(f"installed in {time.monotonic() - started:.0f} s")

@@ -10,4 +10,5 @@ interface. Rooms, from the bottom up:
     trie_walks, vocabulary, masks         which tokens may come next
     forced_tokenizer                      forced text -> forced tokens
     cache, worker                         compiled automata; processes with limits
+    warm_up                               all loops compiled before the first request
 """

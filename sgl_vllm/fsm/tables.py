@@ -1,6 +1,7 @@
 """Transition tables of automata over bytes: classes of bytes, minimization, products.
 
-Owns the loops over tables, compiled by numba. Pure.
+Owns the loops over tables, compiled by numba. Pure. Elements are copied one by one: for a slice
+that is assigned to a slice, numba compiles four seconds of checks and messages.
 
 A table is int32 (states, columns); -1 is no transition. Columns are bytes, or classes of bytes
 that no state distinguishes.
@@ -55,7 +56,8 @@ def byte_classes(table):  # type: ignore[no-untyped-def]
                 first[new] = byte
                 found += 1
             fresh[byte] = new
-        classes[:] = fresh
+        for byte in range(256):
+            classes[byte] = fresh[byte]
         count = found
     return classes, first[:count].copy()
 
@@ -161,6 +163,15 @@ def reachable(table, start):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _twice_as_long(rows):  # type: ignore[no-untyped-def]
+    longer = np.empty((2 * len(rows), rows.shape[1]), rows.dtype)
+    for i in range(len(rows)):
+        for j in range(rows.shape[1]):
+            longer[i, j] = rows[i, j]
+    return longer
+
+
+@compiled
 def product(table_a, start_a, table_b, start_b, needs_b, most):  # type: ignore[no-untyped-def]
     """The pairs of states that two tables with the same columns reach together.
 
@@ -190,12 +201,7 @@ def product(table_a, start_a, table_b, start_b, needs_b, most):  # type: ignore[
                 if count == most:
                     return pairs[:0].copy(), table[:0].copy()
                 if count == len(pairs):
-                    longer = np.empty((2 * count, 2), np.int32)
-                    longer[:count] = pairs
-                    pairs = longer
-                    wider = np.empty((2 * count, num_columns), np.int32)
-                    wider[:count] = table
-                    table = wider
+                    pairs, table = _twice_as_long(pairs), _twice_as_long(table)
                 pairs[count, 0], pairs[count, 1] = to_a, to_b
                 number[to_a, to_b + 1] = count
                 count += 1

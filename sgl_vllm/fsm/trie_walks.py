@@ -115,7 +115,8 @@ def _grown(array, count):  # type: ignore[no-untyped-def]
     if count < len(array):
         return array
     longer = np.empty(2 * len(array), array.dtype)
-    longer[:count] = array
+    for i in range(count):  # not a slice: see tables.py
+        longer[i] = array[i]
     return longer
 
 

@@ -13,10 +13,8 @@ from vllm.tokenizers import TokenizerLike
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from xgrammar import TokenizerInfo
 
-from sgl_vllm.fsm.automaton import Automaton, State
 from sgl_vllm.fsm.forced_tokenizer import ForcedTokenizer
 from sgl_vllm.fsm.masks import Bitmasks
-from sgl_vllm.fsm.schema import compile_schema
 from sgl_vllm.fsm.vocabulary import Vocabulary, Words
 
 
@@ -41,7 +39,6 @@ class TokenizerResources:
         )
         self._viewed: torch.Tensor | None = None
         self._view: Words = np.zeros((0, 0), np.uint32)
-        self._warm_up()
 
     def words(self, bitmask: torch.Tensor, index: int) -> Words:
         """One request's words of vLLM's bitmask, which is one tensor for the engine's lifetime."""
@@ -50,23 +47,6 @@ class TokenizerResources:
             self._viewed = bitmask
         words: Words = self._view[index]
         return words
-
-    def _warm_up(self) -> None:
-        """Have numba compile or load its loops before the first request needs them."""
-        schema = {
-            "type": "object",
-            "properties": {"a": {"type": "integer", "minimum": 1}},
-            "additionalProperties": True,
-        }
-        automaton = Automaton(compile_schema(schema))
-        words = np.zeros(self.vocabulary.num_words, np.uint32)
-        for text in (b"", b'{"', b'{"a": 1'):
-            state: State | None = automaton.start
-            for byte in text:
-                assert state is not None
-                state = state.step(byte)
-            assert state is not None
-            self.bitmasks.of(state).fill(words)
 
 
 def tokenizer_info(xgrammar: XgrammarBackend) -> TokenizerInfo:
