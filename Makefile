@@ -6,11 +6,11 @@ BIN := $(ROOT)/.venv/bin
 IN_ROOT := cd "$(ROOT)" &&
 TEST_FOLDERS = $(wildcard $(foreach part,unit browser engine server,$(ROOT)/tests/$(part)))
 
-.PHONY: help install demo test unit gpu soak ray versions check reference options counters map format clean distclean
+.PHONY: help install demo test test-slow unit gpu soak ray versions check reference options counters map format clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' "$(ROOT)/Makefile" | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' "$(ROOT)/Makefile" | expand -t 18
 
 install:  ## set up .venv (a second time: nothing to do)
 	@$(PYTHON3) "$(ROOT)/tools/install.py"
@@ -18,9 +18,12 @@ install:  ## set up .venv (a second time: nothing to do)
 demo: install  ## a program on stock vLLM and on vLLM with the plugin, side by side
 	@$(IN_ROOT) exec "$(BIN)/sgl-vllm" demo
 
-test: check  ## lint, types and every test: pure parts, the tree page, the engine, the server
-	@$(IN_ROOT) "$(BIN)/python" -m pytest --durations 40 $(TEST_FOLDERS)
+test: check  ## lint, types and the tests: pure parts, pages, the engine, the server
+	@$(IN_ROOT) "$(BIN)/python" -m pytest -n 2 --dist loadfile --durations 40 $(TEST_FOLDERS)
 	@$(IN_ROOT) ! nvidia-smi -L >/dev/null 2>&1 || exec "$(BIN)/python" -m pytest tests/gpu
+
+test-slow: install  ## the tests that take long: workloads, examples, demo, data parallelism
+	@$(IN_ROOT) exec "$(BIN)/python" -m pytest -m slow --durations 20 $(TEST_FOLDERS)
 
 unit: install  ## the tests of the pure parts (seconds)
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"

@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks.micro import main
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 
 def test_the_quick_sizes_are_taken_and_both_are_summed_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

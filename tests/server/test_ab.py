@@ -11,6 +11,8 @@ import pytest
 from benchmarks.ab.__main__ import main
 from benchmarks.ab.result import Figures
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 
 def test_a_tight_cache_is_used_better_for_the_same_texts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -16,6 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from sgl_vllm.server_process import read_counters
 from tests.server.conftest import serve
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 CONVERSATIONS, TURNS = 8, 4
 BLOCK_SIZE = 32
 TURN = 3 * BLOCK_SIZE

@@ -6,6 +6,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 
 def test_the_demo_gives_the_same_answers_for_less_computing() -> None:
     command = [sys.executable, "-m", "sgl_vllm.commands.cli", "demo", "--json"]

@@ -14,6 +14,8 @@ from benchmarks.models import resolve_model
 from sgl_vllm.server_process import VllmServer
 from tests.server.conftest import API_KEY
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 # A piece of what each prints. Greedy answers of the demo's model are stable where it knows them.

@@ -59,6 +59,8 @@ def test_programs_side_by_side_print_the_same(server, program: str) -> None:
     assert finished[0].stdout.count("\n") >= 2
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_tutorial_runs_from_its_first_cell_to_its_last(monkeypatch) -> None:
     """As in Jupyter; its model is the demo's, which it serves itself."""
     monkeypatch.setenv("TUTORIAL_MODEL", str(MODEL_PATH))

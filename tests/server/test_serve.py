@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks.serve.__main__ import main
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 
 def test_vllms_own_load_generator_finds_no_more_prompt_tokens_computed_than_on_stock(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
