@@ -2,7 +2,9 @@
 
 Owns no counters: the engines do. A scrape of `/metrics` asks the engines first, at most once per
 second, because the route needs no API key. Between scrapes nothing runs. With several API servers,
-each one asks all its engines, so any of them reports the whole server.
+each one asks all its engines, so any of them reports the whole server. Each has its own last
+report, so two of them can differ while requests run. A scrape that arrives a second or more after
+the end of another one never has older numbers, whichever API server answers.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ REFRESH_TIMEOUT_S = 2.0
 """How long a scrape waits for the engines."""
 
 MAX_AGE_S = 1.0
-"""A scrape within this time of another one gets the same numbers."""
+"""The engines are asked no more than this long before a scrape arrives."""
 
 PREFIX = "sgl_vllm:"
 
@@ -129,10 +131,11 @@ class MetricsMiddleware:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         if scope["type"] != "http" or path.rstrip("/") != "/metrics":
             return await self._app(scope, receive, send)
-        async with self._asking:
-            if time.monotonic() - self._asked_at > MAX_AGE_S:
-                self._collector.stats = await self._report(scope["app"])
+        arrived_at = time.monotonic()
+        async with self._asking:  # scrapes that wait here share the report that is under way
+            if arrived_at - self._asked_at > MAX_AGE_S:
                 self._asked_at = time.monotonic()
+                self._collector.stats = await self._report(scope["app"])
         if self._registry is REGISTRY:
             return await self._app(scope, receive, send)
         page = await run_in_threadpool(generate_latest, self._registry)

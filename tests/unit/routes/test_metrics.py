@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from prometheus_client.core import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from sgl_vllm.fsm.vllm.backend import BackendCounters
@@ -144,6 +148,57 @@ def test_scrapes_within_a_second_ask_the_engines_once() -> None:
     for _ in range(20):
         assert told_by(client.get("/metrics")) == {"sgl_vllm:forward_passes_total": 7}
     assert engine.asked == [("stats", None)]
+
+
+def scrape_at_once(collector: SglCollector, answer_takes_s: float, num_scrapes: int) -> list[str]:
+    """The pages of scrapes that arrive together, from engines that answer after `answer_takes_s`
+    and count how often they are asked."""
+    num_asked = 0
+
+    async def ask(app: FastAPI) -> EngineStats:
+        nonlocal num_asked
+        num_asked += 1
+        await asyncio.sleep(answer_takes_s)
+        return ran(num_asked)
+
+    registry = CollectorRegistry()
+    registry.register(collector)
+    app = FastAPI()
+    app.add_middleware(metrics.MetricsMiddleware, collector=collector, registry=registry, ask=ask)
+
+    async def scrape() -> list[str]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            pages = await asyncio.gather(*[client.get("/metrics") for _ in range(num_scrapes)])
+            return [page.text for page in pages]
+
+    return asyncio.run(scrape())
+
+
+def test_scrapes_that_arrive_together_ask_slow_engines_once(monkeypatch) -> None:
+    """Each would ask by itself if the age counted from when it is its turn."""
+    monkeypatch.setattr(metrics, "MAX_AGE_S", 0.05)
+    pages = scrape_at_once(SglCollector(), answer_takes_s=0.1, num_scrapes=50)
+    assert all("sgl_vllm:forward_passes_total 1.0" in page for page in pages)
+
+
+@pytest.mark.usefixtures("shared_counts")
+def test_numbers_were_asked_for_no_longer_before_a_scrape_than_the_largest_age() -> None:
+    """The age of a report counts from the question: what happened after it may be missing."""
+    asked_at: list[float] = []
+
+    def stats() -> EngineStats:
+        asked_at.append(time.monotonic())
+        time.sleep(0.3)
+        return ran(1)
+
+    client = TestClient(fake_server(FakeEngine(stats=stats)))
+    for _ in range(4):
+        arrived_at = time.monotonic()
+        client.get("/metrics")
+        assert asked_at[-1] > arrived_at - metrics.MAX_AGE_S
+        time.sleep(0.28)
+    assert len(asked_at) == 2
 
 
 @pytest.mark.usefixtures("shared_counts")
