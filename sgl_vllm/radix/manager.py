@@ -311,9 +311,9 @@ class RadixKVCacheManager(KVCacheManager):
         tokens as computed that a connector may still be loading. Of those, only the blocks that
         vLLM has cached itself are there. Tokens past the loaded ones are computed from them.
         """
-        num_tokens = min(
-            request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens
-        )
+        # A preempted request has no computed tokens, but may still have tokens in flight.
+        num_computed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
+        num_tokens = min(num_computed, request.num_tokens)
         state = self.pool.states.of(request)
         if state is not None and 0 < num_tokens <= state.num_loaded:
             cached = self.coordinator.single_type_managers[0].num_cached_block

@@ -38,6 +38,7 @@ class Machine:
         block_size: int = 32,
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 1024,
+        async_scheduling: bool = False,
         **scheduler_args: Any,
     ) -> None:
         settings = EngineSettings(
@@ -46,7 +47,7 @@ class Machine:
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            async_scheduling=False,
+            async_scheduling=async_scheduling,
             plugin=plugin or {},
         )
         self.scheduler: Scheduler = make_scheduler(SGL, settings, **scheduler_args)

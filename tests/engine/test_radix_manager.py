@@ -13,7 +13,9 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request, RequestStatus
 
+from benchmarks.simulator import runner_output
 from sgl_vllm.radix.manager import RadixKVCacheManager
+from tests.engine.machine import Machine
 
 SIZE = 16
 PREFIX = list(range(4 * SIZE))
@@ -197,3 +199,20 @@ def test_what_a_running_request_and_a_pin_hold_is_protected():
     cache.manager.free(running)
     assert cache.manager.pins.unpin(pin_id)
     assert space() == (99 * SIZE, 0, 0)
+
+
+def test_a_request_that_is_preempted_behind_two_passes_gets_the_tokens_of_both():
+    """vLLM asks for what is cached of a request when its first token arrives. By then, this one has
+    no computed tokens, and a token that is in flight."""
+    machine = Machine(async_scheduling=True)
+    request = machine.add(PREFIX, max_tokens=4)
+    prefill, decode = machine.scheduler.schedule(), machine.scheduler.schedule()
+    machine.scheduler.running.remove(request)
+    machine.scheduler._preempt_request(request, timestamp=0.0)
+    for token, scheduled in enumerate((prefill, decode)):
+        assert scheduled.num_scheduled_tokens[request.request_id]
+        output = runner_output([request.request_id], [[token]])
+        machine.scheduler.update_from_output(scheduled, output)
+    assert list(request.output_token_ids) == [0, 1]
+    machine.run()
+    assert machine.ended == [request.request_id]
