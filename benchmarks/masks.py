@@ -4,6 +4,7 @@
     python -m benchmarks.masks --data DIR --json masks.json   # MaskBench's: maskbench_dev.jsonl.gz
     python -m benchmarks.masks --data DIR --backends xgrammar,sgl --every 10 --details
     python -m benchmarks.masks --tokenizer FOLDER             # with a model's own vocabulary
+    python -m benchmarks.masks --suite SUITE.tar.gz           # the JSON-Schema-Test-Suite
 
 All are asked through vLLM's interface, in the order in which vLLM asks: a schema is compiled, and
 an instance goes in token by token, a row of the bit mask filled before each token and once more
@@ -56,6 +57,7 @@ from tqdm import tqdm
 from benchmarks.ab.result import percentile
 from benchmarks.command import positive
 from benchmarks.models import resolve_model
+from benchmarks.schema_suite import load_suite
 from benchmarks.schemas import FILE, Schema, schemas
 
 TEKKEN = "tekken_240911.json"
@@ -585,7 +587,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json and not arguments.json.parent.is_dir():
         parser.error(f"--json: there is no folder {arguments.json.parent}")
     try:
-        chosen = schemas(arguments.data)[:: arguments.every][: arguments.limit]
+        suite = arguments.suite
+        everything = schemas(arguments.data) if suite is None else load_suite(suite)
+        chosen = everything[:: arguments.every][: arguments.limit]
     except ValueError as error:
         parser.error(str(error))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -605,7 +609,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     if not reports:
         return 1
-    origin = FILE if arguments.data else "made-up"
+    origin = suite.name if suite else FILE if arguments.data else "made-up"
     heading = (
         f"vLLM {version('vllm')}; {len(tokenizer):,} tokens of {arguments.tokenizer or TEKKEN}; "
         f"schemas: {origin}"
@@ -693,6 +697,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help=f"folder with {FILE}; default: made-up schemas"
+    )
+    parser.add_argument(
+        "--suite",
+        type=Path,
+        metavar="FILE",
+        help="archive of the JSON-Schema-Test-Suite, .tar.gz: drafts 7 and 2020-12, with optional",
     )
     parser.add_argument("--every", type=positive, default=1, metavar="K", help="each K-th schema")
     parser.add_argument("--limit", type=positive, metavar="N", help="at most so many schemas")

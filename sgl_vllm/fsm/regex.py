@@ -7,6 +7,7 @@ Pure.
 
 from __future__ import annotations
 
+import re
 import re._constants as sre  # type: ignore[import-not-found]
 import re._parser as sre_parser  # type: ignore[import-not-found]
 import warnings
@@ -39,10 +40,12 @@ def full_match(pattern: str) -> ByteDfa:
 
 def json_string_search(pattern: str) -> ByteDfa:
     """The automaton of JSON strings, quotes included, in whose value `pattern` is found somewhere:
-    JSON schema's `pattern` (ECMA-262, with classes of ASCII).
+    JSON schema's `pattern`, as ECMA-262 reads it. `.` is any character but the four ends of lines,
+    `\\d` and `\\w` are those of ASCII, `\\s` is any white space of Unicode.
 
-    Raises: as `full_match`.
+    Raises: as `full_match`, and UnsupportedPatternError for syntax that Python reads differently.
     """
+    _check_ecma_syntax(pattern)
     anything = f"{characters.bracketed_in_json(characters.ANY)}*"
     return compile_untrusted(f'"{_anchored(_parse(pattern), anything, json_string=True)}"')
 
@@ -91,21 +94,49 @@ def _anchored(items: list[Any], anything: str, json_string: bool, begun: bool = 
     return f"{'' if begun else anything}{inner}{'' if ends else anything}"
 
 
-_CATEGORIES = {
-    sre.CATEGORY_DIGIT: characters.DIGITS,
-    sre.CATEGORY_NOT_DIGIT: complement(characters.DIGITS),
-    sre.CATEGORY_WORD: characters.WORD,
-    sre.CATEGORY_NOT_WORD: complement(characters.WORD),
-    sre.CATEGORY_SPACE: characters.SPACE,
-    sre.CATEGORY_NOT_SPACE: complement(characters.SPACE),
-}
+_ECMA_TOKEN = re.compile(
+    r"(?P<odd>\\[aAZUN]|\[\^?\]|\{,\d*\}|\(\?[#P])|\\.|\[\^?(?P<members>(?:\\.|[^\]\\])*)|.",
+    re.DOTALL,
+)
+"""`odd` is what Python reads differently, or refuses to read in ECMA-262: `[]` is an empty class
+there, `{,2}` and `\\a` are literal."""
+
+
+def _check_ecma_syntax(pattern: str) -> None:
+    for token in _ECMA_TOKEN.finditer(pattern):
+        if token["odd"] is not None:
+            raise UnsupportedPatternError(f"{token['odd']} in the pattern")
+        for escape in re.findall(r"\\.", token["members"] or "", re.DOTALL):
+            if escape[1] in "aAZUN":
+                raise UnsupportedPatternError(f"{escape} in the pattern")
+
+
+def _categories(space: Ranges) -> dict[Any, Ranges]:
+    return {
+        sre.CATEGORY_DIGIT: characters.DIGITS,
+        sre.CATEGORY_NOT_DIGIT: complement(characters.DIGITS),
+        sre.CATEGORY_WORD: characters.WORD,
+        sre.CATEGORY_NOT_WORD: complement(characters.WORD),
+        sre.CATEGORY_SPACE: space,
+        sre.CATEGORY_NOT_SPACE: complement(space),
+    }
+
+
+_CATEGORIES = _categories(characters.SPACE)
+_ECMA_CATEGORIES = _categories(characters.ECMA_SPACE)
 
 
 class _Translator:
-    """Writes a parsed pattern in the syntax of Rust's regex, with explicit ranges only."""
+    """Writes a parsed pattern in the syntax of Rust's regex, with explicit ranges only.
+
+    Args:
+        json_string: the text is a JSON string, and the pattern is one of ECMA-262.
+    """
 
     def __init__(self, json_string: bool) -> None:
         self._bracketed = characters.bracketed_in_json if json_string else characters.bracketed
+        self._any = characters.ECMA_ANY if json_string else characters.ANY
+        self._categories = _ECMA_CATEGORIES if json_string else _CATEGORIES
 
     def write(self, items: Sequence[Any]) -> str:
         return "".join([self._item(op, value) for op, value in items])
@@ -116,7 +147,7 @@ class _Translator:
         if op is sre.NOT_LITERAL:
             return self._bracketed(complement(((value, value),)))
         if op is sre.ANY:
-            return self._bracketed(characters.ANY)
+            return self._bracketed(self._any)
         if op is sre.IN:
             return self._bracketed(self._ranges(value))
         if op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
@@ -134,8 +165,7 @@ class _Translator:
             return "(?:" + "|".join([self.write(option) for option in value[1]]) + ")"
         raise UnsupportedPatternError(f"{str(op).lower().replace('_', ' ')} in the pattern")
 
-    @staticmethod
-    def _ranges(items: Sequence[Any]) -> Ranges:
+    def _ranges(self, items: Sequence[Any]) -> Ranges:
         negated = False
         ranges: list[tuple[int, int]] = []
         for op, value in items:
@@ -146,7 +176,7 @@ class _Translator:
             elif op is sre.RANGE:
                 ranges.append(value)
             elif op is sre.CATEGORY:
-                ranges.extend(_CATEGORIES[value])
+                ranges.extend(self._categories[value])
             else:
                 raise UnsupportedPatternError(f"{op} in a character class")
         others = complement(normalized(ranges))

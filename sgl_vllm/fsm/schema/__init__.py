@@ -8,6 +8,7 @@ and goes to another backend: handing a schema on is better than guessing. Pure.
     workspace     what one compilation may cost, and the schemas that it derives
     references    $ref
     conjunctions  one schema for what is valid against two
+    siblings      keywords whose meaning depends on those beside them
     alternatives  anyOf, oneOf
     finiteness    schemas whose values would have to contain themselves
     compiler      a schema to an expression: dispatch by keyword and type

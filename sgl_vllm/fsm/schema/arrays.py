@@ -7,6 +7,7 @@ from typing import Any
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Seq, literal
 from sgl_vllm.fsm.schema.context import Compiled, Context
+from sgl_vllm.fsm.schema.siblings import items_of
 from sgl_vllm.fsm.schema.values import limits
 from sgl_vllm.fsm.schema.workspace import ids
 
@@ -18,15 +19,12 @@ def compile_array(context: Context, schema: dict[str, Any]) -> Compiled:
     low, high = limits(schema, "minItems", "maxItems")
     if low > MAX_COUNTED_ITEMS or (high or 0) > MAX_COUNTED_ITEMS:
         raise UnsupportedSchemaError(f"more than {MAX_COUNTED_ITEMS:,} items to count")
-    first = schema.get("prefixItems", [])
-    rest = schema.get("items", True)
-    if isinstance(rest, list):
-        if "prefixItems" in schema:
-            raise UnsupportedSchemaError("prefixItems beside a list of items")
-        first, rest = rest, schema.get("additionalItems", True)
-    prefix = [context.value(item) for item in first if item is not False]
-    if len(prefix) < len(first):
-        raise UnsupportedSchemaError("an item for which nothing is valid")
+    first, rest = items_of(schema)
+    if False in first:
+        if context.is_strict:
+            raise UnsupportedSchemaError("an item for which nothing is valid")
+        first, rest = first[: first.index(False)], False
+    prefix = [context.value(item) for item in first]
     if rest is False:
         high = len(prefix) if high is None else min(high, len(prefix))
     if high is not None and low > high:

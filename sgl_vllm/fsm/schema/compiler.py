@@ -88,8 +88,8 @@ class _Compiler:
     def __init__(self, root: Schema, semantics: SchemaSemantics, any_whitespace: bool) -> None:
         self._workspace = workspace = Workspace()
         self._context = Context(semantics, any_whitespace, workspace, self.value)
-        self._references = References(root)
-        self._conjunctions = Conjunctions(self._references, workspace)
+        self._references = References(root, reads_ids=not self._context.is_strict)
+        self._conjunctions = Conjunctions(self._references, workspace, self._context.is_strict)
         self._alternatives = Alternatives(self._conjunctions, workspace)
         self._supported = SUPPORTED[semantics]
         self._made: dict[int, Expression] = {}
@@ -131,9 +131,7 @@ class _Compiler:
         if not constraints:
             return self._any_value()
         if "$ref" in constraints:
-            target = self._references.resolve(schema["$ref"])
-            others = {k: schema[k] for k in constraints if k != "$ref"}
-            return self._same(schema, self._conjunctions.both(target, others) if others else target)
+            return self._same(schema, self._conjunctions.behind(schema))
         if "allOf" in constraints:
             merged: Schema = {k: schema[k] for k in constraints if k != "allOf"}
             for branch in non_empty_list(schema["allOf"], "allOf"):

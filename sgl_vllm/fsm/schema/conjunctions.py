@@ -1,6 +1,7 @@
 """One schema for what is valid against two: `allOf`, and keywords beside `$ref` and `anyOf`.
 
-Owns the merge of two schemas, keyword by keyword. What cannot be said in one schema is refused.
+Owns the merge of two schemas: keyword by keyword, but for those whose meaning depends on their
+siblings (`siblings.py`). What cannot be said in one schema is refused.
 """
 
 from __future__ import annotations
@@ -10,16 +11,28 @@ from typing import Any
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.schema.keywords import CONSTRAINTS, Schema
 from sgl_vllm.fsm.schema.references import References
+from sgl_vllm.fsm.schema.siblings import (
+    ARRAYS,
+    OBJECTS,
+    both_items,
+    both_members,
+    with_plain_bounds,
+)
 from sgl_vllm.fsm.schema.values import identity, non_empty_list
 from sgl_vllm.fsm.schema.workspace import MAX_DEPTH, Workspace
 
 
 class Conjunctions:
-    """Merges schemas of one compilation. The same pair gives the same result."""
+    """Merges schemas of one compilation. The same pair gives the same result.
 
-    def __init__(self, references: References, workspace: Workspace) -> None:
+    Args:
+        is_strict: schemas are read as xgrammar does, so an object with `properties` is closed.
+    """
+
+    def __init__(self, references: References, workspace: Workspace, is_strict: bool) -> None:
         self._references = references
         self._workspace = workspace
+        self._is_strict = is_strict
         self._merged: dict[tuple[int, int], Schema] = {}
         self._merging: set[int] = set()
 
@@ -44,12 +57,17 @@ class Conjunctions:
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 return schema
-            others = {k: v for k, v in schema.items() if k in CONSTRAINTS and k != "$ref"}
-            target = self._references.resolve(schema["$ref"])
-            if others:
-                return self._workspace.keep(self.both(target, others))
-            schema = target
+            schema = self._workspace.keep(self.behind(schema))
         raise UnsupportedSchemaError("references in a circle")
+
+    def behind(self, schema: dict[str, Any]) -> Schema:
+        """The schema that the `$ref` of `schema` points to, together with the keywords beside it,
+        if these count."""
+        target = self._references.resolve(schema)
+        if not self._references.siblings_count:
+            return target
+        others = {k: v for k, v in schema.items() if k in CONSTRAINTS and k != "$ref"}
+        return self.both(target, others)
 
     def _merge(self, a: Schema, b: Schema) -> Schema:
         if isinstance(a, bool) or isinstance(b, bool):
@@ -67,30 +85,36 @@ class Conjunctions:
             for name in ("anyOf", "oneOf"):
                 if name in one:
                     return self._with_branches(name, one, other)
+        if "type" in a and "type" in b and not _common_types(a["type"], b["type"]):
+            return False
         merged: dict[str, Any] = {}
         self._workspace.keep(a)
         self._workspace.keep(b)
         self._merged[id(a), id(b)] = merged
         self._merging.add(id(merged))
+        a, b = with_plain_bounds(a), with_plain_bounds(b)
+        for group, both_of_group in ((ARRAYS, both_items), (OBJECTS, both_members)):
+            if a.keys() & group and b.keys() & group:
+                if self._is_strict:
+                    _check_closed(a, b)
+                merged |= both_of_group(a, b, self._both_kept)
         for name in (*a, *(n for n in b if n not in a)):
-            if name not in CONSTRAINTS:
+            if name not in CONSTRAINTS or name in merged:
                 continue
             if name not in a or name not in b:
                 merged[name] = a.get(name, b.get(name))
             elif identity(a[name]) == identity(b[name]):
                 merged[name] = a[name]
             else:
-                merged[name] = self._merged_keyword(name, a[name], b[name])
-        closed = {"additionalProperties", "patternProperties"}
-        for one, other in ((a, b), (b, a)):
-            if one.keys() & closed and other.get("properties"):
-                extra = other["properties"].keys() - one.get("properties", {}).keys()
-                if extra and one.get("additionalProperties", True) is not True:
-                    raise UnsupportedSchemaError("additionalProperties across a conjunction")
-                if extra and "patternProperties" in one:
-                    raise UnsupportedSchemaError("patternProperties across a conjunction")
+                merged[name] = _merged_keyword(name, a[name], b[name])
         self._merging.remove(id(merged))
         return merged
+
+    def _both_kept(self, a: Schema, b: Schema) -> Schema:
+        """As `both`, kept alive; of two equal schemas, one."""
+        if not self._references.has_resources and identity(a) == identity(b):
+            return a
+        return self._workspace.keep(self.both(a, b))
 
     def _with_all_of(self, one: dict[str, Any], other: dict[str, Any]) -> Schema:
         whole: Schema = {k: v for k, v in one.items() if k != "allOf"}
@@ -104,26 +128,28 @@ class Conjunctions:
         branches = non_empty_list(one[name], name)
         return {name: [self._workspace.keep(self.both(whole, branch)) for branch in branches]}
 
-    def _merged_keyword(self, name: str, a: Any, b: Any) -> Any:
-        if name == "properties":
-            return {
-                key: self._workspace.keep(self.both(a.get(key, True), b.get(key, True)))
-                for key in (*a, *(k for k in b if k not in a))
-            }
-        if name == "required":
-            return [*a, *(x for x in b if x not in a)]
-        if name == "type":
-            return _common_types(a, b)
-        if name == "enum":
-            others = {*map(identity, b)}
-            return [x for x in a if identity(x) in others]
-        if name in ("minimum", "minLength", "minItems", "minProperties"):
-            return max(a, b)
-        if name in ("maximum", "maxLength", "maxItems", "maxProperties"):
-            return min(a, b)
-        if name in ("items", "additionalProperties") and not isinstance(a, list):
-            return self._workspace.keep(self.both(a, b))
-        raise UnsupportedSchemaError(f"two different {name}")
+
+def _check_closed(a: dict[str, Any], b: dict[str, Any]) -> None:
+    """Refuse a closed object beside properties of its own in another."""
+    for one, other in ((a, b), (b, a)):
+        extra = other.get("properties", {}).keys() - one.get("properties", {}).keys()
+        if extra and one.get("additionalProperties", True) is not True:
+            raise UnsupportedSchemaError("additionalProperties across a conjunction")
+
+
+def _merged_keyword(name: str, a: Any, b: Any) -> Any:
+    if name == "required":
+        return [*a, *(x for x in b if x not in a)]
+    if name == "type":
+        return _common_types(a, b)
+    if name == "enum":
+        others = {*map(identity, b)}
+        return [x for x in a if identity(x) in others]
+    if name in ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"):
+        return max(a, b)
+    if name in ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"):
+        return min(a, b)
+    raise UnsupportedSchemaError(f"two different {name}")
 
 
 def _common_types(a: str | list[str], b: str | list[str]) -> list[str]:
@@ -132,6 +158,4 @@ def _common_types(a: str | list[str], b: str | list[str]) -> list[str]:
     both = [t for t in list_a if t in list_b]
     if "integer" in (*list_a, *list_b) and "number" in (*list_a, *list_b):
         both.append("integer")
-    if not both:
-        raise UnsupportedSchemaError("no type is left")
     return both

@@ -55,7 +55,7 @@ def compile_object(context: Context, schema: dict[str, Any]) -> Compiled:
     num_required = sum(m.is_required for m in members)
     if high is not None and high < max(low, num_required):
         raise UnsupportedSchemaError("maxProperties is too low")
-    if others is None and low > len(members):
+    if low > len(members) + (others is not None):
         raise UnsupportedSchemaError("minProperties is too high")
     if low <= num_required:
         low = 0
@@ -128,7 +128,8 @@ class _Members:
         {"a": 1, "c": 3|             after(3, 2): "d", or one that is not listed, or the end
 
     `index` listed members were written or left out; `count` members were written, counted only as
-    far as `minProperties` and `maxProperties` need it.
+    far as `minProperties` and `maxProperties` need it. Members that are not listed may repeat a
+    name, so together they count as one for `minProperties`.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class _Members:
             if self._high is not None and self._high - count <= self._num_required[index]:
                 keys = keys[next_required - index :]  # there is room for required members only
         may_end = next_required == len(self._members)
-        if may_end and self._others is not None and not is_full:
+        if may_end and self._others is not None and not is_full and count + 1 >= self._low:
             options.append(Seq(self._others, self.after(next_required, count + 1)))
         if keys:
             options.append(Literals(tuple(keys)))
@@ -202,6 +203,7 @@ class _Members:
         """The last listed member that may come next: no required one is left out, and enough remain
         for `minProperties`."""
         last = self._next_required[index]
-        if self._others is None and self._low > count:
-            last = min(last, len(self._members) - (self._low - count))
+        num_needed = self._low - count - (self._others is not None)
+        if num_needed > 0:
+            last = min(last, len(self._members) - num_needed)
         return last

@@ -94,10 +94,50 @@ def test_texts_made_from_a_pattern_match_it(data):
 def test_a_json_string_matches_where_re_finds_the_pattern_in_its_value(pattern, begin, end, texts):
     pattern = begin + (f"(?:{pattern})" if begin or end else pattern) + end
     dfa = compiled(pattern, json_string_search)
-    found = re.compile(pattern.replace("$", r"\Z"), re.ASCII | re.DOTALL).search
+    found = re.compile(pattern.replace("$", r"\Z"), re.ASCII).search
     for text in texts:
         accepted = dfa is not None and dfa.accepts(json.dumps(text, ensure_ascii=False).encode())
         assert accepted == bool(found(text)), text
+
+
+ECMA_SPACE = "\t\n\v\f\r \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+ECMA_LINE_ENDS = "\n\r\u2028\u2029"
+
+
+@pytest.mark.parametrize(
+    "pattern, inside",
+    [
+        ("^.$", lambda c: c not in ECMA_LINE_ENDS),
+        (r"^\s$", lambda c: c in ECMA_SPACE),
+        (r"^\S$", lambda c: c not in ECMA_SPACE),
+        (r"^[^\S]$", lambda c: c in ECMA_SPACE),
+        (r"^\d$", lambda c: c in "0123456789"),
+        (r"^\W$", lambda c: not (c.isascii() and (c.isalnum() or c == "_"))),
+    ],
+)
+def test_classes_in_json_strings_are_those_of_ecma_262(pattern, inside):
+    dfa = json_string_search(pattern)
+    for code in (*range(0x20, 0x3100), 9, 10, 11, 12, 13, 0xFEFF, 0xFFFD, 0x1D7D9):
+        text = json.dumps(chr(code), ensure_ascii=False)
+        assert dfa.accepts(text.encode()) == inside(chr(code)), hex(code)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["[]a]", "[^]a]", "a{,2}", "(?#a)b", r"\a", r"[\a]", r"\Aa", r"a\Z", r"\U0001f600", "(?P<n>a)"],
+)
+def test_what_python_reads_differently_from_ecma_262_is_handed_on(pattern):
+    with pytest.raises(UnsupportedPatternError):
+        json_string_search(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern, text", [(r"^\\a$", "\\a"), (r"^[\[\]]$", "["), (r"^\{,2}$", "{,2}")]
+)
+def test_what_only_looks_like_it_is_compiled(pattern, text):
+    assert json_string_search(pattern).accepts(json.dumps(text).encode())
 
 
 @pytest.mark.parametrize(
