@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.traces import Reuse
+from tools.engine_harness.settings import SGL, STOCK, EngineSettings
 
-STOCK, SGL = "stock", "sgl"
 ARMS = (STOCK, SGL)
 
 
@@ -25,26 +25,6 @@ def ratio(stock: float, sgl: float, better: int) -> float | None:
     """
     over, under = (sgl, stock) if better > 0 else (stock, sgl)
     return over / under if better and under else None
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """What of an engine's configuration matters here; named as vLLM's options.
-
-    `num_blocks` counts usable blocks, `plugin` is what `--plugin-config` would give.
-    """
-
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    async_scheduling: bool = True
-    plugin: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def cache_tokens(self) -> int:
-        return self.num_blocks * self.block_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from benchmarks import traces
 from benchmarks.ab.result import percentile
-from benchmarks.comparison import EngineSettings
 from benchmarks.cost_model import CostModel
 from benchmarks.fleet_policies import POLICIES
 from benchmarks.fleet_worker import Request, Worker
 from benchmarks.traces import Tokens, Trace
 from sgl_vllm.routing.prefix_hashes import PrefixHasher
+from tools.engine_harness.settings import EngineSettings
 
 START_SHARE = 0.1
 """Copies begin within this share of the time over which the trace arrives."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.comparison import EngineSettings
 from benchmarks.cost_model import CostModel
 from benchmarks.drawing import STYLE
 from benchmarks.fleet import FleetResult
 from benchmarks.simulate_report import asked, versions
 from benchmarks.traces import Reuse, Trace
+from tools.engine_harness.settings import EngineSettings
 
 # Of a result: its name, the column's words, width and format.
 COLUMNS: tuple[tuple[str, str, int, str], ...] = (

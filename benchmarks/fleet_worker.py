@@ -13,8 +13,8 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.comparison import EngineSettings
 from benchmarks.cost_model import CostModel
+from tools.engine_harness.settings import EngineSettings
 
 
 @dataclass(slots=True, eq=False)

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from benchmarks.comparison import ARMS, EngineSettings
+from benchmarks.comparison import ARMS
 from benchmarks.simulate_grid import silence_vllm
+from tools.engine_harness.settings import EngineSettings
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput

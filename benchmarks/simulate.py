@@ -27,7 +27,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks import simulate_plot, traces
-from benchmarks.comparison import ARMS, STOCK, Combination, Comparison, EngineSettings
+from benchmarks.comparison import ARMS, Combination, Comparison
 from benchmarks.cost_model import CostModel
 from benchmarks.fleet import FleetRun
 from benchmarks.fleet_policies import POLICIES
@@ -36,6 +36,7 @@ from benchmarks.simulate_grid import Run, run_all, silence_vllm
 from benchmarks.simulate_report import as_document, given, grid_table, table
 from benchmarks.traces import GENERATORS, Reuse, Trace
 from sgl_vllm.config import OptionError, Options, words_to_mapping
+from tools.engine_harness.settings import STOCK, EngineSettings
 
 DEFAULT_CONCURRENCY = 32
 COMMENT = """\

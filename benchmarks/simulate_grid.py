@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from benchmarks import traces
-from benchmarks.comparison import EngineSettings, Result
+from benchmarks.comparison import Result
 from benchmarks.cost_model import CostModel
 from benchmarks.traces import Trace
+from tools.engine_harness.settings import EngineSettings
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized

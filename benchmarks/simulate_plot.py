@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.comparison import SGL, STOCK, Comparison
+from benchmarks.comparison import Comparison
 from benchmarks.drawing import STYLE, require_matplotlib
+from tools.engine_harness.settings import SGL, STOCK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from benchmarks.comparison import SGL, STOCK, Comparison
+from benchmarks.comparison import Comparison
 from benchmarks.cost_model import CostModel
 from benchmarks.traces import Reuse, Trace
+from tools.engine_harness.settings import SGL, STOCK
 
 # What the table shows: the name in the JSON, the words, the format, and which way is better:
 # 1 if more is, -1 if less is, 0 if neither.

@@ -18,38 +18,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import (
-    BlockHash,
-    KVCacheBlockCopy,
-    get_request_block_hasher,
-    init_none_hash,
-    resolve_kv_cache_block_sizes,
-)
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequest
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
 
-from benchmarks.comparison import SGL, STOCK, EngineSettings, Result
+from benchmarks.comparison import Result
 from benchmarks.cost_model import Batch, CostModel
-from benchmarks.models import DEMO_MODEL
-from benchmarks.traces import Call, Tokens, Trace
-from sgl_vllm.config import CONFIG_KEY
-from sgl_vllm.scheduler.queue import CacheAwareQueue
-from sgl_vllm.scheduler.scheduler import SglAsyncScheduler, SglScheduler, SglSchedulerMixin
-from sgl_vllm.scheduler.sharing import MIN_SAVED_TOKENS
+from benchmarks.traces import Call, Trace
+from sgl_vllm.scheduler.scheduler import SglSchedulerMixin
+from tools.engine_harness.kv_memory import KvMemory
+from tools.engine_harness.scheduler import make_block_hasher, make_scheduler, runner_output
+from tools.engine_harness.settings import EngineSettings
 
 
 class SimulationError(Exception):
@@ -91,131 +74,6 @@ class Clock:
         finally:
             for module in modules:
                 module.time = time  # type: ignore[attr-defined]
-
-
-def make_scheduler(
-    arm: str, settings: EngineSettings, *, with_tokenizer: bool = False, **scheduler_args: Any
-) -> Scheduler:
-    """A scheduler of vLLM (`arm` "stock") or of the plugin ("sgl"), as the engine core makes it;
-    `scheduler_args` are further ones of vLLM's `SchedulerConfig`. Structured output needs a
-    tokenizer."""
-    length = settings.max_model_len
-    model_config = ModelConfig(
-        model=str(DEMO_MODEL),  # its weights play no part
-        skip_tokenizer_init=not with_tokenizer,
-        max_model_len=length,
-        hf_overrides={"max_position_embeddings": length},
-        enforce_eager=True,
-    )
-    scheduler_config = SchedulerConfig(
-        max_model_len=length,
-        is_encoder_decoder=False,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        async_scheduling=settings.async_scheduling,
-        **scheduler_args,
-    )
-    vllm_config = VllmConfig(
-        model_config=model_config,
-        scheduler_config=scheduler_config,
-        cache_config=CacheConfig(block_size=settings.block_size, enable_prefix_caching=True),
-        additional_config={CONFIG_KEY: dict(settings.plugin)} if arm == SGL else {},
-    )
-    # A CPU as the platform switches it off, but no pass runs here.
-    scheduler_config.async_scheduling = settings.async_scheduling
-    num_blocks = settings.num_blocks + 1  # vLLM keeps one as the null block
-    vllm_config.cache_config.num_gpu_blocks = num_blocks
-    layer = FullAttentionSpec(
-        block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
-    )
-    kv_cache_config = KVCacheConfig(
-        num_blocks=num_blocks,
-        kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], layer)],
-    )
-    scheduler_class: type[Scheduler]
-    if arm == STOCK:
-        scheduler_class = AsyncScheduler if settings.async_scheduling else Scheduler
-    else:
-        scheduler_class = SglAsyncScheduler if settings.async_scheduling else SglScheduler
-    block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
-    scheduler = scheduler_class(
-        vllm_config=vllm_config,
-        kv_cache_config=kv_cache_config,
-        structured_output_manager=StructuredOutputManager(vllm_config),
-        block_size=block_size,
-        hash_block_size=hash_block_size,
-    )
-    if isinstance(scheduler.waiting, CacheAwareQueue) and scheduler.waiting.sharing is not None:
-        # The scheduler plays an engine on a GPU.
-        scheduler.waiting.sharing.min_saved_tokens = MIN_SAVED_TOKENS
-    return scheduler
-
-
-def runner_output(request_ids: list[str], sampled: list[list[int]]) -> ModelRunnerOutput:
-    """As a model runner gives it, with the tokens sampled for each request."""
-    return ModelRunnerOutput(
-        req_ids=request_ids,
-        req_id_to_index={request_id: i for i, request_id in enumerate(request_ids)},
-        sampled_token_ids=sampled,
-    )
-
-
-def make_block_hasher(scheduler: Scheduler) -> Callable[[Request], list[BlockHash]]:
-    """The hasher that the engine core gives to every request."""
-    hash_function = get_hash_fn_by_name(scheduler.cache_config.prefix_caching_hash_algo)
-    init_none_hash(hash_function)
-    hasher = get_request_block_hasher(scheduler.hash_block_size, hash_function)
-    is_plugin = isinstance(scheduler, SglSchedulerMixin)
-    return scheduler.sgl_vllm.block_hasher(hasher) if is_plugin else hasher
-
-
-class KvMemory:
-    """What every slot of the cache would hold: a number for a token and all before it.
-
-    With it a pass can be checked: that it reads, for every token of a request, what was computed
-    for exactly this token after exactly these.
-    """
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._slots = np.zeros((num_blocks, block_size), dtype=np.uint64)
-
-    @staticmethod
-    def contents(tokens: Tokens) -> NDArray[np.uint64]:
-        """The numbers of a sequence, shape (n,): sums of powers, modulo 2**64."""
-        powers = np.cumprod(np.full(len(tokens), 0x9E3779B97F4A7C15, dtype=np.uint64))
-        return np.cumsum((tokens.astype(np.uint64) + 1) * powers)
-
-    def run(
-        self,
-        copies: Sequence[KVCacheBlockCopy],
-        requests: Sequence[tuple[str, list[int], NDArray[np.uint64], int]],
-    ) -> None:
-        """One pass: first the copies, then all writes, then all reads.
-
-        Args:
-            requests: id, blocks, the contents up to the last token of this pass, and how many of
-                these were there before.
-
-        Raises:
-            SimulationError: a request would read something else.
-        """
-        if copies:
-            sources = self._slots[[copy.src_block_id for copy in copies]]
-            self._slots[[copy.dst_block_id for copy in copies]] = sources
-        size = self._slots.shape[1]
-        for _, block_ids, contents, num_before in requests:
-            positions = np.arange(num_before, len(contents))
-            blocks = np.array(block_ids)[positions // size]
-            self._slots[blocks, positions % size] = contents[num_before:]
-        for request_id, block_ids, contents, num_before in requests:
-            found = self._slots[block_ids[: -(-len(contents) // size)]].reshape(-1)
-            wrong = np.flatnonzero(found[: len(contents)] != contents)
-            if len(wrong):
-                raise SimulationError(
-                    f"request {request_id} with {num_before} tokens computed reads a wrong key and "
-                    f"value for token {wrong[0]}"
-                )
 
 
 # -- a run --------------------------------------------------------------------------------------

@@ -27,8 +27,9 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsTensors, ModelRunnerOutput
 
-from benchmarks.comparison import SGL, STOCK, EngineSettings
-from benchmarks.simulator import KvMemory, make_block_hasher, make_scheduler, runner_output
+from tools.engine_harness.kv_memory import KvMemory
+from tools.engine_harness.scheduler import make_block_hasher, make_scheduler, runner_output
+from tools.engine_harness.settings import SGL, STOCK, EngineSettings
 
 MAX_MODEL_LEN = 256
 UNKNOWN = -1

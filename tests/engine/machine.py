@@ -13,9 +13,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request, RequestStatus
 
-from benchmarks.comparison import SGL, EngineSettings
-from benchmarks.simulator import make_block_hasher, make_scheduler, runner_output
 from sgl_vllm.scheduler.queue import OrderCounters
+from tools.engine_harness.scheduler import make_block_hasher, make_scheduler, runner_output
+from tools.engine_harness.settings import SGL, EngineSettings
 
 MAX_MODEL_LEN = 4096
 

@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("vllm")
 
 from benchmarks import simulate, traces
-from benchmarks.comparison import STOCK, EngineSettings
 from benchmarks.cost_model import CostModel
 from benchmarks.fleet import FleetRun
 from benchmarks.simulate_grid import Run
+from tools.engine_harness.settings import STOCK, EngineSettings
 
 
 @pytest.mark.parametrize(

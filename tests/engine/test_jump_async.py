@@ -19,12 +19,12 @@ from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-from benchmarks.simulator import SimulationError
 from sgl_vllm.jump.jump import JumpCounters, JumpForward
 from sgl_vllm.jump.resumption import JumpedRequests
 from tests.engine.late import MAX_MODEL_LEN, Answer, LateCore, Runner, V1Runner, V2Runner
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.test_jump_pressure import PATTERNS
+from tools.engine_harness.kv_memory import WrongKvError
 
 RUNNERS = (V1Runner, V2Runner)
 CARD = PATTERNS[0]
@@ -399,7 +399,7 @@ MISTAKES = [
 def test_a_mistake_is_noticed(want, mistake, runner: type[Runner], monkeypatch):
     jobs, answers = want
     mistake(monkeypatch)
-    with pytest.raises((AssertionError, KeyError, RuntimeError, SimulationError)):
+    with pytest.raises((AssertionError, KeyError, RuntimeError, WrongKvError)):
         core = LateCore(runner=runner, block_size=16, num_blocks=17, max_num_batched_tokens=48)
         aborted = serve(core, jobs, random.Random(0))
         check(core.answers, answers, aborted)

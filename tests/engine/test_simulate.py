@@ -16,12 +16,14 @@ import pytest
 pytest.importorskip("vllm")
 
 from benchmarks import simulate, traces
-from benchmarks.comparison import EngineSettings, Result
+from benchmarks.comparison import Result
 from benchmarks.cost_model import CostModel
 from benchmarks.simulate_grid import Run, run_all
-from benchmarks.simulator import Clock, Simulation, SimulationError, percentile
+from benchmarks.simulator import Clock, Simulation, percentile
 from benchmarks.traces import Call, Program, Trace
 from sgl_vllm.radix.pool import RadixBlockPool
+from tools.engine_harness.kv_memory import WrongKvError
+from tools.engine_harness.settings import EngineSettings
 
 ARMS = ("stock", "sgl")
 
@@ -86,7 +88,7 @@ def test_every_pass_reads_what_was_computed_for_its_tokens(
 def test_a_pass_that_reads_something_else_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """If blocks that this very pass computes could be copied from before it."""
     monkeypatch.setattr(RadixBlockPool, "is_computed", lambda pool, block_id: True)
-    with pytest.raises(SimulationError, match="reads a wrong key and value"):
+    with pytest.raises(WrongKvError, match="reads a wrong key and value"):
         run(
             traces.generate("fork_join", 100),
             "sgl",

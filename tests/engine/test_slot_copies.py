@@ -10,15 +10,16 @@ import pytest
 pytest.importorskip("vllm")
 
 from benchmarks import traces
-from benchmarks.comparison import EngineSettings
 from benchmarks.cost_model import CostModel
-from benchmarks.simulator import KvMemory, Simulation
+from benchmarks.simulator import Simulation
 from sgl_vllm.config import Options
 from sgl_vllm.radix.slot_copies import slots_to_copy, use_in_worker
 from sgl_vllm.scheduler import control as control_module
 from sgl_vllm.scheduler.assembly import Parts
 from sgl_vllm.scheduler.control import EngineControl
 from sgl_vllm.scheduler.stats import BitmaskCounters, StepCounters
+from tools.engine_harness.kv_memory import KvMemory
+from tools.engine_harness.settings import EngineSettings
 
 BLOCK_SIZE = 16
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from benchmarks import simulate_plot
-from benchmarks.comparison import SGL, STOCK, Combination, Comparison, EngineSettings, Result
+from benchmarks.comparison import Combination, Comparison, Result
 from benchmarks.cost_model import CostModel
 from benchmarks.simulate_report import as_document, grid_table, table
 from benchmarks.traces import Call, Program, Reuse, Trace
+from tools.engine_harness.settings import SGL, STOCK, EngineSettings
 
 CALL = Call(np.arange(100, dtype=np.int32), np.arange(10, dtype=np.int32))
 TRACE = Trace("by hand", tuple(Program((CALL,)) for _ in range(3)))

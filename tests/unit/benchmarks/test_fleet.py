@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from benchmarks import simulate, traces
-from benchmarks.comparison import EngineSettings
 from benchmarks.cost_model import CostModel
 from benchmarks.fleet import Copies, FleetResult, FleetRun
 from benchmarks.fleet_policies import POLICIES, LeastLoaded, PrefixAffinity
 from benchmarks.fleet_worker import BlockCache, Request, Worker
 from benchmarks.traces import Call, Program, Trace
+from tools.engine_harness.settings import EngineSettings
 
 SETTINGS = EngineSettings(num_blocks=100, block_size=16, max_model_len=1600)
 COST = CostModel(step_s=1.0, prefill_token_s=0.0, decode_token_s=0.0, context_token_s=0.0)

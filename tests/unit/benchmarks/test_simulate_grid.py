@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks import traces
-from benchmarks.comparison import EngineSettings
 from benchmarks.cost_model import CostModel
 from benchmarks.simulate_grid import Run, run_all
+from tools.engine_harness.settings import EngineSettings
 
 
 def test_a_run_that_fails_in_another_process_fails_here() -> None:

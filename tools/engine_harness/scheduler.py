@@ -1,0 +1,109 @@
+"""Makes schedulers as vLLM's engine core makes them, and what passes between them and a runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import (
+    BlockHash,
+    get_request_block_hasher,
+    init_none_hash,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+import sgl_vllm
+from sgl_vllm.config import CONFIG_KEY
+from sgl_vllm.scheduler.queue import CacheAwareQueue
+from sgl_vllm.scheduler.scheduler import SglAsyncScheduler, SglScheduler, SglSchedulerMixin
+from sgl_vllm.scheduler.sharing import MIN_SAVED_TOKENS
+from tools.engine_harness.settings import SGL, STOCK, EngineSettings
+
+_MODEL = Path(sgl_vllm.__file__).parent / "demo" / "model"
+
+
+def make_scheduler(
+    arm: str, settings: EngineSettings, *, with_tokenizer: bool = False, **scheduler_args: Any
+) -> Scheduler:
+    """A scheduler of vLLM (`arm` "stock") or of the plugin ("sgl"), as the engine core makes it;
+    `scheduler_args` are further ones of vLLM's `SchedulerConfig`. Structured output needs a
+    tokenizer."""
+    length = settings.max_model_len
+    model_config = ModelConfig(
+        model=str(_MODEL),  # its weights play no part
+        skip_tokenizer_init=not with_tokenizer,
+        max_model_len=length,
+        hf_overrides={"max_position_embeddings": length},
+        enforce_eager=True,
+    )
+    scheduler_config = SchedulerConfig(
+        max_model_len=length,
+        is_encoder_decoder=False,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        async_scheduling=settings.async_scheduling,
+        **scheduler_args,
+    )
+    vllm_config = VllmConfig(
+        model_config=model_config,
+        scheduler_config=scheduler_config,
+        cache_config=CacheConfig(block_size=settings.block_size, enable_prefix_caching=True),
+        additional_config={CONFIG_KEY: dict(settings.plugin)} if arm == SGL else {},
+    )
+    # A CPU as the platform switches it off, but no pass runs here.
+    scheduler_config.async_scheduling = settings.async_scheduling
+    num_blocks = settings.num_blocks + 1  # vLLM keeps one as the null block
+    vllm_config.cache_config.num_gpu_blocks = num_blocks
+    layer = FullAttentionSpec(
+        block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    kv_cache_config = KVCacheConfig(
+        num_blocks=num_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], layer)],
+    )
+    scheduler_class: type[Scheduler]
+    if arm == STOCK:
+        scheduler_class = AsyncScheduler if settings.async_scheduling else Scheduler
+    else:
+        scheduler_class = SglAsyncScheduler if settings.async_scheduling else SglScheduler
+    block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    scheduler = scheduler_class(
+        vllm_config=vllm_config,
+        kv_cache_config=kv_cache_config,
+        structured_output_manager=StructuredOutputManager(vllm_config),
+        block_size=block_size,
+        hash_block_size=hash_block_size,
+    )
+    if isinstance(scheduler.waiting, CacheAwareQueue) and scheduler.waiting.sharing is not None:
+        # The scheduler plays an engine on a GPU.
+        scheduler.waiting.sharing.min_saved_tokens = MIN_SAVED_TOKENS
+    return scheduler
+
+
+def runner_output(request_ids: list[str], sampled: list[list[int]]) -> ModelRunnerOutput:
+    """As a model runner gives it, with the tokens sampled for each request."""
+    return ModelRunnerOutput(
+        req_ids=request_ids,
+        req_id_to_index={request_id: i for i, request_id in enumerate(request_ids)},
+        sampled_token_ids=sampled,
+    )
+
+
+def make_block_hasher(scheduler: Scheduler) -> Callable[[Request], list[BlockHash]]:
+    """The hasher that the engine core gives to every request."""
+    hash_function = get_hash_fn_by_name(scheduler.cache_config.prefix_caching_hash_algo)
+    init_none_hash(hash_function)
+    hasher = get_request_block_hasher(scheduler.hash_block_size, hash_function)
+    is_plugin = isinstance(scheduler, SglSchedulerMixin)
+    return scheduler.sgl_vllm.block_hasher(hasher) if is_plugin else hasher

@@ -1,0 +1,30 @@
+"""What of an engine's configuration matters to a scheduler without a model. Pure: no vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+STOCK, SGL = "stock", "sgl"
+"""The two arms of a comparison: vLLM's scheduler, and the plugin's."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What of an engine's configuration matters here; named as vLLM's options.
+
+    `num_blocks` counts usable blocks, `plugin` is what `--plugin-config` would give.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    async_scheduling: bool = True
+    plugin: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def cache_tokens(self) -> int:
+        return self.num_blocks * self.block_size
