@@ -16,7 +16,6 @@ before the forward pass.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -116,11 +115,11 @@ class RadixKVCacheManager(KVCacheManager):
     def new_step_starts(self) -> None:
         super().new_step_starts()
         self.pool.step_starts()
-        if self._ttl_s:
-            self.pool.expire(self._expire_before())
+        self._expire()
 
-    def _expire_before(self) -> float:
-        return time.monotonic() - self._ttl_s if self._ttl_s else float("-inf")
+    def _expire(self) -> None:
+        if self._ttl_s:
+            self.pool.expire(self._ttl_s)
 
     def match(self, request: Request) -> Match:
         """The longest cached prefix of `request`, without side effects."""
@@ -354,7 +353,7 @@ class RadixKVCacheManager(KVCacheManager):
     def snapshot(self, max_nodes: int, max_tokens: int) -> CacheSnapshot | None:
         """The shape of the cache; None if the tree is off. Of tenants with a `cache_salt` it has
         totals only, and never tokens."""
-        self.pool.expire(self._expire_before())
+        self._expire()
         if self.tree is None:
             return None
         pinned = self.pins.block_ids

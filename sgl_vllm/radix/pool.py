@@ -130,14 +130,14 @@ class RadixBlockPool(BlockPool):
             self.guarded(self._index_scheduled)
         self._in_this_step.clear()
 
-    def expire(self, unused_since: float) -> None:
-        """Evict what has not been used since `unused_since`, seconds on the monotonic clock."""
-        self.guarded(self._expire, unused_since)
+    def expire(self, ttl_s: float) -> None:
+        """Evict what has not been used for `ttl_s` seconds."""
+        self.guarded(self._expire, ttl_s)
 
-    def _expire(self, unused_since: float) -> None:
+    def _expire(self, ttl_s: float) -> None:
         assert self.tree is not None
         num_tokens = self.tree.num_tokens
-        self._release_evicted(self.tree.expire(unused_since))
+        self._release_evicted(self.tree.expire(self.tree.clock() - ttl_s))
         self.counters.expired_tokens += num_tokens - self.tree.num_tokens
 
     def _index_scheduled(self) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import logging
 import random
-import time
 
 import pytest
 import torch
@@ -431,11 +430,14 @@ def test_each_eviction_policy_keeps_what_it_says(start, policy, kept):
 
 
 def test_what_nobody_uses_expires(start):
-    engine = start({"radix_ttl_s": 0.3}, **SMALL)
+    engine = start({"radix_ttl_s": 300}, **SMALL)
+    tree = engine.scheduler.parts.radix.tree
+    now_s = tree.clock()
+    tree.clock = lambda: now_s
     for seed in (0, 1, 2):
         answer(engine, words(100, seed))
     engine.scheduler.sgl_vllm.pin(words(100, seed=1))
-    time.sleep(0.35)
+    now_s += 301
     answer(engine, words(100, seed=2))
     assert [in_tree(engine, words(100, seed)) for seed in (0, 1, 2)] == [0, 100, 100]
     assert engine.llm.reset_prefix_cache()

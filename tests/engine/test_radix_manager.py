@@ -168,7 +168,7 @@ def test_what_is_cached_is_what_was_computed_less_what_was_evicted():
     assert tree.num_blocks + evictions.evicted_blocks == 20 * 4
     assert cache.hit([*prompts[-1], 1]) == 50  # the last one's is there
     num_cached = tree.num_tokens
-    cache.manager.pool.expire(unused_since=float("inf"))
+    cache.manager.pool.expire(ttl_s=-1)
     assert evictions.expired_tokens == num_cached
     assert tree.num_tokens + evictions.evicted_tokens + evictions.expired_tokens == 20 * 50
 

@@ -146,16 +146,14 @@ def test_an_abort_that_cannot_be_read_is_refused(http, body):
     assert http.post("/sgl/batch/abort", json=body).status_code == 400
 
 
-def test_an_answer_comes_as_soon_as_it_is_there(http):
+def test_an_answer_comes_as_soon_as_it_is_there(server, http):
     requests = [complete(**LONG), complete("Once")]
     with http.stream("POST", "/sgl/batch", json={"requests": requests}) as answer:
         assert answer.headers["content-type"].startswith("application/x-ndjson")
-        begun = time.monotonic()
         lines = answer.iter_lines()
         assert json.loads(next(lines))["index"] == 1
-        first_s = time.monotonic() - begun
+        wait_until(lambda: num_running(server) == 1)
         assert json.loads(next(lines))["index"] == 0
-        assert first_s < 0.5 * (time.monotonic() - begun)
 
 
 def test_a_client_that_goes_leaves_nothing_running(server, http):

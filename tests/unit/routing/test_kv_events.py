@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 
 import pytest
 
@@ -30,7 +29,7 @@ def publisher(tmp_path):
 def publish(publisher, count: int) -> None:
     for _ in range(count):
         publisher.publish(KVEventBatch(ts=0.0, events=[AllBlocksCleared()]))
-    time.sleep(0.3)  # a thread of its own sends them
+    publisher._event_queue.join()  # a thread of its own sends them
 
 
 async def numbers_until(source, last: int, apply=lambda number: True, then=lambda: None):
