@@ -41,7 +41,7 @@ ray: install  ## the tests of replicas on Ray Serve, which it installs (0.4 GB; 
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/ray"
 
 versions: install  ## the demo and tests/engine on every supported vLLM (1 GB; an hour)
-	@$(IN_ROOT) exec "$(BIN)/python" tools/vllm_versions.py test --write
+	@$(IN_ROOT) exec "$(BIN)/python" -m tools.vllm_versions test --write
 
 check: install  ## ruff (lint and format) and mypy, the examples included
 	@$(IN_ROOT) "$(BIN)/ruff" check .

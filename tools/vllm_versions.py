@@ -8,10 +8,13 @@ one on PYTHONPATH. Nothing is installed or replaced.
     0.33.0  the Python files of the CUDA wheel over the compiled libraries of the installed CPU
             build, because no CPU build of 0.33 is on the package index
 
-    python tools/vllm_versions.py source 0.33.0       # unpack its Python files, print the folder
-    python tools/vllm_versions.py overlay 0.33.0      # unpack what runs, print the folder
-    python tools/vllm_versions.py test [VERSION ...]  # demo and tests/engine: `make versions`
-    python tools/vllm_versions.py test --quick        # the engine tests that matter most
+    python -m tools.vllm_versions source 0.33.0       # unpack its Python files, print the folder
+    python -m tools.vllm_versions overlay 0.33.0      # unpack what runs, print the folder
+    python -m tools.vllm_versions test [VERSION ...]  # demo and tests/engine: `make versions`
+    python -m tools.vllm_versions test --quick        # the demo and some engine tests
+
+With `--write`, the table in docs/install.md says which tests ran. It is written from
+docs/versions.json, which keeps the results of each test file until it runs again.
 
 Wheels come from the package index (0.13 to 0.34 GB each) and are deleted once unpacked.
 """
@@ -27,17 +30,20 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
-ROOT = Path(__file__).resolve().parent.parent
+from tools.generated import ROOT, GeneratedSection
+
 OVERLAYS = Path(sys.prefix) / "vllm"
 RESULTS = ROOT / "docs" / "versions.json"
-PAGE = ROOT / "docs" / "install.md"
-BEGIN, END = "<!-- versions:begin -->", "<!-- versions:end -->"
+ENGINE_TESTS = ROOT / "tests" / "engine"
 
 QUICK_TESTS = (
     "test_block_hashes.py",
@@ -81,27 +87,78 @@ BUILDS = (
 
 
 @dataclass(frozen=True)
+class Counts:
+    """The tests of a file, and the day on which they ran."""
+
+    passed: int
+    failed: int
+    skipped: int
+    date: str
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What ran on one version.
 
     Attributes:
+        how: where the version's files came from.
         demo: whether all answers of the demo equal stock vLLM's; None if it was not run.
-        passed, failed, skipped: the tests of tests/engine.
-        minutes: wall time of all of it.
+        files: by name, the files of tests/engine that ran.
     """
 
     version: str
     how: str
     demo: bool | None
-    passed: int
-    failed: int
-    skipped: int
-    minutes: float
-    date: str
+    files: Mapping[str, Counts]
+
+    @classmethod
+    def of_json(cls, version: str, values: Mapping[str, Any]) -> Outcome:
+        files = {name: Counts(**counts) for name, counts in values["files"].items()}
+        return cls(version, values["how"], values["demo"], files)
+
+    def as_json(self) -> dict[str, Any]:
+        files = {name: asdict(self.files[name]) for name in sorted(self.files)}
+        return {"how": self.how, "demo": self.demo, "files": files}
+
+    def after(self, before: Outcome | None) -> Outcome:
+        """With the results of an earlier run for what this one has not run."""
+        if before is None:
+            return self
+        demo = before.demo if self.demo is None else self.demo
+        return Outcome(self.version, self.how, demo, {**before.files, **self.files})
 
     @property
     def ok(self) -> bool:
-        return self.demo is not False and self.failed == 0 and self.passed > 0
+        counts = self.files.values()
+        return self.demo is not False and not any(one.failed for one in counts)
+
+    def row(self) -> str:
+        """A row of the table."""
+        demo = {True: "same answers", False: "different answers", None: "not run"}[self.demo]
+        counts = self.files.values()
+        numbers = [sum(getattr(one, name) for one in counts) for name in _COUNTED]
+        cells = [self.version, self.how, demo, self._which(), *map(str, numbers), self._when()]
+        return f"| {' | '.join(cells)} |"
+
+    def _which(self) -> str:
+        everything = {path.name for path in ENGINE_TESTS.glob("test_*.py")}
+        missing = sorted(everything - set(self.files))
+        if not missing:
+            return f"all {len(everything)} files"
+        if len(missing) < len(self.files):
+            return f"{len(self.files)} of {len(everything)} files: all but {_names(missing)}"
+        return f"{len(self.files)} of {len(everything)} files: {_names(sorted(self.files))}"
+
+    def _when(self) -> str:
+        dates = sorted({one.date for one in self.files.values()})
+        return " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
+
+
+_COUNTED = ("passed", "failed", "skipped")
+
+
+def _names(files: Sequence[str]) -> str:
+    return ", ".join(f"`{name.removeprefix('test_').removesuffix('.py')}`" for name in files)
 
 
 class Unavailable(Exception):
@@ -123,12 +180,21 @@ def main(words: Sequence[str] | None = None) -> int:
         command.add_argument("version", choices=[build.version for build in BUILDS])
     test = commands.add_parser("test", help="run the demo and tests/engine on versions")
     test.add_argument("versions", nargs="*", metavar="VERSION", help="default: all of them")
-    test.add_argument("--quick", action="store_true", help="fewer engine tests, and no demo")
-    test.add_argument("--write", action="store_true", help=f"update the table in {PAGE.name}")
+    choice = test.add_mutually_exclusive_group()
+    choice.add_argument("--quick", action="store_true", help="the engine tests that matter most")
+    choice.add_argument(
+        "--only",
+        nargs="+",
+        default=(),
+        metavar="FILE",
+        help="these files of tests/engine; `demo` is the demo",
+    )
+    test.add_argument("--write", action="store_true", help="update the table in docs/install.md")
     options = parser.parse_args(words)
     try:
         if options.command == "test":
-            return run_tests(options.versions, quick=options.quick, write=options.write)
+            what = options.only or (["demo", *QUICK_TESTS] if options.quick else None)
+            return run_tests(options.versions, what, write=options.write)
         prepare = source if options.command == "source" else overlay
         print(prepare(build_of(options.version)))
     except Unavailable as reason:
@@ -187,7 +253,7 @@ def overlay(build: Build) -> Path | None:
     return folder
 
 
-def unpacked(build: Build, folder: Path, wanted) -> Path:
+def unpacked(build: Build, folder: Path, wanted: Callable[[str], bool]) -> Path:
     """The wanted files of the build's wheel, downloaded once."""
     if folder.is_dir():
         return folder
@@ -236,40 +302,73 @@ def name_it_vllm(folder: Path, version: str) -> None:
 # -- runs -----------------------------------------------------------------------------------------
 
 
-def run_tests(versions: Sequence[str], *, quick: bool, write: bool) -> int:
+def run_tests(versions: Sequence[str], what: Collection[str] | None, *, write: bool) -> int:
+    """Run `what`, by default everything, on these versions, by default all. The exit status."""
     builds = [build_of(version) for version in versions] or list(BUILDS)
-    outcomes = []
+    all_ok = True
     for build in builds:
-        outcome = test_version(build, quick=quick)
-        print(row(outcome), flush=True)
-        outcomes.append(outcome)
-    if write:
-        record(outcomes)
-    return 0 if all(outcome.ok for outcome in outcomes) else 1
+        started = time.monotonic()
+        outcome = test_version(build, what)
+        print(outcome.row(), f"{(time.monotonic() - started) / 60:.1f} minutes", flush=True)
+        if write:
+            record(outcome)
+        all_ok = all_ok and outcome.ok
+    return 0 if all_ok else 1
 
 
-def test_version(build: Build, *, quick: bool) -> Outcome:
+def test_version(build: Build, what: Collection[str] | None) -> Outcome:
     print(f"versions: {build.version} ({build.how})", flush=True)
-    started = time.monotonic()
     environment = environment_of(overlay(build))
-    demo = None if quick else same_answers_in_demo(environment)
-    names = QUICK_TESTS if quick else ("",)
-    tests = [str(ROOT / "tests" / "engine" / name) for name in names]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "", "--no-header", *tests]
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-    lines = done.stdout.splitlines()
-    print("\n".join(line for line in lines if line.startswith(("FAILED", "ERROR"))), flush=True)
-    counts = {what: int(number) for number, what in re.findall(r"(\d+) (\w+)", lines[-1])}
+    if what is None:
+        what = ["demo", *(path.name for path in ENGINE_TESTS.glob("test_*.py"))]
+    names = sorted({*what} - {"demo"})
     return Outcome(
         version=build.version,
         how=build.how,
-        demo=demo,
-        passed=counts.get("passed", 0),
-        failed=counts.get("failed", 0) + counts.get("error", 0) + counts.get("errors", 0),
-        skipped=counts.get("skipped", 0),
-        minutes=round((time.monotonic() - started) / 60, 1),
-        date=datetime.date.today().isoformat(),
+        demo=same_answers_in_demo(environment) if "demo" in what else None,
+        files=results_of_tests(names, environment) if names else {},
     )
+
+
+def results_of_tests(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, Counts]:
+    """Runs files of tests/engine. A file without a result, as after a crash, has one failure."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "", "--no-header"]
+        command += ["-p", "no:cacheprovider", f"--junitxml={report}"]
+        command += [str(ENGINE_TESTS / name) for name in names]
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+        lines = done.stdout.splitlines()
+        shown = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+        print("\n".join([*shown, *lines[-1:]]), flush=True)
+        found = counts_of(report.read_text()) if report.exists() else {}
+    if done.returncode not in (0, 1):
+        print(done.stdout[-5000:], flush=True)
+    lost = Counts(0, 1, 0, _today())
+    return {name: found.get(name, lost) for name in names}
+
+
+def counts_of(report: str) -> dict[str, Counts]:
+    """By file of tests/engine, the results in a JUnit report of pytest's."""
+    counted: dict[str, dict[str, int]] = {}
+    for case in ElementTree.fromstring(report).iter("testcase"):
+        # A file that cannot be collected has no class, and its module as its name.
+        module = re.search(
+            r"tests\.engine\.(test_\w+)", f"{case.get('classname')} {case.get('name')}"
+        )
+        if module is None:
+            continue
+        of_file = counted.setdefault(f"{module[1]}.py", dict.fromkeys(_COUNTED, 0))
+        outcomes = {child.tag for child in case}
+        if outcomes & {"failure", "error"}:
+            of_file["failed"] += 1
+        else:
+            of_file["skipped" if "skipped" in outcomes else "passed"] += 1
+    return {name: Counts(**numbers, date=_today()) for name, numbers in counted.items()}
+
+
+def _today() -> str:
+    return datetime.date.today().isoformat()
 
 
 def same_answers_in_demo(environment: dict[str, str]) -> bool:
@@ -290,28 +389,34 @@ def environment_of(folder: Path | None) -> dict[str, str]:
 # -- results --------------------------------------------------------------------------------------
 
 
-def record(outcomes: Sequence[Outcome]) -> None:
-    """Put these outcomes into the results file, and all of it into the page's table."""
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    known |= {outcome.version: asdict(outcome) for outcome in outcomes}
-    RESULTS.write_text(json.dumps(dict(sorted(known.items())), indent=2) + "\n")
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}")
+def record(outcome: Outcome) -> None:
+    """Put an outcome into the results file, and all of it into the page's table."""
+    known = recorded()
+    known[outcome.version] = outcome.after(known.get(outcome.version))
+    values = {version: known[version].as_json() for version in sorted(known)}
+    RESULTS.write_text(json.dumps(values, indent=2) + "\n")
+    SECTION.page.write_text(SECTION.written_into(SECTION.page.read_text()))
 
 
-def table() -> str:
+def recorded() -> dict[str, Outcome]:
+    """The results so far, by version."""
+    values = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return {version: Outcome.of_json(version, values[version]) for version in values}
+
+
+def table_lines() -> Iterator[str]:
     """The results as a Markdown table."""
-    outcomes = [Outcome(**values) for values in json.loads(RESULTS.read_text()).values()]
-    head = "| vLLM | run with | demo | tests/engine | date |\n| --- | --- | --- | --- | --- |"
-    return "\n".join([head, *map(row, outcomes)])
+    yield "| vLLM | run with | demo | which of `tests/engine` | passed | failed | skipped | date |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    yield from (outcome.row() for outcome in recorded().values())
 
 
-def row(outcome: Outcome) -> str:
-    demo = {True: "same answers", False: "different answers", None: "not run"}[outcome.demo]
-    tests = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
-    return f"| {outcome.version} | {outcome.how} | {demo} | {tests} | {outcome.date} |"
-
+SECTION = GeneratedSection(
+    page=ROOT / "docs" / "install.md",
+    command="make versions",
+    source="docs/versions.json",
+    lines=table_lines,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

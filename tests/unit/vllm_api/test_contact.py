@@ -169,7 +169,7 @@ def test_the_installed_vllm_calls_our_code_as_it_expects():
 @pytest.mark.parametrize("version", ["0.31.0", "0.33.0"])
 def test_so_does_every_other_supported_version(version: str):
     """Downloads the version's wheel (up to 0.34 GB) the first time."""
-    command = [sys.executable, "tools/vllm_versions.py", "source", version]
+    command = [sys.executable, "-m", "tools.vllm_versions", "source", version]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     source = VllmSource(Path(done.stdout.strip()))
     assert f"{source.release[0]}.{source.release[1]}.0" == version
