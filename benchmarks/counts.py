@@ -1,16 +1,16 @@
-"""A gate on counts: what every workload costs with the plugin, against what it cost before.
+"""A gate on counts: what each workload costs with the plugin, compared with recorded counts.
 
-    python -m benchmarks.counts             # compares, and says what changed
-    python -m benchmarks.counts --update    # writes down what it costs now
+    python -m benchmarks.counts             # compares, and prints what changed
+    python -m benchmarks.counts --update    # records the present counts
 
-Times differ from run to run, and nobody sees a tenth more among them. Counts do not: with the
-shipped model and one program at a time, the forward passes, the prompt tokens computed and cached,
-and the tokens forced are the same every time. Whoever changes one on purpose writes the new ones
-down, and the change is seen in review.
+Times vary from run to run, which hides a change of 10 %. Counts do not vary: with the shipped model
+and one program at a time, the forward passes, the prompt tokens computed and cached, and the forced
+tokens are the same each time. Record the new counts with a change that is meant to alter them, so
+that the difference shows in review.
 
-A processor that adds numbers up in another order may write another text here or there, and then
-counts differ too. So what is written is written down as well, as a checksum: where it is the same,
-counts are compared exactly, elsewhere within a twentieth.
+A processor that adds in a different order may produce a different text, and then the counts differ
+too. A checksum of the texts is therefore recorded: where it matches, counts must be equal,
+otherwise within 5 %.
 """
 
 from __future__ import annotations

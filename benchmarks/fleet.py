@@ -134,7 +134,7 @@ class Fleet:
             run.num_workers, run.settings.cache_tokens, lambda: self._now_s
         )
         self._ties = itertools.count()
-        self._events: list[tuple[float, int, Any]] = []  # heap: when, tie, who arrives or wakes
+        self._events: list[tuple[float, int, Any]] = []  # heap: time, tie, worker or arrival
         self._num_awaited: dict[tuple[int, int], list[int]] = {}  # of programs that have begun
         self._under_way: dict[Request, tuple[Any, float, tuple[int, int, int]]] = {}
         self._ttfts_s: list[float] = []
@@ -144,16 +144,16 @@ class Fleet:
         self._num_prompt = self._num_cached = 0
 
     def run(self) -> FleetResult:
-        for event in self._arrivals():
-            heapq.heappush(self._events, event)
+        for arrival in self._arrivals():
+            heapq.heappush(self._events, arrival)
         first_s = self._events[0][0]
         while self._events:
-            self._now_s, _, who = heapq.heappop(self._events)
-            if isinstance(who, int):
-                if self._workers[who].end_s == self._now_s:  # else it was cut short
-                    self._end_passes(who)
+            self._now_s, _, event = heapq.heappop(self._events)
+            if isinstance(event, int):
+                if self._workers[event].end_s == self._now_s:  # else it was cut short
+                    self._end_passes(event)
             else:
-                self._send(*who)
+                self._send(*event)
         if self._under_way:
             raise RuntimeError(f"{len(self._under_way)} requests never ended")
         return self._result(self._now_s - first_s)

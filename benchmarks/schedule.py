@@ -1,13 +1,14 @@
-"""What the order of the waiting queue costs in a step of vLLM's scheduler.
+"""The cost of the waiting queue's order in a step of vLLM's scheduler.
 
     python -m benchmarks.schedule [--waiting 1000] [--tokens 4000] [--steps 200]
 
-Drives vLLM's real scheduler and the plugin's, without a model, with so many requests waiting all
-the time: who ends is replaced. Both do every step by turns; the table shows the processor time of
-`schedule()` and of a request's arrival, in microseconds, medians and means, and the difference.
+Drives vLLM's real scheduler and the plugin's, without a model, with a constant number of waiting
+requests: one that ends is replaced. The two alternate at every step. The table shows the processor
+time of `schedule()` and of a request's arrival, in microseconds, medians and means, and the
+difference.
 
     unshared   nothing in common, so both admit the same requests in the same order
-    full       nothing in common, and a cache so full that nobody can be admitted
+    full       nothing in common, and a cache so full that no request can be admitted
     groups     groups of ten share all but 100 tokens: the plugin admits more in a step
     few        one request waits
 """

@@ -360,7 +360,7 @@ class Reuse:
 
 @dataclass(slots=True)
 class _Edge:
-    """A run of tokens in the trie of all calls: what leads on from it and who passes it."""
+    """A run of tokens in the trie of all calls: its continuations, and the calls that pass it."""
 
     tokens: Tokens
     children: dict[int, _Edge] = field(default_factory=dict)

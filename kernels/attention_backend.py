@@ -26,8 +26,9 @@ vLLM's `build` of FlashAttention, the second model runner, CUDA graphs, times.
 - *First steps.* Tile sizes are tuned when a size of group first comes (up to four sizes, seconds
   each, kept by Triton only with TRITON_CACHE_AUTOTUNING=1), and partial results are allocated then,
   some 10 to 30 MB, after vLLM has measured its memory: both are to be warmed up before this serves.
-- *Batch invariance* (VLLM_BATCH_INVARIANT) turns groups off: sums depend on who shares. Without it
-  results differ from FlashAttention's by rounding, as they do between its own split counts.
+- *Batch invariance* (VLLM_BATCH_INVARIANT) turns groups off, because sums depend on which requests
+  share. Without it, results differ from FlashAttention's by rounding, as they do between its own
+  split counts.
 """
 
 from __future__ import annotations

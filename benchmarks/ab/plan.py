@@ -130,7 +130,7 @@ def _plan_of(
 
 
 def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON can hold them, without where it goes: that is nobody's business."""
+    """As JSON values, without the path of the result, which says nothing about the run."""
     return {
         name: str(value) if isinstance(value, Path) else value
         for name, value in arguments.items()

@@ -1,8 +1,8 @@
-"""The server of one arm: started for its turn, or somebody else's; its cache emptied.
+"""The server of one arm: started for its turn, or already running elsewhere; its cache emptied.
 
-Owns what both arms' servers have in common and what sets them apart: the plugin alone. Both run
-with vLLM's development routes, one of which empties the prefix cache of either. As many servers
-stay up as the memory holds; the one that was asked least recently makes room for another.
+Owns the options of both arms' servers, which differ in the plugin only. Both run with vLLM's
+development routes, one of which resets the prefix cache. As many servers stay up as fit into
+memory; the least recently used one is stopped to make room for another.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def serving(
     pool: Pool,
     on_wait: Callable[[float], None],
 ) -> Iterator[tuple[str, bool]]:
-    """A server's URL, and whether it is new here: somebody else's at `urls`, else of the pool."""
+    """A server's URL, and whether it is new here: the one at `urls`, else one of the pool."""
     if urls is None:
         with pool.serving(arm, settings, on_wait) as served:
             yield served
@@ -179,8 +179,11 @@ def how_many_fit(settings: ServerSettings) -> int:
 
 @contextmanager
 def attached(arm: Arm, url: str) -> Iterator[str]:
-    """A server that somebody else runs. ArmFailed if it has the plugin and should not, or the
-    other way round."""
+    """A server that this command did not start.
+
+    Raises:
+        ArmFailed: it has the plugin and should not, or the other way round.
+    """
     try:
         has_plugin = httpx.get(f"{url}/v1/sgl/stats", timeout=30, headers=_key()).is_success
     except httpx.TransportError as error:

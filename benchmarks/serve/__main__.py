@@ -48,10 +48,10 @@ WARM_UP_SEED = 1
 
 COMMENT = """\
 vLLM's own load generator, `vllm bench serve`, sends the same requests to stock vLLM and to vLLM
-with `--plugin sgl_vllm`, A B A B ..., one server at a time; so nobody has to trust the client of
-benchmarks.ab. Each turn begins with a few requests that are not measured, each dataset with an
-empty prefix cache. Requests are greedy and always of full length, so both arms get and write as
-many tokens.
+with `--plugin sgl_vllm`, A B A B ..., one server at a time, so that the result does not depend on
+the client of benchmarks.ab. Each turn begins with a few requests that are not measured, each
+dataset with an empty prefix cache. Requests are greedy and always of full length, so both arms read
+and write the same number of tokens.
 
 Times and rates are what `vllm bench serve` says (medians over the rounds here, and in --json word
 for word); forward passes, computed and cached prompt tokens are the server's own counts. A ratio

@@ -26,7 +26,7 @@ from weakref import WeakSet
 
 START_TIMEOUT_S = 60.0
 MARGIN_S = 10
-"""The process ends itself this much later than its asker would, who may be gone by then."""
+"""The process ends itself this much later than its caller would, which may be gone by then."""
 
 
 class WorkerFailedError(Exception):

@@ -164,7 +164,7 @@ class V1Runner(Runner):
     """By `GPUModelRunner._update_states`, `_prepare_input_ids` and `_bookkeeping_sync`.
 
     A batch persists from step to step, and with it which rows have a token of the step before on
-    the device. Who leaves the batch loses that, and is rebuilt from what the scheduler sends.
+    the device. A request that leaves the batch loses it; the scheduler's output rebuilds it.
     """
 
     def __init__(self, *args: Any) -> None:

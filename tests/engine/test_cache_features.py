@@ -111,7 +111,7 @@ def test_statistics_stay_right_when_requests_are_preempted(engine, statistics):
     assert (statistics.requests, statistics.queries) == (5, 800)
     assert statistics.hits == sum(result.num_cached_tokens for result in results)
     for result in results:
-        # Who comes in a later step than the first finds the 50 common tokens.
+        # A request of a later step than the first finds the 50 common tokens.
         assert result.num_cached_tokens in (0, 32, 50)
         assert result.num_cached_tokens + result.num_cache_creation_tokens == 160
 
@@ -444,7 +444,7 @@ def test_what_nobody_uses_expires(start):
 
 
 def test_priorities_preempt_as_in_stock(start, monkeypatch):
-    """Also who was scheduled in this very step: what it would have computed leaves the tree."""
+    """Also a request of this very step: the tokens that it would have computed leave the tree."""
     rng = random.Random(0)
     groups = [words(rng.randrange(40, 150), seed) for seed in range(3)]
     # An unimportant prompt in chunks of 256, 64, 64 .. tokens; two important ones follow, in chunks
@@ -498,7 +498,7 @@ def test_priorities_preempt_as_in_stock(start, monkeypatch):
     engine, tokens = run({})
     assert tokens == expected
     assert engine.scheduler.parts.states()["schedule"] == "on"
-    assert taken_back, "nobody was taken out of the step it was scheduled in"
+    assert taken_back, "no request was taken out of the step it was scheduled in"
 
 
 @pytest.mark.parametrize(

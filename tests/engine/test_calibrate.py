@@ -16,6 +16,7 @@ from benchmarks.calibrate import DECODE_PASSES, Experiment, experiments, medians
 from benchmarks.cost_model import Batch, CostModel, Pass
 
 
+@pytest.mark.slow  # times, so nothing runs beside it
 def test_the_measured_passes_are_those_of_the_experiments_and_have_a_cost_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,7 +87,7 @@ def without_report(answer: Answer) -> tuple[list[int], str | None, int | str | N
 
 def serve(core: LateCore, jobs: list[Job], disturb: random.Random | None = None) -> set[str]:
     """All jobs, a few more every step; with `disturb`, some are aborted on the way, and the cache
-    is reset. The names of those who were aborted."""
+    is reset. Returns the names of the aborted ones."""
     waiting, aborted = list(reversed(jobs)), set()
     num_steps = 0
     while waiting or core.is_busy:

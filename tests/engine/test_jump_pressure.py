@@ -1,5 +1,5 @@
-"""Jumped requests hold blocks while they wait, and vLLM preempts only who runs: with a cache that
-they fill, the engine must get on all the same."""
+"""Jumped requests hold blocks while they wait, and vLLM preempts only running requests: the engine
+must go on even if they fill the cache."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Run:
     num_steps: int = 0
     answers: dict[str, tuple[list[int], str | None]] = field(default_factory=dict)
     partial: dict[str, list[int]] = field(default_factory=dict)
-    """Of who was aborted: what it had by then."""
+    """The output of aborted requests up to then."""
 
 
 def run(engine: Engine, todo: list[Job], max_steps: int, disturb: random.Random | None) -> Run:

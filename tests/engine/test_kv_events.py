@@ -20,7 +20,7 @@ BLOCK = 32
 
 
 class Router:
-    """Stands for vLLM's event publisher, and for who listens to it: the set of known blocks."""
+    """Stands for vLLM's event publisher, and for its subscriber: the set of known blocks."""
 
     def __init__(self) -> None:
         self.known: set = set()
@@ -136,8 +136,8 @@ def test_the_same_prompt_twice_in_one_step_is_told_once(engine, router):
 
 
 def test_a_second_copy_that_enters_the_tree_later_is_told_then(engine, router):
-    """Who wants scores of its prompt computes all of it, so there are two copies. The first one's
-    is in the tree; it is evicted while the second still runs, whose own takes its place."""
+    """A request for scores of its prompt computes all of it, so there are two copies. The first one
+    is in the tree; it is evicted while the second still runs, whose copy takes its place."""
     run = engine.llm.llm_engine
     twin = words(100)
     run.add_request("first", {"prompt_token_ids": twin}, greedy())

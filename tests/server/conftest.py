@@ -1,4 +1,4 @@
-"""One real `vllm serve` with the plugin for all tests that can share it."""
+"""One real `vllm serve` with the plugin, and one without, for all modules that can share them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,19 @@ def serve(**options) -> VllmServer:
     return VllmServer(MODEL, **{**defaults, **options})
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[VllmServer]:
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[VllmServer]:
     # A small share, so that a test can reach it.
     options = ["--api-key", API_KEY, "--plugin-config", "radix_pin_share=0.02"]
+    options += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     with serve(plugin=True, extra_args=options) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def server(shared_server: VllmServer) -> VllmServer:
+    """What a module replaces if it needs other options."""
+    return shared_server
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +46,7 @@ def client(server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key=API_KEY, max_retries=0)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def stock() -> Iterator[sgl.VLLM]:
     """Stock vLLM, as a program's backend."""
     with serve() as running:

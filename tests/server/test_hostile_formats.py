@@ -1,4 +1,4 @@
-"""Formats that are meant to harm: each is answered in time, and nobody else notices."""
+"""Formats that are meant to harm: each is answered in time, and other clients notice nothing."""
 
 from __future__ import annotations
 

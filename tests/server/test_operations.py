@@ -128,7 +128,7 @@ def test_a_span_tells_what_was_forced_also_where_a_stop_string_ends_it(
     after, span = forced(), collector.attributes_of(name)
     counted = {name: after[name] - before[name] for name in ("jumps", "forced_tokens")}
     told = {name: span[f"sgl_vllm.{name}"] for name in counted}
-    # Until it hears of the stop string the engine goes on, and counts what nobody gets.
+    # Until the engine learns of the stop string it goes on, and counts tokens that no client gets.
     assert told == counted or (stop and told["forced_tokens"] < counted["forced_tokens"])
     assert told["jumps"] > 0
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema
 import pytest
-
-from sgl_vllm.server_process import VllmServer
-from tests.server.conftest import API_KEY, serve
 
 SHORT = {"type": "string", "maxLength": 8}
 CARD = {
@@ -106,13 +103,6 @@ TOOL = {
     "function": {"name": "show_card", "parameters": CARD, "strict": True},
 }
 ASK = [{"role": "user", "content": "Tell me about a place."}]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[VllmServer]:
-    tools = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    with serve(plugin=True, extra_args=["--api-key", API_KEY, *tools]) as running:
-        yield running
 
 
 @pytest.fixture

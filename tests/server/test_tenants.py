@@ -99,13 +99,12 @@ def test_a_score_uses_the_cache_of_its_salt_only(server) -> None:
         return stats["radix"]["hit_tokens"]
 
     text = "Choose one of the two for this one question: "
-    choices = ("apples, which are red", "pears, which are green")
 
     def hits_of(salt: str) -> int:
         before = num_hits()
         body = {
             "prompt": {"prompt": text},
-            "continuations": [{"prompt": text + choice} for choice in choices],
+            "continuations": [{"prompt": text + "apples, which are red"}],  # more would share
             "cache_salt": salt,
         }
         assert post(server, "sgl/score", body).status_code == 200

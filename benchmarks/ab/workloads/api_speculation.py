@@ -49,7 +49,7 @@ WORKLOAD = Workload(
     summary="three fields of a record from one generation, against three: prompt tokens count",
     gain=(
         "The client's: one call instead of three where the model goes on in the form of the "
-        "examples, so a third of the prompt tokens, for some output tokens that nobody asked for."
+        "examples, so a third of the prompt tokens, for some output tokens that are not used."
     ),
     program=speculating,
     stock_program=field_by_field,

@@ -15,10 +15,12 @@ import numpy as np
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.masks import Bitmasks
 from sgl_vllm.fsm.vocabulary import Vocabulary
+from sgl_vllm.fsm.schema import workspace
 from tests.unit.fsm.grammars import GRAMMARS
 from tests.unit.fsm.test_masks import PIECES
 from tests.unit.fsm.texts import random_walk
 
+workspace.MAX_PATTERNS_S = 60  # this machine may be busy
 vocabulary = Vocabulary(PIECES, len(PIECES))
 masks = Bitmasks(vocabulary)
 words = np.zeros(vocabulary.num_words, np.uint32)

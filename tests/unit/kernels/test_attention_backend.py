@@ -90,7 +90,7 @@ def test_it_asks_for_no_full_graphs() -> None:
     assert PrefixGroupedBuilder.get_cudagraph_support(None, None) is AttentionCGSupport.NEVER
 
 
-# -- who is called
+# -- which attention is called
 
 
 @pytest.mark.parametrize(
