@@ -1,4 +1,4 @@
-"""Large formats for xgrammar are compiled in a process of their own first. No model is needed."""
+"""What vLLM's backends compile is compiled in a process of its own first. No model is needed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import pytest
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 
 from sgl_vllm.fsm.vllm.backend import SglBackend
-from sgl_vllm.fsm.vllm.limits import CompilationLimitError
-from sgl_vllm.fsm.vllm.sandbox import MAX_UNSANDBOXED_CHARS, SANDBOX_TIMEOUT_S
+from sgl_vllm.fsm.vllm.limits import COMPILE_TIMEOUT_S, CompilationLimitError
 from tests.engine.test_fsm_like_stock import backend
 
 MIB = 1 << 20
 NEVER_DONE = "(a?)" * 25_000
+MANY_ITEMS = '{"type":"array","minItems":60000000}'
+"""43 bytes in a request. xgrammar refuses it, and llguidance takes 5 GB."""
+
+SMALL_GRAMMAR = 'root ::= "a"'
 LARGE_GRAMMAR = "root ::= " + " | ".join(f'"{n:04}" [a-c]+' for n in range(400))
 LARGE = {
     Options.GRAMMAR: LARGE_GRAMMAR,
     Options.REGEX: "|".join(rf"number {n:03} [a-c]+" for n in range(300)),
-    Options.JSON: json.dumps({"properties": {f"p{n}": {"type": "integer"} for n in range(300)}}),
+    Options.JSON: json.dumps({"properties": {f"p{n}": {"type": "integer"} for n in range(100)}}),
     Options.STRUCTURAL_TAG: json.dumps(
         {
             "structures": [
@@ -41,19 +44,26 @@ def stock_s():
     handing_on.destroy()
 
 
-def sandbox_processes() -> list[psutil.Process]:
+@pytest.fixture(scope="module")
+def guidance_s():
+    """Everything is handed on to guidance."""
+    handing_on = backend(use_automata=False, stock="guidance")
+    yield handing_on
+    handing_on.destroy()
+
+
+def sandbox_processes(worker: str = "xgrammar_worker") -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process().children()
         if child.status() != psutil.STATUS_ZOMBIE  # an ended engine of another test
-        and "sgl_vllm.fsm.vllm.xgrammar_worker" in child.cmdline()
+        and f"sgl_vllm.fsm.vllm.{worker}" in child.cmdline()
     ]
 
 
 @pytest.mark.parametrize("kind", LARGE)
 def test_a_large_format_comes_out_as_from_stock(stock_s: SglBackend, kind: Options) -> None:
     spec = LARGE[kind]
-    assert len(spec) > MAX_UNSANDBOXED_CHARS
     tried = stock_s.compile_grammar(kind, spec)
     stock = stock_s.resources.xgrammar.compile_grammar(kind, spec)
     rows = [stock_s.allocate_token_bitmask(1).zero_() for _ in range(2)]
@@ -67,9 +77,9 @@ def test_what_never_ends_is_refused_and_leaves_nothing_that_runs(stock_s: SglBac
     memory = psutil.Process().memory_info
     stock_s.compile_grammar(Options.GRAMMAR, LARGE_GRAMMAR)  # the process is there
     before, begun = memory().rss, time.monotonic()
-    with pytest.raises(CompilationLimitError, match=r"takes more than 5 s or 2048 MiB"):
+    with pytest.raises(CompilationLimitError, match=r"takes more than 10 s or 1024 MiB"):
         stock_s.compile_grammar(Options.REGEX, NEVER_DONE)
-    assert time.monotonic() - begun < 2 * SANDBOX_TIMEOUT_S
+    assert time.monotonic() - begun < 2 * COMPILE_TIMEOUT_S
     assert not sandbox_processes()
     time.sleep(1)
     assert memory().rss < before + 64 * MIB
@@ -82,8 +92,46 @@ def test_what_is_wrong_is_told_as_stock_tells_it(stock_s: SglBackend) -> None:
         stock_s.compile_grammar(Options.GRAMMAR, wrong)
 
 
-def test_small_formats_take_no_process() -> None:
-    others = len(sandbox_processes())
-    small = backend(use_automata=False)
-    small.compile_grammar(Options.GRAMMAR, 'root ::= "a"')
-    assert len(sandbox_processes()) == others
+def test_a_short_format_that_takes_gigabytes_is_refused_and_takes_none(
+    guidance_s: SglBackend,
+) -> None:
+    memory = psutil.Process().memory_info
+    guidance_s.compile_grammar(Options.JSON, '{"type": "integer"}')  # the process is there
+    before, begun = memory().rss, time.monotonic()
+    with pytest.raises(CompilationLimitError, match=r"takes more than 10 s or 512 MiB"):
+        guidance_s.compile_grammar(Options.JSON, MANY_ITEMS)
+    assert time.monotonic() - begun < 2 * COMPILE_TIMEOUT_S
+    assert not sandbox_processes("guidance_worker")
+    assert memory().rss < before + 64 * MIB
+
+
+def test_it_is_refused_whichever_backend_is_asked_first(stock_s: SglBackend) -> None:
+    with pytest.raises(CompilationLimitError):
+        stock_s.compile_grammar(Options.JSON, MANY_ITEMS)
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_guidance_compiles_what_its_process_compiles(guidance_s: SglBackend, kind: Options) -> None:
+    grammar = guidance_s.compile_grammar(kind, LARGE[kind])
+    row = guidance_s.allocate_token_bitmask(1).zero_()
+    grammar.fill_bitmask(row, 0)
+    assert row.any()
+
+
+def test_what_was_compiled_once_is_not_tried_again(
+    stock_s: SglBackend, guidance_s: SglBackend
+) -> None:
+    for one, worker in ((stock_s, "xgrammar_worker"), (guidance_s, "guidance_worker")):
+        one.compile_grammar(Options.GRAMMAR, SMALL_GRAMMAR)
+        for process in sandbox_processes(worker):
+            process.kill()
+            process.wait()
+        one.compile_grammar(Options.GRAMMAR, SMALL_GRAMMAR)
+        assert not sandbox_processes(worker)
+
+
+def test_what_the_automata_compile_takes_no_process() -> None:
+    others = len(sandbox_processes()) + len(sandbox_processes("guidance_worker"))
+    ours = backend()
+    ours.compile_grammar(Options.JSON, '{"type": "integer"}')
+    assert len(sandbox_processes()) + len(sandbox_processes("guidance_worker")) == others

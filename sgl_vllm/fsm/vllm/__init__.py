@@ -5,7 +5,8 @@ grammar        vLLM's grammar interface: where one request is in an automaton
 formats        the kinds of constraints, declared once
 stock          vLLM's own backends, within limits
 limits         time and concurrency of compilation
-sandbox        compilation in a process that can be killed (`xgrammar_worker` is its side)
+sandbox        compilation in processes that can be killed (`xgrammar_worker` and
+               `guidance_worker` are their sides)
 resources      what is built once per vocabulary
 executor       where vLLM compiles
 forced_tokens  the tokens that a live grammar forces

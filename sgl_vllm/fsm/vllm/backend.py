@@ -246,7 +246,7 @@ class SglBackend(StructuredOutputBackend):
                     self.vllm_config,
                     self.tokenizer,
                     self.vocab_size,
-                    self.resources.xgrammar,
+                    self.resources,
                     self._dialect,
                     self._preferred_stock,
                 )

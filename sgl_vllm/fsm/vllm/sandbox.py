@@ -1,60 +1,107 @@
-"""Compilation of large formats in a process that can be killed.
+"""Compilation for vLLM's backends in processes that can be killed.
 
-Owns the limits of that process. vLLM's compilers cannot be interrupted, so a format that may take
-too much memory is first compiled there.
+Owns the limits of those processes, and which formats are known to keep within them. vLLM's
+compilers cannot be interrupted and allocate whatever they want, so each format is compiled in such
+a process before it is compiled in the engine's: a format of 43 bytes can cost gigabytes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sgl_vllm.fsm.vllm.formats import XgrammarCall
-from sgl_vllm.fsm.vllm.limits import CompilationLimitError
+from sgl_vllm.fsm.vllm.limits import COMPILE_TIMEOUT_S, CompilationLimitError
 from sgl_vllm.fsm.worker import Worker, WorkerFailedError
 
 if TYPE_CHECKING:
     from xgrammar import TokenizerInfo
 
-MAX_UNSANDBOXED_CHARS = 4 << 10
-"""A longer format for xgrammar is compiled in the sandbox first: a pattern of 100 kB (`(a?)` again
-and again) takes 350 MB of memory a second until the engine is killed."""
-
-SANDBOX_TIMEOUT_S = 5.0
-SANDBOX_MEMORY_BYTES = 2 << 30
+XGRAMMAR_MEMORY_BYTES = 1 << 30
+GUIDANCE_MEMORY_BYTES = 512 << 20
+_MAX_VERDICTS = 10_000
 
 
 class SandboxedCompiler:
-    """Compiles for xgrammar in a process of its own, to see whether that ends within limits.
+    """Compiles in a process of its own, to see whether that ends within limits.
 
-    The process starts with the first call and takes about 300 MB. Its results are dropped.
+    The process starts with the first call, and its results are dropped. A format that has kept
+    within the limits is not compiled there again, at the cost of one look-up.
 
     Args:
-        tokenizer_info: xgrammar's description of the vocabulary, called when the process starts.
+        module: the process's module, which calls `worker.serve`.
+        memory_bytes: what it may take above what it has when it starts.
+        opening: makes the first question, which tells the process the vocabulary.
     """
 
-    def __init__(self, tokenizer_info: Callable[[], TokenizerInfo]) -> None:
+    def __init__(self, module: str, memory_bytes: int, opening: Callable[[], bytes]) -> None:
         self._worker = Worker(
-            "sgl_vllm.fsm.vllm.xgrammar_worker",
-            timeout_s=SANDBOX_TIMEOUT_S,
-            memory_bytes=SANDBOX_MEMORY_BYTES,
-            opening=lambda: tokenizer_info().serialize_json().encode(),
+            module, timeout_s=COMPILE_TIMEOUT_S, memory_bytes=memory_bytes, opening=opening
         )
+        self._within_limits: OrderedDict[bytes, None] = OrderedDict()
+        self._lock = threading.Lock()
 
-    def check(self, calls: Sequence[XgrammarCall], title: str) -> None:
+    def check(self, question: bytes, title: str) -> None:
         """Return if compiling ends within limits, whether or not the format is valid.
 
         Args:
             title: what is compiled, for messages.
 
         Raises:
-            CompilationLimitError: it does not.
+            CompilationLimitError: it does not, and the process has been killed.
         """
+        key = hashlib.blake2b(question, digest_size=16).digest()
+        with self._lock:
+            if key in self._within_limits:
+                self._within_limits.move_to_end(key)
+                return
         try:
-            self._worker.ask(json.dumps(calls).encode())
+            self._worker.ask(question)
         except WorkerFailedError as error:
             raise CompilationLimitError(f"compiling the {title} {error}") from None
+        with self._lock:
+            self._within_limits[key] = None
+            if len(self._within_limits) > _MAX_VERDICTS:
+                self._within_limits.popitem(last=False)
 
     def stop(self) -> None:
         self._worker.stop()
+
+
+class XgrammarSandbox(SandboxedCompiler):
+    """Compiles for xgrammar. The process takes about 300 MB, and some seconds to start.
+
+    Args:
+        tokenizer_info: xgrammar's description of the vocabulary, called when the process starts.
+    """
+
+    def __init__(self, tokenizer_info: Callable[[], TokenizerInfo]) -> None:
+        super().__init__(
+            "sgl_vllm.fsm.vllm.xgrammar_worker",
+            XGRAMMAR_MEMORY_BYTES,
+            lambda: tokenizer_info().serialize_json().encode(),
+        )
+
+    def check_calls(self, calls: Sequence[XgrammarCall], title: str) -> None:
+        """As `check`, for calls of xgrammar's compiler."""
+        self.check(json.dumps(calls).encode(), title)
+
+
+class GuidanceSandbox(SandboxedCompiler):
+    """Compiles for llguidance, up to the first bitmask. The process takes about 60 MB.
+
+    Args:
+        token_bytes: the bytes of each token, empty for special ones.
+        end_token: the token that ends a text.
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes], end_token: int) -> None:
+        super().__init__(
+            "sgl_vllm.fsm.vllm.guidance_worker",
+            GUIDANCE_MEMORY_BYTES,
+            lambda: json.dumps([end_token, [t.decode("latin-1") for t in token_bytes]]).encode(),
+        )

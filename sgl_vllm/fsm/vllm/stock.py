@@ -1,6 +1,7 @@
 """vLLM's own backends, for the formats that the automata leave to them.
 
-Owns which of the two is asked first, and that each compiles within limits.
+Owns which of the two is asked first, and that each compiles within limits: every format is compiled
+in a process of its own before it is compiled here.
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ from functools import partial
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.tokenizers import TokenizerLike
-from vllm.v1.structured_output.backend_guidance import GuidanceBackend, GuidanceGrammar
+from vllm.v1.structured_output.backend_guidance import (
+    GuidanceBackend,
+    GuidanceGrammar,
+    serialize_guidance_grammar,
+)
 from vllm.v1.structured_output.backend_types import (
     StructuredOutputGrammar,
     StructuredOutputOptions,
 )
-from vllm.v1.structured_output.backend_xgrammar import (
-    XgrammarBackend,
-    has_xgrammar_unsupported_json_features,
-)
+from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
 
 from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.formats import FORMATS, Dialect
 from sgl_vllm.fsm.vllm.limits import CompilationLimitError, within_limits
-from sgl_vllm.fsm.vllm.resources import tokenizer_info
-from sgl_vllm.fsm.vllm.sandbox import MAX_UNSANDBOXED_CHARS, SandboxedCompiler
+from sgl_vllm.fsm.vllm.resources import TokenizerResources, tokenizer_info
+from sgl_vllm.fsm.vllm.sandbox import GuidanceSandbox, XgrammarSandbox
 
 logger = init_logger("vllm.sgl_vllm.fsm")
 
@@ -49,17 +51,19 @@ class StockBackends:
         config: VllmConfig,
         tokenizer: TokenizerLike,
         vocab_size: int,
-        xgrammar: XgrammarBackend,
+        resources: TokenizerResources,
         dialect: Dialect,
         preferred: str,
     ) -> None:
         self._make_guidance = partial(
             GuidanceBackend, config, tokenizer=tokenizer, vocab_size=vocab_size
         )
-        self._xgrammar = xgrammar
+        self._closes_objects = config.structured_outputs_config.disable_additional_properties
+        self._xgrammar = resources.xgrammar
         self._dialect = dialect
         self._preferred = preferred
-        self._sandbox = SandboxedCompiler(partial(tokenizer_info, xgrammar))
+        self._xgrammar_sandbox = XgrammarSandbox(partial(tokenizer_info, resources.xgrammar))
+        self._guidance_sandbox = GuidanceSandbox(resources.token_bytes, resources.end_token)
         self._guidance: GuidanceBackend | None = None
         self._lock = threading.Lock()
         self.num_xgrammar = 0
@@ -94,7 +98,8 @@ class StockBackends:
         return last(request_type, spec, stop_token_ids)
 
     def stop(self) -> None:
-        self._sandbox.stop()
+        self._xgrammar_sandbox.stop()
+        self._guidance_sandbox.stop()
 
     def _order(self, request_type: StructuredOutputOptions, spec: str) -> list[Compile]:
         is_json = request_type == StructuredOutputOptions.JSON
@@ -110,8 +115,7 @@ class StockBackends:
         self, request_type: StructuredOutputOptions, spec: str, stop_token_ids: set[int] | None
     ) -> StructuredOutputGrammar:
         form = FORMATS[request_type]
-        if len(spec) > MAX_UNSANDBOXED_CHARS:
-            self._sandbox.check(form.xgrammar_calls(spec, self._dialect), form.title)
+        self._xgrammar_sandbox.check_calls(form.xgrammar_calls(spec, self._dialect), form.title)
         grammar = within_limits(
             lambda: self._xgrammar.compile_grammar(request_type, spec, stop_token_ids), form.title
         )
@@ -125,9 +129,18 @@ class StockBackends:
             if self._guidance is None:
                 self._guidance = self._make_guidance()
         guidance = self._guidance
+        title = FORMATS[request_type].title
+        self._guidance_sandbox.check(
+            serialize_guidance_grammar(
+                request_type,
+                spec,
+                not self._dialect.any_whitespace,
+                self._closes_objects,
+            ).encode(),
+            title,
+        )
         grammar = within_limits(
-            lambda: guidance.compile_grammar(request_type, spec, stop_token_ids),
-            FORMATS[request_type].title,
+            lambda: guidance.compile_grammar(request_type, spec, stop_token_ids), title
         )
         assert isinstance(grammar, GuidanceGrammar)
         if error := grammar.ll_matcher.get_error():
