@@ -33,11 +33,10 @@ vLLM's `build` of FlashAttention, the second model runner, CUDA graphs, times.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -58,7 +57,13 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
+from sgl_vllm.vllm_api.patching import wrap
+
 from .decode_step import HostRows, Layer, Planner, attend, num_decodes
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.block_table import BlockTable
+    from vllm.v1.worker.gpu.block_table import BlockTables
 from .prefix_attention import DevicePlan
 from .prefix_plan import AttentionShape, Ints
 
@@ -215,8 +220,10 @@ class PrefixGroupedImpl(FlashAttentionImpl):
 
 FindRows = Callable[[int, "Ints | None"], "Ints | None"]
 
-_ROWS = "sgl_vllm_rows"
-"""The attribute of the second runner's tables that holds what was written to them."""
+_rows_of_tables: weakref.WeakKeyDictionary[BlockTables, list[HostRows]] = (
+    weakref.WeakKeyDictionary()
+)
+"""What was written to the second runner's tables, by KV cache group."""
 
 _rows_by_address: dict[int, FindRows] = {}
 """By the address of the table on the device: from the number of rows and, for each, the runner's
@@ -229,28 +236,17 @@ def watch_block_tables() -> None:
     from vllm.v1.worker import block_table as first
     from vllm.v1.worker.gpu import block_table as second
 
-    _after(first.BlockTable, "__init__", _remember_first)
-    _after(second.BlockTables, "__init__", _remember_second)
-    _after(second.BlockTables, "append_block_ids", _mirror)
+    wrap(first.BlockTable, "__init__")(_remember_first)
+    wrap(second.BlockTables, "__init__")(_remember_second)
+    wrap(second.BlockTables, "append_block_ids")(_mirror)
 
 
-def _after(owner: Any, name: str, then: Callable[..., None]) -> None:
-    original = getattr(owner, name)
-    if getattr(original, "_sgl_vllm", False):
-        return
-
-    @functools.wraps(original)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        then(self, *args, **kwargs)
-        return result
-
-    wrapper._sgl_vllm = True  # type: ignore[attr-defined]
-    setattr(owner, name, wrapper)
-
-
-def _remember_first(table: Any, *_: Any, **__: Any) -> None:
+# Any: arguments of vLLM's that pass through.
+def _remember_first(
+    original: Callable[..., None], table: BlockTable, *args: Any, **kwargs: Any
+) -> None:
     """The runner's rows are the batch's, and were copied to the device before `build`."""
+    original(table, *args, **kwargs)
     known = weakref.ref(table)
 
     def find(count: int, requests: Ints | None) -> Ints | None:
@@ -260,9 +256,11 @@ def _remember_first(table: Any, *_: Any, **__: Any) -> None:
     _rows_by_address[table.block_table.gpu.data_ptr()] = find
 
 
-def _remember_second(tables: Any, *_: Any, **__: Any) -> None:
-    rows = [HostRows(*device_table.shape) for device_table in tables.input_block_tables]
-    setattr(tables, _ROWS, rows)
+def _remember_second(
+    original: Callable[..., None], tables: BlockTables, *args: Any, **kwargs: Any
+) -> None:
+    original(tables, *args, **kwargs)
+    _rows_of_tables[tables] = [HostRows(*table.shape) for table in tables.input_block_tables]
     known = weakref.ref(tables)
     for group, device_table in enumerate(tables.input_block_tables):
 
@@ -270,14 +268,23 @@ def _remember_second(tables: Any, *_: Any, **__: Any) -> None:
             alive = known()
             if alive is None or requests is None or len(requests) < count:
                 return None
-            return getattr(alive, _ROWS)[group].rows(np.asarray(requests[:count]))
+            return _rows_of_tables[alive][group].rows(np.asarray(requests[:count]))
 
         _rows_by_address[device_table.data_ptr()] = find
 
 
-def _mirror(tables: Any, req_index: int, new_block_ids: Any, overwrite: bool) -> None:
-    """After the runner has noted the new blocks: where they end is known."""
-    for group, block_ids in enumerate(new_block_ids if hasattr(tables, _ROWS) else ()):
-        end = int(tables.num_blocks.np[group, req_index])
+def _mirror(
+    original: Callable[..., None],
+    tables: BlockTables,
+    req_index: int,
+    new_block_ids: tuple[list[int], ...],
+    overwrite: bool,
+) -> None:
+    """After the runner has noted the new blocks, where they end is known."""
+    original(tables, req_index, new_block_ids, overwrite)
+    for rows, num_blocks, block_ids in zip(
+        _rows_of_tables.get(tables, ()), tables.num_blocks.np, new_block_ids, strict=False
+    ):
+        end = int(num_blocks[req_index])
         ids = [0] * len(block_ids) if tables.redirect_writes_to_null_block else block_ids
-        getattr(tables, _ROWS)[group].write(req_index, end - len(ids), ids)
+        rows.write(req_index, end - len(ids), ids)

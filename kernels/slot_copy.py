@@ -127,7 +127,7 @@ class SlotCopier:
                 f"copies must be int32 [num_copies, 3], not {copies.dtype} {list(copies.shape)}"
             )
         if copies.device.type == "cpu":
-            self._check_copies(copies.numpy())
+            self.check(copies)
             if self.device.type == "cuda":
                 copies = copies.pin_memory().to(self.device, non_blocking=True)
         if copies.device != self.device or not copies.is_contiguous():
@@ -210,13 +210,14 @@ class SlotCopier:
             ),
         )
 
-    def _check_copies(self, copies: np.ndarray) -> None:
-        blocks, num_slots = copies[:, :2], copies[:, 2]
+    def check(self, copies: torch.Tensor) -> None:
+        """Raise what `copy` would raise because of the blocks and slots of copies on the CPU."""
+        blocks, num_slots = copies.numpy()[:, :2], copies.numpy()[:, 2]
         if not ((blocks >= 0) & (blocks < self.num_blocks)).all():
             raise ValueError(f"copies name a block that is not one of the {self.num_blocks}")
         if not ((num_slots >= 0) & (num_slots <= self.block_size)).all():
             raise ValueError(f"copies ask for slots that a block of {self.block_size} has not")
-        sources, destinations = copies[:, 0], copies[:, 1]
+        sources, destinations = blocks[:, 0], blocks[:, 1]
         if len(np.unique(destinations)) < len(copies):
             raise ValueError("copies write a block twice")
         if np.isin(destinations, sources).any():

@@ -12,16 +12,18 @@ block must hold `num_computed_tokens % block_size` slots before that.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
+
+from sgl_vllm.vllm_api.patching import wrap
 
 if TYPE_CHECKING:
     import torch
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as RunnerV1
+    from vllm.v1.worker.gpu_worker import Worker
 
     from sgl_vllm.kernels.slot_copy import SlotCopier
-
-_UPDATES = ("update_requests", "_update_states")
-"""The model runner's method that copies blocks before the forward pass, in V2 and in V1."""
 
 
 def slots_to_copy(step: SchedulerOutput, block_size: int) -> list[tuple[int, int, int]]:
@@ -45,7 +47,7 @@ def slots_to_copy(step: SchedulerOutput, block_size: int) -> list[tuple[int, int
     ]
 
 
-def use_in_worker(worker: Any, block_size: int) -> str | None:
+def use_in_worker(worker: Worker, block_size: int) -> str | None:
     """Make a worker copy slots from now on. Called in its process, when its KV cache exists and is
     idle. Tests the kernel on two blocks, and restores them.
 
@@ -53,8 +55,7 @@ def use_in_worker(worker: Any, block_size: int) -> str | None:
         Why the worker keeps vLLM's copy of whole blocks; None if it copies slots.
     """
     runner = worker.model_runner
-    update = next((name for name in _UPDATES if hasattr(runner, name)), None)
-    if update is None:
+    if not (_is_v1(runner) or _is_v2(runner)):
         return "this vLLM's model runner has no known method that copies blocks"
     try:
         from sgl_vllm.kernels.slot_copy import SlotCopier
@@ -67,38 +68,59 @@ def use_in_worker(worker: Any, block_size: int) -> str | None:
             return "the kernel's self-test failed on this device"
     except Exception as error:  # vLLM's own copy works in any case
         return f"{type(error).__name__}: {error}"
-    setattr(runner, update, _with_slots(getattr(runner, update), runner, copier))
+    copies = _SlotCopies(runner, copier)
+    if _is_v2(runner):
+        copies.install_in_v2(runner)
+    elif _is_v1(runner):
+        copies.install_in_v1(runner)
     return None
 
 
-def _with_slots(
-    update: Callable[[SchedulerOutput], Any], runner: Any, copier: SlotCopier
-) -> Callable[[SchedulerOutput], Any]:
-    """`update` with the kernel's copies in place of its own. They run after `update`, so after new
-    blocks are zeroed and before the forward pass."""
-    import torch
+def _is_v1(runner: object) -> TypeGuard[RunnerV1]:
+    return hasattr(runner, "_update_states")
 
-    caches = list(runner.kv_caches)
 
-    def update_with_slots(step: SchedulerOutput) -> Any:
-        copies = step.kv_cache_block_copies
-        if not copies or [*map(id, runner.kv_caches)] != [*map(id, caches)]:
-            return update(step)
-        step.kv_cache_block_copies = None
+def _is_v2(runner: object) -> TypeGuard[RunnerV2]:
+    return hasattr(runner, "update_requests")
+
+
+class _SlotCopies:
+    """A live runner's method that copies blocks before the forward pass, with the kernel's copies
+    in place of vLLM's own. They run after this method, so after new blocks are zeroed."""
+
+    def __init__(self, runner: RunnerV1 | RunnerV2, copier: SlotCopier) -> None:
+        self._runner = runner
+        self._copier = copier
+        self._caches = list(runner.kv_caches)
+
+    def install_in_v1(self, runner: RunnerV1) -> None:
+        wrap(runner, "_update_states")(self._update)
+
+    def install_in_v2(self, runner: RunnerV2) -> None:
+        wrap(runner, "update_requests")(self._update)
+
+    def _update(
+        self, original: Callable[[SchedulerOutput], object], scheduler_output: SchedulerOutput
+    ) -> object:
+        import torch
+
+        copies = scheduler_output.kv_cache_block_copies
+        if not copies or [*map(id, self._runner.kv_caches)] != [*map(id, self._caches)]:
+            return original(scheduler_output)
+        rows = torch.tensor(
+            slots_to_copy(scheduler_output, self._copier.block_size), dtype=torch.int32
+        )
         try:
-            result = update(step)
-        finally:
-            step.kv_cache_block_copies = copies
-        rows = slots_to_copy(step, copier.block_size)
-        try:
-            copier.copy(torch.tensor(rows, dtype=torch.int32))
+            self._copier.check(rows)
         except ValueError:  # copies that depend on each other, which this scheduler never makes
-            from vllm.v1.worker.utils import copy_kv_cache_blocks_inplace
-
-            copy_kv_cache_blocks_inplace(caches, copier.num_blocks, copies)
+            return original(scheduler_output)
+        scheduler_output.kv_cache_block_copies = None
+        try:
+            result = original(scheduler_output)
+        finally:
+            scheduler_output.kv_cache_block_copies = copies
+        self._copier.copy(rows)
         return result
-
-    return update_with_slots
 
 
 def _is_right(copier: SlotCopier, caches: list[torch.Tensor]) -> bool:

@@ -75,6 +75,18 @@ class RadixCounters:
         "Partial last blocks kept in the cache for later requests.", unit="blocks"
     )
 
+    def record_tier_hit(self, tier: str, num_tokens: int) -> None:
+        """Count tokens that a KV connector loads, by vLLM's name of the tier they come from."""
+        match tier:
+            case "host":
+                self.host_hit_tokens += num_tokens
+            case "disk":
+                self.disk_hit_tokens += num_tokens
+            case "p2p":
+                self.p2p_hit_tokens += num_tokens
+            case _:
+                self.other_tier_hit_tokens += num_tokens
+
 
 @dataclass(slots=True)
 class EvictionCounters:

@@ -28,11 +28,9 @@ from vllm.v1.request import Request
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.tiers.load_rule import LoadRule
+from sgl_vllm.vllm_api.patching import wrap
 
 logger = init_logger("vllm.sgl_vllm.tiers")
-
-_COUNTED_AS = {"host": "host_hit_tokens", "disk": "disk_hit_tokens", "p2p": "p2p_hit_tokens"}
-"""By vLLM's name of the tier. Any other name counts as `other_tier_hit_tokens`."""
 
 Result = TypeVar("Result")
 
@@ -87,14 +85,9 @@ class Tiers:
         self._radix = radix
         self._rule = rule
         self._connector = connector
-        self._stock_ask = connector.get_num_new_matched_tokens
-        self._stock_allocated = connector.update_state_after_alloc
-        self._stock_output = connector.update_connector_output
-        vars(connector).update(
-            get_num_new_matched_tokens=self._ask,
-            update_state_after_alloc=self._allocated,
-            update_connector_output=self._output,
-        )
+        wrap(connector, "get_num_new_matched_tokens")(self._ask)
+        wrap(connector, "update_state_after_alloc")(self._allocated)
+        wrap(connector, "update_connector_output")(self._output)
         self._answers: WeakKeyDictionary[Request, _Answer] = WeakKeyDictionary()
         """By waiting request."""
         self._loads: dict[str, tuple[int, float]] = {}
@@ -109,15 +102,20 @@ class Tiers:
 
     # -- the connector's methods --------------------------------------------------------------
 
-    def _ask(self, request: Request, num_local: int) -> tuple[int | None, bool]:
+    def _ask(
+        self,
+        original: Callable[[Request, int], tuple[int | None, bool]],
+        request: Request,
+        num_computed_tokens: int,
+    ) -> tuple[int | None, bool]:
         answer = self._answers[request] = _Answer()
         has_choice = not (request.kv_transfer_params or request.skip_reading_prefix_cache)
-        if has_choice and self._guarded(self._is_too_short, request, num_local):
+        if has_choice and self._guarded(self._is_too_short, request, num_computed_tokens):
             answer.declined = 0
             return 0, False
-        found, answer.is_async = self._stock_ask(request, num_local)
+        found, answer.is_async = original(request, num_computed_tokens)
         first_scored = self._radix.scheduler.first_scored_token(request)
-        if found and first_scored is not None and num_local + found >= first_scored:
+        if found and first_scored is not None and num_computed_tokens + found >= first_scored:
             # A load cannot be cut short, because connectors rely on what they offered.
             return 0, False
         if has_choice and found and self._guarded(self._rule.declines, found):
@@ -133,13 +131,19 @@ class Tiers:
         most -= most % self._radix.block_size
         return most > 0 and not request.num_preemptions and self._rule.declines(most)
 
-    def _allocated(self, request: Request, blocks: KVCacheBlocks, num_external: int) -> None:
-        """A request is admitted, and `num_external` tokens are loaded for it. If its load is done
-        already, there is no new answer for it."""
-        self._stock_allocated(request, blocks, num_external)
+    def _allocated(
+        self,
+        original: Callable[[Request, KVCacheBlocks, int], None],
+        request: Request,
+        blocks: KVCacheBlocks,
+        num_external_tokens: int,
+    ) -> None:
+        """A request is admitted, and tokens are loaded for it. If its load is done already, there
+        is no new answer for it."""
+        original(request, blocks, num_external_tokens)
         answer = self._answers.pop(request, None)
         if answer is not None:
-            self._guarded(self._count, request, answer, num_external)
+            self._guarded(self._count, request, answer, num_external_tokens)
 
     def _count(self, request: Request, answer: _Answer, num_external: int) -> None:
         counters = self._radix.counters
@@ -160,12 +164,15 @@ class Tiers:
                 return
             sources = self._connector.get_external_cache_hit_sources(request, num_external)
             for tier, num_tokens in sources.items():
-                name = _COUNTED_AS.get(tier.value, "other_tier_hit_tokens")
-                setattr(counters, name, getattr(counters, name) + num_tokens)
+                counters.record_tier_hit(tier.value, num_tokens)
 
-    def _output(self, output: KVConnectorOutput) -> None:
-        self._stock_output(output)
-        self._guarded(self._measure_loads, output)
+    def _output(
+        self,
+        original: Callable[[KVConnectorOutput], None],
+        connector_output: KVConnectorOutput,
+    ) -> None:
+        original(connector_output)
+        self._guarded(self._measure_loads, connector_output)
 
     def _measure_loads(self, output: KVConnectorOutput) -> None:
         now = time.perf_counter()

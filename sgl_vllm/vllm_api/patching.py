@@ -1,7 +1,9 @@
 """How the plugin changes vLLM: `adopt` a live object, `wrap` a function, `add_method` to a class.
 
-Owns these mechanisms, and not what they are used for. No other module assigns `__class__` or
-replaces an attribute of vLLM's classes or objects (tests/unit/vllm_api/test_patching.py).
+Owns these mechanisms, and not what they are used for. No other module changes the class of an
+object, or what a class, a module or an object of vLLM's does when it is called
+(tests/unit/test_architecture.py). Setting an attribute that holds state, or a part such as the
+waiting queue, is no patch: the stubs declare it.
 """
 
 from __future__ import annotations
@@ -78,6 +80,11 @@ def wrap(owner: Any, name: str) -> Callable[[Wrapper], Wrapper]:
         return wrapper
 
     return decorate
+
+
+def is_wrapped(owner: object, name: str) -> bool:
+    """Whether `wrap` has replaced this function."""
+    return bool(getattr(getattr(owner, name, None), _WRAPPED_BY, ()))
 
 
 def add_method(owner: type, name: str, function: Callable[..., object]) -> None:

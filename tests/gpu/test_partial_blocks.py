@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from sgl_vllm.radix.slot_copies import _UPDATES
+from sgl_vllm.vllm_api.patching import is_wrapped
 from tests.engine.engine import Ask
 from tests.gpu.configuration import LAYOUTS, on_cpu
 from tests.gpu.conftest import needs_exact
@@ -36,9 +36,8 @@ def asks() -> list[Ask]:
 
 
 def copies_slots(worker: Any) -> bool:
-    runner = worker.model_runner
-    updates = (getattr(runner, name, None) for name in _UPDATES)
-    return any(update.__name__ == "update_with_slots" for update in updates if update)
+    names = "update_requests", "_update_states"
+    return any(is_wrapped(worker.model_runner, name) for name in names)
 
 
 @pytest.fixture(scope="module")

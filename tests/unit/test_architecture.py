@@ -1,4 +1,5 @@
-"""The package's modules depend on each other without cycles, and only as ARCHITECTURE.md allows.
+"""The package's modules depend on each other without cycles, and only as ARCHITECTURE.md allows;
+and they change vLLM only through `sgl_vllm/vllm_api/patching.py`.
 
 The import graph is read from the source, so that nothing is imported. Imports under
 ``if TYPE_CHECKING:`` do not count. Imports inside functions do: they delay a dependency but do not
@@ -14,6 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+
+import pytest
+
+from sgl_vllm.vllm_api.stub_entries import Kind, read_entries
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "sgl_vllm"
@@ -37,6 +42,7 @@ MAY_IMPORT_VLLM = (
     "sgl_vllm.routes",
     "sgl_vllm.routing.ray",
     "sgl_vllm.routing.ranks",
+    "sgl_vllm.routing.kv_events",  # decodes vLLM's own messages
     "sgl_vllm.lang.backends.engine",  # the backend that runs vLLM in the same process
     "sgl_vllm.lang.backends.engine_requests",
 )
@@ -55,12 +61,6 @@ LANGUAGE_MAY_IMPORT = ("sgl_vllm.lang", "sgl_vllm.protocol")
 
 # The engine in this process has no HTTP routes: its statistics are read as the route reads them.
 EXCEPTIONS = {("sgl_vllm.lang.backends.engine", "sgl_vllm.routes.engines")}
-
-# Imports that are still to be removed. Delete an entry when its import is gone; add none.
-IMPORTS_LEFT = {
-    ("sgl_vllm.radix.slot_copies", "vllm"),
-    ("sgl_vllm.routing.kv_events", "vllm"),
-}
 
 
 @dataclass
@@ -188,7 +188,142 @@ def test_imports_inside_functions_close_no_cycle() -> None:
 
 
 def test_parts_import_only_what_the_architecture_allows() -> None:
-    assert violations() <= IMPORTS_LEFT
+    assert violations() == set()
+
+
+# -- patches --------------------------------------------------------------------------------------
+
+
+def patches_in(text: str) -> list[str]:
+    """The statements of a module that may change what vLLM's code does, other than through
+    `patching.py`:
+
+    - anything of another object's set by a computed name (`setattr`, `vars`, `__dict__`), or its
+      `__class__`,
+    - an attribute of a class or a module that is imported from vLLM,
+    - an attribute with the name of a method that our stubs of vLLM have, of anything but an object
+      that sets its own.
+    """
+    tree = ast.parse(text)
+    of_vllm = {
+        alias.asname or alias.name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if f"{getattr(node, 'module', None) or alias.name}.".startswith("vllm.")
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            is_patch = is_computed_patch(node, tree)
+        elif isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            is_patch = is_assigned_patch(node, tree, of_vllm)
+        else:
+            continue
+        if is_patch:
+            found.append(f"{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def is_computed_patch(node: ast.Call, tree: ast.Module) -> bool:
+    function = ast.unparse(node.func)
+    if function.rpartition(".")[2] in ("setattr", "delattr", "__setattr__", "__delattr__"):
+        return ast.unparse(node.args[0]) != "self"
+    owner, _, method = function.rpartition(".")
+    return method in ("update", "setdefault", "pop", "__setitem__") and is_dictionary_of(owner)
+
+
+def is_assigned_patch(
+    node: ast.Attribute | ast.Subscript, tree: ast.Module, of_vllm: set[str]
+) -> bool:
+    owner = ast.unparse(node.value)
+    if isinstance(node, ast.Subscript):
+        return is_dictionary_of(owner) and not is_name_of_ours(node.slice, tree)
+    is_own = owner == "self"
+    return (
+        node.attr in ("__class__", "__dict__")
+        or owner.partition(".")[0] in of_vllm
+        or (node.attr in vllm_methods() and not is_own)
+    )
+
+
+def is_dictionary_of(text: str) -> bool:
+    """Whether an expression is the attributes of an object as a dictionary."""
+    return text.startswith("vars(") or text.endswith(".__dict__")
+
+
+def is_name_of_ours(key: ast.expr, tree: ast.Module) -> bool:
+    """Whether a key is a constant of its module that has our name in it: data of ours on an object
+    of vLLM's, which vLLM does not know."""
+    return any(
+        isinstance(node, ast.Assign)
+        and [*map(ast.unparse, node.targets)] == [ast.unparse(key)]
+        and isinstance(node.value, ast.Constant)
+        and "sgl_vllm" in str(node.value.value)
+        for node in tree.body
+    )
+
+
+@cache
+def vllm_methods() -> frozenset[str]:
+    return frozenset(
+        entry.name for entry in read_entries() if entry.kind is Kind.FUNCTION and entry.owner
+    )
+
+
+def test_nothing_patches_vllm_but_the_functions_for_it() -> None:
+    paths = [
+        path
+        for package in (PACKAGE, "kernels")
+        for path in (ROOT / package).rglob("*.py")
+        if path != ROOT / PACKAGE / "vllm_api" / "patching.py"
+    ]
+    found = {str(path.relative_to(ROOT)): patches_in(path.read_text()) for path in paths}
+    assert {path: patches for path, patches in found.items() if patches} == {}
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "Scheduler.schedule = ours",
+        "Scheduler.anything = ours",
+        "backend.validate_xgrammar_grammar = ours",
+        "scheduler.kv_cache_manager.allocate_slots = ours",
+        "scheduler.schedule, other = ours, 1",
+        "del scheduler.schedule",
+        "scheduler.__class__ = Ours",
+        "setattr(scheduler, name, ours)",
+        "object.__setattr__(scheduler, name, ours)",
+        "vars(scheduler).update(schedule=ours)",
+        "scheduler.__dict__['schedule'] = ours",
+        "vars(scheduler)[NAME] = ours",
+    ],
+)
+def test_a_patch_is_found_however_it_is_written(patch: str) -> None:
+    module = f"""
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.structured_output import backend_xgrammar as backend
+NAME = "schedule"
+def install(scheduler):
+    {patch}
+"""
+    assert len(patches_in(module)) == 1
+
+
+def test_data_of_ours_and_state_of_vllms_are_no_patches() -> None:
+    module = """
+KEY = "_sgl_vllm_options"
+class Ours:
+    def __init__(self, request, options):
+        self.free = 3
+        setattr(self, "reply", None)
+        request.num_computed_tokens = 0
+        vars(request)[KEY] = options
+"""
+    assert patches_in(module) == []
+
+
+# -- the language ---------------------------------------------------------------------------------
 
 
 def test_importing_the_language_imports_neither_vllm_nor_torch() -> None:

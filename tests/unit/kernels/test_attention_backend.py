@@ -27,6 +27,7 @@ from sgl_vllm.kernels.attention_backend import (
 )
 from sgl_vllm.kernels.decode_step import Planner
 from sgl_vllm.kernels.prefix_attention import DevicePlan
+from sgl_vllm.vllm_api.patching import wrap
 
 SHAPE = prefix_plan.AttentionShape(4, 2, 32, 2, 16)
 
@@ -233,8 +234,8 @@ class SecondRunnersTables:
 
 
 def test_the_second_runners_tables_are_mirrored(registered: None) -> None:
-    attention_backend._after(SecondRunnersTables, "__init__", attention_backend._remember_second)
-    attention_backend._after(SecondRunnersTables, "append_block_ids", attention_backend._mirror)
+    wrap(SecondRunnersTables, "__init__")(attention_backend._remember_second)
+    wrap(SecondRunnersTables, "append_block_ids")(attention_backend._mirror)
     tables = SecondRunnersTables()
     tables.append_block_ids(3, ([9, 9, 9], [1]), overwrite=True)
     tables.append_block_ids(3, ([5], [6]), overwrite=True)

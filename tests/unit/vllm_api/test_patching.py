@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sgl_vllm.vllm_api.patching import add_method, adopt, wrap
+from sgl_vllm.vllm_api.patching import add_method, adopt, is_wrapped, wrap
 
 
 class Stock:
@@ -80,6 +80,7 @@ def test_a_live_object_is_changed_alone():
         return 10 * original(number)
 
     assert one.method(1) == 20 and other.method(1) == 2
+    assert is_wrapped(one, "method") and not is_wrapped(other, "method")
 
 
 def test_wrapping_twice_with_one_wrapper_wraps_once(fresh: type[Stock]):
