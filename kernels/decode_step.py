@@ -6,8 +6,9 @@ Knows the layout of vLLM's tensors and none of its classes: `attention_backend` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,7 +129,7 @@ class HostRows:
     def __init__(self, num_requests: int, max_blocks: int) -> None:
         self.table = np.zeros((num_requests, max_blocks), dtype=np.int32)
 
-    def write(self, request: int, start: int, block_ids: Any) -> None:
+    def write(self, request: int, start: int, block_ids: Sequence[int]) -> None:
         self.table[request, start : start + len(block_ids)] = block_ids
 
     def rows(self, requests: Ints) -> Ints:

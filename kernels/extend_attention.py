@@ -17,7 +17,7 @@ the online softmax is FlashAttention's (Dao et al., arXiv 2205.14135).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any  # Any: Triton has no types
 
 import torch
 import triton

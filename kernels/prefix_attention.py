@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any  # Any: Triton has no types
 
 import numpy as np
 import torch

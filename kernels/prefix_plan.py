@@ -23,7 +23,7 @@ cascade inference (Ye et al., 2024), split-KV (Flash-Decoding, Dao et al., 2023)
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any  # Any: integers of any width
 
 import numpy as np
 from numpy.typing import NDArray

@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar  # Any: options before they are checked
 
 logger = logging.getLogger("vllm.sgl_vllm.config")
 

@@ -22,7 +22,7 @@ import dataclasses
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast  # Any: a field is its value to type checkers
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

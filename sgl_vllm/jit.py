@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar  # Any: functions of numba's have no types
 
 import numba
 from llvmlite.binding import ffi

@@ -25,6 +25,8 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+
+# Any: arguments of vLLM's, and options as JSON
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from sgl_vllm.config import (

@@ -7,7 +7,7 @@ machine that reaches the server. Answers are the routes' JSON; docs/server.md de
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any  # Any: JSON
 
 import httpx
 

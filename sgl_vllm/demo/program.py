@@ -7,7 +7,6 @@ it, a JSON object that is mostly forced, and a select.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import sgl_vllm as sgl
 
@@ -38,7 +37,7 @@ class Guide:
 
 
 @sgl.function
-def city_guide(s: Any, country: str) -> Guide:
+def city_guide(s: sgl.ProgramState, country: str) -> Guide:
     s += sgl.system("You are a helpful assistant.")
     s += sgl.user(f"What is the capital of {country}?")
     s += sgl.assistant(sgl.gen("capital", max_tokens=24))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any  # Any: a request's schema
 
 MAX_ITEMS = 100_000
 """The largest `minItems`, `maxItems`, `minProperties`, ...; and the largest sum of them. llguidance

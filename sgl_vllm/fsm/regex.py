@@ -12,7 +12,7 @@ import re._constants as sre  # type: ignore[import-not-found]
 import re._parser as sre_parser  # type: ignore[import-not-found]
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any  # Any: the parser's trees have no types
 
 from sgl_vllm.fsm import characters
 from sgl_vllm.fsm.byte_dfa import ByteDfa

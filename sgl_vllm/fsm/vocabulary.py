@@ -17,7 +17,7 @@ walk that meets a dead end continues at `end[i]`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any  # Any: masks.py is above this module
 
 import numpy as np
 from numpy.typing import NDArray

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any  # Any: values of the user's types
 
 from sgl_vllm.lang import media
 from sgl_vllm.lang.choices import ChoicesMethod, token_length_normalized

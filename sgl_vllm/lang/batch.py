@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias  # Any: tqdm has no types
 
 from sgl_vllm.lang.backends.base import Backend, Usage
 from sgl_vllm.lang.body import Body

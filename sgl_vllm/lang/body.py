@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any  # Any: what a program returns
 
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.loop import background_loop, error_of, new_future

@@ -13,13 +13,13 @@ import inspect
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any  # Any: arguments of the user's function
 
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.batch import Item
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.group import ProgramGroup
-from sgl_vllm.lang.ir import Computed, Expr
+from sgl_vllm.lang.ir import Computed, Expr, Value
 from sgl_vllm.lang.loop import result_of
 from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.reordering import (
@@ -62,17 +62,17 @@ __all__ = ["CompiledProgram", "ReorderError", "Reordering", "compile_program"]
 class _GraphRun(Environment):
     """One run of a graph: its arguments, its prompts, and the futures of its variables."""
 
-    def __init__(self, graph: Graph, stream: Stream, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, graph: Graph, stream: Stream, arguments: Mapping[str, Value]) -> None:
         super().__init__()
         self._graph = graph
         self._arguments = arguments
         self._states: dict[int, ProgramState] = {0: ProgramState(stream)}
         self._groups: dict[tuple[int, ...], ProgramGroup[ProgramState]] = {}
         self._futures: dict[Definition, Future[Variable]] = {}
-        self._awaited: list[Future[Any]] = []
+        self._awaited: list[Future[Value]] = []
         self._error: Exception | None = None
 
-    def leaf(self, leaf: Leaf) -> Any:
+    def leaf(self, leaf: Leaf) -> Value:
         match leaf:
             case Argument(name):
                 return self._arguments[name]
@@ -90,7 +90,7 @@ class _GraphRun(Environment):
                     case "messages":
                         return [message.as_dict() for message in variable.value.all_messages()]
 
-    async def run(self) -> Any:
+    async def run(self) -> Value:
         """Submit every operation, then wait for the values that the program itself computes.
         Returns the program's result, or raises the error of the expression that failed."""
         for node in self._graph.nodes:
@@ -154,7 +154,7 @@ class _GraphRun(Environment):
         if name is not None:
             stream.bind(name, future)
 
-    def _computed(self, value: Expr | Deferred) -> Any:
+    def _computed(self, value: Expr | Deferred) -> Value:
         """A value that is computed inside of the run, which will raise the first error."""
         try:
             return self.value(value)
@@ -176,7 +176,7 @@ class CompiledProgram(Program):
         signature = _open_signature(program, graph)
 
         @functools.wraps(program.func)
-        async def body(s: State, /, *args: Any, **kwargs: Any) -> Any:
+        async def body(s: State, /, *args: Any, **kwargs: Any) -> Value:
             bound = signature.bind(s, *args, **kwargs)
             bound.apply_defaults()
             return await _GraphRun(graph, s._stream, bound.arguments).run()
@@ -186,7 +186,7 @@ class CompiledProgram(Program):
         self.program = program
         self.graph = graph
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Value:
         """The same as `run`. Inside another program, ``compiled(s, ...)`` writes to that program's
         prompt."""
         result = super().__call__(*args, **kwargs)

@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias  # Any: a user's JSON schema
 
 DType: TypeAlias = type | Literal["int", "float", "str", "bool"]
 JsonSchema: TypeAlias = Mapping[str, object] | str | type

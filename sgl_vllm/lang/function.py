@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, overload  # Any: arguments of the user's function
 
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.batch import Item

@@ -9,6 +9,8 @@ import asyncio
 import concurrent.futures
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
+
+# Any: what a user's predicate returns
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from sgl_vllm.lang.ir import Expr

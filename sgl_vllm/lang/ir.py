@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias  # Any: values of the user's types
 
 from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.constraints import Constraint, Reader
@@ -19,7 +19,9 @@ from sgl_vllm.lang.sampling import Sampling
 
 Role: TypeAlias = Literal["system", "user", "assistant"]
 
-Values: TypeAlias = Mapping[str, Any]  # the program's own values, of any type
+Value: TypeAlias = Any
+"""A value of a program: of any type that the user has, or as tracing stands in for it."""
+Values: TypeAlias = Mapping[str, Value]
 """Variables' values by name."""
 
 

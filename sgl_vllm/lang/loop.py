@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeVar  # Any: what a coroutine sends is not used
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ import mimetypes
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal  # Any: an image of PIL has no type here
 
 _SIGNATURES = (
     (b"\x89PNG", "image/png"),

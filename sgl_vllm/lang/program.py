@@ -12,6 +12,8 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+
+# Any: arguments and values of the user's types
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, cast, overload
 
 from sgl_vllm.lang.backends.base import Backend, Usage

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any  # Any: values of operations, of several types
 
 from sgl_vllm.lang.backends.base import branch_name, logger
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError

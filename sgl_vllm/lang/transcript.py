@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from sgl_vllm.lang.backends.base import (
     ChatPrompt,
@@ -19,7 +19,7 @@ from sgl_vllm.lang.backends.base import (
     TokenLogprob,
     Usage,
 )
-from sgl_vllm.lang.ir import Expr, Role, RoleBegin, RoleEnd, Show, Text
+from sgl_vllm.lang.ir import Expr, Role, RoleBegin, RoleEnd, Show, Text, Value
 from sgl_vllm.lang.media import Media
 
 HINT_MIN_CHARS = 64
@@ -54,7 +54,7 @@ class SelectMeta:
 class Variable:
     """A value that a program produced, its text in the prompt, and how it came about."""
 
-    value: Any  # of the user's types
+    value: Value  # of the user's types
     text: str
     meta: GenMeta | SelectMeta | None = None
     reasoning: str | list[str | None] | None = None
@@ -65,10 +65,10 @@ class Variable:
         return cls(value, value if isinstance(value, str) else str(value))
 
 
-def meta_info(variable: Variable) -> dict[str, Any]:
+def meta_info(variable: Variable) -> dict[str, Value]:
     """What `get_meta_info` returns for a variable: SGLang's names, as plain JSON-like values."""
 
-    def entries(tokens: Sequence[TokenLogprob], with_text: bool) -> list[dict[str, Any]]:
+    def entries(tokens: Sequence[TokenLogprob], with_text: bool) -> list[dict[str, Value]]:
         if with_text:
             return [asdict(token) for token in tokens]
         return [

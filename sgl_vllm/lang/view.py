@@ -7,7 +7,7 @@ failure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias  # Any: groups of any kind of state
 
 from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.state import State

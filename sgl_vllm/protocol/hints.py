@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any  # Any: the JSON of a request
 
 from sgl_vllm.protocol.request_keys import FORK_GROUP, PROGRAM
 
@@ -40,7 +40,6 @@ class Hints:
 NO_HINTS = Hints()
 
 
-# Any: the values come from a request's JSON.
 def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
     """The hints in a request's `vllm_xargs`.
 

@@ -12,7 +12,7 @@ line of its docstring into docs/options.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any  # Any: a policy's key, of its own type
 
 if TYPE_CHECKING:
     from sgl_vllm.radix.node import Node

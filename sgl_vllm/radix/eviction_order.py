@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any  # Any: a policy's key, of its own type
 
 from sgl_vllm.radix.blocks import BlockTable
 from sgl_vllm.radix.eviction import EvictionPolicy, lru

@@ -16,7 +16,7 @@ before the forward pass.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any  # Any: arguments of vLLM's
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock

@@ -20,7 +20,7 @@ cache is used: `tree` is None from then on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar  # Any: arguments that pass through
 
 from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool

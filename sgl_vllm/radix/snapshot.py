@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any  # Any: JSON
 
 from sgl_vllm.radix.node import Namespace, Node, subtree
 from sgl_vllm.radix.tokens import TOKEN_BYTES, unpack

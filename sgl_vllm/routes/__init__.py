@@ -19,7 +19,7 @@ like vLLM's own.
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Any
+from typing import Any  # Any: JSON
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.routing import APIRouter

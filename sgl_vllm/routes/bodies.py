@@ -6,7 +6,7 @@ error is a 400 with one sentence. Does not own what a body means, which each rou
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any  # Any: the JSON of a request
 
 from fastapi import HTTPException, Request
 from starlette.requests import ClientDisconnect
@@ -17,7 +17,6 @@ from vllm.renderers import TokenizeParams
 NOT_AN_OBJECT = "the body has to be a JSON object"
 
 
-# Any: JSON.
 async def json_object(request: Request) -> dict[str, Any]:
     """The body of `request`.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar  # Any: arguments and answers of several calls
 
 import msgspec
 from fastapi import HTTPException

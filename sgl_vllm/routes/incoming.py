@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any  # Any: arguments of vLLM's
 from weakref import WeakSet
 
 import msgspec

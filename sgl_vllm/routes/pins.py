@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any  # Any: the JSON of a request
 
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import ValidationError

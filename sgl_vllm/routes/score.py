@@ -15,7 +15,7 @@ same by itself, and sends each prompt several times.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any  # Any: the JSON of a request
 
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import JSONResponse, Response

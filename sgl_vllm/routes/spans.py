@@ -8,7 +8,7 @@ processor, which is OpenTelemetry's own hook.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any
+from typing import Any  # Any: OpenTelemetry's values
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import Span, SpanProcessor

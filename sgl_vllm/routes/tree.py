@@ -11,7 +11,7 @@ import hashlib
 import re
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any  # Any: JSON
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response

@@ -13,7 +13,7 @@ what they do, or what the server asks of them (`control.py`).
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any  # Any: arguments of vLLM's
 
 from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks

@@ -9,7 +9,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any  # Any: JSON
 
 from sgl_vllm.counters import Declaration, counter, declarations, merge, timer_count, timer_sum
 from sgl_vllm.fsm.vllm.backend import BackendCounters

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar  # Any: arguments that pass through
 from weakref import WeakKeyDictionary
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar  # Any: whatever is wrapped
 
 Subclass = TypeVar("Subclass")
 Wrapper = TypeVar("Wrapper", bound=Callable[..., Any])

@@ -323,6 +323,24 @@ class Ours:
     assert patches_in(module) == []
 
 
+# -- types ----------------------------------------------------------------------------------------
+
+
+def test_every_module_that_uses_any_says_what_it_stands_for() -> None:
+    """Next to the import. The stubs have `Any` where vLLM has it, or where we pass values on."""
+    unexplained = []
+    for package in (PACKAGE, "kernels"):
+        for path in (ROOT / package).rglob("*.py"):
+            lines = path.read_text().splitlines()
+            for number, line in enumerate(lines):
+                is_import = line.startswith("from typing import ")
+                if is_import and "Any" in line.partition("#")[0].replace(",", " ").split():
+                    before = lines[number - 1] if number else ""
+                    if "# Any: " not in f"{before} {line}":
+                        unexplained.append(f"{path.relative_to(ROOT)}:{number + 1}")
+    assert unexplained == [], "add a comment to the import: `# Any: what it stands for`"
+
+
 # -- the language ---------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ backends ask for, and what makes keys forced text.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm import numbers
 from sgl_vllm.fsm.errors import (

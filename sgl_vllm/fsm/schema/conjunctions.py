@@ -6,7 +6,7 @@ siblings (`siblings.py`). What cannot be said in one schema is refused.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.schema.keywords import CONSTRAINTS, Schema

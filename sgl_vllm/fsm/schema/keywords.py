@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias  # Any: JSON of a user's schema
 
 Schema: TypeAlias = dict[str, Any] | bool  # Any: a keyword's value is whatever the request says
 """A schema as `json.loads` returns it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm import numbers
 from sgl_vllm.fsm.errors import UnsupportedSchemaError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa, combined
 from sgl_vllm.fsm.errors import UnsupportedSchemaError

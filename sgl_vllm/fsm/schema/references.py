@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any  # Any: JSON of a user's schema
 from urllib.parse import unquote
 
 from sgl_vllm.fsm.errors import UnsupportedSchemaError

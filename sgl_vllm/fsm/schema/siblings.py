@@ -13,7 +13,7 @@ member. Owns that form; merging two subschemas is left to the caller (`conjuncti
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.schema.keywords import Schema

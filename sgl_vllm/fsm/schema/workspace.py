@@ -7,7 +7,7 @@ counted), and the lifetime of derived schemas. Does not own what any of them mea
 from __future__ import annotations
 
 from time import monotonic
-from typing import Any
+from typing import Any  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa
 from sgl_vllm.fsm.errors import UnsupportedSchemaError

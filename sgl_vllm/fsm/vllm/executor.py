@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import Any  # Any: whatever is submitted
 
 from sgl_vllm.fsm.vllm.backend import SglBackend
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any  # Any: the JSON of a request
 
 from vllm.v1.structured_output.backend_guidance import process_for_additional_properties
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias  # Any: JSON
 
 from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.constraints import JSON_SCHEMA, REGEX, Constraint, ConstraintKind

@@ -17,7 +17,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol  # Any: what a coroutine sends is not used
 
 from sgl_vllm.lang.backends.base import Json
 

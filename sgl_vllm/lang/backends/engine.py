@@ -13,7 +13,7 @@ import itertools
 import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast  # Any: options of vLLM's
 
 from sgl_vllm.lang.backends.base import (
     ChatPrompt,

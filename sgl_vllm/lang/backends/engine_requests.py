@@ -7,7 +7,7 @@ log-probabilities and usage. Starts nothing. vLLM is imported when a function is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn  # Any: options of vLLM's
 
 from sgl_vllm.lang.backends.base import (
     ChatPrompt,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from types import ModuleType
-from typing import Any
+from typing import Any  # Any: options of LiteLLM's
 
 from sgl_vllm.lang.backends.base import Json, Watch
 from sgl_vllm.lang.backends.openai_api import AssembledAnswer

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any  # Any: the JSON of an answer
 
 from sgl_vllm.lang.backends.base import (
     Generated,

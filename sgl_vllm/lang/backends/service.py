@@ -12,7 +12,7 @@ import contextlib
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar  # Any: the JSON of an answer
 
 from sgl_vllm.lang.backends.base import Backend, GenRequest, Json, WarnOnce, Watch
 from sgl_vllm.lang.constraints import JSON_SCHEMA

@@ -13,8 +13,8 @@ import sys
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
+from sgl_vllm.lang.ir import Value
 from sgl_vllm.lang.tracing import purity
 from sgl_vllm.lang.tracing.deferred import Deferred
 from sgl_vllm.lang.tracing.frames import (
@@ -48,7 +48,7 @@ _SELECTING = {"builtins.max", "builtins.min", "getitem", "statistics.mode"}
 # Of methods that change a container: the leading arguments that must be known.
 _NUM_KEYS = {"__setitem__": 1, "append": 0, "insert": 1, "setdefault": 1}
 
-_PLAIN_LOOKUPS: tuple[Any, ...] = (
+_PLAIN_LOOKUPS: tuple[Value, ...] = (
     object.__getattribute__,
     type.__getattribute__,
     *(kind.__getattribute__ for kind in (types.FunctionType, BaseException, tuple, str, int)),
@@ -76,14 +76,14 @@ class Calls(Knowledge, ABC):
         self._home = home
 
     @abstractmethod
-    def call_of_language(self, callee: Any, args: Args, kwargs: Kwargs, at: At) -> Any:
+    def call_of_language(self, callee: Value, args: Args, kwargs: Kwargs, at: At) -> Value:
         """The result of calling `sgl.gen`, a program, and the like. NOT_HANDLED for others."""
 
     @abstractmethod
-    def follow(self, function: Function, args: Args, kwargs: Kwargs, at: At) -> Any:
+    def follow(self, function: Function, args: Args, kwargs: Kwargs, at: At) -> Value:
         """The result of a function, found by evaluating its source."""
 
-    def call(self, callee: Any, args: Args, kwargs: Kwargs, at: At) -> Any:
+    def call(self, callee: Value, args: Args, kwargs: Kwargs, at: At) -> Value:
         """The result of a call in the program."""
         answer = self.call_of_language(callee, args, kwargs, at)
         if answer is not NOT_HANDLED:
@@ -111,7 +111,7 @@ class Calls(Knowledge, ABC):
             CALL_IT_ELSEWHERE,
         )
 
-    def _call_listed(self, name: str, args: Args, kwargs: Kwargs, at: At) -> Any:
+    def _call_listed(self, name: str, args: Args, kwargs: Kwargs, at: At) -> Value:
         """The result of a pure function."""
         if name == "builtins.len" and len(args) == 1 and isinstance(args[0], Host):
             return args[0].length(at)
@@ -122,8 +122,8 @@ class Calls(Knowledge, ABC):
         return self.apply(name, args, at, kwargs)
 
     def apply(
-        self, operation: str, args: Sequence[Any], at: At, kwargs: Kwargs | None = None
-    ) -> Any:
+        self, operation: str, args: Sequence[Value], at: At, kwargs: Kwargs | None = None
+    ) -> Value:
         """`operation(*args, **kwargs)`: computed now if all of it is known, deferred otherwise."""
         kwargs = kwargs or {}
         given = (*args, *kwargs.values())
@@ -145,7 +145,7 @@ class Calls(Knowledge, ABC):
                 self.own(pair)
         return result
 
-    def _result(self, function: Any, args: Sequence[Any], kwargs: Kwargs, at: At) -> Any:
+    def _result(self, function: Value, args: Sequence[Value], kwargs: Kwargs, at: At) -> Value:
         try:
             return materialized(function(*args, **kwargs), self._max_steps)
         except TraceError:
@@ -153,10 +153,10 @@ class Calls(Knowledge, ABC):
         except Exception as error:
             at.fail(error)
 
-    def _sorted(self, function: Any, args: Args, kwargs: Kwargs, at: At) -> Any:
+    def _sorted(self, function: Value, args: Args, kwargs: Kwargs, at: At) -> Value:
         """The result of `sorted`, `max` or `min` with a function of the program as `key`."""
 
-        def key_of(item: Any) -> Any:
+        def key_of(item: Value) -> Value:
             result = self.call(kwargs["key"], [item], {}, at)
             if self.holds_deferred(result):
                 at.stop(_ONLY_KEYS, CALL_IT_ELSEWHERE)
@@ -171,7 +171,7 @@ class Calls(Knowledge, ABC):
 
     # --- methods -------------------------------------------------------------------------------
 
-    def call_method(self, owner: Any, name: str, args: Args, kwargs: Kwargs, at: At) -> Any:
+    def call_method(self, owner: Value, name: str, args: Args, kwargs: Kwargs, at: At) -> Value:
         """The result of ``owner.name(...)``."""
         if isinstance(owner, Host):
             return owner.call(name, args, kwargs, at)
@@ -189,7 +189,7 @@ class Calls(Knowledge, ABC):
             return self._result(owner.get, args, kwargs, at)
         return self.apply(f".{name}", [owner, *args], at, kwargs)
 
-    def _mutate(self, owner: Any, name: str, args: Args, kwargs: Kwargs, at: At) -> Any:
+    def _mutate(self, owner: Value, name: str, args: Args, kwargs: Kwargs, at: At) -> Value:
         """Call a method that changes `owner`, which must be a container of the program."""
         if not self.may_change(owner):
             at.stop(
@@ -214,7 +214,7 @@ class Calls(Knowledge, ABC):
 
     # --- attributes ----------------------------------------------------------------------------
 
-    def attribute(self, owner: Any, name: str, at: At) -> Any:
+    def attribute(self, owner: Value, name: str, at: At) -> Value:
         """An attribute, read without running a property or `__getattr__` of a foreign class."""
         if isinstance(owner, types.ModuleType):
             submodule = sys.modules.get(f"{owner.__name__}.{name}", _MISSING)

@@ -10,9 +10,9 @@ import ast
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from sgl_vllm.lang.ir import Expr
+from sgl_vllm.lang.ir import Expr, Value
 from sgl_vllm.lang.tracing.operations import function_named, materialized
 
 
@@ -75,8 +75,8 @@ class Deferred:
     """
 
     operation: str
-    args: tuple[Any, ...] = ()
-    kwargs: tuple[tuple[str, Any], ...] = ()
+    args: tuple[Value, ...] = ()
+    kwargs: tuple[tuple[str, Value], ...] = ()
     leaf: Leaf | None = None
     name: str | None = None
     node: ast.expr | None = None
@@ -185,13 +185,13 @@ class Environment(ABC):
     """The values of one run. Each deferred value is computed at most once."""
 
     def __init__(self) -> None:
-        self._values: dict[Deferred, Any] = {}
+        self._values: dict[Deferred, Value] = {}
 
     @abstractmethod
-    def leaf(self, leaf: Leaf) -> Any:
+    def leaf(self, leaf: Leaf) -> Value:
         """The value of an argument, a variable or a prompt."""
 
-    def value(self, wanted: Any) -> Any:
+    def value(self, wanted: Value) -> Value:
         """Compute `wanted`; a constant is its own value. Raises what the operation raises."""
         if not isinstance(wanted, Deferred):
             return wanted
@@ -211,11 +211,11 @@ class Environment(ABC):
 class Arguments(Environment):
     """An environment that knows some arguments and nothing else."""
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, arguments: Mapping[str, Value]) -> None:
         super().__init__()
         self._arguments = arguments
 
-    def leaf(self, leaf: Leaf) -> Any:
+    def leaf(self, leaf: Leaf) -> Value:
         assert isinstance(leaf, Argument)
         return self._arguments[leaf.name]
 

@@ -14,14 +14,15 @@ import dataclasses
 import enum
 import types
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from sgl_vllm.lang.ir import Value
 from sgl_vllm.lang.tracing.deferred import Deferred, in_order
 
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 
 
-def described(graph: Any) -> dict[str, Json]:
+def described(graph: Value) -> dict[str, Json]:
     """A dataclass as a dict with its `type`, and recursively so everything in it.
 
     A deferred value is ``{"value": i}``, where `i` is its place in the list "values", after the
@@ -40,7 +41,7 @@ class _Description:
         self.values: list[Json] = []
         self._places: dict[Deferred, int] = {}
 
-    def encode(self, value: Any) -> Json:
+    def encode(self, value: Value) -> Json:
         match value:
             case enum.Enum():
                 return self.encode(value.value)
@@ -58,7 +59,7 @@ class _Description:
             return self.fields_of(value)
         raise ValueError(f"a {type(value).__qualname__} in a program has no form in JSON")
 
-    def fields_of(self, value: Any) -> dict[str, Json]:
+    def fields_of(self, value: Value) -> dict[str, Json]:
         """A dataclass as a dict. Fields that are None are left out."""
         given = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         encoded = {name: self.encode(part) for name, part in given.items() if part is not None}

@@ -12,8 +12,9 @@ import inspect
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal  # Any: whatever Python's operators return
 
+from sgl_vllm.lang.ir import Value
 from sgl_vllm.lang.tracing.deferred import Deferred
 from sgl_vllm.lang.tracing.expressions import Expressions
 from sgl_vllm.lang.tracing.frames import (
@@ -54,7 +55,7 @@ class _Jump:
     """How a statement leaves its block. `value` is that of a `return`."""
 
     kind: Literal["return", "break", "continue"]
-    value: Any = None
+    value: Value = None
 
 
 class Evaluator(Expressions):
@@ -66,13 +67,13 @@ class Evaluator(Expressions):
 
     # --- following functions -------------------------------------------------------------------
 
-    def follow_program(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    def follow_program(self, function: Callable[..., Any], arguments: Mapping[str, Value]) -> Value:
         """The result of the program's function, given all its arguments by name."""
         node, frame = _syntax_and_frame(function)
         frame.names.update(arguments)
         return self.snapshot(self._body(node, frame), At(node, frame))
 
-    def follow(self, function: Function, args: Args, kwargs: Kwargs, at: At) -> Any:
+    def follow(self, function: Function, args: Args, kwargs: Kwargs, at: At) -> Value:
         if isinstance(function, LocalFunction):
             node, frame = function.node, function.frame.inner(function.name)
             signature = _signature(function)
@@ -102,7 +103,7 @@ class Evaluator(Expressions):
         finally:
             self._depth -= 1
 
-    def _body(self, node: FunctionNode, frame: Frame) -> Any:
+    def _body(self, node: FunctionNode, frame: Frame) -> Value:
         if isinstance(node, ast.Lambda):
             return self.evaluate(node.body, frame)
         jump = self.run(node.body, frame)
@@ -198,7 +199,7 @@ class Evaluator(Expressions):
             else:
                 self.assign(node.target, new, frame)
 
-    def assign(self, target: ast.expr, value: Any, frame: Frame) -> None:
+    def assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
         at = At(target, frame)
         if isinstance(target, ast.Name):
             frame.names[target.id] = value
@@ -210,7 +211,7 @@ class Evaluator(Expressions):
         else:
             at.stop("assigning an attribute is a side effect", f"use a variable, or {RUN_IT}")
 
-    def _unpack(self, targets: list[ast.expr], value: Any, frame: Frame, at: At) -> None:
+    def _unpack(self, targets: list[ast.expr], value: Value, frame: Frame, at: At) -> None:
         count = len(targets)
         star = next((i for i, t in enumerate(targets) if isinstance(t, ast.Starred)), None)
         if isinstance(value, Deferred) and star is None:
@@ -228,7 +229,7 @@ class Evaluator(Expressions):
         for target, item in zip(targets, items, strict=True):
             self.assign(target.value if isinstance(target, ast.Starred) else target, item, frame)
 
-    def _set_item(self, owner: Any, key: Any, value: Any, at: At) -> None:
+    def _set_item(self, owner: Value, key: Value, value: Value, at: At) -> None:
         if isinstance(owner, Host):
             return owner.set_item(key, value, at)
         if type(owner) not in (list, dict):
@@ -278,17 +279,17 @@ _VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
 _VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
 
 
-def _syntax_and_frame(function: Any) -> tuple[FunctionNode, Frame]:
+def _syntax_and_frame(function: Value) -> tuple[FunctionNode, Frame]:
     """The syntax of a function, and a frame with the names that it sees."""
     node = definition_of(function.__code__)
-    closure: dict[str, Any] = {}
+    closure: dict[str, Value] = {}
     cells = function.__closure__ or ()
     for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
         try:
             closure[name] = cell.cell_contents
         except ValueError:  # it has no value yet
             continue
-    names = ChainMap[str, Any]({}, closure, function.__globals__, vars(builtins))
+    names = ChainMap[str, Value]({}, closure, function.__globals__, vars(builtins))
     return node, Frame(function.__qualname__, function.__code__.co_filename, names)
 
 

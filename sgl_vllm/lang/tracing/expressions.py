@@ -12,9 +12,8 @@ import re
 import types
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from sgl_vllm.lang.ir import Expr
+from sgl_vllm.lang.ir import Expr, Value
 from sgl_vllm.lang.tracing.calls import Calls
 from sgl_vllm.lang.tracing.deferred import Deferred, Piece
 from sgl_vllm.lang.tracing.frames import (
@@ -34,10 +33,10 @@ class Expressions(Calls):
     """Evaluates expressions; `_eval_X` is for the syntax node X."""
 
     @abstractmethod
-    def assign(self, target: ast.expr, value: Any, frame: Frame) -> None:
+    def assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
         """Give a target its value."""
 
-    def evaluate(self, node: ast.expr, frame: Frame) -> Any:
+    def evaluate(self, node: ast.expr, frame: Frame) -> Value:
         """The value of an expression: known, deferred, or a host."""
         at = At(node, frame)
         self._steps += 1
@@ -57,23 +56,23 @@ class Expressions(Calls):
                 raise
             return Deferred("unknown", node=node)
 
-    def _eval_Constant(self, node: ast.Constant, frame: Frame, at: At) -> Any:
+    def _eval_Constant(self, node: ast.Constant, frame: Frame, at: At) -> Value:
         return node.value
 
-    def _eval_Name(self, node: ast.Name, frame: Frame, at: At) -> Any:
+    def _eval_Name(self, node: ast.Name, frame: Frame, at: At) -> Value:
         if node.id not in frame.names:
             at.fail(NameError(f"name {node.id!r} is not defined"))
         return frame.names[node.id]
 
-    def _eval_Await(self, node: ast.Await, frame: Frame, at: At) -> Any:
+    def _eval_Await(self, node: ast.Await, frame: Frame, at: At) -> Value:
         return self.evaluate(node.value, frame)
 
-    def _eval_NamedExpr(self, node: ast.NamedExpr, frame: Frame, at: At) -> Any:
+    def _eval_NamedExpr(self, node: ast.NamedExpr, frame: Frame, at: At) -> Value:
         value = self.evaluate(node.value, frame)
         self.assign(node.target, value, frame)
         return value
 
-    def _eval_Attribute(self, node: ast.Attribute, frame: Frame, at: At) -> Any:
+    def _eval_Attribute(self, node: ast.Attribute, frame: Frame, at: At) -> Value:
         owner = self.evaluate(node.value, frame)
         if isinstance(owner, Host):
             return owner.attribute(node.attr, at)
@@ -81,7 +80,7 @@ class Expressions(Calls):
             return self.defer("getattr", [owner, node.attr], at)
         return self.attribute(owner, node.attr, at)
 
-    def _eval_Call(self, node: ast.Call, frame: Frame, at: At) -> Any:
+    def _eval_Call(self, node: ast.Call, frame: Frame, at: At) -> Value:
         func = node.func
         callee = self.evaluate(func.value if isinstance(func, ast.Attribute) else func, frame)
         args = self._items(node.args, frame)
@@ -96,7 +95,7 @@ class Expressions(Calls):
             return self.call_method(callee, func.attr, args, kwargs, at)
         return self.call(callee, args, kwargs, at)
 
-    def _pairs(self, value: Any, at: At) -> dict[Any, Any]:
+    def _pairs(self, value: Value, at: At) -> dict[Value, Value]:
         """The items of ``**value``."""
         if isinstance(value, Deferred):
             at.decides_on(value)
@@ -104,7 +103,7 @@ class Expressions(Calls):
             at.stop(f"unpacking {type_name(value)} may have side effects", "pass a dict")
         return value
 
-    def _eval_Lambda(self, node: ast.Lambda, frame: Frame, at: At) -> Any:
+    def _eval_Lambda(self, node: ast.Lambda, frame: Frame, at: At) -> Value:
         return self.local_function(node, frame)
 
     def local_function(self, node: FunctionNode, frame: Frame) -> LocalFunction:
@@ -116,9 +115,9 @@ class Expressions(Calls):
 
     # --- displays and comprehensions -----------------------------------------------------------
 
-    def _items(self, nodes: Sequence[ast.expr], frame: Frame) -> list[Any]:
+    def _items(self, nodes: Sequence[ast.expr], frame: Frame) -> list[Value]:
         """The values of several expressions. Starred ones must be known."""
-        items: list[Any] = []
+        items: list[Value] = []
         for node in nodes:
             if isinstance(node, ast.Starred):
                 items += self.iterate(self.evaluate(node.value, frame), At(node, frame))
@@ -126,7 +125,7 @@ class Expressions(Calls):
                 items.append(self.evaluate(node, frame))
         return items
 
-    def _eval_List(self, node: ast.List, frame: Frame, at: At) -> Any:
+    def _eval_List(self, node: ast.List, frame: Frame, at: At) -> Value:
         whole = self.own([])
         for part in node.elts:
             is_starred = isinstance(part, ast.Starred)
@@ -135,14 +134,14 @@ class Expressions(Calls):
             whole = self.apply("add", [whole, more], at)
         return whole
 
-    def _eval_Tuple(self, node: ast.Tuple, frame: Frame, at: At) -> Any:
+    def _eval_Tuple(self, node: ast.Tuple, frame: Frame, at: At) -> Value:
         return self.own(tuple(self._items(node.elts, frame)))
 
-    def _eval_Set(self, node: ast.Set, frame: Frame, at: At) -> Any:
+    def _eval_Set(self, node: ast.Set, frame: Frame, at: At) -> Value:
         return self.apply("set_of", self._items(node.elts, frame), at)
 
-    def _eval_Dict(self, node: ast.Dict, frame: Frame, at: At) -> Any:
-        pairs: list[tuple[Any, Any]] = []
+    def _eval_Dict(self, node: ast.Dict, frame: Frame, at: At) -> Value:
+        pairs: list[tuple[Value, Value]] = []
         for key, value in zip(node.keys, node.values, strict=True):
             if key is not None:
                 pairs.append((self.evaluate(key, frame), self.evaluate(value, frame)))
@@ -150,24 +149,24 @@ class Expressions(Calls):
                 pairs += self._pairs(self.evaluate(value, frame), at).items()
         return self._dict(pairs, at)
 
-    def _dict(self, pairs: list[tuple[Any, Any]], at: At) -> Any:
+    def _dict(self, pairs: list[tuple[Value, Value]], at: At) -> Value:
         keys = [key for key, _ in pairs]
         if any(map(self.holds_deferred, keys)):
             return self.defer("dict_of", [part for pair in pairs for part in pair], at)
         self.require_plain(keys, at)
         return self.own(self._result(dict, [pairs], {}, at))
 
-    def _eval_ListComp(self, node: ast.ListComp | ast.GeneratorExp, frame: Frame, at: At) -> Any:
+    def _eval_ListComp(self, node: ast.ListComp | ast.GeneratorExp, frame: Frame, at: At) -> Value:
         scopes = self._scopes(node.generators, frame)
         return self.own([self.evaluate(node.elt, scope) for scope in scopes])
 
     _eval_GeneratorExp = _eval_ListComp
 
-    def _eval_SetComp(self, node: ast.SetComp, frame: Frame, at: At) -> Any:
+    def _eval_SetComp(self, node: ast.SetComp, frame: Frame, at: At) -> Value:
         scopes = self._scopes(node.generators, frame)
         return self.apply("set_of", [self.evaluate(node.elt, scope) for scope in scopes], at)
 
-    def _eval_DictComp(self, node: ast.DictComp, frame: Frame, at: At) -> Any:
+    def _eval_DictComp(self, node: ast.DictComp, frame: Frame, at: At) -> Value:
         scopes = self._scopes(node.generators, frame)
         return self._dict(
             [(self.evaluate(node.key, s), self.evaluate(node.value, s)) for s in scopes], at
@@ -188,12 +187,12 @@ class Expressions(Calls):
 
     # --- f-strings and subscripts --------------------------------------------------------------
 
-    def _eval_JoinedStr(self, node: ast.JoinedStr, frame: Frame, at: At) -> Any:
+    def _eval_JoinedStr(self, node: ast.JoinedStr, frame: Frame, at: At) -> Value:
         return self.concatenate(
             [p for v in node.values for p in pieces_of(self.evaluate(v, frame))], at
         )
 
-    def _eval_FormattedValue(self, node: ast.FormattedValue, frame: Frame, at: At) -> Any:
+    def _eval_FormattedValue(self, node: ast.FormattedValue, frame: Frame, at: At) -> Value:
         value = self.evaluate(node.value, frame)
         spec = "" if node.format_spec is None else self.evaluate(node.format_spec, frame)
         if isinstance(value, (Host, Expr)):
@@ -203,10 +202,10 @@ class Expressions(Calls):
             )
         return self.apply("format", [value, node.conversion, spec], At(node.value, frame))
 
-    def _eval_Subscript(self, node: ast.Subscript, frame: Frame, at: At) -> Any:
+    def _eval_Subscript(self, node: ast.Subscript, frame: Frame, at: At) -> Value:
         return self.item(self.evaluate(node.value, frame), self.evaluate(node.slice, frame), at)
 
-    def item(self, owner: Any, key: Any, at: At) -> Any:
+    def item(self, owner: Value, key: Value, at: At) -> Value:
         """The value of ``owner[key]``."""
         if isinstance(owner, Host):
             return owner.item(key, at)
@@ -221,24 +220,24 @@ class Expressions(Calls):
         result = self._result(function_named("getitem"), [owner, key], {}, at)
         return self.own(result) if type(key) is slice and type(result) in (list, tuple) else result
 
-    def _eval_Slice(self, node: ast.Slice, frame: Frame, at: At) -> Any:
+    def _eval_Slice(self, node: ast.Slice, frame: Frame, at: At) -> Value:
         bounds = [b and self.evaluate(b, frame) for b in (node.lower, node.upper, node.step)]
         return self.apply("builtins.slice", bounds, at)
 
     # --- operators -----------------------------------------------------------------------------
 
-    def _eval_UnaryOp(self, node: ast.UnaryOp, frame: Frame, at: At) -> Any:
+    def _eval_UnaryOp(self, node: ast.UnaryOp, frame: Frame, at: At) -> Value:
         value = self.evaluate(node.operand, frame)
         if isinstance(node.op, ast.Not) and not isinstance(value, Deferred):
             return not self.truth(value, at)
         return self.apply(UNARY[type(node.op)], [value], at)
 
-    def _eval_BinOp(self, node: ast.BinOp, frame: Frame, at: At) -> Any:
+    def _eval_BinOp(self, node: ast.BinOp, frame: Frame, at: At) -> Value:
         left = self.evaluate(node.left, frame)
         right = self.evaluate(node.right, frame)
         return self.binary(type(node.op), left, right, at)
 
-    def binary(self, kind: type[ast.operator], left: Any, right: Any, at: At) -> Any:
+    def binary(self, kind: type[ast.operator], left: Value, right: Value, at: At) -> Value:
         """The value of ``left <kind> right``."""
         sides = (left, right)
         if kind is ast.Add and any(
@@ -250,7 +249,7 @@ class Expressions(Calls):
                 return self.concatenate([*pieces_of(left), *pieces_of(right)], at)
         return self.apply(BINARY[kind], sides, at)
 
-    def _eval_BoolOp(self, node: ast.BoolOp, frame: Frame, at: At) -> Any:
+    def _eval_BoolOp(self, node: ast.BoolOp, frame: Frame, at: At) -> Value:
         is_and = isinstance(node.op, ast.And)
         for operand in node.values[:-1]:
             value = self.evaluate(operand, frame)
@@ -258,11 +257,11 @@ class Expressions(Calls):
                 return value
         return self.evaluate(node.values[-1], frame)
 
-    def _eval_IfExp(self, node: ast.IfExp, frame: Frame, at: At) -> Any:
+    def _eval_IfExp(self, node: ast.IfExp, frame: Frame, at: At) -> Value:
         test = self.truth(self.evaluate(node.test, frame), At(node.test, frame))
         return self.evaluate(node.body if test else node.orelse, frame)
 
-    def _eval_Compare(self, node: ast.Compare, frame: Frame, at: At) -> Any:
+    def _eval_Compare(self, node: ast.Compare, frame: Frame, at: At) -> Value:
         left, result = self.evaluate(node.left, frame), None
         for op, operand in zip(node.ops, node.comparators, strict=True):
             if result is not None and not self.truth(result, at):
@@ -271,7 +270,7 @@ class Expressions(Calls):
             left, result = right, self._compare(type(op), left, right, at)
         return result
 
-    def _compare(self, kind: type[ast.cmpop], left: Any, right: Any, at: At) -> Any:
+    def _compare(self, kind: type[ast.cmpop], left: Value, right: Value, at: At) -> Value:
         operation = COMPARE[kind]
         is_deferred = isinstance(left, Deferred) or isinstance(right, Deferred)
         if kind in (ast.In, ast.NotIn):
@@ -285,23 +284,23 @@ class Expressions(Calls):
         return self.apply(operation, [left, right], at)
 
 
-_SUBSCRIPTABLE: tuple[Any, ...] = (
+_SUBSCRIPTABLE: tuple[Value, ...] = (
     *(str, bytes, list, tuple, dict, range),
     *(types.MappingProxyType, enum.EnumMeta, re.Match),
 )
 
 
-def pieces_of(value: Any) -> tuple[Piece, ...]:
+def pieces_of(value: Value) -> tuple[Piece, ...]:
     """The parts of a text: of a string, an expression or a deferred value."""
     return value.pieces if isinstance(value, Deferred) else (value,)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: Value) -> bool:
     """Whether a deferred value is surely text or an expression."""
     return isinstance(value, Deferred) and (value.operation == "concat" or value.is_expression)
 
 
-def _is_identity(value: Any) -> bool:
+def _is_identity(value: Value) -> bool:
     """Whether ``==`` on it compares identities."""
-    equals: Any = type(value).__eq__
+    equals: Value = type(value).__eq__
     return isinstance(value, type) or equals is object.__eq__ or value is None

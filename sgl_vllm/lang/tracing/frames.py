@@ -10,15 +10,16 @@ import types
 from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
+from sgl_vllm.lang.ir import Value
 from sgl_vllm.lang.tracing.deferred import Argument, Deferred, Reading
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.tracing.graph import Graph
 
-Args: TypeAlias = list[Any]
-Kwargs: TypeAlias = dict[str, Any]
+Args: TypeAlias = list[Value]
+Kwargs: TypeAlias = dict[str, Value]
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 RUN_IT = "run the program without compiling it"
@@ -52,7 +53,7 @@ class Frame:
 
     name: str
     filename: str
-    names: ChainMap[str, Any] = field(repr=False)
+    names: ChainMap[str, Value] = field(repr=False)
 
     def inner(self, name: str) -> Frame:
         """The frame of a function, or of a comprehension, that this one contains."""
@@ -99,31 +100,31 @@ class Host:
 
     description = "this object"
 
-    def attribute(self, name: str, at: At) -> Any:
+    def attribute(self, name: str, at: At) -> Value:
         at.stop(f"attribute {name!r} of {self.description} cannot be traced")
 
-    def call(self, name: str, args: Args, kwargs: Kwargs, at: At) -> Any:
+    def call(self, name: str, args: Args, kwargs: Kwargs, at: At) -> Value:
         at.stop(f"{name}() of {self.description} cannot be traced")
 
-    def item(self, key: Any, at: At) -> Any:
+    def item(self, key: Value, at: At) -> Value:
         at.stop(f"{self.description} has no items")
 
-    def set_item(self, key: Any, value: Any, at: At) -> None:
+    def set_item(self, key: Value, value: Value, at: At) -> None:
         at.stop(f"{self.description} takes no items")
 
-    def contains(self, key: Any, at: At) -> bool:
+    def contains(self, key: Value, at: At) -> bool:
         at.stop(f"{self.description} does not support `in`")
 
-    def append(self, value: Any, at: At) -> None:
+    def append(self, value: Value, at: At) -> None:
         at.stop(f"{self.description} cannot be appended to")
 
-    def iterate(self, at: At) -> list[Any]:
+    def iterate(self, at: At) -> list[Value]:
         at.stop(f"{self.description} cannot be iterated over")
 
     def length(self, at: At) -> int:
         at.stop(f"{self.description} has no length")
 
-    def enter(self, at: At) -> Any:
+    def enter(self, at: At) -> Value:
         at.stop(f"{self.description} cannot be used in a with statement")
 
     def exit(self, at: At) -> None:
@@ -140,8 +141,8 @@ class LocalFunction:
 
     node: FunctionNode
     frame: Frame
-    defaults: tuple[Any, ...]
-    keyword_defaults: Mapping[str, Any]
+    defaults: tuple[Value, ...]
+    keyword_defaults: Mapping[str, Value]
 
     @property
     def name(self) -> str:

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from sgl_vllm.lang.ir import Expr, RoleBegin, RoleEnd, Show, Text, VarScopeBegin, VarScopeEnd
+from sgl_vllm.lang.ir import Expr, RoleBegin, RoleEnd, Show, Text, Value, VarScopeBegin, VarScopeEnd
 from sgl_vllm.lang.tracing import graph_view
 from sgl_vllm.lang.tracing.deferred import Arguments, Deferred
 from sgl_vllm.lang.tracing.description import Json, described
@@ -47,7 +46,7 @@ class Graph:
     known: tuple[str, ...]
     streams: tuple[StreamTrace, ...]
     nodes: tuple[Node, ...]
-    returned: Any
+    returned: Value
     stopped: str | None = None
 
     @property
@@ -66,7 +65,7 @@ class Graph:
         """The operations of one stream, in order."""
         return self._nodes_by_stream[stream]
 
-    def prefix(self, arguments: Mapping[str, Any] | None = None) -> tuple[Expr, ...]:
+    def prefix(self, arguments: Mapping[str, Value] | None = None) -> tuple[Expr, ...]:
         """The known text and turns at the beginning of the root prompt, given `arguments`."""
         environment = Arguments(arguments or {})
         known: list[Expr] = []

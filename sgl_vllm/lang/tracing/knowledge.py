@@ -11,9 +11,8 @@ import enum
 import itertools
 import types
 from collections.abc import Sequence
-from typing import Any
 
-from sgl_vllm.lang.ir import Expr
+from sgl_vllm.lang.ir import Expr, Value
 from sgl_vllm.lang.tracing import purity
 from sgl_vllm.lang.tracing.deferred import Deferred, Piece, merged
 from sgl_vllm.lang.tracing.frames import RUN_IT, At, Host, LocalFunction
@@ -45,12 +44,12 @@ class Knowledge:
         self._own: dict[int, object] = {}  # containers that the program made
         self._shared: set[int] = set()  # those of them that it must not change
 
-    def own(self, value: Any) -> Any:
+    def own(self, value: Value) -> Value:
         """`value`, a container that the program made and may change."""
         self._own[id(value)] = value
         return value
 
-    def share(self, value: Any) -> Any:
+    def share(self, value: Value) -> Value:
         """`value`, a new container that the program may read but not change."""
         self._shared.add(id(value))
         return self.own(value)
@@ -68,12 +67,12 @@ class Knowledge:
         if isinstance(value, Deferred):
             return True
         if id(value) in self._own:
-            parts: Any = value.values() if isinstance(value, dict) else value
+            parts: Value = value.values() if isinstance(value, dict) else value
             self._steps += len(parts)
             return any(map(self.holds_deferred, parts))
         return False
 
-    def snapshot(self, value: Any, at: At) -> Any:
+    def snapshot(self, value: Value, at: At) -> Value:
         """`value` as it is now, for a run. Containers of the program become operations that make
         new ones."""
         if isinstance(value, Host):
@@ -92,9 +91,9 @@ class Knowledge:
     def defer(
         self,
         operation: str,
-        args: Sequence[Any],
+        args: Sequence[Value],
         at: At,
-        kwargs: dict[str, Any] | None = None,
+        kwargs: dict[str, Value] | None = None,
         name: str | None = None,
     ) -> Deferred:
         """`operation(*args, **kwargs)`, for a run to compute."""
@@ -112,7 +111,7 @@ class Knowledge:
             return "".join(str(piece) for piece in pieces)
         return self.defer("concat", merged(pieces), at)
 
-    def require_plain(self, value: Any, at: At) -> None:
+    def require_plain(self, value: Value, at: At) -> None:
         """Stop at a value whose own code an operation would run."""
         stack, seen = [value], set()
         while stack:
@@ -134,7 +133,7 @@ class Knowledge:
                     f"use its plain attributes, or {RUN_IT}",
                 )
 
-    def truth(self, value: Any, at: At) -> bool:
+    def truth(self, value: Value, at: At) -> bool:
         """Whether `value` counts as true. Stops if that is unknown."""
         if isinstance(value, Deferred):
             at.decides_on(value)
@@ -146,7 +145,7 @@ class Knowledge:
             at.stop(f"it asks {type_name(value)} for its truth, which may have side effects")
         return True
 
-    def iterate(self, value: Any, at: At) -> list[Any]:
+    def iterate(self, value: Value, at: At) -> list[Value]:
         """The items of `value`, all at once. Stops if they are unknown."""
         if isinstance(value, Deferred):
             at.decides_on(value)

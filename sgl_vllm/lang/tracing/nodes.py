@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from sgl_vllm.lang.ir import Expr
+from sgl_vllm.lang.ir import Expr, Value
 from sgl_vllm.lang.tracing.deferred import Deferred, Definition, source_of
 
 
@@ -38,7 +38,7 @@ class SetVariable:
     """Give the variable `name` a value, which may be deferred."""
 
     name: str
-    value: Any
+    value: Value
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any  # Any: whatever Python's operators return
 
 from sgl_vllm.lang import api
+from sgl_vllm.lang.ir import Value
 from sgl_vllm.lang.tracing import purity
 
 UNARY: dict[type[ast.unaryop], str] = {
@@ -50,22 +51,22 @@ COMPARE: dict[type[ast.cmpop], str] = {
     ast.In: "in",
     ast.NotIn: "not_in",
 }
-_CONVERSIONS: dict[int, Callable[[Any], str]] = {ord("s"): str, ord("r"): repr, ord("a"): ascii}
+_CONVERSIONS: dict[int, Callable[[Value], str]] = {ord("s"): str, ord("r"): repr, ord("a"): ascii}
 
 
-def _format(value: Any, conversion: int, spec: str) -> str:
+def _format(value: Value, conversion: int, spec: str) -> str:
     """A replacement field of an f-string."""
     return format(_CONVERSIONS[conversion](value) if conversion in _CONVERSIONS else value, spec)
 
 
-def _concat(*parts: Any) -> Any:
+def _concat(*parts: Any) -> Value:
     """Strings and expressions in a row."""
     if all(isinstance(part, str) for part in parts):
         return "".join(parts)
     return functools.reduce(operator.add, parts)
 
 
-def _item_of(value: Any, index: int, count: int) -> Any:
+def _item_of(value: Value, index: int, count: int) -> Value:
     """Item `index` of the `count` that `value` is unpacked into."""
     items = tuple(value)
     if len(items) != count:
@@ -102,7 +103,7 @@ def function_named(name: str) -> Callable[..., Any]:
     return purity.pure_function(name)
 
 
-def materialized(value: Any, most: int | None = None) -> Any:
+def materialized(value: Value, most: int | None = None) -> Value:
     """`value`, with a list of its first `most` items for an iterator or a view of a dict: a list
     can be read more than once."""
     is_lazy = hasattr(type(value), "__next__") or type(value) in _VIEWS

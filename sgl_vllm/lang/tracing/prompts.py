@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 from sgl_vllm.lang.ir import (
     Expr,
@@ -18,6 +18,7 @@ from sgl_vllm.lang.ir import (
     Select,
     Text,
     Tool,
+    Value,
     Var,
     VarScopeBegin,
     VarScopeEnd,
@@ -88,7 +89,7 @@ class Recorder:
         return node
 
     def graph(
-        self, name: str, arguments: Mapping[str, Any], returned: Any, stopped: str | None
+        self, name: str, arguments: Mapping[str, Value], returned: Value, stopped: str | None
     ) -> Graph:
         unknown = tuple(n for n, value in arguments.items() if isinstance(value, Deferred))
         known = tuple(n for n in arguments if n not in unknown)
@@ -132,7 +133,7 @@ class _Block(Host):
         self._begin = begin
         self._end = end
 
-    def enter(self, at: At) -> Any:
+    def enter(self, at: At) -> Value:
         if self._end is None:
             at.fail(ValueError("a turn that was given its content takes no with block"))
         self._state.append(self._begin or "", at)
@@ -153,7 +154,7 @@ class TracedState(Host):
     def __init__(self, recorder: Recorder, index: int, parent: TracedState | None) -> None:
         self.recorder = recorder
         self.index = index
-        self.variables: dict[str, Any] = dict(parent.variables) if parent else {}
+        self.variables: dict[str, Value] = dict(parent.variables) if parent else {}
         self.definitions: dict[str, Definition] = dict(parent.definitions) if parent else {}
         self.written: dict[str, None] = {}
         self.last_node: int | None = None
@@ -164,7 +165,7 @@ class TracedState(Host):
         operation: Operation,
         at: At,
         reads: Sequence[Definition] = (),
-        writes: Mapping[str, Any] | None = None,
+        writes: Mapping[str, Value] | None = None,
     ) -> Node:
         """Record an operation. `writes` are the variables it makes, with their values."""
         writes = writes or {}
@@ -177,7 +178,7 @@ class TracedState(Host):
 
     # --- writing -------------------------------------------------------------------------------
 
-    def append(self, value: Any, at: At) -> None:
+    def append(self, value: Value, at: At) -> None:
         """``s += value``."""
         if isinstance(value, (Host, LocalFunction)):
             at.stop("only text and expressions can be appended to a prompt")
@@ -211,7 +212,7 @@ class TracedState(Host):
         for definition in node.writes:
             self.variables[cast(str, definition.name)] = leaf(Reading(definition, "value"))
 
-    def set_item(self, name: Any, value: Any, at: At) -> None:
+    def set_item(self, name: Value, value: Value, at: At) -> None:
         operation = SetVariable(_name(name, at), self.recorder.evaluator.snapshot(value, at))
         self._add(operation, at, readings_of([operation.value]), {operation.name: value})
 
@@ -219,7 +220,7 @@ class TracedState(Host):
 
     # --- reading -------------------------------------------------------------------------------
 
-    def item(self, name: Any, at: At) -> Any:
+    def item(self, name: Value, at: At) -> Value:
         if _name(name, at) not in self.variables:
             known = ", ".join(map(repr, self.variables)) or "none"
             at.fail(KeyError(f"the program has no variable {name!r} (it has: {known})"))
@@ -227,25 +228,25 @@ class TracedState(Host):
 
     _call_get_var = item
 
-    def contains(self, key: Any, at: At) -> bool:
+    def contains(self, key: Value, at: At) -> bool:
         return _name(key, at) in self.variables
 
     def as_value(self, at: At) -> Deferred:
         return leaf(Prompt(self.index))
 
-    def attribute(self, name: str, at: At) -> Any:
+    def attribute(self, name: str, at: At) -> Value:
         at.stop(f"s.{name} depends on the run", "read it after run()")
 
     # --- methods -------------------------------------------------------------------------------
 
-    def enter(self, at: At) -> Any:
+    def enter(self, at: At) -> Value:
         return self
 
     def exit(self, at: At) -> None:
         if self.copied_from is not None:
             self.copied_from.join(at)
 
-    def call(self, name: str, args: Args, kwargs: Kwargs, at: At) -> Any:
+    def call(self, name: str, args: Args, kwargs: Kwargs, at: At) -> Value:
         role, _, edge = name.partition("_")
         if role in _ROLES and edge in ("", "begin", "end"):
             name, args = "_".join(filter(None, ("turn", edge))), [role, *args]
@@ -258,7 +259,7 @@ class TracedState(Host):
             at.fail(error)
         return method(*args, at=at, **kwargs)
 
-    def _call_turn(self, role: Role, expr: Any = None, *, at: At) -> _Block:
+    def _call_turn(self, role: Role, expr: Value = None, *, at: At) -> _Block:
         self.append(RoleBegin(role), at)
         if expr is None:
             return _Block(self, None, RoleEnd(role))
@@ -272,17 +273,17 @@ class TracedState(Host):
     def _call_turn_end(self, role: Role, *, at: At) -> None:
         self.append(RoleEnd(role), at)
 
-    def _call_var_scope(self, name: Any, *, at: At) -> _Block:
+    def _call_var_scope(self, name: Value, *, at: At) -> _Block:
         return _Block(self, VarScopeBegin(_name(name, at)), VarScopeEnd(name))
 
-    def _call_get_meta_info(self, name: Any, *, at: At) -> Any:
+    def _call_get_meta_info(self, name: Value, *, at: At) -> Value:
         self.item(name, at)
         return leaf(Reading(self.definitions[name], "meta"))
 
-    def _call_text(self, *, at: At) -> Any:
+    def _call_text(self, *, at: At) -> Value:
         return leaf(Reading(self._read(at), "text"))
 
-    def _call_messages(self, *, at: At) -> Any:
+    def _call_messages(self, *, at: At) -> Value:
         return leaf(Reading(self._read(at), "messages"))
 
     def _read(self, at: At) -> Definition:
@@ -293,7 +294,9 @@ class TracedState(Host):
     def _call_sync(self, *, at: At) -> None:
         """Does nothing: later operations wait for the values they need."""
 
-    def _call_fork(self, size: Any = 1, position_ids_offset: Any = None, *, at: At) -> TracedGroup:
+    def _call_fork(
+        self, size: Value = 1, position_ids_offset: Value = None, *, at: At
+    ) -> TracedGroup:
         if isinstance(size, Deferred):
             at.decides_on(size)
         if not isinstance(size, int) or size < 1:
@@ -302,13 +305,13 @@ class TracedState(Host):
         self._add(Fork(tuple(state.index for state in states)), at)
         return TracedGroup(self, states)
 
-    def _call_copy(self, position_ids_offset: Any = None, *, at: At) -> TracedState:
+    def _call_copy(self, position_ids_offset: Value = None, *, at: At) -> TracedState:
         group = self._call_fork(1, at=at)
         group.states[0].copied_from = group
         return group.states[0]
 
 
-def _name(key: Any, at: At) -> str:
+def _name(key: Value, at: At) -> str:
     """The name of a variable, which must be known."""
     if isinstance(key, Deferred):
         at.stop(f"the name of a variable depends on {key.why()}")
@@ -326,13 +329,13 @@ class TracedGroup(Host):
         self.parent = parent
         self.states = states
 
-    def iterate(self, at: At) -> list[Any]:
+    def iterate(self, at: At) -> list[Value]:
         return list(self.states)
 
     def length(self, at: At) -> int:
         return len(self.states)
 
-    def item(self, key: Any, at: At) -> Any:
+    def item(self, key: Value, at: At) -> Value:
         if isinstance(key, Deferred):
             at.decides_on(key)
         try:
@@ -340,14 +343,14 @@ class TracedGroup(Host):
         except (IndexError, TypeError) as error:
             at.fail(error)
 
-    def set_item(self, key: Any, value: Any, at: At) -> None:
+    def set_item(self, key: Value, value: Value, at: At) -> None:
         if value is not self.item(key, at):
             at.fail(TypeError("a branch cannot be replaced: append to it with +="))
 
-    def append(self, value: Any, at: At) -> None:
+    def append(self, value: Value, at: At) -> None:
         evaluator, count = self.parent.recorder.evaluator, len(self.states)
         if isinstance(value, (Expr, str, Deferred, Host)):
-            values: Sequence[Any] = [value] * count
+            values: Sequence[Value] = [value] * count
         elif isinstance(value, (list, tuple)):
             values = value
         else:
@@ -357,14 +360,14 @@ class TracedGroup(Host):
         for state, item in zip(self.states, values, strict=True):
             state.append(item, at)
 
-    def call(self, name: str, args: Args, kwargs: Kwargs, at: At) -> Any:
+    def call(self, name: str, args: Args, kwargs: Kwargs, at: At) -> Value:
         if name != "join":
             at.stop(f"the result of .{name}() of a group depends on the run")
         if len(args) + len(kwargs) > 1 or set(kwargs) - {"mode"}:
             at.fail(TypeError("join takes one argument, mode"))
         self.join(at, *args, **kwargs)
 
-    def join(self, at: At, mode: Any = "gather_variable") -> None:
+    def join(self, at: At, mode: Value = "gather_variable") -> None:
         parent, states = self.parent, self.states
         if isinstance(mode, Deferred):
             at.decides_on(mode)

@@ -16,7 +16,9 @@ import sys
 import types
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any  # Any: functions of any signature
+
+from sgl_vllm.lang.ir import Value
 
 _FUNCTIONS: dict[str, str] = {
     "builtins": "abs all any ascii bin bool bytes chr complex dict divmod enumerate float format "
@@ -107,8 +109,8 @@ def pure_function(name: str) -> Callable[..., Any]:
     raise KeyError(name)
 
 
-def _find(module: types.ModuleType, name: str) -> Any:
-    found: Any = module
+def _find(module: types.ModuleType, name: str) -> Value:
+    found: Value = module
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
@@ -134,7 +136,7 @@ def call_pure_method(name: str) -> Callable[..., Any]:
     That raises TypeError unless the argument is plain data.
     """
 
-    def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(owner: Value, *args: Any, **kwargs: Any) -> Value:
         plain = method_owner(owner, name)
         if plain is None or is_mutator(plain, name):
             raise TypeError(

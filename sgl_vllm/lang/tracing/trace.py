@@ -10,11 +10,11 @@ import asyncio
 import inspect
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any  # Any: arguments of the user's function
 
 from sgl_vllm.lang import api
 from sgl_vllm.lang.constraints import ARGUMENTS as CONSTRAINT_ARGUMENTS
-from sgl_vllm.lang.ir import Expr, Role, RoleBegin, RoleEnd, Var
+from sgl_vllm.lang.ir import Expr, Role, RoleBegin, RoleEnd, Value, Var
 from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.tracing.calls import NOT_HANDLED
 from sgl_vllm.lang.tracing.deferred import Argument, Deferred, leaf
@@ -26,7 +26,11 @@ from sgl_vllm.lang.tracing.prompts import PrefixDone, Recorder
 PREFIX_MAX_STEPS = 50_000
 """At most this many expressions are evaluated to find a shared prefix: about 0.25 s."""
 
-_TURN_MAKERS: dict[Any, Role] = {api.system: "system", api.user: "user", api.assistant: "assistant"}
+_TURN_MAKERS: dict[object, Role] = {
+    api.system: "system",
+    api.user: "user",
+    api.assistant: "assistant",
+}
 _PLAIN_MAKERS = (api.gen, api.gen_int, api.gen_string, api.select, api.var)
 _MAKERS = {
     maker
@@ -41,7 +45,7 @@ _NOT_DATA = (*CONSTRAINT_ARGUMENTS, "choices_method")
 class _Tracer(Evaluator):
     """Follows a program, and evaluates the calls of the language itself."""
 
-    def call_of_language(self, callee: Any, args: Args, kwargs: Kwargs, at: At) -> Any:
+    def call_of_language(self, callee: Value, args: Args, kwargs: Kwargs, at: At) -> Value:
         if isinstance(callee, Program):
             return self._call_program(callee, args, kwargs, at)
         if callee is asyncio.gather:
@@ -50,7 +54,7 @@ class _Tracer(Evaluator):
             return self._make(callee, args, kwargs, at)
         return NOT_HANDLED
 
-    def _call_program(self, program: Program, args: Args, kwargs: Kwargs, at: At) -> Any:
+    def _call_program(self, program: Program, args: Args, kwargs: Kwargs, at: At) -> Value:
         if hasattr(program, "graph"):
             at.stop("a compiled program cannot be traced", "call the program it was made of")
         if not args or not isinstance(args[0], Host):
@@ -61,7 +65,7 @@ class _Tracer(Evaluator):
             )
         return self.call(program.func, args, {**program.bound, **kwargs}, at)
 
-    def _make(self, maker: Any, args: Args, kwargs: Kwargs, at: At) -> Any:
+    def _make(self, maker: Value, args: Args, kwargs: Kwargs, at: At) -> Value:
         """The expression that ``maker(...)`` gives."""
         args = [self.snapshot(a, at) if isinstance(a, _STANDINS) else a for a in args]
         kwargs = {
@@ -112,7 +116,11 @@ def trace(program: Program, /, *args: Any, **kwargs: Any) -> Graph:
 
 
 def _traced(
-    program: Program, arguments: Mapping[str, Any], max_steps: int, *, is_prefix_only: bool = False
+    program: Program,
+    arguments: Mapping[str, Value],
+    max_steps: int,
+    *,
+    is_prefix_only: bool = False,
 ) -> tuple[Graph, TraceError | None]:
     function = program.func
     home = (function.__module__ or "").split(".")[0]
@@ -136,7 +144,7 @@ def _traced(
 # --- the prefix of a batch -----------------------------------------------------------------------
 
 
-def shared_prefix(program: Program, items: Sequence[Mapping[str, Any]]) -> tuple[Expr, ...]:
+def shared_prefix(program: Program, items: Sequence[Mapping[str, Value]]) -> tuple[Expr, ...]:
     """The known text and turns that the prompts of all `items` (arguments by name) begin with.
 
     Arguments that are equal in all items, or that all leave at their default, count as known. The
@@ -153,13 +161,13 @@ def shared_prefix(program: Program, items: Sequence[Mapping[str, Any]]) -> tuple
         return ()
 
 
-def common_arguments(program: Program, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def common_arguments(program: Program, items: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
     """The arguments that have one known value in all `items`, by name."""
     parameters = inspect.signature(program.func).parameters
     missing = object()
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Value] = {}
     for name in program.arg_names:
-        values: Iterator[Any] = (item.get(name, missing) for item in items)
+        values: Iterator[Value] = (item.get(name, missing) for item in items)
         first = next(values, missing)
         is_common = all(_is_same(first, value) for value in values)
         if first is missing:

@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any  # Any: YAML; an application of Ray's has no types
 
 from sgl_vllm.config import CONFIG_KEY, OptionError, Options
 from sgl_vllm.routing.costs import CostModel

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any  # Any: the JSON of a request; a tokenizer has no types
 
 from sgl_vllm.routing.prompts import Body, as_body, chat_text
 

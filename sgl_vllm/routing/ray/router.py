@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any  # Any: options as JSON
 
 from ray.serve.request_router import (
     LocalityMixin,

@@ -9,7 +9,7 @@ not on all interfaces.
 from __future__ import annotations
 
 import tempfile
-from typing import Any
+from typing import Any  # Any: Ray's statistics
 
 import ray
 from ray.serve.llm import LLMServer
