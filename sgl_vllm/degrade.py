@@ -81,4 +81,7 @@ class CircuitBreaker:
             "sgl-vllm: %s%s and is switched off: %s. %s", failed, times, self.fallback, _REPORT
         )
         if self._on_trip is not None:
-            self._on_trip()
+            try:
+                self._on_trip()
+            except Exception:
+                self._logger.exception("sgl-vllm: %s failed to switch off. %s", self.part, _REPORT)

@@ -90,7 +90,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheView:
+class PartsSchedulerView:
     """What the cache sees of the scheduler (`SchedulerView`), from the parts that are there."""
 
     parts: Parts
@@ -119,7 +119,6 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
     for part in PARTS:
         if (reason := part.why_off(engine)) is not None:
             off[part.name] = reason
-    _log(off)
 
     def is_on(part: Part) -> bool:
         return part.name not in off
@@ -152,6 +151,7 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
             logger.warning("sgl-vllm: schedule_cheapest_victim has no effect: %s", reason)
         elif parts.radix is not None:
             parts.victim = CheapestVictim(scheduler, parts.radix)
+    _log(off)
     return parts
 
 
@@ -163,7 +163,7 @@ def _build_radix(engine: EngineView, parts: Parts) -> RadixKVCacheManager:
         pin_share=engine.options.radix_pin_share,
         max_pins=engine.options.radix_max_pins,
         has_connector=engine.scheduler.connector is not None,
-        scheduler=CacheView(parts),
+        scheduler=PartsSchedulerView(parts),
     )
 
 

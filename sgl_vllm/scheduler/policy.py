@@ -20,23 +20,25 @@ from sgl_vllm.scheduler.orders import CACHE_AWARE, ORDERS
 from sgl_vllm.scheduler.rows import Ints, Item, Rows, WaitingRows
 
 OVERHEAD_TOKENS = 64
-"""Cost of decoding one reply, in prefill tokens."""
+"""Fixed cost of a request beside its prompt, in prefill tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     """How far later requests may overtake a waiting one.
 
-    A request that reaches one of these limits is overdue. Overdue requests go before all others, in
-    order of arrival. Delays are in tokens to compute: the prompt tokens that are not cached, and
-    `OVERHEAD_TOKENS` per request. The length of replies does not count, because it is unknown.
+    A request that reaches one of these limits is overdue. Overdue requests go first, in order of
+    arrival, among the requests of their priority whose tenants are equally in credit; only
+    preempted requests go before them. Delays are in tokens to compute: the prompt tokens that are
+    not cached, and `OVERHEAD_TOKENS` per request. The length of replies is unknown, so it does not
+    count.
 
     Attributes:
-        max_overtakes: how many later requests were admitted before this one.
-        max_delay: how much these had to compute, as a share of the largest backlog that this
+        max_overtakes: overdue once this many later requests were admitted before it.
+        max_delay: overdue once those had to compute this share of the largest backlog that the
             request has seen.
         min_delay_tokens: a delay below this never makes a request overdue.
-        max_wait_s: how long it has waited, in seconds.
+        max_wait_s: overdue after waiting this many seconds.
     """
 
     max_overtakes: int
@@ -58,7 +60,7 @@ class WaitingQueue(WaitingRows[Item]):
     before it.
 
     Cost: `order` and `settle` are array operations over all n waiting requests and a sort of at
-    most `window`: about 0.2 ms for n = 1,000.
+    most `window`: less than a millisecond for n = 1,000.
 
     Args:
         order: a key of `ORDERS`.
@@ -159,6 +161,19 @@ class WaitingQueue(WaitingRows[Item]):
 
     def _nodes_of(self, slots: Ints) -> Callable[[], list[Node | None]]:
         return lambda: [self._nodes[slot] for slot in slots.tolist()]
+
+    def discard(self, item: Item) -> None:
+        super().discard(item)
+        self._forget_order()
+
+    def release_popped(self) -> None:
+        super().release_popped()
+        self._forget_order()
+
+    def _forget_order(self) -> None:
+        """Do not keep the requests of the last order alive once none of them waits."""
+        if not self._slots and not self._popped:
+            self._last_order = []
 
     # -- the bound --------------------------------------------------------------------------------
 

@@ -7,12 +7,18 @@ the request with the fewest exclusive blocks has the least to compute again.
 
 from __future__ import annotations
 
+import logging
+from bisect import bisect_left
+
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.part import EngineView
 from sgl_vllm.radix.manager import RadixKVCacheManager
+
+logger = logging.getLogger("vllm.sgl_vllm.preemption")
 
 MAX_PREEMPTIONS = 2
 """A request that was preempted this often is spared, so that every request finishes."""
@@ -37,15 +43,23 @@ class CheapestVictim:
     """Moves the request that is cheapest to preempt to the end of `Scheduler.running`, from where
     vLLM takes it.
 
-    Costs nothing while there is a free block for every running request, otherwise O(their blocks).
+    Costs nothing while there is a free block for every running request; otherwise O(log of its
+    blocks) for each. Decides the first preemption of a step only.
     """
 
     def __init__(self, scheduler: Scheduler, radix: RadixKVCacheManager) -> None:
         self._scheduler = scheduler
         self._radix = radix
         self.num_chosen = 0
+        """Times another request than vLLM's was chosen."""
+        self._breaker = CircuitBreaker(
+            "the choice of the request to preempt", "vLLM preempts the newest request", logger
+        )
 
     def step_starts(self) -> None:
+        self._breaker.run(self._choose)
+
+    def _choose(self) -> None:
         running = self._scheduler.running
         if len(running) < 2 or self._radix.tree is None:
             return
@@ -61,6 +75,7 @@ class CheapestVictim:
         """Whether the request is spared, and its exclusive blocks. Preempting a request with no
         exclusive block frees nothing, so it is spared too."""
         blocks = self._radix.get_blocks(request.request_id).blocks[0]
-        num_exclusive = sum(block.ref_cnt == 1 for block in blocks)
+        # A block is shared only together with all blocks before it.
+        num_exclusive = len(blocks) - bisect_left(blocks, True, key=lambda b: b.ref_cnt == 1)
         is_spared = request.num_preemptions >= MAX_PREEMPTIONS or not num_exclusive
         return is_spared, num_exclusive

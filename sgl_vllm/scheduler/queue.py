@@ -72,7 +72,14 @@ class CacheAwareQueue(RequestQueue):
     """The waiting requests that hold no blocks.
 
     In the middle of a step the queue is false while all its requests are held back, because vLLM
-    can admit none of them. After an error in our code it serves in order of arrival.
+    can admit none of them; only `Scheduler.schedule` tests its truth value. After an error in
+    deciding the order it serves in order of arrival. Errors in the table of requests itself are not
+    caught.
+
+    The order is decided once per step, at the first question: normally when vLLM begins to admit,
+    or before that, if a running request's allocation evicts blocks (`wanted`). A request preempted
+    after that is missing from the order, which does no harm, because vLLM admits nothing in a step
+    that has preempted.
     """
 
     def __init__(
@@ -258,6 +265,8 @@ class CacheAwareQueue(RequestQueue):
                 self._scores.discard(request)
                 if request is self._next:
                     self._next = None
+        if not self._waiting:
+            self._order = []
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -20,6 +20,7 @@ Ints = NDArray[np.int64]
 Rows = NDArray[np.void]
 
 NO_GROUP = -1
+"""No fork group, or no branch."""
 MAX_PRIORITY = 2**62
 """Priorities beyond this count as this."""
 _MIN_ROWS = 64
@@ -35,7 +36,7 @@ _ROW = np.dtype(
         ("since", np.int64),  # the earliest arrival of its fork group; its own without a group
         ("tokens", np.int64),
         ("matched", np.int64),
-        ("branch", np.int64),  # equal for requests that continue alike after their match
+        ("branch", np.int64),  # equal for requests with the same next tokens after their match
         ("overtakes", np.int64),
         ("delay", np.int64),  # tokens
         ("backlog", np.int64),  # tokens: the largest that the request has seen
@@ -104,11 +105,12 @@ class WaitingRows(Generic[Item]):
         """Add `item` at the end. An item that waits already loses its place.
 
         Args:
-            num_tokens: length of its prompt.
+            num_tokens: length of its prompt, and of its output so far if it was preempted.
             priority: smaller goes first.
             tenant: its tenant; None if tenants are not distinguished.
             fork_group: items of one group stay together as long as one of them waits.
-            first: the request was running before; it goes before all others of its priority.
+            first: the request was admitted before, and then preempted or its KV load failed. It
+                goes before all others of its priority, and leaves its fork group.
         """
         if item in self._slots:
             self.discard(item)
@@ -123,14 +125,13 @@ class WaitingRows(Generic[Item]):
             self._num_added += 1
             arrival = self._num_added
         group, since = NO_GROUP, arrival
-        if fork_group is not None:
+        if fork_group is not None and not first:  # its place does not depend on its group's
             group = self._fork_groups.acquire(fork_group)
-            if not first:
-                since = self._group_since.setdefault(group, arrival)
+            since = self._group_since.setdefault(group, arrival)
         priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
         self._rows[slot] = (
             *(arrival, arrival_s, priority, self._tenants.acquire(tenant), group, since),
-            *(num_tokens, 0, -arrival, 0, 0, 0, self._rng.random(), False, True),
+            *(num_tokens, 0, NO_GROUP, 0, 0, 0, self._rng.random(), False, True),
         )
         self._items[slot] = item
         self._nodes[slot] = None
@@ -171,13 +172,13 @@ class WaitingRows(Generic[Item]):
         """Record the cached prefix of a waiting item.
 
         Args:
-            branch: equal, and not negative, for items with the same match that continue alike.
+            branch: equal, and not negative, for items with the same match and next tokens.
         """
         slot = self._slots[item]
         self._is_changed = True
         row = self._rows[slot]
         row["matched"] = match.num_tokens
-        row["branch"] = -row["arrival"] if branch is None else branch
+        row["branch"] = NO_GROUP if branch is None else branch
         self._nodes[slot] = match.node
 
     def node_of(self, item: Item) -> Node | None:
@@ -185,13 +186,15 @@ class WaitingRows(Generic[Item]):
         return self._nodes[self._slots[item]]
 
     def branch_of(self, item: Item) -> int:
-        """The branch of a waiting item; a negative number of its own if it has none."""
+        """The branch of a waiting item; `NO_GROUP` if it has none."""
         return int(self._rows["branch"][self._slots[item]])
 
     def num_on_branch(self, item: Item) -> int:
         """How many waiting items have the branch of `item`; at least 1."""
-        branches = self._rows["branch"][self._rows["waits"]]
-        return int(np.count_nonzero(branches == self._rows["branch"][self._slots[item]]))
+        branch = self.branch_of(item)
+        if branch == NO_GROUP:
+            return 1
+        return int(np.count_nonzero(self._rows["branch"][self._rows["waits"]] == branch))
 
     # -- rows -------------------------------------------------------------------------------------
 

@@ -55,11 +55,13 @@ class SglSchedulerMixin(Scheduler):
 
     def add_request(self, request: Request) -> None:
         parts = self.parts
-        if parts.select is not None:
+        # Further input of a streaming session comes as a request with the same id.
+        is_new = request.request_id not in self.requests
+        if is_new and parts.select is not None:
             parts.select.accept(request)
-        if parts.reports is not None:
+        if is_new and parts.reports is not None:
             parts.reports.expect(request)
-        if parts.traces is not None:
+        if is_new and parts.traces is not None:
             parts.traces.begin(request)
         super().add_request(request)
 
@@ -86,7 +88,7 @@ class SglSchedulerMixin(Scheduler):
         return output
 
     def _prompts_done_by(self, output: SchedulerOutput) -> list[Request]:
-        """The requests whose whole prompt is computed once this step has run.
+        """The requests whose prompt this step completes.
 
         The next step may share these prompts, even while this step is in flight, because blocks are
         copied after this step's forward pass.

@@ -64,7 +64,9 @@ class PrefixScores:
     def refresh(self) -> None:
         """Score the requests that are new, and those whose score may have changed."""
         self._find_changed()
-        for request in list(itertools.islice(self._to_score, MAX_SCORED)):
+        # In the middle of a step, popped requests stay in line: they may be put back.
+        waiting = (request for request in self._to_score if request in self._waiting)
+        for request in list(itertools.islice(waiting, MAX_SCORED)):
             del self._to_score[request]
             if request.skip_reading_prefix_cache:
                 continue
@@ -77,7 +79,7 @@ class PrefixScores:
         if self._tree is not None:
             if self._radix is not None and self._radix.tree is self._tree:
                 changed = cast("Collection[Request]", self._tree.watchers.take_changed())
-                self._to_score.update((one, None) for one in changed if one in self._waiting)
+                self._to_score.update(dict.fromkeys(changed))
                 return
             self._tree = None  # switched off by an error; vLLM's own cache counts from now on
         if time.monotonic() - self._scored_at > STOCK_SCORE_AGE_S:

@@ -87,13 +87,18 @@ class PrefillSharing:
         return leader is not None and self._leaders.setdefault(request, leader) == leader
 
     def _find_leader(self, request: Request) -> str | None:
-        """The id of a request that `request` and all others on its branch should wait for."""
+        """The id of a request that `request` and all others on its branch should wait for.
+
+        What the others save is an estimate: their branch says only that they go on with the same
+        `MIN_BRANCH_TOKENS` tokens.
+        """
         state = self._radix.pool.states.of(request)
         if state is None:
             return None
         num_shared = self._radix.num_shared_now(request)
         place = num_shared * TOKEN_BYTES
         next_token = state.tokens[place : place + TOKEN_BYTES]
+        num_on_branch = self._waiting.num_on_branch(request)
         for other in self._at_their_prompt():
             other_state = self._radix.pool.states.of(other)
             if (
@@ -104,7 +109,7 @@ class PrefillSharing:
                 continue
             num_common = common_prefix_length(other_state.tokens, state.tokens)
             num_common = min(num_common, request.num_tokens - 1)
-            num_saved = (num_common - num_shared) * self._waiting.num_on_branch(request)
+            num_saved = (num_common - num_shared) * num_on_branch
             if num_saved >= self.min_saved_tokens:
                 return other.request_id
         return None

@@ -258,6 +258,21 @@ def test_the_number_of_requests_matched_in_a_step_is_bounded(monkeypatch):
     assert len(machine.ended) > 20
 
 
+def test_what_was_popped_in_a_step_is_scored_in_a_later_one():
+    """An eviction in the middle of a step may score while popped requests are not scored yet."""
+    machine = Machine()
+    for _ in range(MAX_SCORED + 36):
+        machine.add(words(40))
+    queue = machine.scheduler.parts.queue
+    queue.step_starts()
+    popped = [queue.pop_request() for _ in range(MAX_SCORED + 35)]
+    queue.wanted()
+    assert not queue.failed
+    queue.prepend_requests(reversed(popped))
+    machine.run()
+    assert not queue.failed and len(machine.ended) == MAX_SCORED + 36
+
+
 def test_a_request_is_matched_again_only_when_its_match_may_have_changed(monkeypatch):
     machine = Machine(max_num_seqs=1, num_blocks=300)
     scored = count_calls(monkeypatch, PrefixScores, "_score_by_tree")

@@ -43,6 +43,11 @@ def test_a_part_may_fail_a_few_times_before_it_is_switched_off(caplog: pytest.Lo
     assert "2 times" in caplog.records[-1].getMessage()
 
 
+def test_an_error_while_switching_off_does_not_escape(caplog: pytest.LogCaptureFixture):
+    assert breaker(on_trip=lambda: 1 // 0).run(divmod, 1, 0) is None
+    assert "the cache failed to switch off" in caplog.records[-1].getMessage()
+
+
 def test_an_error_that_the_caller_caught_counts_with_its_scope(caplog: pytest.LogCaptureFixture):
     subject = breaker(max_errors=2)
     try:

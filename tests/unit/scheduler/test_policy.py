@@ -1,5 +1,7 @@
 """The order of admission, and its bound on overtaking."""
 
+from weakref import WeakSet
+
 from sgl_vllm.radix.node import Match, Node
 from sgl_vllm.scheduler.orders import depth_first_places
 from sgl_vllm.scheduler.policy import Bound, WaitingQueue
@@ -90,6 +92,40 @@ def test_preempted_requests_go_first_the_last_one_in_front():
     queue.add("p", 100, first=True)
     queue.add("q", 100, first=True)
     assert queue.order() == ["q", "p", "b", "a"]
+
+
+def test_a_preempted_request_does_not_pull_its_fork_group_to_the_front():
+    for order in ("fcfs", "lpm"):
+        queue = queue_of(order, 0)
+        for name in ("x", "y"):
+            queue.add(name, 100, fork_group="fork")
+        queue.add("preempted", 100, fork_group="fork", first=True)
+        assert queue.order() == ["preempted", "a", "x", "y"], order
+
+
+def test_requests_without_a_branch_are_alone_on_it():
+    queue = queue_of("lpm", 0)
+    queue.add("preempted", 100, first=True)
+    queue.score("preempted", Match(0, None))
+    for name in ("a", "preempted"):
+        assert queue.branch_of(name) < 0 and queue.num_on_branch(name) == 1
+
+
+def test_an_empty_queue_keeps_no_request_alive():
+    class Request:
+        pass
+
+    queue: WaitingQueue[Request] = WaitingQueue("lpm", LOOSE, window=100)
+    requests = [Request(), Request()]
+    alive = WeakSet(requests)
+    for request in requests:
+        queue.add(request, 100)
+    queue.order()
+    queue.pop(requests[0])
+    queue.settle([0])
+    queue.discard(requests[1])
+    del request, requests
+    assert not alive
 
 
 def test_an_important_request_goes_before_a_longer_prefix():
