@@ -51,8 +51,8 @@ def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
     for name, value in ((PROGRAM, hints.program), (FORK_GROUP, hints.fork_group)):
         if not _is_valid(value):
             logger.warning(
-                "%s of request %s is ignored: it must be a string of at most %d characters or an "
-                "integer of at most %d bits",
+                "%s of request %.100s is ignored: it must be a string of at most %d characters or "
+                "an integer of at most %d bits",
                 name,
                 request_id,
                 MAX_HINT_LENGTH,

@@ -17,6 +17,9 @@ Answer = TypeVar("Answer")
 Cost = TypeVar("Cost")
 Cost_co = TypeVar("Cost_co", covariant=True)
 
+MAX_CONTINUATIONS = 1024
+"""Of one request to `/v1/sgl/score`. Programs score more choices through vLLM's own routes."""
+
 
 @dataclass(frozen=True)
 class ChoiceTokens:

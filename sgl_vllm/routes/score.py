@@ -51,7 +51,7 @@ class ScoreRequest(BaseModel):
     request_id: str | None = None
     cache_salt: str | None = Field(default=None, min_length=1)
     prompt: dict[str, Any]
-    continuations: list[dict[str, Any]] = Field(min_length=1)
+    continuations: list[dict[str, Any]] = Field(min_length=1, max_length=scoring.MAX_CONTINUATIONS)
     unconditional: bool = False
     warm: bool = False
 

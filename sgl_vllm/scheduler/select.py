@@ -67,9 +67,9 @@ class ScoredRequests:
             and params.prompt_logprobs is not None
         )
         if not is_valid:
-            # Without the value, which can be a text of any size.
+            # Without the value, which can be a text of any size, as the id can be.
             logger.warning(
-                "%s of request %s is ignored: it must be an index from 1 to the length of the "
+                "%s of request %.100s is ignored: it must be an index from 1 to the length of the "
                 "prompt (%d), in a request with prompt_logprobs. The whole prompt is computed",
                 SCORE_FROM,
                 request.request_id,

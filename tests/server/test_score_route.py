@@ -117,6 +117,7 @@ def test_a_client_asks_by_itself_where_there_is_no_such_route(server):
     [
         ({}, 400, "prompt"),
         ({"prompt": {"prompt": "a"}, "continuations": []}, 400, "continuations"),
+        ({"prompt": {"prompt": "a"}, "continuations": [{"prompt": "ab"}] * 1025}, 400, "1024"),
         ({"prompt": {"prompt": "a"}, "continuations": [{"prompt": "ab"}], "x": 1}, 400, "x"),
         ({"prompt": {"text": "a"}, "continuations": [{"prompt": "ab"}]}, 400, "prompt"),
         (

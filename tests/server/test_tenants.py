@@ -76,6 +76,23 @@ def test_whole_blocks_are_told_as_by_stock(server) -> None:
     assert cached_tokens(server, prompt[: BLOCK + 40]) == BLOCK
 
 
+def test_a_stream_and_a_batch_tell_whole_blocks_too(server) -> None:
+    prompt = [1500 + number for number in range(BLOCK + 70)]
+    assert cached_tokens(server, prompt) == 0
+    body = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
+    streamed = post(
+        server,
+        "completions",
+        body | {"stream": True, "stream_options": {"include_usage": True}},
+    )
+    events = [line.removeprefix("data: ") for line in streamed.text.splitlines() if "usage" in line]
+    usage = json.loads(events[-1])["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == BLOCK
+    whole = {"requests": [{"path": "completions", "body": {"model": "demo", **body}}]}
+    answer = httpx.post(f"{server.url}/v1/sgl/batch", json=whole, timeout=60).json()
+    assert answer["body"]["usage"]["prompt_tokens_details"]["cached_tokens"] == BLOCK
+
+
 def test_a_tenant_is_told_every_token_of_its_own_prompts_and_none_of_others(server) -> None:
     prompt = [2000 + number for number in range(90)]
     seen = [cached_tokens(server, prompt, tenant=name) for name in ("a", "a", "b", "b", None)]

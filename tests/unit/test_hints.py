@@ -31,3 +31,8 @@ def test_an_invalid_hint_is_one_warning_without_its_content(group, caplog):
         assert read_hints({"sgl_fork_group": group}, "request 5") == NO_HINTS
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "request 5" in caplog.text and "x" * 20 not in caplog.text
+
+
+def test_a_long_request_id_is_cut_in_the_log(caplog):
+    read_hints({"sgl_program": []}, "r" * 1_000_000)
+    assert len(caplog.text) < 500

@@ -39,7 +39,12 @@ from sgl_vllm.lang.backends.openai_api import (
 )
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.protocol.request_keys import PROGRAM, REPORT, SCORE_FROM
-from sgl_vllm.protocol.scoring import ChoiceTokens, all_answers, scored_rows
+from sgl_vllm.protocol.scoring import (
+    MAX_CONTINUATIONS,
+    ChoiceTokens,
+    all_answers,
+    scored_rows,
+)
 
 _request_numbers = itertools.count(1)
 
@@ -163,7 +168,7 @@ class VLLM(OnVLLM, OpenAIBackend):
     ) -> ScoreAnswer:
         """One request to a server with the plugin, several to a server without."""
         plugin = await self._may_use_plugin()
-        if plugin:
+        if plugin and len(choices) <= MAX_CONTINUATIONS:
             body = {
                 **await self._common(),
                 "prompt": prompt_body(prompt),

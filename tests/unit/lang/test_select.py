@@ -144,3 +144,36 @@ def test_choices_in_a_gen_are_a_select(server):
         s += "Q:" + sgl.gen("pick", choices=["no", "yes"])
 
     assert program.run()["pick"] == "yes"
+
+
+@pytest.mark.parametrize("plugin", [False, True])
+def test_every_request_that_runs_the_model_carries_the_salt_of_its_tenant(server, plugin):
+    """Scores of a select are asked of `/v1/sgl/score` first, which this server does not have."""
+    server.plugin = plugin
+    backend = sgl.VLLM(server.url, cache_salt="team")
+
+    @sgl.function
+    def text(s):
+        s += LONG + sgl.select("pick", ["no", "yes"]) + sgl.gen("text", max_tokens=2)
+
+    @sgl.function
+    def chat(s):
+        s += sgl.user("Well?") + sgl.assistant(sgl.gen("answer", max_tokens=2))
+
+    for program in (text, chat):
+        program.run(backend=backend)
+        assert list(program.run(backend=backend, stream=True).text_iter())
+    ran = [
+        (path, body) for path, body in server.requests if "/sgl/s" in path or "completions" in path
+    ]
+    assert ("/v1/sgl/score" in {path for path, body in ran if body}) == plugin
+    assert {body["cache_salt"] for _, body in ran if body} == {"team"}
+
+
+def test_more_choices_than_one_score_request_takes_are_scored_by_other_routes(server):
+    server.plugin = True
+    server.logprob = lambda token, position: 0.0 if chr(token) == "7" else -1.0
+    choose("Q:", [str(number) for number in range(1025)])
+    assert "/v1/sgl/score" not in {path for path, _ in server.requests}
+    (body,) = scoring(server)
+    assert len(body["prompt"]) == 1025

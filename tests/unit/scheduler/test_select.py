@@ -1,0 +1,51 @@
+"""Requests that ask for scores of the end of their prompt."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request
+
+from sgl_vllm.scheduler import select
+
+
+def request(name: str, score_from: Any) -> Request:
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    params.extra_args = {"sgl_score_from": score_from}
+    return Request(name, [1, 2, 3, 4], params, None)
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    """The lines of the part's logger, which belongs to vLLM's."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    select.logger.addHandler(handler)
+    yield lines
+    select.logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    "value", [0, 5, -1, True, 2.5, None, "x" * 1_000_000, [7] * 100_000, {"x": "x" * 1000}]
+)
+def test_a_value_that_is_no_index_is_one_short_line_in_the_log(value, log) -> None:
+    scored = select.ScoredRequests()
+    asked = request("r" * 1_000_000, value)
+    scored.accept(asked)
+    assert scored.first_token(asked) is None
+    assert asked.skip_reading_prefix_cache
+    assert len(log) == (value is not None)
+    assert not any(len(line) > 500 or "xxx" in line for line in log)
+
+
+def test_a_valid_index_lets_the_request_read_the_cache() -> None:
+    scored = select.ScoredRequests()
+    asked = request("a", 4)
+    scored.accept(asked)
+    assert scored.first_token(asked) == 4
+    assert not asked.skip_reading_prefix_cache
