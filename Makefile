@@ -6,7 +6,7 @@ BIN := $(ROOT)/.venv/bin
 IN_ROOT := cd "$(ROOT)" &&
 TEST_FOLDERS = $(wildcard $(foreach part,unit browser engine server,$(ROOT)/tests/$(part)))
 
-.PHONY: help install demo test test-slow unit gpu soak ray versions check reference options counters map format clean distclean
+.PHONY: help install demo test test-slow unit gpu soak attack ray versions check reference options counters map format clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -35,6 +35,9 @@ soak: install  ## ten times the random examples; 20,000 requests compared with s
 	@$(IN_ROOT) SGL_VLLM_TEST_EFFORT=10 "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"
 	@$(IN_ROOT) "$(BIN)/python" -m tests.unit.fsm.schema_fuzz --count 100000
 	@$(IN_ROOT) "$(BIN)/python" -m tests.engine.soak
+
+attack: install  ## hostile requests to a real server: its memory, other clients, its end (half an hour)
+	@$(IN_ROOT) exec "$(BIN)/python" -m tools.attack
 
 ray: install  ## the tests of replicas on Ray Serve, which it installs (0.4 GB; minutes)
 	@$(IN_ROOT) "$(BIN)/python" -m pip install --quiet --no-deps --requirement constraints/ray.txt

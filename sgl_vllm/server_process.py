@@ -197,6 +197,17 @@ class VllmServer:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """The process that starts and ends the server. `vllm serve` is its only child.
+
+        Raises:
+            ServerFailed: the server is not running.
+        """
+        if self._process is None:
+            raise ServerFailed(f"`vllm serve {self.model}` is not running")
+        return self._process.pid
+
     def log_tail(self, num_lines: int = LOG_TAIL_LINES) -> str:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-num_lines:])
 

@@ -116,7 +116,7 @@ def test_what_is_no_utf_8_is_a_400(http):
 )
 def test_nothing_goes_on_taking_memory_after_its_answer(http, server, structured):
     def resident_bytes() -> int:
-        guard = psutil.Process(server._process.pid)
+        guard = psutil.Process(server.pid)
         return sum(process.memory_info().rss for process in guard.children(recursive=True))
 
     assert complete(http, {"choice": ["yes"]}).status_code == 200

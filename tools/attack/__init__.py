@@ -1,0 +1,1 @@
+"""An attack on a real server: hostile requests, and what other clients notice of them."""

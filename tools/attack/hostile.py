@@ -1,0 +1,389 @@
+"""Hostile requests, made from a seed: formats, hints, and bodies that cannot be read.
+
+Owns what is sent, not how. Pure: the same seed gives the same requests. No body is larger than
+about a megabyte.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+# Any: JSON.
+Json = dict[str, Any]
+
+NESTING = 100_000
+LONG = "x" * 100_000
+HALF_A_PAIR = "\ud800"
+"""Half of a surrogate pair. JSON can carry it; UTF-8 cannot."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One request.
+
+    Attributes:
+        kind: what is hostile in it.
+        path: the route.
+        body: the body as it is sent.
+        headers: besides the content type.
+        method: of HTTP.
+    """
+
+    kind: str
+    path: str
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    method: str = "POST"
+
+
+def completion(**fields: Any) -> Json:
+    """A harmless request, with `fields` added or replaced."""
+    return {"model": "demo", "prompt": "Hi", "max_tokens": 4, "temperature": 0, **fields}
+
+
+def attack(kind: str, path: str, body: Any, **headers: str) -> Attack:
+    """`body` is JSON, `path` begins after `/v1`. Encoded in ASCII, so that half of a surrogate
+    pair can be sent."""
+    return Attack(kind, f"/v1/{path}", json.dumps(body).encode(), headers)
+
+
+# -- formats
+
+
+def formats(rng: random.Random, count: int) -> Iterator[Attack]:
+    """Requests with `count` hostile formats, of every kind in turn."""
+    makers = list(_FORMATS.items())
+    for number in range(count):
+        kind, make = makers[number % len(makers)]
+        yield attack(kind, "completions", completion(structured_outputs=make(rng)))
+
+
+def _regex_of_counts(rng: random.Random) -> Json:
+    text = rng.choice("ab.")
+    for _ in range(rng.randint(1, 4)):
+        low = rng.randint(0, 2000)
+        text = f"({text}){{{low},{low + rng.randint(0, 10 ** rng.randint(1, 9))}}}"
+    return {"regex": text}
+
+
+def _regex_of_exponential_size(rng: random.Random) -> Json:
+    return {"regex": f"({rng.choice(['a|b', '.', 'x|xx'])})*a(a|b){{{rng.randint(10, 60)}}}"}
+
+
+def _regex_of_options(rng: random.Random) -> Json:
+    return {"regex": f"({rng.choice('abc')}?)" * rng.randint(100, 30_000)}
+
+
+def _regex_of_noise(rng: random.Random) -> Json:
+    alphabet = "ab()[]{}*+?|\\^$.-,0123456789é\u2028" + HALF_A_PAIR
+    return {"regex": "".join(rng.choices(alphabet, k=rng.randint(1, 300)))}
+
+
+def _regex_nested(rng: random.Random) -> Json:
+    depth = rng.randint(10, 20_000)
+    closing = ")" * (depth if rng.random() < 0.7 else depth - 1)
+    return {"regex": "(" * depth + "a" + closing + rng.choice(["", "*", "{3}"])}
+
+
+def _regex_of_assertions(rng: random.Random) -> Json:
+    return {"regex": rng.choice([r"(?=a)b", r"(?<!x)y", r"(a)\1", r"a\bb", r"^$^$", r"[^\s\S]"])}
+
+
+def _schema_of_counts(rng: random.Random) -> Json:
+    schema: Json = {"type": rng.choice(["integer", "string", "null"])}
+    for _ in range(rng.randint(1, 4)):
+        count = rng.randint(0, 10 ** rng.randint(1, 10))
+        keyword = rng.choice(["minItems", "maxItems", "minContains", "maxContains"])
+        schema = {"type": "array", "items": schema, keyword: count}
+    return {"json": schema}
+
+
+def _schema_of_lengths(rng: random.Random) -> Json:
+    low = rng.randint(0, 10 ** rng.randint(1, 10))
+    ranges = [
+        {"type": "string", "minLength": low, "maxLength": low + number}
+        for number in range(rng.randint(1, 60))
+    ]
+    return {"json": {"anyOf": ranges}}
+
+
+def _schema_nested(rng: random.Random) -> Json:
+    depth = rng.randint(10, 8_000)
+    start, end = rng.choice(
+        [('{"properties":{"a":', "}}"), ('{"items":', "}"), ('{"anyOf":[', "]}"), ('{"not":', "}")]
+    )
+    return {"json": start * depth + "{}" + end * depth}
+
+
+def _schema_of_references(rng: random.Random) -> Json:
+    names = [f"d{number}" for number in range(rng.randint(1, 200))]
+    definitions = {
+        name: {"anyOf": [{"$ref": f"#/$defs/{rng.choice([*names, 'none'])}"} for _ in range(3)]}
+        for name in names
+    }
+    return {"json": {"$ref": f"#/$defs/{names[0]}", "$defs": definitions}}
+
+
+def _schema_of_wrong_types(rng: random.Random) -> Json:
+    values = [None, True, -1, 1e308, "", "x", [], [1], {}, {"a": 1}, HALF_A_PAIR]
+    keywords = [
+        "type",
+        "properties",
+        "required",
+        "items",
+        "prefixItems",
+        "enum",
+        "const",
+        "$ref",
+        "$defs",
+        "anyOf",
+        "allOf",
+        "oneOf",
+        "not",
+        "minimum",
+        "maximum",
+        "multipleOf",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "additionalProperties",
+        "patternProperties",
+        "propertyNames",
+        "dependentRequired",
+        "if",
+        "then",
+    ]
+    chosen = rng.sample(keywords, rng.randint(1, 8))
+    return {"json": {keyword: rng.choice(values) for keyword in chosen}}
+
+
+def _schema_of_contradictions(rng: random.Random) -> Json:
+    low = rng.uniform(-1e6, 1e6)
+    number = {"type": "number", "minimum": low, "exclusiveMaximum": low - rng.choice([0, 1])}
+    return {"json": {"allOf": [number, {"type": rng.choice(["string", "integer"])}]}}
+
+
+def _schema_of_values(rng: random.Random) -> Json:
+    values = ["".join(rng.choices(string.ascii_letters, k=12)) for _ in range(rng.randint(1, 9000))]
+    return {"json": {"enum": values}}
+
+
+def _schema_of_members(rng: random.Random) -> Json:
+    names = [f"member{number}" for number in range(rng.randint(10, 400))]
+    members = {name: {"pattern": "(a|b){1,40}"} for name in names}
+    return {"json": {"type": "object", "properties": members, "minProperties": len(names) // 2}}
+
+
+def _choices(rng: random.Random) -> Json:
+    odd = ["", " ", "\0", HALF_A_PAIR, LONG, "same", "same"]
+    many = [f"choice {number}" for number in range(rng.randint(0, 9000))]
+    return {"choice": rng.choice([[], many, odd, odd[:3], [1, 2], "text", {"a": 1}])}
+
+
+def _grammar_of_rules(rng: random.Random) -> Json:
+    count = rng.randint(2, 5000)
+    rules = [
+        f'r{number} ::= "{rng.choice("ab")}" r{rng.randrange(count)} | r{rng.randrange(count)}'
+        for number in range(count)
+    ]
+    return {"grammar": "\n".join(["root ::= r0", *rules])}
+
+
+def _grammar_of_growth(rng: random.Random) -> Json:
+    depth = rng.randint(3, 25)
+    rules = [f"r{number} ::= " + f"r{number + 1} " * 3 for number in range(depth)]
+    return {"grammar": "\n".join(["root ::= r0", *rules, f'r{depth} ::= "a"'])}
+
+
+def _grammar_of_noise(rng: random.Random) -> Json:
+    alphabet = ["root", "::=", '"a"', "|", "(", ")", "*", "\n", "start:", "r", "[a-", "/x/", "%"]
+    return {"grammar": " ".join(rng.choices(alphabet, k=rng.randint(1, 200)))}
+
+
+def _structural_tag(rng: random.Random) -> Json:
+    schema = rng.choice([_schema_of_counts, _schema_of_wrong_types])(rng)["json"]
+    structure = {"begin": rng.choice(["<a>", "", LONG]), "schema": schema, "end": "</a>"}
+    tag = {"structures": [structure], "triggers": rng.choice([["<a"], [], ["none"]])}
+    return {"structural_tag": rng.choice([json.dumps(tag), "no tag", "{}", "[" * 5000])}
+
+
+def _of_wrong_shape(rng: random.Random) -> Json:
+    shapes: list[Any] = [
+        {},
+        {"regex": "a", "choice": ["b"]},
+        {"json": "{"},
+        {"json": 5},
+        {"regex": None},
+        {"regex": ["a"]},
+        {"json_object": True, "grammar": 'root ::= "a"'},
+        {"unknown": 1},
+        {"json": [[]]},
+        [],
+        "regex",
+        7,
+    ]
+    shape: Json = rng.choice(shapes)
+    return shape
+
+
+_FORMATS: dict[str, Callable[[random.Random], Json]] = {
+    "regex: counts": _regex_of_counts,
+    "regex: exponential": _regex_of_exponential_size,
+    "regex: options": _regex_of_options,
+    "regex: noise": _regex_of_noise,
+    "regex: nesting": _regex_nested,
+    "regex: assertions": _regex_of_assertions,
+    "schema: counts": _schema_of_counts,
+    "schema: lengths": _schema_of_lengths,
+    "schema: nesting": _schema_nested,
+    "schema: references": _schema_of_references,
+    "schema: wrong types": _schema_of_wrong_types,
+    "schema: contradictions": _schema_of_contradictions,
+    "schema: values": _schema_of_values,
+    "schema: members": _schema_of_members,
+    "choices": _choices,
+    "grammar: rules": _grammar_of_rules,
+    "grammar: growth": _grammar_of_growth,
+    "grammar: noise": _grammar_of_noise,
+    "structural tag": _structural_tag,
+    "wrong shape": _of_wrong_shape,
+}
+
+
+# -- hints and other fields
+
+
+def _nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+VALUES: dict[str, list[Any]] = {
+    "null": [None],
+    "boolean": [True, False],
+    "number": [0, -1, 7, 1.5, 1e308, 1 << 63, 1 << 64, 1 << 70, 10**400, float("nan")],
+    "string": ["", "x", LONG, HALF_A_PAIR, "\0", "\u2028"],
+    "array": [[], [1], ["x", HALF_A_PAIR], _nested(400), [7] * 10_000],
+    "object": [{}, {"a": 1}, {"": None}, {"a": _nested(400)}],
+}
+"""Values of every type of JSON. (NaN is JavaScript's; Python's JSON reads it.)"""
+
+HINTS = ("sgl_program", "sgl_fork_group", "sgl_report", "sgl_score_from")
+FIELDS = ("cache_salt", "request_id", "vllm_xargs", "priority", "prompt", "stop", "user")
+
+
+def hints() -> Iterator[Attack]:
+    """Every hint, and every field that the plugin reads, with values of every JSON type."""
+    for json_type, values in VALUES.items():
+        for value in values:
+            for hint in HINTS:
+                scored = {"prompt_logprobs": 0} if hint == "sgl_score_from" else {}
+                body = completion(vllm_xargs={hint: value}, **scored)
+                yield attack(f"{hint}: {json_type}", "completions", body)
+            for name in FIELDS:
+                yield attack(f"{name}: {json_type}", "completions", completion(**{name: value}))
+            yield attack(f"pin: {json_type}", "sgl/pin", {"prompt": "Hi", "cache_salt": value})
+            score = {"prompt": value, "continuations": value, "cache_salt": value}
+            yield attack(f"score: {json_type}", "sgl/score", score)
+
+
+# -- floods of the plugin's own routes
+
+
+def unreadable() -> Iterator[Attack]:
+    """Bodies that are no JSON object, or are nested deeply, for every route that reads one."""
+    paths = ["pin", "unpin", "batch", "batch/abort", "score"]
+    for path in [*(f"/v1/sgl/{path}" for path in paths), "/v1/completions"]:
+        yield Attack("nested", path, b'{"a":' * NESTING + b"1" + b"}" * NESTING)
+        yield Attack("nested array", path, b"[" * NESTING)
+        yield Attack("not JSON", path, b"{" + LONG.encode())
+        yield Attack("not UTF-8", path, b'{"prompt": "\xff\xfe"}')
+        yield Attack("empty", path, b"")
+
+
+def pins(rng: random.Random, count: int) -> Iterator[Attack]:
+    """Pins of new prefixes, more than may be pinned, and unpins of what is not pinned."""
+    for number in range(count):
+        prompt = [rng.randrange(10, 4000) for _ in range(rng.randint(1, 400))]
+        yield attack("pin", "sgl/pin", {"prompt": prompt, "cache_salt": f"salt {number % 3}"})
+        if number % 10 == 0:
+            ids = ",".join(f"{rng.getrandbits(64):x}" for _ in range(rng.choice([1, 2, 50_000])))
+            yield attack("unpin", "sgl/unpin", {"pin_id": ids})
+    yield attack("long pin", "sgl/pin", {"prompt": "word " * 200_000})
+    yield attack("long pin", "sgl/pin", {"prompt": [7] * 100_000})
+
+
+def batches(rng: random.Random, count: int, size: int) -> Iterator[Attack]:
+    """Batches of which every request is small and some are bad."""
+    for number in range(count):
+        requests = []
+        for index in range(size):
+            body = completion(prompt=[rng.randrange(10, 4000) for _ in range(8)], max_tokens=1)
+            if rng.random() < 0.2:
+                body |= {"n": rng.choice([-1, 0, "x"]), "stream": True}
+            requests.append({"id": f"{number}-{index}", "path": "completions", "body": body})
+        yield attack("batch", "sgl/batch", {"requests": requests})
+    too_many = [{"path": "completions", "body": {}}] * 20_000
+    yield attack("batch too large", "sgl/batch", {"requests": too_many})
+    yield attack("aborts", "sgl/batch/abort", {"ids": [f"{number}" for number in range(50_000)]})
+
+
+def scrapes(count: int) -> Iterator[Attack]:
+    """Questions that the server passes on to its engines."""
+    for number in range(count):
+        path = ("/metrics", "/v1/sgl/stats", "/v1/sgl/tree", "/v1/sgl/pins")[number % 4]
+        yield Attack(path, path, method="GET")
+
+
+# -- a mix of ordinary requests, of which half are to be cut off
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """An ordinary request, whose client leaves after `leaves_after_s`; None if it stays."""
+
+    attack: Attack
+    leaves_after_s: float | None
+
+
+def mixed(rng: random.Random, count: int) -> Iterator[Mixed]:
+    """Requests of all kinds, half of which are cut off at a random time."""
+    shared = [[rng.randrange(10, 4000) for _ in range(rng.randint(20, 400))] for _ in range(6)]
+    for number in range(count):
+        one = _ordinary(rng, number, shared)
+        yield Mixed(one, rng.uniform(0.0, 0.8) if rng.random() < 0.5 else None)
+
+
+def _ordinary(rng: random.Random, number: int, shared: list[list[int]]) -> Attack:
+    prompt = [*rng.choice(shared)[: rng.randint(1, 400)], rng.randrange(10, 4000)]
+    body = completion(prompt=prompt, max_tokens=rng.randint(1, 40), ignore_eos=True)
+    kind = rng.choice(["plain", "stream", "salt", "n", "regex", "schema", "logprobs", "chat"])
+    if kind == "stream":
+        body |= {"stream": True}
+    elif kind == "salt":
+        body |= {"cache_salt": f"salt {number % 4}"}
+    elif kind == "n":
+        body |= {"n": rng.randint(2, 4), "temperature": 1.0}
+    elif kind == "regex":
+        body |= {"structured_outputs": {"regex": rng.choice(["[0-9]{3,9}", "yes, it is|no"])}}
+    elif kind == "schema":
+        schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {}}}
+        body |= {"structured_outputs": {"json": schema}}
+    elif kind == "logprobs":
+        body |= {"prompt_logprobs": 0, "vllm_xargs": {"sgl_score_from": len(prompt)}}
+    elif kind == "chat":
+        del body["prompt"]
+        body |= {"messages": [{"role": "user", "content": f"Question {number % 9}"}]}
+    path = "chat/completions" if kind == "chat" else "completions"
+    return attack(f"mixed: {kind}", path, body)

@@ -1,0 +1,183 @@
+"""Runs vLLM's own scheduler and prefix-cache tests on stock vLLM and with the plugin's classes.
+
+Owns which differences are expected, and why. The tests are not in vLLM's wheel; they are in its
+source distribution on PyPI. No model is downloaded: tests that need one other than opt-125m, of
+which only the configuration is read, fail on both sides and do not count.
+
+    python -m tools.vllm_own_tests vllm-0.32.0.tar.gz
+
+Prints the tests that pass on stock vLLM and fail with the plugin, by reason. The exit status is 1
+if one of them has no known reason. Takes about six minutes on two cores. Uses no engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+TESTS = "tests/v1/core"
+NEED_A_MODEL = (
+    "test_scheduler_e2e.py",
+    "test_reset_prefix_cache_e2e.py",
+    "prefix_cache/test_hybrid_prefix_cache_hit_rate.py",
+)
+"""Files that run a model from Hugging Face in an engine."""
+
+OPT = {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "ffn_dim": 3072,
+    "hidden_size": 768,
+    "max_position_embeddings": 2048,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "torch_dtype": "float16",
+    "vocab_size": 50272,
+    "word_embed_proj_dim": 768,
+}
+
+SWITCH = '''
+"""Gives vLLM's tests the plugin's classes under vLLM's names, as the plugin gives them to vLLM."""
+import os
+
+if os.environ.get("WITH_PLUGIN"):
+    from sgl_vllm.radix.manager import RadixKVCacheManager
+    from sgl_vllm.scheduler.scheduler import SglAsyncScheduler, SglScheduler
+    from vllm.v1.core import kv_cache_manager
+    from vllm.v1.core.sched import async_scheduler, scheduler
+    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+
+    stock = kv_cache_manager.KVCacheManager
+
+    def make(*args, **kwargs):
+        manager = stock(*args, **kwargs)
+        kinds = [type(one) for one in manager.coordinator.single_type_managers]
+        if manager.enable_caching and kinds == [FullAttentionManager] and not manager.use_eagle:
+            RadixKVCacheManager.adopt(manager)
+        return manager
+
+    scheduler.Scheduler = SglScheduler
+    async_scheduler.AsyncScheduler = SglAsyncScheduler
+    kv_cache_manager.KVCacheManager = make
+'''
+
+MOCK = (
+    "artefact: the test calls a method of the scheduler on an object that its constructor did not "
+    "make, so it has no `parts`"
+)
+TOKENS = "design: hits are counted to the token, not in whole blocks"
+COMPUTED = "design: the test frees requests that computed nothing; the tree keeps computed tokens"
+HASHES = "design: the tree replaces vLLM's hashes of blocks, which the test reads"
+EVICTION = "design: the tree has its own order of eviction"
+QUEUE = "design: the waiting queue is not a list, as vLLM's own priority queue is not"
+SOURCES = "design: the connector is asked once more where a hit was found, for the plugin's metrics"
+
+REASONS: dict[str, str] = {
+    "test_capable_connector_uses_divergent_partial_hit_lookup": MOCK,
+    "test_connector_without_divergent_hit_support_uses_common_lookup": MOCK,
+    "test_connector_completes_partial_prefix_without_importing_missing_host_kv": MOCK,
+    "test_abort_request_when_structured_output_fsm_cannot_advance": MOCK,
+    "test_prefix_caching_for_multi_turn": TOKENS,
+    "test_prefix_caching_for_prefill_dedup": TOKENS,
+    "test_computed_blocks_not_evicted": COMPUTED,
+    "test_prefill_not_enough_free_blocks_with_computed_blocks": COMPUTED,
+    "test_decode": HASHES,
+    "test_prefill": HASHES,
+    "test_prefill_plp": HASHES,
+    "test_reset_prefix_cache": HASHES,
+    "test_evict": EVICTION,
+    "test_scheduler_reset_prefix_cache": QUEUE,
+    "test_kv_connector_records_external_cache_hit_sources": SOURCES,
+}
+"""Why a test fails with the plugin only, by its name without parameters."""
+
+Outcomes = Mapping[str, bool]
+"""Whether each test passed, by its class and name."""
+
+
+def unpack(source: Path, folder: Path) -> Path:
+    """The folder of vLLM's sources with what its tests need. Only the tests are unpacked."""
+    with tarfile.open(source) as archive:
+        members = [one for one in archive.getmembers() if one.name.split("/")[1:2] == ["tests"]]
+        archive.extractall(folder, members, filter="data")
+    (root,) = folder.iterdir()
+    (root / "tests" / "conftest.py").unlink()  # imports packages that only vLLM's developers have
+    for name in ("facebook/opt-125m", "facebook/opt-350m"):
+        (root / name).mkdir(parents=True)
+        (root / name / "config.json").write_text(json.dumps(OPT))
+    (root / "with_plugin.py").write_text(SWITCH)
+    return root
+
+
+def outcomes(root: Path, *, plugin: bool) -> Outcomes:
+    """Runs the tests; skipped ones are left out."""
+    report = root / f"result-{plugin}.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "with_plugin"]
+    command += ["--timeout", "300", "--junitxml", str(report), TESTS]
+    command += [f"--ignore={TESTS}/{name}" for name in NEED_A_MODEL]
+    here = Path(__file__).resolve().parent.parent
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "WITH_PLUGIN": "1" if plugin else "",
+        "PYTHONPATH": f"{root}:{here}",
+    }
+    subprocess.run(command, cwd=root, env=environment, stdout=subprocess.DEVNULL, check=False)
+    return read_outcomes(report)
+
+
+def read_outcomes(report: Path) -> dict[str, bool]:
+    """The outcomes in a file of pytest's `--junitxml`."""
+    passed = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        tags = {child.tag for child in case}
+        if "skipped" not in tags:
+            name = f"{case.get('classname')}::{case.get('name')}"
+            passed[name] = not tags & {"failure", "error"}
+    return passed
+
+
+def by_reason(stock: Outcomes, plugin: Outcomes) -> dict[str, list[str]]:
+    """The tests that pass on stock vLLM only. Those without a known reason are under ""."""
+    differing: dict[str, list[str]] = {}
+    for test in sorted(stock):
+        if stock[test] and not plugin.get(test, False):
+            name = test.split("::")[1].split("[")[0]
+            differing.setdefault(REASONS.get(name, ""), []).append(test)
+    return differing
+
+
+def table(differing: Mapping[str, Sequence[str]]) -> str:
+    """In Markdown: the reason, how many tests have it, and their names."""
+    lines = ["| why | tests | names |", "|---|---|---|"]
+    for reason, tests in sorted(differing.items()):
+        names = dict.fromkeys(test.split("::")[1].split("[")[0] for test in tests)
+        listed = ", ".join(f"`{name}`" for name in names)
+        lines.append(f"| {reason or '**not known**'} | {len(tests)} | {listed} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.vllm_own_tests")
+    parser.add_argument("source", type=Path, help="vLLM's source distribution (.tar.gz)")
+    source: Path = parser.parse_args().source
+    with tempfile.TemporaryDirectory() as folder:
+        root = unpack(source, Path(folder))
+        stock, plugin = (outcomes(root, plugin=plugin) for plugin in (False, True))
+    differing = by_reason(stock, plugin)
+    print(table(differing))
+    num_differing = sum(map(len, differing.values()))
+    print(f"\n{sum(stock.values())} tests pass on stock vLLM, {num_differing} of them not here")
+    return 1 if "" in differing else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
