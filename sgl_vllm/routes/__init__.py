@@ -31,7 +31,7 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from sgl_vllm.config import CONFIG_KEY, Options
 from sgl_vllm.routes import pins, tree
-from sgl_vllm.routes.engines import answered, engine_stats
+from sgl_vllm.routes.engines import answered, end_requests_at_shutdown, engine_stats
 from sgl_vllm.routes.incoming import IncomingRequests
 from sgl_vllm.routes.metrics import MetricsMiddleware, SglCollector
 from sgl_vllm.routes.tenants import TenantMiddleware, TenantSource
@@ -98,6 +98,7 @@ class SglEndpointPlugin:
             state.sgl_vllm_tenants, lambda: config.cache_config.block_size or 1
         )
         incoming.attach(processor)
+        end_requests_at_shutdown(engine_client)
         if getattr(processor, "tracing_enabled", False):
             from sgl_vllm.routes import spans
 

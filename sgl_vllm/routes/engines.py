@@ -1,21 +1,23 @@
 """The way from vLLM's API process to our scheduler in every engine's process, and back.
 
-Owns how long an answer may take, and what happens when the engines end first. The call itself is
-vLLM's own utility call. A server with data parallelism has several engines, each with its own cache
-and its own answer.
+Owns how long an answer may take, and what happens to calls and requests when the engines end first.
+The call itself is vLLM's own utility call. A server with data parallelism has several engines, each
+with its own cache and its own answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar  # Any: arguments and answers of several calls
 
 import msgspec
 from fastapi import HTTPException
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from sgl_vllm.scheduler.stats import EngineStats, merge_stats
+from sgl_vllm.vllm_api.patching import wrap
 
 Answer = TypeVar("Answer")
 
@@ -78,6 +80,32 @@ async def answered(client: AsyncLLM, call: Coroutine[Any, Any, Answer]) -> Answe
         raise
     finally:
         task.cancel()
+
+
+def end_requests_at_shutdown(client: AsyncLLM) -> None:
+    """Let requests end with an error when `client` is shut down. Call it on the server's loop.
+
+    vLLM stops reading the engines' outputs as soon as the engines have ended. The last outputs of a
+    request can be lost then. It would wait for them forever, and the server waits for its open
+    answers before it ends.
+    """
+    loop = asyncio.get_running_loop()
+    ending: list[asyncio.Task[None]] = []  # the loop itself keeps weak references only
+
+    @wrap(client, "shutdown")
+    def shutdown(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        if loop.is_running():  # else nothing waits
+            loop.call_soon_threadsafe(
+                lambda: ending.append(loop.create_task(_end_requests(client)))
+            )
+
+
+async def _end_requests(client: AsyncLLM) -> None:
+    """Runs until the loop ends: a request can arrive while the engines are being shut down."""
+    while True:
+        client.output_processor.propagate_error(EngineDeadError())
+        await asyncio.sleep(ALIVE_CHECK_S)
 
 
 def engine_ranks(client: AsyncLLM) -> list[int | None]:

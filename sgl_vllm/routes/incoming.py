@@ -86,7 +86,11 @@ def check(request: EngineCoreRequest) -> None:
         if text is not None and not is_unicode(text):
             raise VLLMValidationError(f"{name} is not valid Unicode: it has half a surrogate pair")
     params = request.sampling_params
-    if params is None or not params.extra_args:
+    if params is None:
+        return
+    if not all(map(is_unicode, (*(params.stop or ()), *(params.bad_words or ())))):
+        raise VLLMValidationError("stop or bad_words is not valid Unicode: it has half a character")
+    if not params.extra_args:
         return
     try:
         msgspec.msgpack.encode(params.extra_args)

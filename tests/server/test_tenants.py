@@ -137,6 +137,7 @@ def test_a_score_uses_the_cache_of_its_salt_only(server) -> None:
         {"cache_salt": "\ud800"},
         {"request_id": "\ud800"},
         {"vllm_xargs": {"sgl_program": "\ud800"}},
+        {"stop": ["\ud800"]},
         {"vllm_xargs": {"sgl_fork_group": 1 << 70}},
     ],
 )

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 
 import pytest
 from fastapi import HTTPException
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 from sgl_vllm.routes import engines
 from tests.fake_engines import FakeClient, FakeEngine
@@ -47,3 +52,64 @@ def test_an_error_of_the_engine_is_not_hidden() -> None:
 
     with pytest.raises(RuntimeError, match="a bug"):
         asyncio.run(engines.engine_stats(FakeClient(FakeEngine(stats=fail))))
+
+
+# -- requests
+
+
+class StoppableClient:
+    """Its output processor is vLLM's own, of which nobody reads the outputs after `shutdown`."""
+
+    def __init__(self) -> None:
+        self.output_processor = OutputProcessor(None, log_stats=False)
+        self.num_shutdowns = 0
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        self.num_shutdowns += 1
+
+    def add_request(self, name: str) -> RequestOutputCollector:
+        queue = RequestOutputCollector(RequestOutputKind.DELTA, name)
+        params = SamplingParams(output_kind=RequestOutputKind.DELTA, detokenize=False)
+        request = EngineCoreRequest(
+            request_id=name,
+            external_req_id=name,
+            prompt_token_ids=[1, 2, 3],
+            mm_features=None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=0.0,
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+        self.output_processor.add_request(request, None, queue=queue)
+        return queue
+
+
+def test_requests_end_when_the_engines_are_shut_down() -> None:
+    """Those that wait, and those that arrive at that moment. vLLM shuts down in a thread."""
+
+    async def serve() -> None:
+        client = StoppableClient()
+        engines.end_requests_at_shutdown(client)
+        waiting = client.add_request("waiting")
+        await asyncio.get_running_loop().run_in_executor(None, partial(client.shutdown, timeout=1))
+        assert client.num_shutdowns == 1
+        with pytest.raises(EngineDeadError):
+            await asyncio.wait_for(waiting.get(), 5)
+        late = client.add_request("late")
+        with pytest.raises(EngineDeadError):
+            await asyncio.wait_for(late.get(), 5)
+
+    asyncio.run(serve())
+
+
+def test_a_client_can_be_shut_down_after_its_loop_has_ended() -> None:
+    client = StoppableClient()
+
+    async def serve() -> None:
+        engines.end_requests_at_shutdown(client)
+
+    asyncio.run(serve())
+    client.shutdown()
+    assert client.num_shutdowns == 1

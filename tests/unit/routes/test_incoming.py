@@ -21,9 +21,15 @@ from tests.fake_engines import FakeEngine, fake_server
 BLOCK = 16
 
 
-def request(name: str = "a", salt: str | None = None, **extra_args: Any) -> EngineCoreRequest:
+def request(
+    name: str = "a",
+    salt: str | None = None,
+    stop: list[str] | None = None,
+    bad_words: list[str] | None = None,
+    **extra_args: Any,
+) -> EngineCoreRequest:
     params = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False)
-    params.extra_args = extra_args
+    params.extra_args, params.stop, params.bad_words = extra_args, stop, bad_words
     return EngineCoreRequest(
         request_id=name,
         external_req_id=name,
@@ -85,6 +91,8 @@ def test_with_a_salt_a_client_is_told_of_every_token() -> None:
         {"sgl_program": "\ud800"},
         {"sgl_fork_group": 1 << 64},
         {"sgl_report": ["\ud800"]},
+        {"stop": ["good", "\ud800"]},
+        {"bad_words": ["\udc00"]},
     ],
 )
 def test_what_cannot_be_sent_to_an_engine_is_the_clients_error(broken) -> None:

@@ -32,7 +32,7 @@ class SamplingParams:
     max_tokens: int | None  # [rank_routing]
     prompt_logprobs: int | None  # [jump_forward, select]
     # What a jump must leave as it is, or look at first.
-    stop: str | list[str] | None  # [jump_forward]
+    stop: str | list[str] | None  # [routes, jump_forward]
     stop_token_ids: list[int] | None  # [jump_forward]
     include_stop_str_in_output: bool  # [jump_forward]
     min_tokens: int  # [jump_forward]
@@ -43,7 +43,7 @@ class SamplingParams:
     presence_penalty: float  # [jump_forward]
     frequency_penalty: float  # [jump_forward]
     repetition_detection: object | None  # [jump_forward]
-    bad_words: list[str] | None  # [jump_forward]
+    bad_words: list[str] | None  # [routes, jump_forward]
     logit_bias: dict[int, float] | None  # [jump_forward]
     allowed_token_ids: list[int] | None  # [jump_forward]
 

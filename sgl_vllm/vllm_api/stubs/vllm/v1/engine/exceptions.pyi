@@ -1,2 +1,2 @@
-# [engine_backend]
+# [routes, engine_backend]
 class EngineDeadError(Exception): ...

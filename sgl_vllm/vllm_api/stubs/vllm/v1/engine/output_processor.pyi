@@ -9,6 +9,7 @@ class OutputProcessor:
     request_states: dict[str, RequestState]  # [routes]
 
     def add_request(self, request: EngineCoreRequest, prompt: str | None) -> None: ...  # [routes]
+    def propagate_error(self, e: Exception) -> None: ...  # [routes]
     def _update_stats_from_output(  # [routes]
         self,
         req_state: RequestState,
