@@ -238,21 +238,23 @@ class Options:
     )
     schedule_max_overtakes: int = _option(
         1000,
-        "Admit a request next once this many later requests have been admitted before it.",
+        "Admit a request next once this many later requests have been admitted before it, or once "
+        "`schedule_max_delay` is reached, whichever comes first.",
         part="schedule",
         old_name="schedule_max_passes",
         page="scheduling.md",
     )
     schedule_max_delay: float = _option(
         0.05,
-        "Admit a request next once later requests have delayed it by this share of the largest "
-        "backlog it has seen, in tokens to compute.",
+        "Admit a request next once the later requests admitted before it cost this share of the "
+        "largest backlog that it has seen, both in tokens to compute.",
         part="schedule",
         page="scheduling.md",
     )
     schedule_max_wait_s: float = _option(
         0.0,
-        "Admit a request next once it has waited this many seconds. 0 means no limit.",
+        "Admit a request next once it has waited this many seconds, besides the two limits above. "
+        "0 means no limit.",
         part="schedule",
     )
     schedule_window: int = _option(
@@ -286,8 +288,8 @@ class Options:
     )
     fsm: bool = _option(
         True,
-        "Mask structured output with the plugin's own automata where a format is regular enough. "
-        "Other formats use vLLM's backends.",
+        "Mask structured output with the plugin's own automata, for the formats that they "
+        "support. Other formats use vLLM's backends.",
         part="fsm",
         page="structured-output.md",
     )
@@ -313,9 +315,8 @@ class Options:
         "What counts as forced.",
         part="jump_forward",
         choices=lambda: {
-            "canonical": "text with only one continuation, in the tokenizer's own spelling",
-            "exact": "a token that is the only legal one, so that output equals stock vLLM's token "
-            "for token",
+            "canonical": "text with only one continuation, tokenized as the tokenizer would",
+            "exact": "a token that is the only legal one, so that jumps never change greedy output",
         },
         page="jump-forward.md",
     )
