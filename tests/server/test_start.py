@@ -11,6 +11,8 @@ import pytest
 from sgl_vllm.server_process import ServerFailed
 from tests.server.conftest import MODEL, serve
 
+pytestmark = pytest.mark.slow
+
 
 def test_options_may_come_from_vllms_config_file(tmp_path):
     config = tmp_path / "serve.yaml"

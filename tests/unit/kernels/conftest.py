@@ -31,7 +31,7 @@ class InInterpreter(pytest.File):
     """A file whose tests run in that process."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        yield Run.from_parent(self, name="in_triton_interpreter")
+        yield Run.from_parent(self, name=f"{self.path.stem} in Triton's interpreter")
 
 
 class Run(pytest.Item):
@@ -70,7 +70,8 @@ else:
     ) -> InInterpreter | None:
         if module_path.name in (COMPILED, *PURE):
             return None
-        return InInterpreter.from_parent(parent, path=module_path)
+        # As if all were of one file, so that pytest-xdist gives them to one worker.
+        return InInterpreter.from_parent(parent, path=module_path, nodeid="tests/unit/kernels")
 
 
 def _import_from_the_checkout() -> None:
