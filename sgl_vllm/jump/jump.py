@@ -30,6 +30,7 @@ from typing import Protocol
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop, remove_all
 from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -86,6 +87,7 @@ class JumpForward:
         self._listeners = listeners
         logprobs_mode = scheduler.vllm_config.model_config.logprobs_mode
         self._has_logprobs = logprobs_mode in ("raw_logprobs", "processed_logprobs")
+        self._drops_after_stop = hasattr(OutputProcessor, "_trim_surplus_tokens")
         self.counters = JumpCounters()
         self._source = ForcedSource(scheduler.structured_output_manager, mode, self.counters)
         self.jumped = JumpedRequests(scheduler, self.counters)
@@ -98,7 +100,9 @@ class JumpForward:
 
     def may_jump(self, request: Request) -> bool:
         """Whether jumping leaves the output of `request` as it would be without (`part.py`)."""
-        return part.may_jump(request, has_logprobs=self._has_logprobs)
+        return part.may_jump(
+            request, has_logprobs=self._has_logprobs, drops_after_stop=self._drops_after_stop
+        )
 
     # -- before the first forward pass ------------------------------------------------------------
 

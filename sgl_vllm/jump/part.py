@@ -36,7 +36,7 @@ def _unsupported(engine: EngineView) -> str | None:
 PART = Part("jump_forward", _unsupported)
 
 
-def may_jump(request: Request, *, has_logprobs: bool) -> bool:
+def may_jump(request: Request, *, has_logprobs: bool, drops_after_stop: bool) -> bool:
     """Whether jumping leaves the output of `request` exactly as it would be without.
 
     On the V1 runner, earlier output of a resumed request counts as prompt. So a request decodes
@@ -46,6 +46,8 @@ def may_jump(request: Request, *, has_logprobs: bool) -> bool:
 
     Args:
         has_logprobs: whether the engine returns log-probabilities, not logits.
+        drops_after_stop: whether vLLM's frontend, which looks for stop strings, drops the tokens
+            that the engine has sent together with the last one of a stop string (from 0.32 on).
     """
     params = request.sampling_params
     if params is None or not request.use_structured_output:
@@ -59,6 +61,7 @@ def may_jump(request: Request, *, has_logprobs: bool) -> bool:
         or params.logprobs == -1
         or params.logprob_token_ids
         or params.prompt_logprobs is not None
+        or (params.stop and not drops_after_stop)
         or params.presence_penalty
         or params.frequency_penalty
         or params.bad_words

@@ -8,6 +8,10 @@ class OutputProcessor:
     tracing_enabled: bool
     request_states: dict[str, RequestState]  # [routes]
 
+    @staticmethod
+    def _trim_surplus_tokens(  # [jump_forward] since 0.32
+        req_state: RequestState, output: EngineCoreOutput, num_prev_tokens: int
+    ) -> None: ...
     def add_request(self, request: EngineCoreRequest, prompt: str | None) -> None: ...  # [routes]
     def propagate_error(self, e: Exception) -> None: ...  # [routes]
     def _update_stats_from_output(  # [routes]
