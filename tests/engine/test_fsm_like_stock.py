@@ -20,7 +20,7 @@ from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.executor import GrammarExecutor
-from sgl_vllm.fsm.vllm.formats import choices_of_grammar
+from sgl_vllm.fsm.vllm.formats import COMPACT_HAS_NO_SPACES, choices_of_grammar
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 
 WALKS = 6
@@ -113,6 +113,8 @@ SCHEMAS = [
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda s: json.dumps(s)[:40])
 @pytest.mark.parametrize("compact", [False, True], ids=["any white space", "compact"])
 def test_schemas(schema: dict[str, Any], compact: bool, ours: SglBackend) -> None:
+    if compact and not COMPACT_HAS_NO_SPACES:
+        pytest.skip("left to vLLM's backends")
     if compact and schema in UNTYPED:
         pytest.skip("xgrammar 0.2.8 puts a blank after commas of untyped values (its issue 945)")
     walk_beside_stock(backend(compact=True) if compact else ours, Options.JSON, json.dumps(schema))

@@ -19,6 +19,7 @@ from vllm.v1.structured_output.utils import grammar_is_likely_lark
 from sgl_vllm.fsm import regex
 from sgl_vllm.fsm.expressions import Expression, Literals
 from sgl_vllm.fsm.schema import SchemaSemantics, compile_schema
+from sgl_vllm.vllm_api.vllm_source import installed_source
 
 MAX_SPEC_CHARS = 4 << 20
 """A longer schema, pattern or grammar is refused."""
@@ -43,6 +44,11 @@ class Dialect:
     close_objects: bool
 
 
+_source = installed_source()
+COMPACT_HAS_NO_SPACES = _source is None or _source.release >= (0, 32)
+"""Without any white space, vLLM 0.31 has xgrammar write a space after each separator. There, such
+JSON is left to vLLM's backends."""
+
 XgrammarCall = tuple[str, str, dict[str, Any]]  # Any: keyword arguments, as JSON
 """A method of xgrammar's compiler, its argument, and its keyword arguments."""
 
@@ -65,7 +71,9 @@ class Format:
     max_stock_chars: int = MAX_SPEC_CHARS
 
 
-def _json_expression(spec: str, dialect: Dialect) -> Expression:
+def _json_expression(spec: str, dialect: Dialect) -> Expression | None:
+    if not (dialect.any_whitespace or COMPACT_HAS_NO_SPACES):
+        return None
     schema: Any = process_for_additional_properties(spec) if dialect.close_objects else spec
     return compile_schema(
         schema, semantics=dialect.semantics, any_whitespace=dialect.any_whitespace
@@ -73,14 +81,17 @@ def _json_expression(spec: str, dialect: Dialect) -> Expression:
 
 
 def _json_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
+    has_separators = not dialect.any_whitespace and COMPACT_HAS_NO_SPACES
     options = {
         "any_whitespace": dialect.any_whitespace,
-        "separators": None if dialect.any_whitespace else (",", ":"),
+        "separators": (",", ":") if has_separators else None,
     }
     return [("compile_json_schema", spec, options)]
 
 
-def _json_object_expression(spec: str, dialect: Dialect) -> Expression:
+def _json_object_expression(spec: str, dialect: Dialect) -> Expression | None:
+    if not (dialect.any_whitespace or COMPACT_HAS_NO_SPACES):
+        return None
     return compile_schema({"type": "object"}, any_whitespace=dialect.any_whitespace)
 
 
