@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from vllm import SamplingParams
@@ -12,7 +13,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from sgl_vllm.fsm.forced_tokenizer import ForcedTokenizer
 from sgl_vllm.jump.forced_source import MAX_ERRORS
 from tests.engine.engine import Ask, Engine
-from tests.engine.one_by_one import decoding_one_by_one
+from tests.engine.one_by_one import decoding_one_by_one, jumps
 
 CARD = (
     r'\{"city": "[A-Z][a-z]{2,5}", "the people who live there, in millions": [0-9], "seen": true\}'
@@ -27,7 +28,7 @@ def card(max_tokens: int = 80, **more) -> SamplingParams:
     return SamplingParams(structured_outputs=grammar, **options)
 
 
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "max_tokens in forced text": {"max_tokens": 12},
     "stop string in forced text": {"stop": ["millions"]},
@@ -72,7 +73,10 @@ def test_a_jump_ends_where_decoding_one_by_one_ends(engines, case):
     got, passes_got = engines["jump"][case]
     assert (got.token_ids, got.text) == (want.token_ids, want.text)
     assert (got.finish_reason, got.stop_reason) == (want.finish_reason, want.stop_reason)
-    assert passes_got < passes_want
+    if jumps(card(**CASES[case])):
+        assert passes_got < passes_want
+    else:
+        assert passes_got == passes_want
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("logprobs")])
@@ -92,7 +96,7 @@ def test_every_forced_token_has_a_row_of_logprobs(engines, case):
             legal, abs=1e-3
         )
         num_certain += other[token].logprob == 0.0
-    assert num_certain >= 15
+    assert num_certain >= 15 or not jumps(card(**CASES[case]))
 
 
 @pytest.mark.parametrize("why", ["presence penalty", "seed", "all logprobs"])
