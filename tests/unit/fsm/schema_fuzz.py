@@ -82,8 +82,11 @@ class Generator:
 
     def _resource(self) -> dict[str, Any]:
         """A subschema with its own `$id` and definitions, whose pointers start at itself."""
+        names, self._names = self._names, "de"
         inner = {"d": self._fragment(0), "e": self._fragment(0)}
-        return {"$id": "http://example.com/r", **self._conjunction(1), self._definitions: inner}
+        conjunction = self._conjunction(1)
+        self._names = names
+        return {"$id": "http://example.com/r", **conjunction, self._definitions: inner}
 
     def _some(self, **makers: Callable[[], Any]) -> dict[str, Any]:
         """Some of the keywords, at least one."""
