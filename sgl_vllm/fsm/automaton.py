@@ -23,7 +23,15 @@ MAX_THREADS = 4_000
 """A grammar that needs more threads in one state is refused while it runs."""
 
 MAX_STATES = 20_000
-"""An automaton keeps this many states, then starts over."""
+MAX_BYTES = 64 << 20
+"""An automaton keeps this many states, with their bitmasks, and this many bytes; then it starts
+over."""
+
+UNLIMITED = 1 << 62
+"""`Automaton.allowance` where the work is not limited."""
+
+_STATE_BYTES = 800
+_THREAD_BYTES = 260
 
 _MAX_FORCED_BYTES = 4_096
 """A longer run is returned in parts: walking and tokenizing it would hold up the engine."""
@@ -74,6 +82,7 @@ class State:
         threads: dict[Thread, None] = {}
         accepting = False
         automaton = self.automaton
+        automaton.spend(len(self.threads))
         for terminal, then in self.threads:
             if terminal.first >> byte & 1:
                 rest, done = terminal.step(byte)
@@ -87,6 +96,11 @@ class State:
             return None
         self._next[byte] = known
         return known
+
+    def forget(self) -> None:
+        """Let go of the states that this one leads to."""
+        self._next.clear()
+        self._forced = None
 
     def forced(self) -> tuple[bytes, State]:
         """The longest run of bytes that must come next, and the state after it."""
@@ -108,9 +122,17 @@ class Automaton:
     """The states of one expression, as far as they have been reached.
 
     Construction makes the start state only; the others are made when a walk needs them.
+
+    Attributes:
+        allowance: what new states may still cost, in threads looked at (some microseconds each).
+            Beyond it, `TooComplexError` is raised. Whoever walks sets it; states that are known
+            cost nothing.
+        num_bytes: about what the states and their bitmasks take.
     """
 
     def __init__(self, expression: Expression) -> None:
+        self.allowance = UNLIMITED
+        self.num_bytes = 0
         self._states: dict[tuple[frozenset[Thread], bool], State] = {}
         self._continuations: dict[tuple[Expression, Continuation | None], Continuation] = {}
         self._after: dict[Continuation | None, State] = {}
@@ -129,11 +151,26 @@ class Automaton:
         return self._start
 
     def clear(self) -> None:
-        """Start over. States that a grammar is in stay valid, with all that they lead to."""
+        """Start over. States that a grammar is in stay valid; what they lead to is made anew."""
+        for state in self._states.values():
+            state.forget()
+        self.num_bytes = 0
         self._states.clear()
         self._continuations.clear()
         self._after.clear()
         self._start = None
+
+    def spend(self, num_threads: int) -> None:
+        """Subtract from the allowance.
+
+        Raises:
+            TooComplexError: it is used up.
+        """
+        self.allowance -= num_threads
+        if self.allowance < 0:
+            raise TooComplexError(
+                "the grammar has so many alternatives at once that its next token takes too long"
+            )
 
     @property
     def num_states(self) -> int:
@@ -148,8 +185,9 @@ class Automaton:
                 raise TooComplexError(
                     f"the grammar has more than {MAX_THREADS} alternatives at one point"
                 )
-            if len(self._states) >= MAX_STATES:
+            if len(self._states) >= MAX_STATES or self.num_bytes > MAX_BYTES:
                 self.clear()
+            self.num_bytes += _STATE_BYTES + _THREAD_BYTES * len(threads)
             known = self._states[key] = State(self, tuple(threads), accepting)
         return known
 
@@ -203,6 +241,8 @@ class Automaton:
                     stack.extend([(option, then) for option in reversed(expression.options)])
             elif expression.first:
                 threads[expression, then] = None
+        if len(seen) > 1:
+            self.spend(len(seen))
         return accepting
 
     def _continuation(self, expression: Expression, then: Continuation | None) -> Continuation:

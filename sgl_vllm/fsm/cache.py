@@ -10,19 +10,23 @@ from sgl_vllm.fsm.automaton import Automaton
 
 MAX_GRAMMARS = 1_000
 MAX_STATES = 100_000
+MAX_BYTES = 256 << 20
 _CHECK_EVERY = 32
+_BYTES_PER_CHARACTER = 160
+"""About what the expression of a format takes, for each character of the format."""
 
 
 class AutomatonCache:
     """Automata by format. Thread-safe.
 
-    Automata grow while they are used, so their states are counted on every 32nd insertion only.
+    Automata grow while they are used, so they are counted at every insertion and at every 32nd
+    look-up. The cost is a microsecond for four of them.
     """
 
     def __init__(self) -> None:
-        self._automata: OrderedDict[Hashable, Automaton] = OrderedDict()
+        self._automata: OrderedDict[Hashable, tuple[Automaton, int]] = OrderedDict()
         self._lock = threading.Lock()
-        self._num_inserted = 0
+        self._num_found = 0
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._automata
@@ -30,24 +34,35 @@ class AutomatonCache:
     def get(self, key: Hashable) -> Automaton | None:
         with self._lock:
             known = self._automata.get(key)
-            if known is not None:
-                self._automata.move_to_end(key)
-            return known
-
-    def insert(self, key: Hashable, automaton: Automaton) -> None:
-        with self._lock:
-            self._automata[key] = automaton
-            self._num_inserted += 1
-            if self._num_inserted % _CHECK_EVERY == 0:
+            if known is None:
+                return None
+            self._automata.move_to_end(key)
+            self._num_found += 1
+            if self._num_found % _CHECK_EVERY == 0:
                 self._evict()
+            return known[0]
+
+    def insert(self, key: Hashable, automaton: Automaton, num_characters: int = 0) -> None:
+        """
+        Args:
+            num_characters: the length of the format, which says how large its expression is.
+        """
+        with self._lock:
+            self._automata[key] = automaton, _BYTES_PER_CHARACTER * num_characters
+            self._evict()
 
     def clear(self) -> None:
         with self._lock:
             self._automata.clear()
 
     def _evict(self) -> None:
-        num_states = sum(automaton.num_states for automaton in self._automata.values())
+        """Down to the bounds; the last automaton stays in any case."""
+        kept = self._automata.values()
+        num_states = sum(automaton.num_states for automaton, _ in kept)
+        num_bytes = sum(automaton.num_bytes + fixed for automaton, fixed in kept)
         while len(self._automata) > 1 and (
-            len(self._automata) > MAX_GRAMMARS or num_states > MAX_STATES
+            len(self._automata) > MAX_GRAMMARS or num_states > MAX_STATES or num_bytes > MAX_BYTES
         ):
-            num_states -= self._automata.popitem(last=False)[1].num_states
+            _, (automaton, fixed) = self._automata.popitem(last=False)
+            num_states -= automaton.num_states
+            num_bytes -= automaton.num_bytes + fixed

@@ -51,6 +51,11 @@ _MAX_ROOT_WALKS = 50_000
 _MAX_ENTERED = 10_000
 _MAX_CLOSING = 1_000
 _MAX_COUNTED = 1_000
+_MAX_SHARED = 8
+"""A state keeps at most this many shared bitmasks apart: each is read whenever it is filled in."""
+
+_NODES_PER_THREAD = 1_500
+"""Nodes of the trie that a walk visits in the time in which the automaton looks at a thread."""
 
 
 def only_bit(words: Words) -> int | None:
@@ -115,8 +120,10 @@ class Bitmasks:
 
     def _make(self, state: State) -> Bitmask:
         found = _Found()
+        automaton = state.automaton
+        automaton.spend(len(state.threads))
         for terminal, then in state.threads:
-            found.add(self._walked_from_root(terminal), state.automaton, then)
+            found.add(self._walked_from_root(terminal, automaton), automaton, then)
         seen: set[tuple[TrieSet, State]] = set()
         while found.pending:
             reached = found.pending.pop()
@@ -124,21 +131,27 @@ class Bitmasks:
                 continue
             seen.add(reached)
             trie_set, state = reached
+            automaton.spend(len(state.threads))
             for terminal, then in state.threads:
                 if terminal.first & trie_set.first:
-                    found.add(self._walked(trie_set, terminal), state.automaton, then)
-        return self._packed(tuple(found.shared.values()), found.lists)
+                    found.add(self._walked(trie_set, terminal, automaton), automaton, then)
+        bitmask = self._packed(tuple(found.shared.values()), found.lists)
+        own = [words.nbytes for words in bitmask.shared if id(words) not in found.shared]
+        automaton.num_bytes += bitmask.numbers.nbytes + bitmask.words.nbytes + sum(own)
+        return bitmask
 
-    def _walked(self, trie_set: TrieSet, terminal: Terminal) -> _Walked:
+    def _walked(self, trie_set: TrieSet, terminal: Terminal, automaton: Automaton) -> _Walked:
         """The tokens below `trie_set` that end in `terminal`, and where longer ones leave it."""
         known = trie_set.entered.get(terminal)
         if known is None:
             if len(trie_set.entered) > _MAX_ENTERED:
                 trie_set.entered.clear()
+            ends = self._vocabulary.end[trie_set.nodes]
+            automaton.spend(int((ends - trie_set.nodes).sum()) // _NODES_PER_THREAD)
             known = trie_set.entered[terminal] = self._walk(trie_set, terminal)
         return known
 
-    def _walked_from_root(self, terminal: Terminal) -> _Walked:
+    def _walked_from_root(self, terminal: Terminal, automaton: Automaton) -> _Walked:
         """As `_walked` from the root, where wide terminals cost most; bounded by bytes."""
         root = self._vocabulary.root
         if isinstance(terminal, Literals):
@@ -157,6 +170,7 @@ class Bitmasks:
             )
         known = self._from_root.get(key)
         if known is None:
+            automaton.spend(len(self._vocabulary.byte) // _NODES_PER_THREAD)
             known = self._walk(root, terminal)
             self._root_bytes += sum(words.nbytes for words in known.shared)
             if self._root_bytes > _MAX_ROOT_BYTES or len(self._from_root) > _MAX_ROOT_WALKS:
@@ -189,6 +203,8 @@ class Bitmasks:
         return known
 
     def _packed(self, shared: tuple[Words, ...], lists: list[TokenIds]) -> Bitmask:
+        if len(shared) > _MAX_SHARED:
+            shared = (np.bitwise_or.reduce(shared),)
         if not lists:
             return Bitmask(shared, _NO_NUMBERS, _NO_WORDS)
         ids = np.concatenate(lists) if len(lists) > 1 else lists[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,59 @@ def test_memory_is_bounded_over_many_formats(kind, spec):
     assert ours.counters.ours + ours.counters.ours_cached > 0.8 * NUM_FORMATS
 
 
+def wide_schema(number: int) -> str:
+    """226 kB: a state of 3,900 alternatives after each character. Another one for each number."""
+    longest = 5_000 + 10_000 * number
+    strings = [
+        {"type": "string", "minLength": 4_000, "maxLength": longest + n} for n in range(3_900)
+    ]
+    return json.dumps({"anyOf": strings})
+
+
+def test_a_schema_of_thousands_of_alternatives_costs_little_before_it_fails() -> None:
+    ours = backend(semantics=SchemaSemantics.SPEC)
+    ours.compile_grammar(Options.JSON, '{"type": "string"}')
+    other = ours.compile_grammar(Options.JSON, '{"type": "integer"}')
+    row = ours.allocate_token_bitmask(1)
+    for number in range(4):
+        grammar = ours.compile_grammar(Options.JSON, wide_schema(number))
+        before, began = resident_bytes(), time.thread_time()
+        num_accepted = 0
+        for token in ours.resources.forced_tokenizer.tokenize([], '"' + "a b c d e f g " * 10):
+            grammar.fill_bitmask(row, 0)
+            if not grammar.accept_tokens("", [token]):
+                break
+            num_accepted += 1
+        assert 0 < num_accepted < 20
+        assert not bits(ours, grammar) - grammar.stops  # only the end is offered, and refused
+        assert time.thread_time() - began < 2.0
+        assert resident_bytes() - before < 40 << 20
+    assert bits(ours, other)
+    assert ours.counters.errors == 0
+
+
 # -- too complex only when it runs
 
 WIDE = {"type": "array", "items": {"anyOf": [{"const": f"{n} and more"} for n in range(30)]}}
+
+
+def test_many_wide_schemas_fail_alone_and_stall_nobody(start) -> None:
+    engine = start({"schema_reading": "spec"})
+
+    def ask(structured: dict[str, Any] | None) -> Ask:
+        params = SamplingParams(max_tokens=60, temperature=0)
+        if structured is not None:
+            params.structured_outputs = StructuredOutputsParams(**structured)
+        return Ask(engine.encode("A text: "), params)
+
+    engine.tokens([ask({"json": {"type": "string"}})])
+    before = resident_bytes()
+    wide = [ask({"json": wide_schema(number)}) for number in range(8)]
+    answers = engine.tokens([ask(None), *wide, ask({"choice": ["yes"]})])
+    assert [reason for _, reason in answers] == ["length", *["error"] * len(wide), "stop"]
+    assert resident_bytes() - before < 600 << 20
+    assert engine.scheduler.sgl_vllm.stats().fsm.errors == 0
+    engine.check_nothing_is_left()
 
 
 def test_a_format_that_grows_too_complex_fails_alone(start, monkeypatch):

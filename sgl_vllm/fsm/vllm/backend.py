@@ -262,7 +262,7 @@ class SglBackend(StructuredOutputBackend):
             return None
         if automaton is None or not (automaton.start.first or automaton.start.accepting):
             return None
-        self._cache.insert((request_type, spec), automaton)
+        self._cache.insert((request_type, spec), automaton, len(spec))
         with self._lock:
             self._counters.ours += 1
         return automaton

@@ -14,11 +14,16 @@ from vllm.logger import init_logger
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from sgl_vllm.degrade import CircuitBreaker
-from sgl_vllm.fsm.automaton import Automaton, State
+from sgl_vllm.fsm.automaton import UNLIMITED, Automaton, State
 from sgl_vllm.fsm.errors import TooComplexError
 from sgl_vllm.fsm.vllm.resources import TokenizerResources
 
 logger = init_logger("vllm.sgl_vllm.fsm")
+
+MAX_ALLOWANCE = 30_000
+ALLOWANCE_PER_TOKEN = 500
+"""What a request may have the automaton do in the engine's step, in threads looked at (some
+microseconds each): so much at once, and so much more for each token."""
 
 
 class SglGrammar(StructuredOutputGrammar):
@@ -41,6 +46,8 @@ class SglGrammar(StructuredOutputGrammar):
     ) -> None:
         self._resources = resources
         self._breaker = breaker
+        self._automaton = automaton
+        self._allowance = MAX_ALLOWANCE
         self.stops = frozenset(stops)
         self._stop_bits = [(t >> 5, np.uint32(1 << (t & 31))) for t in sorted(self.stops)]
         self._path: list[State] = [automaton.start]
@@ -58,6 +65,7 @@ class SglGrammar(StructuredOutputGrammar):
             if not self._accept(token):
                 logger.error("the grammar of request %s refuses token %d", request_id, token)
                 return False
+            self._allowance = min(MAX_ALLOWANCE, self._allowance + ALLOWANCE_PER_TOKEN)
         return True
 
     def _accept(self, token: int) -> bool:
@@ -79,6 +87,7 @@ class SglGrammar(StructuredOutputGrammar):
         piece = pieces[token] if 0 <= token < len(pieces) else b""
         if not piece:
             return None
+        self._automaton.allowance = self._allowance
         try:
             for byte in piece:
                 following = state.step(byte)
@@ -88,7 +97,15 @@ class SglGrammar(StructuredOutputGrammar):
         except Exception as error:
             self._fail(error)
             return None
+        finally:
+            self._settle()
         return state
+
+    def _settle(self) -> None:
+        """Take over what is left of the allowance. Other threads may walk the same automaton for
+        other requests, so this is no exact account."""
+        self._allowance = min(self._allowance, self._automaton.allowance)
+        self._automaton.allowance = UNLIMITED
 
     def _fail(self, error: Exception) -> None:
         """Fail this request; called while `error` is handled."""
@@ -118,6 +135,7 @@ class SglGrammar(StructuredOutputGrammar):
     def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
         words = self._resources.words(bitmask, batch_index)
         state = self._path[-1]
+        self._automaton.allowance = self._allowance
         try:
             if self._has_failed:
                 words.fill(0)
@@ -126,6 +144,8 @@ class SglGrammar(StructuredOutputGrammar):
         except Exception as error:
             self._fail(error)
             words.fill(0)
+        finally:
+            self._settle()
         may_end = state.accepting or self._has_failed
         for number, bit in self._stop_bits:
             if may_end:
@@ -146,10 +166,13 @@ class SglGrammar(StructuredOutputGrammar):
         Returns: the bytes; the bytes that may follow them, as bits; and the one token that then
             ends the text, if nothing else may come.
         """
+        self._automaton.allowance = self._allowance
         try:
             run, end = self._path[-1].forced()
         except Exception as error:  # counted here, so that jump-forward stays on
             self._fail(error)
             return b"", 0, None
+        finally:
+            self._settle()
         only_end = end.accepting and not end.first and len(self.stops) == 1
         return run, end.first, next(iter(self.stops)) if only_end else None

@@ -212,3 +212,40 @@ def test_an_automaton_that_has_met_too_many_states_begins_anew(monkeypatch) -> N
             state = following
         assert state.accepting
         assert automaton.num_states <= 20
+
+
+def test_an_automaton_of_too_many_bytes_begins_anew(monkeypatch) -> None:
+    monkeypatch.setattr(automaton_module, "MAX_BYTES", 20_000)
+    automaton = Automaton(
+        compile_schema({"anyOf": [{"type": "string", "maxLength": n} for n in range(40, 60)]})
+    )
+    before = automaton.start
+    state = after(before, '"' + 39 * "a")
+    assert state is not None and automaton.num_states < 5
+    assert automaton.num_bytes < 40_000
+    assert after(state, '"').accepting
+    assert accepts(automaton, '"abc"') and not accepts(automaton, '"' + 60 * "a" + '"')
+    assert after(before, '"abc"').accepting  # a state from before is as good as ever
+
+
+def test_new_states_cost_of_the_allowance_and_known_ones_nothing() -> None:
+    automaton = Automaton(
+        compile_schema({"anyOf": [{"type": "string", "maxLength": n} for n in range(40, 60)]})
+    )
+    automaton.allowance = 50
+    state = after(automaton.start, '"a')
+    assert state is not None and automaton.allowance < 50
+    with pytest.raises(TooComplexError, match="so many alternatives at once"):
+        after(state, "abc")
+    automaton.allowance = 0
+    assert after(automaton.start, '"a') is state
+
+
+def test_a_forced_run_costs_of_the_allowance() -> None:
+    same = 200 * "a"
+    automaton = Automaton(compile_schema({"anyOf": [{"const": same + c} for c in "bcd"]}))
+    automaton.allowance = 50
+    with pytest.raises(TooComplexError):
+        automaton.start.forced()
+    automaton.allowance = 1_000
+    assert len(automaton.start.forced()[0]) == 201

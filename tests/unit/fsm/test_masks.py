@@ -73,10 +73,11 @@ def everything() -> Vocabulary:
     return Vocabulary(token_bytes, len(token_bytes) + 5)
 
 
-@pytest.mark.parametrize("dense_from", [1, 512])
+@pytest.mark.parametrize(("dense_from", "max_shared"), [(1, 8), (1, 1), (512, 8)])
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_masks_of_troublesome_pieces(everything, name, dense_from, monkeypatch):
+def test_masks_of_troublesome_pieces(everything, name, dense_from, max_shared, monkeypatch):
     monkeypatch.setattr(masks_module, "_DENSE_FROM", dense_from)
+    monkeypatch.setattr(masks_module, "_MAX_SHARED", max_shared)
     masks = Bitmasks(everything)
     start = Automaton(GRAMMARS[name]()).start
     for seed in range(3):

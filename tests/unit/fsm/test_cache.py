@@ -1,0 +1,50 @@
+"""Automata are kept as long as they fit into the bounds, in number, states and bytes."""
+
+from sgl_vllm.fsm import cache as cache_module
+from sgl_vllm.fsm.automaton import Automaton
+from sgl_vllm.fsm.cache import AutomatonCache
+from sgl_vllm.fsm.schema import compile_schema
+from tests.unit.fsm.texts import after
+
+
+def automaton() -> Automaton:
+    return Automaton(compile_schema({"type": "array"}))
+
+
+def kept(cache: AutomatonCache, names: str) -> str:
+    return "".join(name for name in names if name in cache)
+
+
+def test_the_least_recently_used_goes_first(monkeypatch):
+    monkeypatch.setattr(cache_module, "MAX_GRAMMARS", 2)
+    cache = AutomatonCache()
+    cache.insert("a", automaton())
+    cache.insert("b", automaton())
+    assert cache.get("a") is not None and cache.get("z") is None
+    cache.insert("c", automaton())
+    assert kept(cache, "abc") == "ac"
+
+
+def test_long_formats_leave_room_for_fewer_others(monkeypatch):
+    monkeypatch.setattr(cache_module, "MAX_BYTES", 1 << 20)
+    cache = AutomatonCache()
+    for name in "abc":
+        cache.insert(name, automaton(), num_characters=3_000)
+    assert kept(cache, "abc") == "bc"
+    cache.insert("d", automaton(), num_characters=1_000_000)
+    assert kept(cache, "abcd") == "d"  # the last one stays, however large
+
+
+def test_automata_that_grow_while_they_are_used_are_counted(monkeypatch):
+    monkeypatch.setattr(cache_module, "MAX_BYTES", 60_000)
+    cache = AutomatonCache()
+    cache.insert("a", automaton())
+    cache.insert("b", automaton())
+    assert kept(cache, "ab") == "ab"
+    grown = cache.get("b")
+    assert grown is not None
+    assert after(grown.start, 80 * "[") is not None
+    assert grown.num_bytes > 60_000
+    for _ in range(40):
+        cache.get("b")
+    assert kept(cache, "ab") == "b"
