@@ -45,7 +45,7 @@ class FunctionProgram(Program):
 
 
 @overload
-def function(func: Callable[..., Any]) -> Program: ...
+def function(func: Callable[..., Any], num_api_spec_tokens: int | None = None) -> Program: ...
 
 
 @overload

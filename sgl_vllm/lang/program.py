@@ -10,7 +10,7 @@ import asyncio
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 
 # Any: arguments and values of the user's types
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sgl_vllm.lang.compiler import CompiledProgram
     from sgl_vllm.lang.tracing.graph import Graph
 
-BatchItems: TypeAlias = Sequence[Mapping[str, Any]] | Sequence[Sequence[Any]]
+BatchItems: TypeAlias = Sequence[Mapping[str, Any] | Sequence[Any]]
 
 
 class Program(ABC):
@@ -243,7 +243,7 @@ class Program(ABC):
         progress_bar: bool = ...,
         timeout_s: float | None = ...,
         **sampling: Unpack[SamplingDefaults],
-    ) -> Iterator[ProgramState]: ...
+    ) -> Generator[ProgramState, None, None]: ...
 
     def run_batch(
         self,
@@ -256,7 +256,7 @@ class Program(ABC):
         return_errors: bool = False,
         timeout_s: float | None = None,
         **sampling: Unpack[SamplingDefaults],
-    ) -> list[ProgramState] | Iterator[ProgramState]:
+    ) -> list[ProgramState] | Generator[ProgramState, None, None]:
         """Run the program once per item and return the states in the items' order.
 
         An item is a dict of arguments, or a sequence of positional ones. What all prompts begin
@@ -267,9 +267,9 @@ class Program(ABC):
         do not read their prompt.
 
         With `generator_style`, an iterator is returned that gives each state as soon as it and
-        those before it are done. An item's error is raised when all items are done (the iterator
-        raises it in the item's place). With `return_errors`, the exception is returned in the
-        item's place instead. `timeout_s` limits each item's run.
+        those before it are done; its `close` cancels the rest. An item's error is raised
+        when all items are done (the iterator raises it in the item's place). With `return_errors`,
+        the exception is returned in the item's place instead. `timeout_s` limits each item's run.
         """
         batch = self._batch(batch_kwargs, backend, num_threads, timeout_s, sampling)
         results = batch.results(progress_bar=progress_bar)
@@ -331,7 +331,7 @@ def _split(kwargs: Mapping[str, Any]) -> tuple[SamplingDefaults, dict[str, Any]]
     return cast(SamplingDefaults, sampling), others
 
 
-def _each(results: Results, *, return_errors: bool) -> Iterator[Any]:
+def _each(results: Results, *, return_errors: bool) -> Generator[Any, None, None]:
     with closing(results):
         for result in results:
             if isinstance(result, BaseException) and not return_errors:

@@ -14,7 +14,7 @@ from pathlib import Path
 from sgl_vllm.lang.ir import Expr, RoleBegin, RoleEnd, Show, Text, Value, VarScopeBegin, VarScopeEnd
 from sgl_vllm.lang.tracing import graph_view
 from sgl_vllm.lang.tracing.deferred import Arguments, Deferred
-from sgl_vllm.lang.tracing.description import Json, described
+from sgl_vllm.lang.tracing.description import described
 from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, Operation, StreamTrace, Write
 
 PREFIX_EXPRESSIONS: tuple[type[Expr], ...] = (RoleBegin, RoleEnd, Show)
@@ -87,7 +87,7 @@ class Graph:
                     break
         return tuple(known)
 
-    def as_dict(self) -> dict[str, Json]:
+    def as_dict(self) -> dict[str, Value]:
         """The graph as plain data that JSON can hold; see `description.described`.
 
         ValueError if the program uses a value that JSON cannot hold, such as an object.
