@@ -135,7 +135,8 @@ class _Writer:
             self.line(depth, f'{group} += lambda j: f"({{j}}{{k}}) "')
             made.append(name)
         if self.number(0, 2) == 0:
-            last = self.pick(*[n for n in made if n not in known] or [None])
+            its_own: list[str | None] = [n for n in made if n not in known]
+            last = self.pick(*its_own or [None])
             if last is not None:
                 self.line(depth, f'{p} += f"{{{group}[0][{last!r}]}}"')
         mode = self.pick("", "'concate_and_append'", None)

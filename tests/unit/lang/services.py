@@ -146,7 +146,7 @@ def _openai_events(service: Service, body: dict[str, Any], text: str) -> Iterato
     if service.break_off_after is not None:
         service.break_off()
         return
-    end = {"delta": {}} if "messages" in body else {"text": ""}
+    end: dict[str, Any] = {"delta": {}} if "messages" in body else {"text": ""}
     yield event([{"index": 0, "finish_reason": service.finish, **end}])
     if (body.get("stream_options") or {}).get("include_usage"):
         yield event([], usage=_openai_usage(text))

@@ -156,8 +156,14 @@ def test_streamed_text_never_goes_past_the_stop(service, backend):
     st.lists(st.sampled_from(["\n", "\n\n", "  ", " \n"]), min_size=1, max_size=2),
 )
 def test_whatever_the_pieces_are_what_is_shown_begins_the_text_up_to_the_stop(pieces, stops):
-    shown, taken = [], []
-    watcher = _StopWatch(tuple(stops), lambda piece, num_tokens: shown.append(piece) or False)
+    shown: list[str] = []
+    taken = []
+
+    def watch(piece: str, num_tokens: int | None) -> bool:
+        shown.append(piece)
+        return False
+
+    watcher = _StopWatch(tuple(stops), watch)
     for piece in pieces:
         taken.append(piece)
         if watcher(piece, None):
@@ -355,6 +361,7 @@ def test_what_the_service_says_is_passed_on(service, backend, status):
     service.fault = lambda body: error(status, "no such model")
     with pytest.raises(sgl.ProgramError, match=f"answered {status}: no such model") as caught:
         ask.run("Why?")
+    assert isinstance(caught.value.__cause__, sgl.BackendError)
     assert caught.value.__cause__.status == status
 
 

@@ -301,13 +301,13 @@ def test_timeout_s_ends_the_function_of_an_async_program_too():
             ended.append(True)
 
     started = time.monotonic()
-    limited = {"timeout_s": 0.1}
+    limit_s = 0.1
     for run in (
-        lambda: program.run(**limited),
-        lambda: asyncio.run(program.run_async(**limited)),
-        lambda: program.run_batch([{}], **limited),
-        lambda: asyncio.run(program.run_batch_async([{}], **limited)),
-        lambda: program.run(stream=True, **limited).text(),
+        lambda: program.run(timeout_s=limit_s),
+        lambda: asyncio.run(program.run_async(timeout_s=limit_s)),
+        lambda: program.run_batch([{}], timeout_s=limit_s),
+        lambda: asyncio.run(program.run_batch_async([{}], timeout_s=limit_s)),
+        lambda: program.run(stream=True, timeout_s=limit_s).text(),
     ):
         with pytest.raises(sgl.ProgramError, match=r"the program's function failed: .*=0\.1"):
             run()

@@ -15,6 +15,9 @@ import pytest
 from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
+from sgl_vllm.lang.loop import background_loop
+from sgl_vllm.lang.sampling import DEFAULT_SAMPLING
+from sgl_vllm.lang.settings import chosen_backend
 from tests.unit.lang.conftest import LONG
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(30)]
@@ -316,5 +319,5 @@ def test_requests_of_forked_processes_can_be_told_apart():
 
     from sgl_vllm.lang.run import Run
 
-    run = Run(sgl.global_config.default_backend, None, None)
+    run = Run(chosen_backend(None), DEFAULT_SAMPLING, background_loop())
     assert f"-{os.getpid()}-" in run.id

@@ -244,6 +244,7 @@ def test_a_server_error_in_mid_run_is_passed_on_after_its_retries(server, run):
     )
     with nothing_left():
         error = fails(run, server.url, "answered 500: EngineCore died", max_retries=1)
+    assert isinstance(error.__cause__, sgl.BackendError)
     assert error.__cause__.status == 500
 
 
@@ -256,6 +257,7 @@ def test_a_busy_server_is_an_error_after_the_retries(server, run):
     )
     with nothing_left():
         error = fails(run, server.url, "answered 429: too many", max_retries=2)
+    assert isinstance(error.__cause__, sgl.BackendError)
     assert error.__cause__.status == 429
 
 
@@ -418,7 +420,7 @@ def test_a_stream_that_is_reset_in_the_middle_is_an_error_that_says_so(server):
             state = sgl.function(lambda s: s.__iadd__("x" + sgl.gen("a")) and None).run(
                 stream=True, backend=backend
             )
-            got = []
+            got: list[str] = []
             with pytest.raises(
                 sgl.ProgramError, match=r"gen 'a' failed: .*(stopped in the middle|Error\))"
             ) as caught:

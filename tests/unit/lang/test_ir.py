@@ -63,20 +63,23 @@ def test_an_unknown_dtype_is_refused():
 )
 def test_a_dtype_is_a_regex_and_a_reader_that_fit_each_other(dtype, text, value):
     expr = sgl.gen("x", dtype=dtype)
+    assert isinstance(expr, Gen) and expr.constraint is not None and expr.parse is not None
     assert re.fullmatch(expr.constraint.text, text)
     assert expr.parse(text) == value
 
 
 @pytest.mark.parametrize("text", ["007", "+1", "1.5", "", "--1", "1" * 30])
 def test_the_int_regex_holds_to_one_bounded_form(text):
-    assert not re.fullmatch(sgl.gen_int("x").constraint.text, text)
+    constraint = sgl.gen_int("x").constraint
+    assert constraint is not None and not re.fullmatch(constraint.text, text)
 
 
 def test_a_json_schema_may_be_a_dict_or_its_json():
     schema = {"type": "object"}
-    as_dict = sgl.gen("x", json_schema=schema)
-    as_text = sgl.gen("x", json_schema=json.dumps(schema))
-    assert as_dict.constraint.value == schema == as_text.constraint.value
+    for form in (schema, json.dumps(schema)):
+        expr = sgl.gen("x", json_schema=form)
+        assert isinstance(expr, Gen) and expr.constraint is not None
+        assert expr.constraint.value == schema
 
 
 def test_none_inherits_and_anything_else_overrides():

@@ -45,7 +45,7 @@ def litellm():
         patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # prices are in the network
         if importlib.util.find_spec("litellm") is None:
             standing_in = types.ModuleType("litellm")
-            standing_in.acompletion = _acompletion
+            vars(standing_in).update(acompletion=_acompletion)
             patch.setitem(sys.modules, "litellm", standing_in)
         yield
 

@@ -209,6 +209,7 @@ def test_strict_mode_closes_the_objects_inside_too():
         "$defs": {"I": inner},
     }
     strict = strict_schema(schema)
+    assert strict is not None
     closed = {**inner, "additionalProperties": False}
     assert strict["$defs"]["I"] == closed
     assert strict["properties"]["a"]["anyOf"][1]["items"] == closed
@@ -513,6 +514,7 @@ def test_what_the_service_says_is_passed_on(service, chat, status):
     service.fault = lambda body: error(status, "no such model")
     with pytest.raises(sgl.ProgramError, match=f"answered {status}: no such model") as caught:
         ask.run("Why?", backend=chat)
+    assert isinstance(caught.value.__cause__, sgl.BackendError)
     assert caught.value.__cause__.status == status
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -531,7 +532,8 @@ step = st.one_of(
 )
 @given(steps=st.lists(step, max_size=6))
 def test_a_random_program_gives_what_running_it_by_hand_gives(server, steps):
-    expected, values = "", {}
+    expected = ""
+    values: dict[str, Any] = {}
 
     @sgl.function
     def program(s):

@@ -68,7 +68,7 @@ class Luck(ScriptedBackend):
         return await super().generate(request)
 
 
-def values_of(state: sgl.ProgramState) -> dict[str, Any]:
+def values_of(state: sgl.ProgramState) -> dict[tuple[str, str], Any]:
     """All variables of a run, including those of its branches."""
     found = {}
     waiting = [state._stream]

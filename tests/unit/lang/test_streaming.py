@@ -76,8 +76,9 @@ def test_no_moment_shows_a_text_twice(server):
             s += "x"
 
     run = program.run(stream=True)
-    seen = []
-    while not run._stream.run.body.done() or not run._stream.is_idle:
+    body, seen = run._stream.run.body, []
+    assert body is not None
+    while not body.done() or not run._stream.is_idle:
         seen.append(run._stream.snapshot().text)
     whole = run.text()
     assert whole == "0123456789x" * 20
@@ -239,7 +240,8 @@ def test_all_readers_raise_an_error_in_mid_stream(server, ending, message, ahead
     with pytest.raises(sgl.ProgramError, match=message):
         state.text()
     assert "".join(state.text_iter("a")) == "[4]"
-    assert state.error().operation == "gen 'b'"
+    error = state.error()
+    assert error is not None and error.operation == "gen 'b'"
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])

@@ -42,6 +42,12 @@ def texts(graph, stream=0):
     )
 
 
+def pieces(node):
+    """The pieces of text that a node writes."""
+    assert isinstance(node.operation, Write)
+    return node.operation.pieces
+
+
 def edges(graph):
     """Which node reads what of which: (writer, reader, name)."""
     return {(read.node, node.index, read.name) for node in graph.nodes for read in node.reads}
@@ -69,7 +75,7 @@ class _Loud:
         happened.append("str")
         return "loud"
 
-    __repr__ = __format__ = __eq__ = __bool__ = __len__ = __iter__ = __getitem__ = __add__ = (
+    __repr__ = __format__ = __eq__ = __bool__ = __len__ = __iter__ = __getitem__ = __add__ = (  # type: ignore[assignment]
         lambda *args: happened.append("called")
     )
 
@@ -693,7 +699,7 @@ def test_recursion_is_bounded():
 
 
 def test_source_that_is_not_there_is_said():
-    namespace = {"sgl": sgl}
+    namespace: dict[str, typing.Any] = {"sgl": sgl}
     exec("@sgl.function\ndef program(s):\n    s += 'x'", namespace)
     with pytest.raises(TraceError, match="source of program is not available"):
         trace(namespace["program"])
@@ -984,7 +990,7 @@ def test_a_misuse_of_the_language_is_named_where_it_stands():
         separates_reasoning_of_an_argument: "separate_reasoning of values that only a run knows",
     }
     for program, reason in expected.items():
-        assert reason in stops(program).reason, program.__name__
+        assert reason in stops(program).reason, program.func.__name__
 
 
 def test_mutable_values_are_taken_as_they_are_where_they_are_used():
@@ -996,7 +1002,7 @@ def test_mutable_values_are_taken_as_they_are_where_they_are_used():
         s += ",".join(parts)
 
     graph = trace(program)
-    first, second = (node.operation.pieces[0] for node in graph.nodes)
+    first, second = (pieces(node)[0] for node in graph.nodes)
     values = Arguments({"a": "x"})
     assert (values.value(first), values.value(second)) == ("x", "x,more")
 
@@ -1079,10 +1085,10 @@ def test_the_prefix_goes_up_to_a_text_that_only_a_run_can_decide_on():
     items = [{"hint": "a"}, {"hint": ""}]
     assert shared_prefix(chooses, items) == (Text("Rules. "),)
     assert shared_prefix(writes_in_a_choice, items) == (Text("Rules."),)
-    items = [{"documents": ["a"]}, {"documents": ["b"]}]
+    lists_of_one = [{"documents": ["a"]}, {"documents": ["b"]}]
     system = (RoleBegin("system"), Text("Rules."), RoleEnd("system"))
-    assert shared_prefix(lists, items) == (*system, RoleBegin("user"), Text("Documents:\n"))
-    assert shared_prefix(writes_in_a_comprehension, items) == (Text("Rules."),)
+    assert shared_prefix(lists, lists_of_one) == (*system, RoleBegin("user"), Text("Documents:\n"))
+    assert shared_prefix(writes_in_a_comprehension, lists_of_one) == (Text("Rules."),)
 
 
 def _write(s, text):
@@ -1150,8 +1156,8 @@ def test_the_picture_is_well_formed_and_escapes_what_programs_say():
 def test_boxes_do_not_overlap_and_nothing_is_outside_of_the_picture():
     root = ElementTree.fromstring(trace(shown).to_svg())
     rects = [e for e in root.iter() if e.tag.endswith("rect") and e.get("rx")]
-    places = [tuple(int(e.get(k)) for k in ("x", "y", "width", "height")) for e in rects]
-    width, height = int(root.get("width")), int(root.get("height"))
+    places = [tuple(int(e.attrib[k]) for k in ("x", "y", "width", "height")) for e in rects]
+    width, height = int(root.attrib["width"]), int(root.attrib["height"])
     for i, (x, y, w, h) in enumerate(places):
         assert x + w <= width and y + h <= height
         for x2, y2, w2, h2 in places[i + 1 :]:
@@ -1257,5 +1263,5 @@ def test_a_value_may_depend_on_thousands_of_others():
 
     graph = trace(program)
     (node,) = graph.nodes
-    assert Arguments({"n": 1}).value(node.operation.pieces[0]) == "3001"
+    assert Arguments({"n": 1}).value(pieces(node)[0]) == "3001"
     assert len(graph.as_dict()["values"]) == 3002

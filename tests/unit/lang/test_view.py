@@ -87,9 +87,9 @@ def slices(fragment: str, *classes: str) -> list[str]:
 
 
 def printed(state: object, *, width: int = 100) -> str:
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(state)
-    return console.file.getvalue()
+    output = io.StringIO()
+    Console(file=output, width=width, color_system=None).print(state)
+    return output.getvalue()
 
 
 def weather() -> str:
@@ -735,11 +735,14 @@ def test_following_draws_all_branches_and_ends_with_the_end() -> None:
 def test_following_shows_new_text_of_one_branch_while_all_others_wait() -> None:
     shown: list[str] = []
 
+    def is_shown(text: str) -> bool:
+        return text in list(shown)
+
     class Halting(ScriptedBackend):
         async def generate(self, request):
             for piece, text in (("ha", "ha"), ("lf", "half")):
                 request.watch(piece, None)
-                await until(lambda text=text: text in list(shown))
+                await until(functools.partial(is_shown, text))
             return await super().generate(request)
 
     @sgl.function
@@ -811,27 +814,29 @@ def test_following_a_failed_run_ends(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_live_in_a_terminal_redraws_in_place_and_leaves_the_end() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=50)
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=80, height=50)
 
     async def once_drawn(request) -> None:
-        await until(lambda: "running" in console.file.getvalue())
+        await until(lambda: "running" in output.getvalue())
 
     state = two_endings.run(backend=ScriptedBackend(before=once_drawn), stream=True)
     sgl.live(state, console)
-    written = console.file.getvalue()
+    written = output.getvalue()
     assert "running" in written
     assert "\x1b[2K" in written  # lines are overwritten
     assert "The end" in written.split("running")[-1]
 
 
 def test_live_shows_the_last_lines_of_what_is_longer_than_the_terminal() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=10)
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=80, height=10)
     while_running = ""
 
     async def once_drawn(request) -> None:
         nonlocal while_running
-        await until(lambda: "line 99" in console.file.getvalue())
-        while_running = console.file.getvalue()
+        await until(lambda: "line 99" in output.getvalue())
+        while_running = output.getvalue()
 
     @sgl.function
     def long(s):
@@ -843,7 +848,7 @@ def test_live_shows_the_last_lines_of_what_is_longer_than_the_terminal() -> None
     sgl.live(state, console)
     assert "line 99" in while_running
     assert "line 5\n" not in while_running
-    at_the_end = console.file.getvalue()[len(while_running) :]
+    at_the_end = output.getvalue()[len(while_running) :]
     assert "line 5\n" in at_the_end and "line 99" in at_the_end
 
 
