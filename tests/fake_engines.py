@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,7 +70,7 @@ class FakeEngine:
     def answer(self, what: str, arguments: dict[str, Any] | None) -> Any:
         self.asked.append((what, arguments))
         answer = self.answers.get(what)
-        if isinstance(answer, Callable):
+        if callable(answer):
             answer = answer(**(arguments or {}))
         return msgspec.to_builtins(answer)
 

@@ -66,7 +66,9 @@ async def shown_by(cell: str, namespace: dict[str, Any]) -> str:
         *statements, last = ast.parse(cell).body
         parts: list[ast.Module | ast.Expression] = [ast.Module(statements, [])]
         is_value = isinstance(last, ast.Expr)
-        parts.append(ast.Expression(last.value) if is_value else ast.Module([last], []))
+        parts.append(
+            ast.Expression(last.value) if isinstance(last, ast.Expr) else ast.Module([last], [])
+        )
         for part in parts:
             mode = "eval" if isinstance(part, ast.Expression) else "exec"
             code = compile(part, "<cell>", mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

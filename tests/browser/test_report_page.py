@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks.report import __main__ as command
 from tests.results_of_benchmarks import HOSTILE, old_result, result, serve_result, write
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
@@ -50,7 +54,7 @@ def file(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(params=["light", "dark"])
-def page(browser, file, request) -> Iterator[sync_api.Page]:
+def page(browser, file, request) -> Iterator[Page]:
     context = browser.new_context(
         color_scheme=request.param, viewport={"width": 1200, "height": 900}
     )
@@ -113,7 +117,7 @@ def test_plots_and_page_are_as_light_or_dark_as_the_system(page) -> None:
 
 
 def test_a_ratio_within_its_spread_is_no_difference(page) -> None:
-    def row(name: str) -> sync_api.Locator:
+    def row(name: str) -> Locator:
         return page.locator("main > .wide").first.get_by_role("row").filter(has_text=name)
 
     expect(row("no_sharing").locator("td").nth(1)).to_contain_text("no difference")

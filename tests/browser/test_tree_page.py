@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pytest
 import uvicorn
@@ -15,6 +16,9 @@ from starlette.routing import Mount
 
 from sgl_vllm.scheduler.stats import EngineStats
 from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
@@ -44,7 +48,7 @@ class Served:
 
     engines: list[FakeEngine]
     url: str
-    page: sync_api.Page
+    page: Page
     problems: list[str] = field(default_factory=list)
 
     def open(self) -> None:
@@ -54,7 +58,7 @@ class Served:
         with self.page.expect_response("**/v1/sgl/tree*"):
             self.page.clock.fast_forward(REFRESH_MS)
 
-    def node(self, num_tokens: int) -> sync_api.Locator:
+    def node(self, num_tokens: int) -> Locator:
         """The node of so many tokens, by what a screen reader says of it."""
         return self.page.locator(f'[data-kind="node"][aria-label*="Tokens {num_tokens},"]')
 
@@ -66,7 +70,7 @@ class Served:
 
 @contextlib.contextmanager
 def served(browser, *engines, prefix="", **options) -> Iterator[Served]:
-    app = fake_server(*engines, **options)
+    app: Starlette = fake_server(*engines, **options)
     if prefix:
         app = Starlette(routes=[Mount(prefix, app)])
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
@@ -315,7 +319,8 @@ def test_tenants_with_a_salt_are_one_total(browser):
     with served(browser, engine) as tab:
         tab.open()
         tenants = tab.page.get_by_role("treeitem", name="isolated: 2 tenants")
-        assert tenants.bounding_box()["width"] == pytest.approx(tab.width(500), abs=3)
+        box = tenants.bounding_box()
+        assert box is not None and box["width"] == pytest.approx(tab.width(500), abs=3)
         tenants.hover()
         expect(tab.page.locator("#details-hint")).to_contain_text("Only their totals are shown")
         assert tab.problems == []

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.backends.base import GenAnswer, GenRequest
 from tests.unit.lang.scripted import ScriptedBackend
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
@@ -90,7 +94,7 @@ def page_text() -> str:
 
 
 @pytest.fixture(params=["light", "dark"])
-def page(browser, page_text, request) -> Iterator[sync_api.Page]:
+def page(browser, page_text, request) -> Iterator[Page]:
     context = browser.new_context(
         color_scheme=request.param, viewport={"width": 1000, "height": 800}
     )

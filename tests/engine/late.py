@@ -342,17 +342,17 @@ class LateCore(EngineCore):
         self.answers: dict[str, Answer] = {}
         # What the engine core makes of its configuration, as far as its steps read it.
         self.vllm_config = scheduler.vllm_config
-        self.model_executor = self.runner  # type: ignore[assignment]
+        self.model_executor = self.runner
         self.structured_output_manager = scheduler.structured_output_manager
         self.structured_output_manager._use_async_grammar_compilation = False
         self.request_block_hasher = make_block_hasher(scheduler)
         self.mm_receiver_cache = None
         self.batch_queue_size = 2 if async_scheduling else 1
-        self.batch_queue = deque(maxlen=2) if async_scheduling else None
+        self.batch_queue: deque[Any] | None = deque(maxlen=2) if async_scheduling else None
         self.step_fn = self.step_with_batch_queue if async_scheduling else self.step
         self.is_mm_encoder_only = self.is_pooling_model = self.check_for_draft_tokens = False
         self.log_stats = False
-        self.aborts_queue = queue.Queue()
+        self.aborts_queue: queue.Queue[list[str]] = queue.Queue()
         self._weight_version = None
         self._num_usable_blocks = num_blocks
 

@@ -107,7 +107,7 @@ def decoding_one_by_one(scheduler: Scheduler) -> Iterator[None]:
             _narrow(scheduler.requests[request_id], oracle)
         return get_grammar_bitmask(scheduled)
 
-    scheduler.get_grammar_bitmask = of_narrowed  # type: ignore[method-assign]
+    scheduler.get_grammar_bitmask = of_narrowed
     try:
         yield
     finally:

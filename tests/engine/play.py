@@ -224,8 +224,10 @@ class _Player:
             self._engine.check_nothing_is_left()
 
     def _is_due(self, call: Call, step: int) -> bool:
-        ended_in = [self._ended_in.get(number) for number in call.after]
-        return None not in ended_in and step >= max(ended_in, default=0) + call.delay
+        if not self._ended_in.keys() >= set(call.after):
+            return False
+        ended_in = [self._ended_in[number] for number in call.after]
+        return step >= max(ended_in, default=0) + call.delay
 
     def _add(self, call: Call, step: int) -> None:
         played = self.played
@@ -271,6 +273,7 @@ class _Player:
             return max(len(sample.tokens) for sample in samples) >= abort.after_tokens
         if abort.after_steps is not None:
             return step >= added_in + abort.after_steps
+        assert abort.at_step is not None
         return step >= abort.at_step
 
     def _take(self, output: RequestOutput, step: int) -> None:
@@ -410,6 +413,7 @@ def gap(engine: Engine, difference: Difference) -> float:
 
 def _penalized(logit: float, token: int, seen: list[int], difference: Difference) -> float:
     params, output = difference.call.params, difference.common
+    assert output is not None
     if token in seen:
         factor = params.repetition_penalty
         logit = logit / factor if logit > 0 else logit * factor

@@ -183,12 +183,12 @@ class _Author:
             pieces = (Earlier(parent, True, cut), self._words(rng.randint(0, 20)))
             delay = rng.randrange(spread)
             branches.append(self._add("branch", pieces, (parent,), delay, salt))
-        pieces = (
+        everything: tuple[Piece, ...] = (
             Earlier(parent, with_prompt=True),
             *(Earlier(branch, with_prompt=False) for branch in branches),
             self._words(5),
         )
-        self._add("join", pieces, (parent, *branches), rng.randrange(3), salt)
+        self._add("join", everything, (parent, *branches), rng.randrange(3), salt)
 
     def _burst(self) -> None:
         """The same prompt many times in one step."""
@@ -213,7 +213,10 @@ class _Author:
     def _retry(self) -> None:
         """Given up and asked again, or carried on from where it was cut."""
         rng, salt = self._rng, self._salt()
-        pieces = (self._cut(rng.choice(self._trunks)), self._words(rng.randrange(30)))
+        pieces: tuple[Piece, ...] = (
+            self._cut(rng.choice(self._trunks)),
+            self._words(rng.randrange(30)),
+        )
         first = self._add(
             "given up", pieces, delay=rng.randrange(6), salt=salt, abort=self._abort()
         )

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -50,7 +51,7 @@ STOCK_EVERY = 4
 BLOCKED_S = 600
 """So long may one engine take for a program before the soak prints where it is and ends."""
 
-PLUGIN_OPTIONS = [
+PLUGIN_OPTIONS: list[dict[str, Any]] = [
     *[{}] * 8,
     {"schedule_max_overtakes": 2},
     {"schedule_policy": "dfs-weight", "schedule_max_delay": 10.0},

@@ -398,7 +398,8 @@ def test_speculative_decoding_switches_the_tree_off(engine):
     config = copy.copy(engine.scheduler.vllm_config)
     assert unsupported_reason(config, engine.scheduler.kv_cache_config) is None
     config.speculative_config = object()
-    assert "speculative" in unsupported_reason(config, engine.scheduler.kv_cache_config)
+    reason = unsupported_reason(config, engine.scheduler.kv_cache_config)
+    assert reason is not None and "speculative" in reason
 
 
 # -- engines of their own -------------------------------------------------------------------------

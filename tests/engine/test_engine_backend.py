@@ -247,6 +247,7 @@ def test_what_the_engine_refuses_is_an_error_that_quotes_it(engine):
     for program, what in ((too_long, "1024"), (bad_regex, "regex")):
         with pytest.raises(sgl.ProgramError, match=rf"gen 'a' failed: .*refused.*{what}") as caught:
             program.run(backend=engine)
+        assert isinstance(caught.value.__cause__, sgl.BackendError)
         assert caught.value.__cause__.status == 400
     assert text_program.run(backend=engine, temperature=0.0)["year"]  # it still works
 
@@ -269,7 +270,7 @@ def test_closing_leaves_no_process_and_later_use_starts_it_again(
     monkeypatch.setenv("VLLM_PLUGINS", "another")
     with engine_of(plugin={"jump_forward": False}) as with_plugin:
         info = sgl.get_server_info(with_plugin)
-        assert info.plugin and info.stats["parts"]["radix"] == "on"
+        assert info.plugin and info.stats is not None and info.stats["parts"]["radix"] == "on"
         assert info.stats["parts"]["jump_forward"] != "on"
         assert os.environ["VLLM_PLUGINS"] == "another"
         state = text_program.run(backend=with_plugin, temperature=0.0)

@@ -62,14 +62,15 @@ def oracle(ours: SglBackend) -> ForcedOracle:
 def walk(ours: SglBackend, oracle: ForcedOracle, params: SamplingParams, seed: int) -> int:
     """One random output, with what is forced compared before each random token; how much was."""
     rng = random.Random(seed)
-    forced = ForcedTokens(SimpleNamespace(backend=ours, reasoner_cls=None))  # type: ignore[arg-type]
+    forced = ForcedTokens(SimpleNamespace(backend=ours, reasoner_cls=None))
     prompt = rng.choices(range(10, 2000), k=rng.randrange(1, 20))
     request = Request("request", prompt, params.clone(), None)
     structured = request.structured_output_request
     assert structured is not None
     stops = params.all_stop_token_ids
-    grammar = ours.compile_grammar(*structured.structured_output_key, stops)
-    stock = ours.resources.xgrammar.compile_grammar(*structured.structured_output_key, stops)
+    kind, spec = structured.structured_output_key
+    grammar = ours.compile_grammar(kind, spec, stops)
+    stock = ours.resources.xgrammar.compile_grammar(kind, spec, stops)
     assert isinstance(stock, XgrammarGrammar)
     structured.grammar = grammar
     num_forced = 0

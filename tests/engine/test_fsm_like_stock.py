@@ -38,7 +38,7 @@ def backend(**changes: Any) -> SglBackend:
     )
     tokenizer = AutoTokenizer.from_pretrained(MODEL_PATH)
     return SglBackend(
-        config,  # type: ignore[arg-type]
+        config,
         tokenizer=tokenizer,
         vocab_size=len(tokenizer),
         **{"semantics": SchemaSemantics.STRICT, **changes},

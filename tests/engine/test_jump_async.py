@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,7 +112,9 @@ def serve(core: LateCore, jobs: list[Job], disturb: random.Random | None = None)
     return aborted
 
 
-def check(answers: dict[str, Answer], want: dict[str, Answer], aborted: set[str] = frozenset()):
+def check(
+    answers: dict[str, Answer], want: dict[str, Answer], aborted: Collection[str] = frozenset()
+):
     for name, answer in answers.items():
         if name in aborted and answer.finish_reason is None:
             assert answer.tokens == want[name].tokens[: len(answer.tokens)]
@@ -119,7 +122,7 @@ def check(answers: dict[str, Answer], want: dict[str, Answer], aborted: set[str]
             assert without_report(answer) == without_report(want[name]), name
 
 
-def jump_counts(core: LateCore) -> dict[str, int]:
+def jump_counts(core: LateCore) -> JumpCounters:
     counts: JumpCounters = core.scheduler.sgl_vllm.stats().jump_forward
     assert counts.errors == 0
     return counts
@@ -287,6 +290,7 @@ def test_scores_are_those_of_the_whole_prompt_computed(runner, shape):
     serve(core, jobs)
     for name, answer in plain.answers.items():
         num_scored = len(endings[int(name.split()[1])])
+        assert answer.scores is not None
         assert core.answers[name].scores == answer.scores[-num_scored:]
         assert core.answers[name].tokens == answer.tokens
     assert core.scheduler.sgl_vllm.stats().select.scored_requests == len(endings)

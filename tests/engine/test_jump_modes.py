@@ -36,7 +36,7 @@ def structured_requests(count: int, seed: int) -> list[Ask]:
     asks = []
     for number in range(count):
         grammar = StructuredOutputsParams(**rng.choice(CONSTRAINTS))  # vLLM notes things in it
-        more: dict[str, Any] = [
+        variants: list[dict[str, Any]] = [
             {},
             {"logprobs": 2},
             {"min_tokens": 6},
@@ -45,9 +45,10 @@ def structured_requests(count: int, seed: int) -> list[Ask]:
             {"n": 2, "temperature": 1, "top_k": 1},
             {"presence_penalty": 0.5},
             {"stop_token_ids": rng.sample(range(30, 300), 40)},
-        ][number % 8]
+        ]
         prompt = [rng.randrange(10, 2000) for _ in range(rng.randrange(1, 150))]
-        options = {"temperature": 0, "max_tokens": rng.choice([6, 11, 40]), **more}
+        options = {"temperature": 0, "max_tokens": rng.choice([6, 11, 40])}
+        options |= variants[number % 8]
         asks.append(Ask(prompt, SamplingParams(structured_outputs=grammar, **options)))
     return asks
 

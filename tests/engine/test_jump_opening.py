@@ -157,7 +157,7 @@ def test_preemption_before_the_first_token_loses_nothing(start, want):
     llm.add_request("one", {"prompt_token_ids": LONG}, CASES["card"])
     llm.step()
     assert engine.core.reset_prefix_cache(reset_running_requests=True)
-    outputs = []
+    outputs: list[Any] = []
     while llm.has_unfinished_requests():
         outputs = llm.step() or outputs
     assert outputs[0].outputs[0].text == want["card", "long"][0][0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,7 +179,7 @@ def test_a_router_stays_right_through_random_traffic(engine, router, seed):
         for number in range(rng.randrange(1, 7)):
             prompt = rng.choice(beginnings)[: rng.randrange(10, 250)]
             prompt = prompt + words(rng.randrange(1, 90), seed=100 + rng.randrange(9))
-            inputs = {"prompt_token_ids": prompt}
+            inputs: dict[str, Any] = {"prompt_token_ids": prompt}
             if rng.random() < 0.3:
                 inputs["cache_salt"] = rng.choice("ab")
             for prompt_logprobs in (None, 0) if rng.random() < 0.3 else (None,):

@@ -360,8 +360,8 @@ def test_a_program_alone_does_not_change_the_order(warnings_of_hints):
     machine = Machine({"schedule_policy": "fcfs", "schedule_max_delay": 100.0}, max_num_seqs=1)
     for number in range(3):
         for program in "pq":
-            hint = {"extra_args": {"sgl_program": program}}
-            machine.add(words(30), name=f"{program}{number}", **hint)
+            hint = {"sgl_program": program}
+            machine.add(words(30), name=f"{program}{number}", extra_args=hint)
     machine.run()
     assert machine.admitted == ["p0", "q0", "p1", "q1", "p2", "q2"]
     assert not warnings_of_hints

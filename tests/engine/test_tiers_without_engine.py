@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -53,7 +54,7 @@ class Below:
     def __init__(self, found: int | None = 96, is_async: bool = True, **rule) -> None:
         self.connector = Connector(found, is_async)
         self.counters = RadixCounters()
-        radix = SimpleNamespace(block_size=32, counters=self.counters, scheduler=NoScheduler())
+        radix: Any = SimpleNamespace(block_size=32, counters=self.counters, scheduler=NoScheduler())
         self.rule = LoadRule(**rule)
         self.tiers = Tiers(self.connector, radix, self.rule)
 
@@ -143,7 +144,11 @@ def test_loads_within_a_pass_are_not_measured_nor_is_the_pass():
 
 def test_an_error_in_the_rule_leaves_the_connector_as_it_was():
     below = Below()
-    below.rule.declines = lambda num_tokens: 1 / 0
+
+    def fail(num_tokens: int) -> bool:
+        raise ZeroDivisionError
+
+    below.rule.declines = fail  # type: ignore[method-assign]
     assert below.admit(Request(200)) == 96
     assert below.tiers.failed
     assert below.connector.loaded == [96]

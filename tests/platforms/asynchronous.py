@@ -35,7 +35,7 @@ def allow(patch: pytest.MonkeyPatch, default: bool = False) -> None:
     Args:
         default: also if they are not asked, as on a GPU.
     """
-    configure = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined]
+    configure = CpuPlatform.check_and_update_config.__func__
 
     def and_keep_async(cls: type[CpuPlatform], config: VllmConfig) -> None:
         wanted = default or config.scheduler_config.async_scheduling

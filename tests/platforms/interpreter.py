@@ -26,7 +26,7 @@ def set_up(patch: pytest.MonkeyPatch) -> None:
     from triton import backends
 
     # vLLM looks for a backend of this name, which Triton's package does not contain.
-    patch.setitem(backends.backends, "cpu", backends.Backend(compiler=None, driver=_Driver))  # type: ignore[arg-type]
+    patch.setitem(backends.backends, "cpu", backends.Backend(compiler=None, driver=_Driver))
     _take_masks_of_integers(patch)
     _replace_top_k_kernel(patch)
 

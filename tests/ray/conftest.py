@@ -40,7 +40,7 @@ class App:
             routing["request_router_class"] = router
         if router_kwargs is not None:
             routing["request_router_kwargs"] = router_kwargs
-        model = {
+        model: dict[str, Any] = {
             "model_loading_config": {
                 "model_id": "model",
                 "model_source": str(resolve_model(MODEL)),

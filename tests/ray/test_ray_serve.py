@@ -84,7 +84,8 @@ def of_one_engine() -> dict[str, Counted]:
 
 
 def test_two_replicas_find_what_one_engine_finds(app: App, of_one_engine):
-    ours, in_turns = {}, {}
+    ours: dict[str, Counted] = {}
+    in_turns: dict[str, Counted] = {}
     for router, results in ((None, ours), (ROUND_ROBIN, in_turns)):
         app.deploy(router, num_replicas=2, engine_kwargs={"num_gpu_blocks_override": NUM_BLOCKS})
         for name, workload in WORKLOADS.items():

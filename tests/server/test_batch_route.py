@@ -17,7 +17,7 @@ from tests.server.conftest import API_KEY
 
 HEADERS = {"Authorization": f"Bearer {API_KEY}"}
 PERSON = r'\{"name": "[A-Z][a-z]{2,8}", "age": [1-9][0-9]\}'
-LONG = {"prompt": "Once", "max_tokens": 1000, "ignore_eos": True, "temperature": 0}
+LONG: dict[str, Any] = {"prompt": "Once", "max_tokens": 1000, "ignore_eos": True, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def http(server) -> Iterator[httpx.Client]:
         yield http
 
 
-def complete(prompt: str | list[int], **more: Any) -> dict[str, Any]:
+def complete(prompt: str | list[str] | list[int], **more: Any) -> dict[str, Any]:
     body = {"model": "demo", "prompt": prompt, "max_tokens": 8, "temperature": 0, **more}
     return {"path": "completions", "body": body}
 

@@ -48,8 +48,14 @@ def run_example(name: str, url: str, *arguments: str) -> subprocess.CompletedPro
 def vision_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """A model with random weights that reads images, and writes nonsense about them."""
     model = resolve_model("shape:vlm-tiny", tmp_path_factory.mktemp("models"))
-    options = {"max_model_len": 512, "served_model_name": "vlm", "env": {"OMP_NUM_THREADS": "1"}}
-    with VllmServer(model, plugin=True, extra_args=["--api-key", API_KEY], **options) as running:
+    with VllmServer(
+        model,
+        plugin=True,
+        extra_args=["--api-key", API_KEY],
+        max_model_len=512,
+        served_model_name="vlm",
+        env={"OMP_NUM_THREADS": "1"},
+    ) as running:
         yield running
 
 

@@ -128,7 +128,8 @@ def test_a_bad_regex_fails_its_program_and_the_server_goes_on(plugin):
 
 
 def test_each_server_says_what_it_is(server, stock, plugin):
-    assert sgl.get_server_info(plugin).stats["parts"]["select"] == "on"
+    stats = sgl.get_server_info(plugin).stats
+    assert stats is not None and stats["parts"]["select"] == "on"
     assert not sgl.get_server_info(stock).plugin
     with pytest.raises(sgl.UnsupportedError, match="flush_cache"):
         sgl.flush_cache(stock)

@@ -179,7 +179,7 @@ class Router:
     """Follows a server's KV events by their wire format alone, as a gateway does."""
 
     def __init__(self, endpoint: str) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.SUB)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
         self._socket.connect(endpoint)
         self._socket.subscribe("kv@")
         self.blocks: dict[Any, list[int]] = {}
@@ -194,9 +194,9 @@ class Router:
         """Take in what there is until nothing comes for so long; whether there was anything."""
         has_heard = False
         while self._socket.poll(timeout_ms):
-            topic, number, payload = self._socket.recv_multipart()
+            topic, sequence, payload = self._socket.recv_multipart()
             assert topic.decode() == TOPIC
-            number = int.from_bytes(number, "big")
+            number = int.from_bytes(sequence, "big")
             assert self._last_number in (None, number - 1), "events were lost"
             self._last_number = number
             _, events, *_ = msgspec.msgpack.decode(payload)

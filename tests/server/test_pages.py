@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_the_tutorial_runs_from_its_first_cell_to_its_last(monkeypatch) -> None:
     """As in Jupyter; its model is the demo's, which it serves itself."""
     monkeypatch.setenv("TUTORIAL_MODEL", str(MODEL_PATH))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    namespace: dict[str, object] = {"__name__": "__main__"}
+    namespace: dict[str, Any] = {"__name__": "__main__"}
 
     async def run_all() -> list[str]:
         return [await shown_by(cell, namespace) for cell in cells_of(TUTORIAL)]

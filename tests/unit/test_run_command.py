@@ -69,7 +69,7 @@ def run(
     server: FakeServer,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Run:
+) -> Iterator[Run]:
     """Runs the command in `folder` against the fake server. (exit status, output, errors)"""
     monkeypatch.chdir(folder)
     monkeypatch.setenv(URL_VARIABLE, server.url)

@@ -148,6 +148,7 @@ def test_the_command_line_names_the_known_shapes_on_a_bad_one() -> None:
 def test_the_vision_shape_reads_an_image_as_as_many_tokens_as_it_says(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image").new("RGB", (90, 40), "red")
     shape = models.SHAPES["vlm-tiny"]
+    assert isinstance(shape, models.VisionShape)
     folder = resolve_model("shape:vlm-tiny", tmp_path)
     processor = AutoProcessor.from_pretrained(folder)
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)

@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from re import _parser  # type: ignore[attr-defined]
+from re import _parser
 
 import pytest
 

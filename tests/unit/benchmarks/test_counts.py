@@ -62,6 +62,6 @@ def test_a_workload_that_was_never_counted_is_a_change() -> None:
 
 
 def test_another_vllm_is_named_as_it_may_be_the_reason() -> None:
-    changed = {"rag": {**RAG, "forward_passes": 9}}
+    changed: dict[str, Counts] = {"rag": {**RAG, "forward_passes": 9}}
     assert "before: vLLM 0.32.0, now: 0.33.0" in told(changed, vllm="0.33.0")[1]
     assert "before: vLLM" not in told(changed)[1]

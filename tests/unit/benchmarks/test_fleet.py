@@ -131,6 +131,7 @@ def test_prefix_affinity_goes_by_match_then_by_size_and_by_load_when_that_is_une
     rng = np.random.default_rng(0)
     hot = rng.integers(0, 1000, 1000, dtype=np.int32)
     home = router.choose(hot).worker
+    assert isinstance(home, int)
     assert [router.choose(hot).worker for _ in range(64)] == [home] * 64
     assert router.choose(hot).worker == 1 - home  # 65 open ones against none
     assert router.choose(rng.integers(0, 1000, 50, dtype=np.int32)).worker == home  # of one size

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from benchmarks.traces import (
     GENERATORS,
@@ -23,7 +24,8 @@ from benchmarks.traces import (
 
 def call(prompt: str, reply: str) -> Call:
     """A call with a token for every character."""
-    return Call(*(np.array([ord(c) for c in text], dtype=np.int32) for text in (prompt, reply)))
+    tokens = [np.array([ord(c) for c in text], dtype=np.int32) for text in (prompt, reply)]
+    return Call(tokens[0], tokens[1])
 
 
 def trace_of(*calls: Call) -> Trace:
@@ -172,10 +174,11 @@ def test_without_sharing_everything_is_computed() -> None:
 
 def test_the_bound_is_that_of_counting_prefixes_one_by_one() -> None:
     rng = np.random.default_rng(0)
-    calls = [
-        Call(*(rng.integers(0, 2, rng.integers(1, 9), dtype=np.int32) for _ in range(2)))
-        for _ in range(60)
-    ]
+
+    def tokens() -> NDArray[np.int32]:
+        return rng.integers(0, 2, rng.integers(1, 9), dtype=np.int32)
+
+    calls = [Call(tokens(), tokens()) for _ in range(60)]
     prompts: set[tuple[int, ...]] = set()
     replies: set[tuple[int, ...]] = set()
     for one in calls:

@@ -43,7 +43,7 @@ class Servers:
         self.keys: list[str | None] = []
         self._num_requests: dict[str, int] = {}
 
-    def request(self, method: str, url: str, headers: dict[str, str], timeout: float, **_):
+    def request(self, method: str, url: str, headers: dict[str, str], timeout: float, **more):
         self.keys.append(headers.get("Authorization"))
         base, _, path = url.removeprefix("http://").partition("/")
         if base not in self.stats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -166,7 +166,9 @@ def test_an_error_is_one_line(monkeypatch, capsys, answer, said) -> None:
 
 def test_watching_continues_when_a_server_comes_back(monkeypatch, capsys) -> None:
     """Ends with Ctrl-C."""
-    answers = iter([[8], client.ServerError("it is away"), [9], KeyboardInterrupt()])
+    answers: Iterator[list[int] | BaseException] = iter(
+        [[8], client.ServerError("it is away"), [9], KeyboardInterrupt()]
+    )
 
     def tree(self, max_nodes=None):
         answer = next(answers)
@@ -187,7 +189,8 @@ def test_a_pin_prints_the_id_that_unpins_it(sgl_vllm) -> None:
     )
     pinning = sgl_vllm("pin", URL, "Once", "--cache-salt", "mine", engines=[engine])
     assert pinning == (0, "p1\n", "pinned 4 of 4 tokens, in 1 block\n")
-    assert engine.asked[-1][1]["cache_salt"] == "mine"
+    _, asked = engine.asked[-1]
+    assert asked is not None and asked["cache_salt"] == "mine"
     assert sgl_vllm("unpin", URL, "p1", engines=[engine]) == (0, "", "")
     known.clear()
     status, _, err = sgl_vllm("unpin", URL, "p1", engines=[engine])

@@ -65,10 +65,8 @@ def test_every_expression_chooses_servers_and_has_its_brackets() -> None:
         metrics = re.findall(r"vllm:\w+", expression)
         assert expression.count('{job=~"$job",instance=~"$instance"') == len(metrics), expression
         for opening, closing in ("()", "{}", "[]"):
-            depths = itertools.accumulate(
-                (c == opening) - (c == closing) for c in expression if c in (opening, closing)
-            )
-            depths = list(depths)
+            steps = [(c == opening) - (c == closing) for c in expression if c in (opening, closing)]
+            depths = list(itertools.accumulate(steps))
             assert not depths or (min(depths) >= 0 and depths[-1] == 0), expression
 
 

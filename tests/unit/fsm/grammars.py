@@ -1,5 +1,9 @@
 """Grammars of every kind that a server is asked for, by name."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from sgl_vllm.fsm.expressions import Expression, Literals
 from sgl_vllm.fsm.regex import full_match
 from sgl_vllm.fsm.schema import SchemaSemantics, compile_schema
@@ -15,7 +19,7 @@ _TREE = {
     "additionalProperties": False,
 }
 
-_SCHEMAS = {
+_SCHEMAS: dict[str, dict[str, Any] | bool] = {
     "tree": _TREE,
     "anything": True,
     "short strings": {"type": "array", "items": {"type": "string", "maxLength": 3}},
@@ -53,9 +57,11 @@ _SCHEMAS = {
     },
     "date": {"type": "string", "format": "date-time"},
 }
-GRAMMARS = {name: lambda schema=schema: compile_schema(schema) for name, schema in _SCHEMAS.items()}
+GRAMMARS: dict[str, Callable[[], Expression]] = {
+    name: partial(compile_schema, schema) for name, schema in _SCHEMAS.items()
+}
 GRAMMARS |= {
-    f"{name}, tight": lambda schema=_SCHEMAS[name]: compile_schema(schema, any_whitespace=False)
+    f"{name}, tight": partial(compile_schema, _SCHEMAS[name], any_whitespace=False)
     for name in ("tree", "names excluded", "anything")
 }
 

@@ -127,14 +127,17 @@ def test_keys_and_punctuation_are_forced():
         Seq(literal(b'{"name": "'), JsonString.of(STRING), literal(b', "age": '), literal(b"3}"))
     )
     assert grammar.start.forced()[0] == b'{"name": "'
-    run, end = after(grammar.start, b'{"name": "Ann"').forced()
+    named = after(grammar.start, b'{"name": "Ann"')
+    assert named is not None
+    run, end = named.forced()
     assert run == b', "age": 3}' and end.accepting and not end.first
 
 
 def test_a_text_that_may_end_forces_nothing():
     grammar = Automaton(Literals(((b"ab", None), (b"abc", None))))
     assert grammar.start.forced()[0] == b"ab"
-    assert after(grammar.start, b"ab").forced()[0] == b""
+    may_end = after(grammar.start, b"ab")
+    assert may_end is not None and may_end.forced()[0] == b""
 
 
 def test_the_same_bytes_lead_to_the_same_state():

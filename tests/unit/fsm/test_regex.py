@@ -250,10 +250,16 @@ def test_a_pattern_that_explodes_is_given_up_and_the_next_one_works(bomb):
     assert full_match("a{3}").accepts(b"aaa")
 
 
+def process_of_the_worker() -> subprocess.Popen[bytes]:
+    assert rust_regex._worker._process is not None
+    return rust_regex._worker._process
+
+
 def test_a_worker_that_was_killed_is_started_again():
     assert full_match("killed0?").accepts(b"killed")
-    rust_regex._worker._process.kill()
-    rust_regex._worker._process.wait()
+    process = process_of_the_worker()
+    process.kill()
+    process.wait()
     assert full_match("killed1?").accepts(b"killed")
 
 
@@ -280,16 +286,16 @@ def test_the_worker_ends_with_its_parent():
 
 def test_a_forked_child_has_a_worker_of_its_own():
     full_match("fork")
-    parents = rust_regex._worker._process.pid
+    parents = process_of_the_worker().pid
     child = os.fork()
     if child == 0:
         good = full_match("fork(?:ed)?").accepts(b"forked")
-        own = rust_regex._worker._process.pid != parents
+        own = process_of_the_worker().pid != parents
         rust_regex._worker.stop()
         os._exit(0 if good and own else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert full_match("fork2").accepts(b"fork2")
-    assert rust_regex._worker._process.pid == parents
+    assert process_of_the_worker().pid == parents
 
 
 def test_many_patterns_are_forgotten_again(monkeypatch):
@@ -340,7 +346,7 @@ def test_loops_over_tables_are_compiled_once_whatever_the_tables():
     for one, other in itertools.product(("a", "a*", "[ab]+c"), repeat=2):
         combined(full_match(one), full_match(other))
     for loop in (byte_classes, live_states, equal_blocks, reachable, product):
-        assert len(loop.signatures) == 1
+        assert len(loop.signatures) == 1  # type: ignore[union-attr]
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -19,6 +19,7 @@ def imported_modules(path: Path) -> set[str]:
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
+            assert node.module is not None
             modules.add(node.module)
             modules |= {f"{node.module}.{alias.name}" for alias in node.names}
     return modules

@@ -29,7 +29,7 @@ def test_a_worker_that_nobody_holds_is_gone_with_its_process_and_what_it_held() 
     assert worker._process is not None
     process = psutil.Process(worker._process.pid)
     assert process.is_running()
-    held = [weakref.ref(worker), weakref.ref(vocabulary)]
+    held: list[weakref.ref[object]] = [weakref.ref(worker), weakref.ref(vocabulary)]
     del worker, vocabulary
     gc.collect()
     assert [ref() for ref in held] == [None, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +34,7 @@ SHAPE = prefix_plan.AttentionShape(4, 2, 32, 2, 16)
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """And forgotten again after the test."""
     for owner, name in (
         (BlockTable, "__init__"),

@@ -53,9 +53,10 @@ def test_times_have_columns_of_their_own(kernel: str) -> None:
     facts = {"case": "one", "pays": True, "plan_us": 7.0, "tile_rows": 128, "tile_keys": 64}
     times = {"ms": 1.0, "kernel_ms": 0.5, "stock_ms": 4.0, "ratio": 4.0, "gb_s": 2000.0}
     row = {**bytes_of, **facts, **times, "off": 0.0, "stock_off": 0.0}
-    console = Console(file=StringIO(), width=device.WIDTH_OF_FILES)
+    output = StringIO()
+    console = Console(file=output, width=device.WIDTH_OF_FILES)
     console.print(device.table([row], KERNELS[kernel].COLUMNS))
-    headings, cells = console.file.getvalue().splitlines()
+    headings, cells = output.getvalue().splitlines()
     assert headings.split()[-4:] == ["stock", "ms", "ratio", "GB/s"]
     assert cells.split()[-3:] == ["4.000", "4.00", "2,000"]
 

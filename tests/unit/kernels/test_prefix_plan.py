@@ -291,8 +291,8 @@ LARGE = pp.AttentionShape(
 
 
 def one_group(num_requests: int, shared_blocks: int, own_blocks: int) -> Batch:
-    table = np.arange(num_requests * (shared_blocks + own_blocks), dtype=np.int32)
-    table = table.reshape(num_requests, -1) + shared_blocks
+    blocks = np.arange(num_requests * (shared_blocks + own_blocks), dtype=np.int32)
+    table = blocks.reshape(num_requests, -1) + shared_blocks
     table[:, :shared_blocks] = np.arange(shared_blocks)
     tokens = (shared_blocks + own_blocks) * LARGE.block_size_tokens
     return Batch(table, np.full(num_requests, tokens, dtype=np.int32))

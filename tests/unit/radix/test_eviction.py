@@ -88,16 +88,19 @@ def test_what_waiting_requests_match_goes_last() -> None:
     tree = RadixTree(block_size=1)
     for block, name in enumerate("abc"):
         put(tree, name, [block])
-    wanted = {tree.match_prefix("", letters("a")).node}
-    assert tree.evict(1, wanted) == [1]
-    assert tree.evict(2, wanted) == [2, 0]
+    wanted = tree.match_prefix("", letters("a")).node
+    assert wanted is not None
+    assert tree.evict(1, {wanted}) == [1]
+    assert tree.evict(2, {wanted}) == [2, 0]
 
 
 def test_a_leaf_set_aside_for_waiting_requests_is_evicted_once_they_are_served() -> None:
     tree = RadixTree(block_size=1)
     for block, name in enumerate("abc"):
         put(tree, name, [block])
-    assert tree.evict(1, {tree.match_prefix("", letters("a")).node}) == [1]
+    wanted = tree.match_prefix("", letters("a")).node
+    assert wanted is not None
+    assert tree.evict(1, {wanted}) == [1]
     check_tree(tree)
     assert tree.evict(1) == [0]
     check_tree(tree)

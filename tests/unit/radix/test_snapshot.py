@@ -43,8 +43,9 @@ def test_it_counts_locked_and_pinned_blocks_and_marks_wanted_nodes() -> None:
     tree = RadixTree(block_size=1)
     tree.insert("", pack([1, 2]), [1, 2])
     tree.unlock([2])
-    wanted = {tree.match_prefix("", pack([1])).node}
-    (node,) = take_snapshot(tree, pinned={2}, wanted=wanted).nodes
+    wanted = tree.match_prefix("", pack([1])).node
+    assert wanted is not None
+    (node,) = take_snapshot(tree, pinned={2}, wanted={wanted}).nodes
     assert (node.num_locked_blocks, node.num_pinned_blocks) == (1, 1)
     assert node.wanted
 

@@ -106,7 +106,8 @@ class TreeAgainstModel(RuleBasedStateMachine):
             self.wanted = set()
             if self.inserted and data.draw(st.booleans()):
                 namespace, tokens = data.draw(st.sampled_from(self.inserted))
-                self.wanted = {self.tree.match_prefix(namespace, pack(tokens)).node} - {None}
+                node = self.tree.match_prefix(namespace, pack(tokens)).node
+                self.wanted = set() if node is None else {node}
         num_evictable = self.tree.num_evictable_blocks
         evicted = self.evicting(lambda: self.tree.evict(num_blocks, self.wanted))
         free = [block for block in evicted if not self.holders[block]]
@@ -183,7 +184,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
         assert self.tree.watchers.take_changed() == []
         for watcher, (namespace, tokens, match) in self.watching.items():
             assert watcher in changed or self.tree.match_prefix(namespace, pack(tokens)) == match
-        for watcher in changed:
+        for watcher in self.watching.keys() & changed:
             namespace, tokens, _ = self.watching[watcher]
             self.watch_from_now(watcher, namespace, tokens)
         assert len(self.tree.watchers) == len(self.watching)

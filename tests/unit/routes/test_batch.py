@@ -70,6 +70,8 @@ def test_an_unexpected_error_is_one_lines():
 def test_an_app_says_itself_what_it_answers_to_an_exception():
     client = connect(Serving(bad=raising(LookupError("gone"))))
 
+    assert isinstance(client.app, FastAPI)
+
     @client.app.exception_handler(LookupError)
     def gone(request: Any, error: Exception) -> Any:
         from fastapi.responses import JSONResponse
@@ -98,6 +100,7 @@ def test_a_model_that_cannot_chat_says_so():
 def test_the_load_of_a_server_counts_each_request_as_long_as_it_runs(error):
     serving = Serving(bad=raising(error)) if error else Serving()
     client = connect(serving)
+    assert isinstance(client.app, FastAPI)
     client.app.state.enable_server_load_tracking = True
     run(client, item("bad"), item("a"), item("b"))
     assert max(serving.load) == 3
@@ -133,6 +136,7 @@ def test_the_start_of_a_batch_leaves_turns_to_others():
 def test_ids_are_forgotten_with_their_batch():
     client = connect(Serving(bad=raising(KeyError("x"))))
     run(client, item("a", id="a"), item("bad", id="b"))
+    assert isinstance(client.app, FastAPI)
     assert client.app.state.sgl_vllm_running == {}
     assert client.post("/v1/sgl/batch/abort", json={"ids": ["a", "b"]}).json() == {"aborted": 0}
 

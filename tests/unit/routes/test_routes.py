@@ -262,7 +262,7 @@ def test_salt_and_adapter_are_those_of_the_requests_to_come() -> None:
     assert run["prompt"]["cache_salt"] == "mine"
     assert run["lora_request"].lora_name == "french"
     ((_, asked),) = engine.asked
-    assert asked["cache_salt"] == "mine"
+    assert asked is not None and asked["cache_salt"] == "mine"
     assert (asked["lora_name"], asked["lora_path"]) == ("french", "/nowhere")
 
 

@@ -24,7 +24,9 @@ def renderer() -> PromptRenderer:
 
 
 def render(renderer: PromptRenderer, **body) -> list[int]:
-    return list(asyncio.run(renderer.tokens(body)))
+    tokens = asyncio.run(renderer.tokens(body))
+    assert tokens is not None
+    return list(tokens)
 
 
 def test_the_next_turn_begins_with_the_one_before(renderer):
@@ -87,7 +89,12 @@ def test_a_request_sets_what_the_models_own_template_asks_for(renderer, monkeypa
 
 def test_a_slow_prompt_holds_up_neither_the_loop_nor_its_request(renderer, monkeypatch):
     monkeypatch.setattr(rendering, "TIMEOUT_S", 0.2)
-    monkeypatch.setattr(renderer, "render", lambda body: time.sleep(1) or [])
+
+    def slow(body) -> list[int]:
+        time.sleep(1)
+        return []
+
+    monkeypatch.setattr(renderer, "render", slow)
 
     async def route() -> float:
         begun = time.monotonic()

@@ -94,8 +94,8 @@ def test_a_guessed_cache_is_bounded_and_holds_only_sent_prompts(
             route = router.choose(array(text))
             sent[route.worker].append(text)
             router.finished(route)
-        for worker, found in router.cached_tokens(array(text)).items():
-            longest = max((num_common(one, text) for one in sent[worker]), default=0)
+        for known, found in router.cached_tokens(array(text)).items():
+            longest = max((num_common(one, text) for one in sent[known]), default=0)
             assert found <= expected(longest, text)
         check(router)
     for worker in sent:
@@ -155,6 +155,7 @@ def test_what_events_report_is_known_exactly(
                 known += 1
             if names[known:]:
                 own_keys = tuple(filter(None, namespace))
+                assert not isinstance(namespace.adapter, tuple)  # a router knows no paths
                 events = [
                     BlockStored(
                         names[known:],
@@ -190,9 +191,9 @@ def test_what_events_report_is_known_exactly(
                 num_blocks += 1
             assert found[worker] == expected(num_blocks, text)
     for worker in range(4):
-        events = router._workers[worker].events
-        assert events is not None
-        assert len(events.cache) == len(held[worker])
+        stream = router._workers[worker].events
+        assert stream is not None
+        assert len(stream.cache) == len(held[worker])
         router.remove_worker(worker)
     assert not len(router._event_index)
 

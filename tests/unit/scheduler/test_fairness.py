@@ -169,7 +169,7 @@ def test_a_flood_longer_than_the_window_does_not_hide_a_modest_tenant():
 def test_an_endless_series_of_new_tenants_does_not_starve_an_old_one():
     fairness = DeficitCounters(100)
     fairness.charge("old", 101)
-    served = Counter()
+    served: Counter[str] = Counter()
     for number in range(20_000):
         last = fairness.without_credit({"old", number})
         tenant = number if "old" in last else "old"

@@ -79,7 +79,8 @@ def test_a_request_delayed_by_a_share_of_the_backlog_goes_first():
 
 
 def test_a_request_that_has_waited_long_goes_first():
-    queue = WaitingQueue("lpm", Bound(1000, 1.0, 10**9, max_wait_s=10.0), window=100)
+    bound = Bound(1000, 1.0, 10**9, max_wait_s=10.0)
+    queue: WaitingQueue[str] = WaitingQueue("lpm", bound, window=100)
     queue.add("old", 100, arrival_s=0.0)
     queue.add("new", 100, arrival_s=9.0)
     queue.score("new", Match(50, None))
