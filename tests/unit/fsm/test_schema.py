@@ -7,6 +7,7 @@ import random
 import re
 import time
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +24,7 @@ jsonschema = pytest.importorskip("jsonschema")
 
 NAMES = ["a", "ab", "b", "é", 'q"', "back\\", "n\n", "😀"]
 TEXTS = ["", "a", "ab", "é", '"', "\\", "\n", "😀😀", "a\x01b", "/", "12"]
-STYLES = [
+STYLES: list[dict[str, Any]] = [
     {"indent": 2},
     {"separators": (",", ":")},
     {},
@@ -177,7 +178,7 @@ def test_what_is_accepted_is_valid(data, seed):
     schema, instances = data.draw(schemas)
     rng = random.Random(seed)
     grammar = automaton(schema)
-    texts = [random_text(grammar.start, rng, 300) for _ in range(4)]
+    texts: list[str | bytes | None] = [random_text(grammar.start, rng, 300) for _ in range(4)]
     texts += [mutated(dumps(data.draw(instances)), rng) for _ in range(6)]
     other, _ = data.draw(schemas)
     texts += [random_text(automaton(other).start, rng, 100)]
@@ -576,7 +577,8 @@ def test_ways_that_double_are_given_up_while_they_are_walked():
 
 
 def test_many_slow_patterns_are_given_up_together(monkeypatch):
-    compiled, clock = [], iter(range(1000))
+    compiled: list[object] = []
+    clock = iter(range(1000))
     monkeypatch.setattr(workspace, "json_string_search", compiled.append)
     monkeypatch.setattr(workspace, "monotonic", lambda: next(clock))
     slow = {f"p{i}": {"type": "string", "pattern": f"a{i}"} for i in range(200)}
@@ -656,11 +658,14 @@ def test_a_long_walk_over_a_schema_that_contains_itself_costs_what_it_visits():
     state, rng = grammar.start, random.Random(3)
     for _ in range(10_000):
         options = [byte for byte in b"[[,1234567890]" if state.first >> byte & 1]
-        state = state.step(rng.choice(options)) if options else grammar.start
-        assert state is not None
+        following = state.step(rng.choice(options)) if options else grammar.start
+        assert following is not None
+        state = following
     assert grammar.num_states <= 20_001
     deep = after(grammar.start, "[" * 20_000)
-    assert after(deep, "]" * 20_000).accepting
+    assert deep is not None
+    end = after(deep, "]" * 20_000)
+    assert end is not None and end.accepting
 
 
 def test_a_decimal_bound_is_exact():
