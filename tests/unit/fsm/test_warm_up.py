@@ -28,11 +28,11 @@ for make in GRAMMARS.values():
     for state in random_walk(Automaton(make()).start, random.Random(1), 60):
         masks.of(state).fill(words)
 
-fsm = [loop for loop in COMPILED if loop.py_func.__module__.startswith("sgl_vllm.fsm.")]
-assert len(fsm) > 12
-for loop in fsm:
+for loop in COMPILED:
     name = loop.py_func.__qualname__
-    print(name, len(before[name]), *(set(loop.signatures) - before[name]))
+    # A loop with a private name is part of others, which numba's cache holds as a whole.
+    if loop.py_func.__module__.startswith("sgl_vllm.fsm.") and not name.startswith("_"):
+        print(name, len(before[name]), *(set(loop.signatures) - before[name]))
 """
 
 
@@ -40,4 +40,5 @@ def test_no_format_needs_a_loop_that_is_not_compiled():
     ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     lines = [line.split(maxsplit=2) for line in ran.stdout.splitlines()]
+    assert len(lines) > 12
     assert [line for line in lines if int(line[1]) == 0 or len(line) > 2] == []
