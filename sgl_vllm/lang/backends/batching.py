@@ -24,6 +24,8 @@ from sgl_vllm.lang.backends.base import Json
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+NOT_FORWARDED = frozenset({403, 404, 405})
+"""Status codes of an older plugin without the route, or of a gateway that does not forward it."""
 MAX_POSTS = 256
 """The most posts in one batch. More at the same moment make several batches."""
 
@@ -295,7 +297,7 @@ class BatchRoute:
                 stream_cls=openai.AsyncStream[object],
             )
         except openai.APIStatusError as error:
-            if error.status_code in (404, 405):
+            if error.status_code in NOT_FORWARDED:
                 raise NoBatchRouteError from error
             if error.status_code in (400, 413, 422):
                 raise BatchRefusedError from error

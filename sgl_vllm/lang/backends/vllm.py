@@ -27,7 +27,7 @@ from sgl_vllm.lang.backends.base import (
     Watch,
     program_id,
 )
-from sgl_vllm.lang.backends.batching import Batcher, BatchRoute
+from sgl_vllm.lang.backends.batching import NOT_FORWARDED, Batcher, BatchRoute
 from sgl_vllm.lang.backends.on_vllm import OnVLLM, with_report
 from sgl_vllm.lang.backends.once import Once
 from sgl_vllm.lang.backends.openai_api import (
@@ -179,7 +179,7 @@ class VLLM(OnVLLM, OpenAIBackend):
             try:
                 answer = await self.call("POST", f"{self.url}/v1/sgl/score", body)
             except BackendError as error:
-                if error.status not in (404, 405):  # an older plugin, or a gateway in front of it
+                if error.status not in NOT_FORWARDED:
                     raise
             else:
                 with self.reading():

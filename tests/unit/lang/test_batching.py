@@ -377,7 +377,7 @@ def test_garbage_is_taken_as_a_broken_connection(garbage):
     on_bench(test)
 
 
-@pytest.mark.parametrize("status", [404, 405])
+@pytest.mark.parametrize("status", [403, 404, 405])
 def test_a_server_without_the_route_is_asked_once(status):
     async def test(bench: Bench) -> None:
         bench.script.refuse = status
