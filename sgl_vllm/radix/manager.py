@@ -16,6 +16,7 @@ before the forward pass.
 
 from __future__ import annotations
 
+import sys
 from typing import Any  # Any: arguments of vLLM's
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -45,6 +46,8 @@ class RadixKVCacheManager(KVCacheManager):
     block_size: int
     scheduler: SchedulerView
     _ttl_s: float
+    _max_copies: int
+    _num_copies: int  # in this step
 
     @classmethod
     def adopt(
@@ -55,6 +58,7 @@ class RadixKVCacheManager(KVCacheManager):
         ttl_s: float = 0,
         pin_share: float = 0.25,
         max_pins: int = 1000,
+        max_copies: int | None = None,
         has_connector: bool = False,
         scheduler: SchedulerView | None = None,
     ) -> RadixKVCacheManager:
@@ -65,6 +69,8 @@ class RadixKVCacheManager(KVCacheManager):
             ttl_s: evict what has not been used for this many seconds; 0 for never.
             pin_share: at most this share of the cache can be pinned.
             max_pins: at most this many pins at a time.
+            max_copies: at most this many hits in a step end inside a block, which is then copied.
+                Further ones are cut to whole blocks. None for no limit.
             has_connector: a KV connector looks blocks up by vLLM's hashes.
             scheduler: the scheduler above. None if there is no queue and no scored request.
         """
@@ -87,6 +93,8 @@ class RadixKVCacheManager(KVCacheManager):
         manager.policy = policy
         manager.block_size = block_size
         manager._ttl_s = ttl_s
+        manager._max_copies = sys.maxsize if max_copies is None else max_copies
+        manager._num_copies = 0
         return manager
 
     @property
@@ -114,6 +122,7 @@ class RadixKVCacheManager(KVCacheManager):
 
     def new_step_starts(self) -> None:
         super().new_step_starts()
+        self._num_copies = 0
         self.pool.step_starts()
         self._expire()
 
@@ -184,7 +193,8 @@ class RadixKVCacheManager(KVCacheManager):
         block_ids = tree.block_ids(match, num_tokens)
         num_inside = num_tokens % self.block_size
         if num_inside and (
-            not self.pool.is_computed(block_ids[-1])
+            self._num_copies >= self._max_copies
+            or not self.pool.is_computed(block_ids[-1])
             or not self._has_room_for_copy(request, block_ids)
         ):
             num_tokens -= num_inside
@@ -247,7 +257,7 @@ class RadixKVCacheManager(KVCacheManager):
         num_external_computed_tokens: int = 0,
         **kwargs: Any,
     ) -> KVCacheBlocks | None:
-        """Records how many of the allocated tokens a KV connector is going to load."""
+        """Records copies of blocks, and how many of the tokens a KV connector is going to load."""
         blocks = super().allocate_slots(
             request,
             num_new_tokens,
@@ -256,6 +266,8 @@ class RadixKVCacheManager(KVCacheManager):
             num_external_computed_tokens=num_external_computed_tokens,
             **kwargs,
         )
+        if blocks is not None and num_new_computed_tokens % self.block_size:
+            self._num_copies += 1
         if num_external_computed_tokens and blocks is not None:
             state = self.pool.states.of(request)
             if state is not None:

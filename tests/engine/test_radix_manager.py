@@ -13,23 +13,29 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request, RequestStatus
 
-from benchmarks.simulator import runner_output
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from tests.engine.machine import Machine
+from tools.engine_harness.scheduler import runner_output
 
 SIZE = 16
 PREFIX = list(range(4 * SIZE))
 
 
 class Cache:
-    def __init__(self, num_blocks: int = 100, max_model_len: int = 1024, connector: bool = False):
+    def __init__(
+        self,
+        num_blocks: int = 100,
+        max_model_len: int = 1024,
+        connector: bool = False,
+        max_copies: int | None = None,
+    ) -> None:
         spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=1, head_size=64, dtype=torch.float32)
         groups = [KVCacheGroupSpec(["layer"], spec)]
         config = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
         self.manager = KVCacheManager(
             config, max_model_len, scheduler_block_size=SIZE, hash_block_size=SIZE
         )
-        RadixKVCacheManager.adopt(self.manager, has_connector=connector)
+        RadixKVCacheManager.adopt(self.manager, has_connector=connector, max_copies=max_copies)
         sha = get_hash_fn_by_name("sha256")
         init_none_hash(sha)
         self.hasher = get_request_block_hasher(SIZE, sha) if connector else None
@@ -64,6 +70,16 @@ class Cache:
     def hit(self, tokens: list[int]) -> int:
         self.manager.new_step_starts()
         return self.manager.get_computed_blocks(self.request(tokens))[1]
+
+
+def test_the_copies_of_a_step_are_bounded():
+    cache, other = Cache(max_copies=2), itertools.count()
+    cache.serve([*PREFIX, 1, 2, 3])
+    for _ in range(2):
+        cache.manager.new_step_starts()
+        prompts = ([*PREFIX, 1, 2, 1000 + next(other)] for _ in range(4))
+        found = [cache.allocate(cache.request(prompt)) for prompt in prompts]
+        assert found == [len(PREFIX) + 2, len(PREFIX) + 2, len(PREFIX), len(PREFIX)]
 
 
 @pytest.mark.parametrize("status", ["FINISHED_ABORTED", "FINISHED_ERROR"])

@@ -6,6 +6,10 @@ class FullAttentionSpec(AttentionSpec): ...
 class KVCacheGroupSpec:
     kv_cache_spec: KVCacheSpec
 
+class KVCacheTensor:
+    size: int
+
 class KVCacheConfig:
     num_blocks: int  # [radix_slot_copy]
     kv_cache_groups: list[KVCacheGroupSpec]
+    kv_cache_tensors: list[KVCacheTensor]
