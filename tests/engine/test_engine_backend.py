@@ -257,6 +257,7 @@ def test_a_wrong_argument_is_an_error_at_the_start():
         pass
 
 
+@pytest.mark.slow
 def test_closing_leaves_no_process_and_later_use_starts_it_again(
     engine, children_of_others, monkeypatch
 ):

@@ -281,6 +281,7 @@ def test_stock_is_run_once_for_each_cache_size_and_load(monkeypatch: pytest.Monk
     assert [run.arm for run in ran].count("sgl") == 8
 
 
+@pytest.mark.slow
 def test_two_processes_give_what_one_gives() -> None:
     trace = traces.generate("chat", 20)
     settings = EngineSettings(

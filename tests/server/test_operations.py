@@ -20,6 +20,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.server.conftest import API_KEY, serve
 from tests.server.test_server import CARD_REQUEST
 
+pytestmark = pytest.mark.slow  # a server of its own
+
 BLOCK = 128
 """Tokens, on CPUs."""
 TOPIC = "kv@127.0.0.1:8000@demo"

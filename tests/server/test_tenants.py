@@ -12,6 +12,8 @@ import pytest
 from sgl_vllm.server_process import VllmServer
 from tests.server.conftest import serve
 
+pytestmark = pytest.mark.slow  # a server of its own
+
 BLOCK = 128
 """Tokens, on CPUs."""
 SECRET = [200 + 13 * place for place in range(15)]

@@ -813,7 +813,10 @@ def test_following_a_failed_run_ends(capsys: pytest.CaptureFixture[str]) -> None
     assert "RuntimeError: never mind" in capsys.readouterr().out
 
 
-def test_live_in_a_terminal_redraws_in_place_and_leaves_the_end() -> None:
+def test_live_in_a_terminal_redraws_in_place_and_leaves_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # rich redraws nothing in a dumb terminal
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=80, height=50)
 
@@ -828,7 +831,10 @@ def test_live_in_a_terminal_redraws_in_place_and_leaves_the_end() -> None:
     assert "The end" in written.split("running")[-1]
 
 
-def test_live_shows_the_last_lines_of_what_is_longer_than_the_terminal() -> None:
+def test_live_shows_the_last_lines_of_what_is_longer_than_the_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # rich redraws nothing in a dumb terminal
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=80, height=10)
     while_running = ""
