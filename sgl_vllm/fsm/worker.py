@@ -27,6 +27,8 @@ from weakref import WeakSet
 START_TIMEOUT_S = 60.0
 MARGIN_S = 10
 """The process ends itself this much later than its caller would, which may be gone by then."""
+_NICENESS = 10
+"""The engine's step goes before compiling: one waits for a format, all wait for a step."""
 
 
 class WorkerFailedError(Exception):
@@ -167,6 +169,7 @@ def serve(answer: Callable[[bytes], tuple[int, bytes]]) -> None:
     limit = _address_space_bytes() + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(_NICENESS)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sink.write(b"\n")
     sink.flush()
