@@ -98,7 +98,7 @@ class PrefillSharing:
         num_shared = self._radix.num_shared_now(request)
         place = num_shared * TOKEN_BYTES
         next_token = state.tokens[place : place + TOKEN_BYTES]
-        num_on_branch = self._waiting.num_on_branch(request)
+        num_on_branch = 0  # counted at the first candidate: most requests have none
         for other in self._at_their_prompt():
             other_state = self._radix.pool.states.of(other)
             if (
@@ -109,6 +109,7 @@ class PrefillSharing:
                 continue
             num_common = common_prefix_length(other_state.tokens, state.tokens)
             num_common = min(num_common, request.num_tokens - 1)
+            num_on_branch = num_on_branch or self._waiting.num_on_branch(request)
             num_saved = (num_common - num_shared) * num_on_branch
             if num_saved >= self.min_saved_tokens:
                 return other.request_id
