@@ -21,6 +21,7 @@ from typing import Any  # Any: arguments of vLLM's
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
@@ -34,6 +35,16 @@ from sgl_vllm.radix.snapshot import CacheSnapshot, take_snapshot
 from sgl_vllm.radix.stats import RadixCounters, RadixGauges
 from sgl_vllm.radix.tree import RadixTree
 from sgl_vllm.vllm_api.patching import adopt
+
+MAX_COPY_BYTES = 64 << 20
+"""KV cache of a worker that is copied in one step, for hits that end inside a block. vLLM may need
+as much memory again while it copies."""
+
+
+def max_copies(config: KVCacheConfig) -> int | None:
+    """The copies of blocks that stay within `MAX_COPY_BYTES`; None if blocks have no memory."""
+    num_bytes = sum(tensor.size for tensor in config.kv_cache_tensors)
+    return max(1, MAX_COPY_BYTES * config.num_blocks // num_bytes) if num_bytes else None
 
 
 class RadixKVCacheManager(KVCacheManager):

@@ -18,7 +18,7 @@ from sgl_vllm.jump.jump import JumpForward, JumpListener
 from sgl_vllm.jump.report import ForcedReports
 from sgl_vllm.part import BY_OPTION, EngineView, Part
 from sgl_vllm.radix import part as radix
-from sgl_vllm.radix.manager import RadixKVCacheManager
+from sgl_vllm.radix.manager import RadixKVCacheManager, max_copies
 from sgl_vllm.scheduler import preemption, queue, select
 from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.policy import Bound, WaitingQueue
@@ -43,10 +43,6 @@ logger = logging.getLogger("vllm.sgl_vllm")
 
 PARTS: tuple[Part, ...] = (radix.PART, queue.PART, fsm.PART, jump.PART, select.PART)
 """In the order in which they are asked: a part may depend on those before it."""
-
-MAX_COPY_BYTES = 64 << 20
-"""KV cache of a worker that is copied in one step, for hits that end inside a block. vLLM may need
-as much memory again while it copies."""
 
 FAILED = "switched off by errors: see the log"
 """The state of a part whose circuit breaker has tripped."""
@@ -166,16 +162,10 @@ def _build_radix(engine: EngineView, parts: Parts) -> RadixKVCacheManager:
         ttl_s=engine.options.radix_ttl_s,
         pin_share=engine.options.radix_pin_share,
         max_pins=engine.options.radix_max_pins,
-        max_copies=_max_copies(engine.kv_cache_config),
+        max_copies=max_copies(engine.kv_cache_config),
         has_connector=engine.scheduler.connector is not None,
         scheduler=PartsSchedulerView(parts),
     )
-
-
-def _max_copies(config: KVCacheConfig) -> int | None:
-    """The copies of blocks that stay within `MAX_COPY_BYTES`; None if blocks have no memory."""
-    num_bytes = sum(tensor.size for tensor in config.kv_cache_tensors)
-    return max(1, MAX_COPY_BYTES * config.num_blocks // num_bytes) if num_bytes else None
 
 
 def _build_queue(engine: EngineView, parts: Parts) -> CacheAwareQueue:

@@ -813,10 +813,14 @@ def test_following_a_failed_run_ends(capsys: pytest.CaptureFixture[str]) -> None
     assert "RuntimeError: never mind" in capsys.readouterr().out
 
 
-def test_live_in_a_terminal_redraws_in_place_and_leaves_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")  # rich redraws nothing in a dumb terminal
+@pytest.fixture
+def capable_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich redraws nothing in a dumb terminal, such as a CI job may have."""
+    monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.mark.usefixtures("capable_terminal")
+def test_live_in_a_terminal_redraws_in_place_and_leaves_the_end() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=80, height=50)
 
@@ -831,10 +835,8 @@ def test_live_in_a_terminal_redraws_in_place_and_leaves_the_end(
     assert "The end" in written.split("running")[-1]
 
 
-def test_live_shows_the_last_lines_of_what_is_longer_than_the_terminal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")  # rich redraws nothing in a dumb terminal
+@pytest.mark.usefixtures("capable_terminal")
+def test_live_shows_the_last_lines_of_what_is_longer_than_the_terminal() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=80, height=10)
     while_running = ""
