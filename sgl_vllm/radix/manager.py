@@ -30,6 +30,7 @@ from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.node import NO_MATCH, Match, Namespace
 from sgl_vllm.radix.pins import Pins, max_pinned_blocks
 from sgl_vllm.radix.pool import RadixBlockPool
+from sgl_vllm.radix.request_state import RequestState
 from sgl_vllm.radix.scheduler_view import NoScheduler, SchedulerView
 from sgl_vllm.radix.snapshot import CacheSnapshot, take_snapshot
 from sgl_vllm.radix.stats import RadixCounters, RadixGauges
@@ -135,9 +136,6 @@ class RadixKVCacheManager(KVCacheManager):
         super().new_step_starts()
         self._num_copies = 0
         self.pool.step_starts()
-        self._expire()
-
-    def _expire(self) -> None:
         if self._ttl_s:
             self.pool.expire(self._ttl_s)
 
@@ -173,8 +171,9 @@ class RadixKVCacheManager(KVCacheManager):
             max_cache_hit_length: at most this many tokens, given by vLLM from 0.33 on. At least one
                 token always has to run, or there is nothing to sample from.
         """
-        stock_limit = [] if max_cache_hit_length is None else [max_cache_hit_length]
-        limit = min([request.num_tokens - 1, *stock_limit])
+        limit = request.num_tokens - 1
+        if max_cache_hit_length is not None:
+            limit = min(limit, max_cache_hit_length)
         if getattr(request, "prefill_stats", None) is not None and not request.num_preemptions:
             # Forced output may follow the prompt already, and vLLM counts a first hit as prompt.
             limit = min(limit, request.num_prompt_tokens)
@@ -182,6 +181,7 @@ class RadixKVCacheManager(KVCacheManager):
         if first_scored is not None:
             limit = min(limit, first_scored - 1)
         if self.pool.tree is None:
+            stock_limit = [] if max_cache_hit_length is None else [max_cache_hit_length]
             blocks, num_tokens, boundary = super().get_computed_blocks(request, *stock_limit)
             if num_tokens > limit:
                 num_tokens = limit - limit % self.block_size
@@ -304,14 +304,14 @@ class RadixKVCacheManager(KVCacheManager):
         manager = self.coordinator.single_type_managers[0]
         blocks = manager.req_to_blocks.get(request_id)
         if blocks and self.enable_caching:
+            state = self.pool.states.of(request)
             num_scheduled = manager.num_cached_block.get(request_id, 0)
             if num_scheduled * self.block_size > request.num_computed_tokens:
                 # It was taken out of the step that would have computed it, or its load has failed.
                 # Only blocks of its own leave the tree, not those that it found in the cache.
-                state = self.pool.states.of(request)
                 num_kept = max(request.num_computed_tokens, state.num_found if state else 0)
                 self.pool.unindex(blocks[num_kept // self.block_size : num_scheduled])
-            num_tokens = self._num_to_index(request)
+            num_tokens = self._num_to_index(request, state)
             # After a failed load vLLM counts blocks as computed that another failed request loads.
             if num_tokens > 0 and request.status != RequestStatus.FINISHED_ERROR:
                 is_cached = self.pool.index(request, blocks, num_tokens, is_last_use=True)
@@ -326,7 +326,7 @@ class RadixKVCacheManager(KVCacheManager):
         if blocks and self.enable_caching:
             self.pool.index(request, blocks, num_tokens)
 
-    def _num_to_index(self, request: Request) -> int:
+    def _num_to_index(self, request: Request, state: RequestState | None) -> int:
         """How many of the request's tokens other requests may share.
 
         Tokens of a step in flight are not computed yet, and placeholders are no tokens. vLLM counts
@@ -336,7 +336,6 @@ class RadixKVCacheManager(KVCacheManager):
         # A preempted request has no computed tokens, but may still have tokens in flight.
         num_computed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
         num_tokens = min(num_computed, request.num_tokens)
-        state = self.pool.states.of(request)
         if state is not None and 0 < num_tokens <= state.num_loaded:
             cached = self.coordinator.single_type_managers[0].num_cached_block
             num_tokens = min(num_tokens, cached.get(request.request_id, 0) * self.block_size)
@@ -346,9 +345,8 @@ class RadixKVCacheManager(KVCacheManager):
         """How many tokens `request` will have left in the cache, for vLLM's statistics."""
         if self.tree is None:
             return super().estimate_cached_tokens(request)
-        if self.pool.states.of(request) is None:
-            return 0
-        return self._num_to_index(request)
+        state = self.pool.states.of(request)
+        return 0 if state is None else self._num_to_index(request, state)
 
     def reset_prefix_cache(self) -> bool:
         """Empty the cache, pinned prefixes too. False, and nothing is changed, if it is in use."""
@@ -376,7 +374,8 @@ class RadixKVCacheManager(KVCacheManager):
     def snapshot(self, max_nodes: int, max_tokens: int) -> CacheSnapshot | None:
         """The shape of the cache; None if the tree is off. Of tenants with a `cache_salt` it has
         totals only, and never tokens."""
-        self._expire()
+        if self._ttl_s:
+            self.pool.expire(self._ttl_s)
         if self.tree is None:
             return None
         pinned = self.pins.block_ids

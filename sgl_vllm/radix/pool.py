@@ -277,10 +277,10 @@ class RadixBlockPool(BlockPool):
         self._unlock(blocks)
 
     def _unlock(self, blocks: list[KVCacheBlock]) -> None:
-        if self.tree is not None and blocks:
-            self.guarded(
-                self.tree.unlock, [block.block_id for block in blocks if block.ref_cnt == 0]
-            )
+        if self.tree is not None:
+            unused = [block.block_id for block in blocks if block.ref_cnt == 0]
+            if unused:
+                self.guarded(self.tree.unlock, unused)
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
         """Called by vLLM when it reuses the block, or when a connector finds its contents wrong."""

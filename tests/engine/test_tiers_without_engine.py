@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
+from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from sgl_vllm.radix.scheduler_view import NoScheduler
 from sgl_vllm.radix.stats import RadixCounters
 from sgl_vllm.tiers.connector import Tiers
 from sgl_vllm.tiers.load_rule import LoadRule
+
+
+class Source(StrEnum):
+    """vLLM's CacheHitSource, which 0.31 does not have."""
+
+    HOST = "host"
+    DISK = "disk"
 
 
 class Request:
@@ -45,7 +52,7 @@ class Connector:
 
     def get_external_cache_hit_sources(self, request, num_external):
         on_disk = min(32, num_external)
-        return {CacheHitSource.DISK: on_disk, CacheHitSource.HOST: num_external - on_disk}
+        return {Source.DISK: on_disk, Source.HOST: num_external - on_disk}
 
 
 class Below:
@@ -98,7 +105,7 @@ def test_an_answer_that_comes_later_stays_open():
     "kind",
     [{"kv_transfer_params": {"do_remote_prefill": True}}, {"skip_reading_prefix_cache": True}],
 )
-def test_who_has_no_choice_is_always_asked_for(kind):
+def test_a_request_that_has_no_choice_is_always_asked_for(kind):
     below = Below(min_tokens=10_000)
     assert below.admit(Request(40, **kind)) == 96
 
