@@ -26,7 +26,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sgl_vllm.counters import Declaration, Kind, declarations
 from sgl_vllm.scheduler.stats import ON, EngineStats
@@ -38,6 +38,9 @@ REFRESH_TIMEOUT_S = 2.0
 
 MAX_AGE_S = 1.0
 """The engines are asked no more than this long before a scrape arrives."""
+
+_CHOOSE_FORMAT = (b"accept", b"accept-encoding")
+"""Headers on which the page depends."""
 
 PREFIX = "sgl_vllm:"
 
@@ -126,6 +129,10 @@ class MetricsMiddleware:
         self._ask = ask
         self._asking = asyncio.Lock()
         self._asked_at = float("-inf")
+        self._writing = asyncio.Lock()
+        self._written_for: tuple[bytes, ...] = ()
+        self._written_at = float("-inf")
+        self._page: list[Message] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
@@ -136,10 +143,35 @@ class MetricsMiddleware:
             if arrived_at - self._asked_at > MAX_AGE_S:
                 self._asked_at = time.monotonic()
                 self._collector.stats = await self._report(scope["app"])
+        for message in await self._newest_page(scope, receive):
+            await send(message)
+
+    async def _newest_page(self, scope: Scope, receive: Receive) -> list[Message]:
+        """A page that was begun after this call. A page takes the event loop some milliseconds, so
+        the scrapes that arrive while one is written share the next one."""
+        headers = [value for name, value in scope["headers"] if name in _CHOOSE_FORMAT]
+        wanted = (scope["method"].encode(), scope["query_string"], *headers)
+        arrived_at = time.monotonic()
+        async with self._writing:
+            if arrived_at > self._written_at or wanted != self._written_for:
+                begun_at = time.monotonic()
+                self._page = await self._write(scope, receive)
+                self._written_at, self._written_for = begun_at, wanted
+            return self._page
+
+    async def _write(self, scope: Scope, receive: Receive) -> list[Message]:
+        messages: list[Message] = []
+
+        async def keep(message: Message) -> None:
+            messages.append(message)
+
         if self._registry is REGISTRY:
-            return await self._app(scope, receive, send)
-        page = await run_in_threadpool(generate_latest, self._registry)
-        await Response(page, headers={"Content-Type": CONTENT_TYPE_LATEST})(scope, receive, send)
+            await self._app(scope, receive, keep)
+        else:
+            page = await run_in_threadpool(generate_latest, self._registry)
+            answer = Response(page, headers={"Content-Type": CONTENT_TYPE_LATEST})
+            await answer(scope, receive, keep)
+        return messages
 
     async def _report(self, app: FastAPI) -> EngineStats | None:
         """None if the engines do not answer. Old numbers would not do: another API server may have

@@ -26,7 +26,7 @@ from rich.table import Table
 from sgl_vllm.server_process import VllmServer
 from tools.attack import hostile, target
 from tools.attack.client import FORMATS, Attacker, Sent, cut_bodies
-from tools.attack.figures import Figures
+from tools.attack.figures import Figures, spread
 
 BYSTANDER_START_S = 3.0
 
@@ -107,9 +107,9 @@ def _attack_one(server: VllmServer, size: Size, seed: int, step: Step) -> Figure
         for _ in range(size.idle_s):
             time.sleep(1)
             advance()
-        begun = time.monotonic()
-        answered = _send(url, phases(size, seed), step).answered
-        ended = time.monotonic()
+        attacked_from = time.monotonic()
+        attacker, ends = _send(url, phases(size, seed), step)
+    starts = [attacked_from, *ends.values()]
     num_lines = target.num_log_lines(server)
     advance = step("cut bodies", 1)
     cut_bodies(url, size.cut_bodies, seed)
@@ -121,11 +121,14 @@ def _attack_one(server: VllmServer, size: Size, seed: int, step: Step) -> Figure
     same = [one == other for one, other in zip(answers, target.greedy_answers(url), strict=True)]
     target.wait_until_idle(url)
     return Figures(
-        answered=answered,
+        answered=attacker.answered,
         before=before,
         after=after,
-        ttft_idle_s=other.between(idle_from, begun),
-        ttft_attack_s=other.between(begun, ended),
+        ttft_idle_s=other.between(idle_from, attacked_from),
+        ttft_attack_s={
+            phase: other.between(start, end)
+            for start, (phase, end) in zip(starts, ends.items(), strict=False)
+        },
         blocks_in_use=target.blocks_in_use(url),
         flushed=target.flush(url),
         same_answers=sum(same),
@@ -135,12 +138,14 @@ def _attack_one(server: VllmServer, size: Size, seed: int, step: Step) -> Figure
     )
 
 
-def _send(url: str, all_phases: Iterator[Phase], step: Step) -> Attacker:
-    attacker = Attacker(url)
+def _send(url: str, all_phases: Iterator[Phase], step: Step) -> tuple[Attacker, dict[str, float]]:
+    """One phase after another. Returns when each ended, on the monotonic clock."""
+    attacker, ends = Attacker(url), {}
     for phase in all_phases:
         advance = step(phase.name, len(phase.requests))
         attacker.run(phase.name, phase.requests, phase.at_once, advance)
-    return attacker
+        ends[phase.name] = time.monotonic()
+    return attacker, ends
 
 
 def print_result(figures: Figures, console: Console) -> None:
@@ -151,7 +156,10 @@ def print_result(figures: Figures, console: Console) -> None:
         table.add_row(check.name, check.measured, check.limit, mark)
     console.print(table)
     for phase, statuses in figures.by_phase().items():
-        console.print(f"{phase}: {', '.join(f'{n} x {status}' for status, n in statuses.items())}")
+        answers = ", ".join(f"{n} x {status}" for status, n in statuses.items())
+        ttft = spread(figures.ttft_attack_s.get(phase, ()))
+        waits = f"p50 {1000 * ttft['p50']:.0f}, p99 {1000 * ttft['p99']:.0f} ms"
+        console.print(f"{phase}: {answers}; TTFT of {ttft['count']} requests: {waits}")
     for one in [one for one in figures.answered if one.error][:20]:
         console.print(f"{one.phase}, {one.kind}: {one.error}", markup=False)
 

@@ -1,29 +1,83 @@
-"""The check of formats in the process that takes requests, before vLLM's own.
+"""The check of formats in the process that takes requests.
 
-Owns what is refused there. vLLM validates a format by compiling it, in the API server's event loop,
-so a count that costs gigabytes has to be refused earlier. Everything else about a format is left to
-vLLM's check and to the engine.
+Owns what is refused there before vLLM validates a format, and where vLLM does so. vLLM validates a
+format by compiling it. A count that costs gigabytes has to be refused earlier, and the compilation
+belongs in a thread: in the API server's event loop, all other requests wait for it. Everything else
+about a format is left to vLLM's validation and to the engine.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import json
-from collections.abc import Callable
-from typing import Any  # Any: the JSON of a request
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any  # Any: the JSON of a request; arguments that pass through
 
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.structured_output import backend_xgrammar
 
 from sgl_vllm.fsm.counts import CountLimitError, check_pattern, check_schema
 from sgl_vllm.vllm_api.patching import wrap
 
+MAX_THREADS = 2
+"""Formats that a process validates at a time. Most of a validation runs outside the interpreter's
+lock."""
+
+_threads = ThreadPoolExecutor(MAX_THREADS, "sgl-vllm-validate")
+
+_validated: ContextVar[SamplingParams | None] = ContextVar("validated", default=None)
+"""The parameters of the request that is being added, if their format has been validated."""
+
 
 def install_checks() -> None:
-    """Check counts before vLLM validates a format, in this process. Idempotent."""
-    wrap(SamplingParams, "_validate_structured_outputs")(_checked_first)
+    """Check counts before vLLM validates a format, in this process, and let it validate in threads.
+    Idempotent."""
+    wrap(AsyncLLM, "add_request")(_validated_in_thread)
+    wrap(SamplingParams, "_validate_structured_outputs")(_validated_once)
     # The structural tag of a chat request is validated while its body is parsed.
     wrap(backend_xgrammar, "validate_xgrammar_grammar")(_checked_first)
+
+
+async def _validated_in_thread(
+    original: Callable[..., Awaitable[Any]],
+    engine: AsyncLLM,
+    request_id: str,
+    prompt: Any,
+    params: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`AsyncLLM.add_request`. Costs 0.1 ms for a request with a format, nothing for others."""
+    if not isinstance(params, SamplingParams) or params.structured_outputs is None:
+        return await original(engine, request_id, prompt, params, *args, **kwargs)
+    # The prompts of a batch share one format, and vLLM's validation changes it.
+    params = copy.copy(params)
+    params.structured_outputs = copy.copy(params.structured_outputs)
+    inputs = engine.input_processor
+    await asyncio.get_running_loop().run_in_executor(
+        _threads,
+        params._validate_structured_outputs,
+        inputs.model_config,
+        inputs.structured_outputs_config,
+        inputs.tokenizer,
+    )
+    outer = _validated.set(params)
+    try:
+        return await original(engine, request_id, prompt, params, *args, **kwargs)
+    finally:
+        _validated.reset(outer)
+
+
+def _validated_once(
+    original: Callable[..., None], params: SamplingParams, *args: Any, **kwargs: Any
+) -> None:
+    if _validated.get() is not params:
+        _checked_first(original, params, *args, **kwargs)
 
 
 def _checked_first(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from prometheus_client.core import CollectorRegistry
+from prometheus_client import REGISTRY, Counter, make_asgi_app
+from prometheus_client.core import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from sgl_vllm.fsm.vllm.backend import BackendCounters
@@ -181,6 +182,47 @@ def test_scrapes_that_arrive_together_ask_slow_engines_once(monkeypatch) -> None
     monkeypatch.setattr(metrics, "MAX_AGE_S", 0.05)
     pages = scrape_at_once(SglCollector(), answer_takes_s=0.1, num_scrapes=50)
     assert all("sgl_vllm:forward_passes_total 1.0" in page for page in pages)
+
+
+class SlowPages(SglCollector):
+    """Counts the pages that are written, each of which takes a while."""
+
+    num_pages = 0
+
+    def collect(self) -> Iterator[Metric]:
+        self.num_pages += 1
+        time.sleep(0.05)
+        return super().collect()
+
+
+def test_scrapes_that_arrive_together_share_pages() -> None:
+    collector = SlowPages()
+    pages = scrape_at_once(collector, answer_takes_s=0.01, num_scrapes=50)
+    assert len(pages) == 50 and len(set(pages)) == 1
+    assert collector.num_pages <= 2
+
+
+def test_a_page_has_all_that_was_counted_before_its_scrape() -> None:
+    """vLLM's own metrics are never a second old, even if the plugin's are."""
+    counted = Counter("counted", "By this test.", registry=REGISTRY)
+
+    async def ask(app: FastAPI) -> EngineStats:
+        return ran(7)
+
+    app = FastAPI()
+    app.mount("/metrics", make_asgi_app(REGISTRY))
+    app.add_middleware(
+        metrics.MetricsMiddleware, collector=SglCollector(), registry=REGISTRY, ask=ask
+    )
+    client = TestClient(app)
+    try:
+        for number in (1, 2, 3):
+            counted.inc()
+            assert told_by(client.get("/metrics"))["counted_total"] == number
+        only = told_by(client.get("/metrics", params={"name[]": "counted_total"}))
+        assert only == {"counted_total": 3}
+    finally:
+        REGISTRY.unregister(counted)
 
 
 @pytest.mark.usefixtures("shared_counts")
