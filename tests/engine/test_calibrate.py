@@ -18,7 +18,7 @@ from benchmarks.cost_model import Batch, CostModel, Pass
 
 @pytest.mark.slow  # times, so nothing runs beside it
 def test_the_measured_passes_are_those_of_the_experiments_and_have_a_cost_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
     torch.set_num_threads(1)
@@ -29,7 +29,7 @@ def test_the_measured_passes_are_those_of_the_experiments_and_have_a_cost_model(
     document = json.loads(file.read_text())
     cost = CostModel.from_json(file)
     assert cost.step_s > 0
-    assert "--step-s" in capsys.readouterr().out
+    assert "--step-s" in capfd.readouterr().out
     batches = {
         tuple(p[name] for name in ("prefill", "decode", "context")) for p in document["passes"]
     }

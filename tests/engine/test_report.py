@@ -11,6 +11,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from sgl_vllm.protocol.request_keys import REPORT
 from tests.engine.engine import Ask, Engine
+from tests.engine.one_by_one import DROPS_AFTER_STOP
 
 CARD = r'\{"name": "([A-Z][a-z]{2,8})", "age": ([1-9][0-9])\}'
 ASKING = {REPORT: 1}
@@ -85,6 +86,7 @@ def test_a_request_that_is_all_forced_is_reported_to_its_end(engine):
     assert "".join(pieces(text, report)) == text
 
 
+@pytest.mark.skipif(not DROPS_AFTER_STOP, reason="vLLM 0.31: no jumps beside a stop string")
 def test_a_stop_string_keeps_the_report(engine):
     text, report = told(engine, card(engine, stop=["age"]))
     assert text.endswith('", "')
