@@ -55,7 +55,8 @@ class Attacker:
                 self.answered.append(await _send(client, phase, sent))
                 on_answer()
 
-        limits = httpx.Limits(max_connections=None)
+        # Shorter than the server's, which would close a connection while it is being used again.
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=2)
         async with (
             httpx.AsyncClient(base_url=self._url, timeout=MAX_ANSWER_S, limits=limits) as client,
             asyncio.TaskGroup() as group,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from sgl_vllm.fsm import byte_dfa, rust_regex
 from sgl_vllm.fsm.byte_dfa import ByteDfa, combined, minimal
+from sgl_vllm.fsm.characters import MARK
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedPatternError
 from sgl_vllm.fsm.expressions import NEVER
 from sgl_vllm.fsm.regex import full_match, json_string_search
@@ -85,7 +86,8 @@ def test_a_whole_text_matches_where_re_says_so(pattern, texts):
 def test_texts_made_from_a_pattern_match_it(data):
     pattern = data.draw(patterns)
     text = data.draw(st.from_regex(re.compile(pattern, re.ASCII | re.DOTALL), fullmatch=True))
-    if "\xa0" not in text and not any("\ud800" <= c <= "\udfff" for c in text):
+    has_surrogate = any("\ud800" <= c <= "\udfff" for c in text)
+    if "\xa0" not in text and MARK not in text and not has_surrogate:
         assert full_match(pattern).accepts(text.encode())
 
 
