@@ -32,6 +32,7 @@ HEADINGS = {
     "rank_routing": "Scheduling and routing",
     "fsm": "Structured output and jump-forward",
     "jump_forward": "Structured output and jump-forward",
+    "self_check": "Self-check",
 }
 """Each part, and the heading under which its options are listed, in that order."""
 
@@ -57,6 +58,7 @@ class OptionInfo:
         form: the same in words, for the message about a value that is refused.
         hint: what to do instead, at the end of the message about a value that is refused.
         old_name: the name before this version. It still works, with a warning.
+        old_values: what the values of the old name are now, if they have changed too.
         page: the page in docs/ with more.
     """
 
@@ -69,6 +71,7 @@ class OptionInfo:
     form: str = ""
     hint: str = ""
     old_name: str = ""
+    old_values: Mapping[object, object] = dataclasses.field(default_factory=dict)
     page: str = ""
 
     @staticmethod
@@ -90,6 +93,7 @@ def _option(
     form: str = "",
     hint: str = "",
     old_name: str = "",
+    old_values: Mapping[object, object] | None = None,
     page: str = "",
 ) -> Value:
     """A dataclass field. Typed as its default, as `dataclasses.field` is."""
@@ -103,6 +107,7 @@ def _option(
         form=form,
         hint=hint,
         old_name=old_name,
+        old_values=old_values or {},
         page=page,
     )
     made: Value = dataclasses.field(default=default, metadata={"option": info})
@@ -320,12 +325,21 @@ class Options:
         },
         page="jump-forward.md",
     )
-    unverified: bool = _option(
-        False,
-        "Also turn on `jump_forward` and `select` where no GPU has run them yet: with asynchronous "
-        "scheduling, and on vLLM's V2 model runner.",
-        part="jump_forward",
-        page="jump-forward.md",
+    self_check: str = _option(
+        "auto",
+        "Before the first request, compare the parts with stock vLLM on this device, and switch "
+        "off those that disagree.",
+        part="self_check",
+        choices=lambda: {
+            "auto": "where the project's own tests do not run: on a GPU, with asynchronous "
+            "scheduling, and on vLLM's V2 model runner; but not where its requests would be seen "
+            "outside, by a KV connector or as KV events",
+            "on": "everywhere, and again after a check that the engine did not survive",
+            "off": "never; every part is on that the configuration allows",
+        },
+        old_name="unverified",
+        old_values={True: "off", False: "auto"},
+        page="self-check.md",
     )
 
     def __post_init__(self) -> None:
@@ -449,11 +463,15 @@ def _with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
     current: dict[str, Any] = {}
     for name, value in values.items():
         if name in renamed:
+            old_values = fields[renamed[name]].old_values
+            if isinstance(value, bool | str | int | float):
+                value = old_values.get(value, value)
             logger.warning(
-                "sgl-vllm: the option %s is now called %s. The old name will stop working in the "
+                "sgl-vllm: the option %s is now called %s%s. The old name will stop working in the "
                 "next version.",
                 name,
                 renamed[name],
+                f", and its value is {value}" if old_values else "",
             )
             if renamed[name] in values:
                 raise OptionError(f"{name} is the old name of {renamed[name]}: set only one")

@@ -2,7 +2,8 @@
 
 Owns the form of that answer and the reasons that parts share. Does not own the reasons of a part,
 which are next to its code: `radix/part.py`, `fsm/vllm/part.py`, `jump/part.py`,
-`scheduler/queue.py`, `scheduler/select.py`. Imports no vLLM at run time.
+`scheduler/queue.py`, `scheduler/select.py`; nor what must be checked first (`self_check/plan.py`).
+Imports no vLLM at run time.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ class EngineView:
     Attributes:
         scheduler: vLLM's part of the scheduler, constructed.
         off: the parts that are off, with their reasons, of those that were asked already.
+        unchecked: why parts are off because no self-check has seen them here.
     """
 
     scheduler: Scheduler
     kv_cache_config: KVCacheConfig
     options: Options
     off: Mapping[str, str] = field(default_factory=dict)
+    unchecked: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def vllm_config(self) -> VllmConfig:
@@ -62,7 +65,8 @@ class Part:
             return BY_OPTION
         if missing := missing_hooks(self.name):
             return f"this vLLM lacks {', '.join(missing)}"
-        return _why_no_part(engine) or self.unsupported(engine)
+        reason = _why_no_part(engine) or self.unsupported(engine)
+        return reason or engine.unchecked.get(self.name)
 
 
 def _why_no_part(engine: EngineView) -> str | None:
@@ -70,15 +74,4 @@ def _why_no_part(engine: EngineView) -> str | None:
     if engine.vllm_config.parallel_config.distributed_executor_backend == "external_launcher":
         # All ranks must schedule the same. Ours may not: limits of time, measured load times.
         return "with external_launcher, each rank has a scheduler of its own"
-    return None
-
-
-def why_unverified(engine: EngineView) -> str | None:
-    """Why a part that depends on the order of steps must be asked for in this engine."""
-    if engine.options.unverified:
-        return None
-    if engine.scheduler.use_v2_model_runner:
-        return "not verified on a GPU with vLLM's V2 model runner (unverified=true)"
-    if engine.vllm_config.scheduler_config.async_scheduling:
-        return "not verified on a GPU with asynchronous scheduling (unverified=true)"
     return None

@@ -13,7 +13,8 @@ nothing:
     EngineArgs.create_engine_config  sets our scheduler class in the resolved configuration
     SamplingParams._validate_structured_outputs, validate_xgrammar_grammar
                                      check counts in formats first; once the plugin is active
-    EngineCore.__init__              lets our scheduler choose the block hasher, prepare workers
+    EngineCore.__init__              lets our scheduler choose the block hasher, prepare workers,
+                                     and checks the parts on this device (`self_check/`)
     EngineCore.sgl_vllm_call         (added) what the HTTP routes call in the engine's process
     DPLBAsyncMPClient                chooses a data-parallel rank; only with `rank_routing`
 """
@@ -135,6 +136,7 @@ def _init_engine_core(
         control = scheduler.sgl_vllm
         engine.request_block_hasher = control.block_hasher(engine.request_block_hasher)
         control.prepare_workers(engine.model_executor.collective_rpc)
+        control.check_before_serving(engine)
 
 
 # -- the command line -----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import sys
 from typing import Protocol
 
 import sgl_vllm
-from sgl_vllm.commands import demo, doctor, pin, ray_serve, run, top, tree, unpin
+from sgl_vllm.commands import demo, doctor, pin, ray_serve, run, top, tree, unpin, verify
 from sgl_vllm.commands.client import ServerError
 from sgl_vllm.vllm_api import versions
 
@@ -38,6 +38,7 @@ class Command(Protocol):
 
 COMMANDS: tuple[tuple[str, str, Command], ...] = (
     ("doctor", "check the installation, and say how to repair it", doctor),
+    ("verify", "compare the plugin with stock vLLM on this device, and write a report", verify),
     ("demo", "run one program on stock vLLM and with the plugin, and compare", demo),
     ("run", "run a program from a Python file", run),
     ("ray-serve", "serve replicas on Ray Serve, routed by what each has cached", ray_serve),

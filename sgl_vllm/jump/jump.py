@@ -23,7 +23,7 @@ Idea: jump-forward decoding with a compressed finite state machine (arXiv 2312.0
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,10 +81,10 @@ class JumpForward:
     """
 
     def __init__(
-        self, scheduler: Scheduler, mode: str, listeners: Sequence[JumpListener] = ()
+        self, scheduler: Scheduler, mode: str, listeners: Iterable[JumpListener] = ()
     ) -> None:
         self._scheduler = scheduler
-        self._listeners = listeners
+        self.listeners = [*listeners]
         logprobs_mode = scheduler.vllm_config.model_config.logprobs_mode
         self._has_logprobs = logprobs_mode in ("raw_logprobs", "processed_logprobs")
         self._drops_after_stop = hasattr(OutputProcessor, "_trim_surplus_tokens")
@@ -206,5 +206,5 @@ class JumpForward:
         """Tokens [start, end) of the output were forced."""
         self.counters.jumps += 1
         self.counters.forced_tokens += end - start
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.jumped(request, start, end)

@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from sgl_vllm.fsm.vllm.part import why_no_backend
-from sgl_vllm.part import EngineView, Part, why_unverified
+from sgl_vllm.part import EngineView, Part
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 def _unsupported(engine: EngineView) -> str | None:
     scheduler, vllm_config = engine.scheduler, engine.vllm_config
-    if reason := why_unverified(engine):
-        return reason
     if engine.options.jump_mode == "canonical" and (reason := why_no_backend(vllm_config)):
         return reason
     if vllm_config.speculative_config is not None:

@@ -7,8 +7,8 @@ why a part is off, which each part says itself (`part.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from sgl_vllm.fsm.vllm import part as fsm
@@ -19,6 +19,7 @@ from sgl_vllm.jump.report import ForcedReports
 from sgl_vllm.part import BY_OPTION, EngineView, Part
 from sgl_vllm.radix import part as radix
 from sgl_vllm.radix.manager import RadixKVCacheManager, max_copies
+from sgl_vllm.radix.stats import EvictionCounters, RadixCounters
 from sgl_vllm.scheduler import preemption, queue, select
 from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.policy import Bound, WaitingQueue
@@ -27,6 +28,7 @@ from sgl_vllm.scheduler.queue import CacheAwareQueue
 from sgl_vllm.scheduler.select import ScoredRequests
 from sgl_vllm.scheduler.stats import ON
 from sgl_vllm.scheduler.traces import RequestTraces
+from sgl_vllm.self_check.plan import Plan, plan_for
 from sgl_vllm.tiers.connector import Tiers
 from sgl_vllm.tiers.load_rule import LoadRule
 from sgl_vllm.version import __version__
@@ -60,12 +62,16 @@ class Parts:
     """The parts of one engine, None for those that it does not have.
 
     Attributes:
-        off: why each part that is off from the start is off.
+        engine: the engine as the parts saw it.
+        off: why each part that is off by choice, from the start or since the self-check, is off.
+        plan: whether the engine is to be checked before it serves.
         victim, tiers, traces: present if their option, a KV connector or tracing asks for them.
         grammars: also present with `fsm` off, for jumps.
     """
 
-    off: Mapping[str, str]
+    engine: EngineView
+    off: dict[str, str]
+    plan: Plan = field(default_factory=Plan)
     radix: RadixKVCacheManager | None = None
     queue: CacheAwareQueue | None = None
     grammars: SglBackend | None = None
@@ -87,6 +93,32 @@ class Parts:
         return {
             part.name: self.off.get(part.name) or _state(can_fail.get(part.name)) for part in PARTS
         }
+
+    def switch_off(self, name: str, reason: str) -> None:
+        """Leave the work of a part to vLLM from now on. To be called when no request runs."""
+        self.off[name] = reason
+        if name == radix.PART.name and self.radix is not None and self.radix.tree is not None:
+            self.radix.pool.switch_off()
+        elif name == fsm.PART.name and self.grammars is not None:
+            self.grammars.leave_to_stock()
+        elif name == jump.PART.name:
+            self.jump = self.reports = None
+        elif name == select.PART.name:
+            self.select = None
+
+    def num_errors(self, name: str) -> int:
+        """Unexpected errors of a part so far. Each is in the log."""
+        if name == radix.PART.name:
+            return int(self.radix is not None and self.radix.failed)
+        if name == fsm.PART.name:
+            return self.grammars.counters.errors if self.grammars is not None else 0
+        if name == jump.PART.name:
+            return self.jump.counters.errors if self.jump is not None else 0
+        return 0
+
+    def token_bytes(self) -> tuple[Sequence[bytes], int]:
+        """The bytes of each token, empty for special ones, and the token that ends a text."""
+        return fsm.token_bytes_reader(self.engine, self.grammars)()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +147,8 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
     manager. `scheduler` is one of vLLM's, otherwise ready to serve.
     """
     off: dict[str, str] = {}
-    engine = EngineView(scheduler, kv_cache_config, options, off)
+    plan = plan_for(scheduler, options)
+    engine = EngineView(scheduler, kv_cache_config, options, off, plan.off)
     for part in PARTS:
         if (reason := part.why_off(engine)) is not None:
             off[part.name] = reason
@@ -123,7 +156,7 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
     def is_on(part: Part) -> bool:
         return part.name not in off
 
-    parts = Parts(off)
+    parts = Parts(engine, off, plan)
     if scheduler.vllm_config.observability_config.otlp_traces_endpoint is not None:
         parts.traces = RequestTraces(scheduler.block_size)
     if is_on(select.PART):
@@ -136,23 +169,34 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
             )
             parts.tiers = Tiers(scheduler.connector, parts.radix, rule)
     if is_on(queue.PART):
-        parts.queue = _build_queue(engine, parts)
-        scheduler.waiting = parts.queue
+        _build_queue(parts)
     if is_on(fsm.PART) or (is_on(jump.PART) and options.jump_mode == "canonical"):
         parts.grammars = fsm.install_backend(engine)
     if is_on(jump.PART):
-        parts.reports = ForcedReports(fsm.token_bytes_reader(engine, parts.grammars))
-        listeners: list[JumpListener] = [parts.reports]
-        if parts.traces is not None:
-            listeners.append(parts.traces)
-        parts.jump = JumpForward(scheduler, options.jump_mode, listeners)
+        _build_jump(parts)
     if options.schedule_cheapest_victim:
         if reason := preemption.why_off(engine):
             logger.warning("sgl-vllm: schedule_cheapest_victim has no effect: %s", reason)
         elif parts.radix is not None:
             parts.victim = CheapestVictim(scheduler, parts.radix)
-    _log(off)
+    if not plan.runs:
+        log_states(parts)
     return parts
+
+
+def renew(parts: Parts) -> None:
+    """Forget all requests that have been: what was counted of them, fairness, random numbers. To
+    be called when no request runs or waits, and the cache is empty."""
+    if parts.radix is not None:
+        parts.radix.counters, parts.radix.pool.counters = RadixCounters(), EvictionCounters()
+    if parts.grammars is not None:
+        parts.grammars.forget()
+    if parts.queue is not None:
+        _build_queue(parts)
+    if parts.jump is not None:
+        _build_jump(parts)
+    if parts.select is not None:
+        parts.select = ScoredRequests()
 
 
 def _build_radix(engine: EngineView, parts: Parts) -> RadixKVCacheManager:
@@ -168,25 +212,37 @@ def _build_radix(engine: EngineView, parts: Parts) -> RadixKVCacheManager:
     )
 
 
-def _build_queue(engine: EngineView, parts: Parts) -> CacheAwareQueue:
-    options = engine.options
+def _build_queue(parts: Parts) -> None:
+    engine, options = parts.engine, parts.engine.options
     bound = Bound(
         max_overtakes=options.schedule_max_overtakes,
         max_delay=options.schedule_max_delay,
         max_wait_s=options.schedule_max_wait_s or float("inf"),
     )
     quantum = options.schedule_fair_quantum
-    return CacheAwareQueue(
+    parts.queue = CacheAwareQueue(
         engine.scheduler,
         WaitingQueue(options.schedule_policy, bound, options.schedule_window),
         parts.radix,
         DeficitCounters(quantum) if quantum else None,
         parts.traces,
     )
+    engine.scheduler.waiting = parts.queue
 
 
-def _log(off: Mapping[str, str]) -> None:
-    """A warning if a part is off for another reason than its option."""
+def _build_jump(parts: Parts) -> None:
+    engine = parts.engine
+    token_bytes = fsm.token_bytes_reader(engine, parts.grammars)
+    parts.reports = ForcedReports(lambda: token_bytes()[0])
+    listeners: list[JumpListener] = [parts.reports]
+    if parts.traces is not None:
+        listeners.append(parts.traces)
+    parts.jump = JumpForward(engine.scheduler, engine.options.jump_mode, listeners)
+
+
+def log_states(parts: Parts) -> None:
+    """Name every part in one line: a warning if one is off for another reason than its option."""
+    off = parts.off
     as_wanted = all(reason == BY_OPTION for reason in off.values())
     states = (
         f"{part.name} off ({off[part.name]})" if part.name in off else f"{part.name} on"

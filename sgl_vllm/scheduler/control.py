@@ -17,12 +17,13 @@ from vllm.logger import init_logger
 from sgl_vllm.config import Options
 from sgl_vllm.radix import slot_copies
 from sgl_vllm.radix.block_hashes import BlockHasher
-from sgl_vllm.scheduler.assembly import Parts
+from sgl_vllm.scheduler.assembly import Parts, log_states
 from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters
 from sgl_vllm.version import __version__
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.engine.core import EngineCore
 
 logger = init_logger("vllm.sgl_vllm")
 
@@ -143,6 +144,21 @@ class EngineControl:
             reasons = collective_rpc(slot_copies.use_in_worker, args=(radix.block_size,))
         for reason in {*reasons} - {None}:
             logger.warning("sgl-vllm: radix_slot_copy has no effect: %s", reason)
+
+    def check_before_serving(self, engine: EngineCore) -> None:
+        """Check the parts on this device, if that is planned. To be called last.
+
+        Raises:
+            DeviceLost: afterwards the engine cannot run a request.
+        """
+        if not self._parts.plan.runs:
+            return
+        from sgl_vllm.self_check.runner import check_engine
+
+        check_engine(engine, self._parts)
+        self._steps.forward_passes = 0
+        self._bitmasks.masked_steps, self._bitmasks.mask_s = 0, 0.0
+        log_states(self._parts)
 
     def block_hasher(self, stock: BlockHasher | None) -> BlockHasher | None:
         """The hasher for the blocks of new requests, instead of vLLM's `stock` hasher."""

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from vllm.logger import init_logger
 
 from sgl_vllm.counters import counter
-from sgl_vllm.part import EngineView, Part, why_unverified
+from sgl_vllm.part import EngineView, Part
 from sgl_vllm.protocol.request_keys import SCORE_FROM
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ logger = init_logger("vllm.sgl_vllm.select")
 
 
 def _unsupported(engine: EngineView) -> str | None:
-    return why_unverified(engine) or ("it needs radix" if "radix" in engine.off else None)
+    return "it needs radix" if "radix" in engine.off else None
 
 
 PART = Part("select", _unsupported)

@@ -28,6 +28,8 @@ OPTIONAL_PARTS = (
     "kv_events",
     "engine_backend",
     "format_checks",
+    "self_check",
+    "verify",
 )
 """What else needs vLLM: the names of options, and of what runs outside the scheduler."""
 

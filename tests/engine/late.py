@@ -332,7 +332,7 @@ class LateCore(EngineCore):
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             async_scheduling=async_scheduling,
-            plugin={"unverified": True, **(plugin or {})},
+            plugin={"self_check": "off", **(plugin or {})},
         )
         arm = STOCK if stock else SGL
         scheduler: Any = make_scheduler(arm, settings, with_tokenizer=True, **scheduler_args)

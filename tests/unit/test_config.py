@@ -95,3 +95,10 @@ def test_options_are_checked_without_vllm():
         "assert not {'vllm', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("word", "now"), [("true", "off"), ("false", "auto")])
+def test_the_option_unverified_goes_on_working_as_self_check(word, now, caplog):
+    with caplog.at_level(logging.WARNING, logger="vllm.sgl_vllm.config"):
+        assert Options.from_words([f"unverified={word}"]).self_check == now
+    assert f"unverified is now called self_check, and its value is {now}" in caplog.text

@@ -193,6 +193,17 @@ class SglBackend(StructuredOutputBackend):
         """Whether errors have switched the automata off."""
         return self._breaker.tripped
 
+    def leave_to_stock(self) -> None:
+        """From now on, vLLM's backends compile everything."""
+        self._use_automata = False
+
+    def forget(self) -> None:
+        """Forget every automaton, and what was counted."""
+        self._cache.clear()
+        self._counters = BackendCounters()
+        if self._stock is not None:
+            self._stock.num_xgrammar = self._stock.num_guidance = 0
+
     @property
     def resources(self) -> TokenizerResources:
         """What is built once per vocabulary."""

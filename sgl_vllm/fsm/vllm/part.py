@@ -62,20 +62,20 @@ def install_backend(engine: EngineView) -> SglBackend:
 
 def token_bytes_reader(
     engine: EngineView, backend: SglBackend | None
-) -> Callable[[], Sequence[bytes]]:
-    """A function that returns the bytes of each token.
+) -> Callable[[], tuple[Sequence[bytes], int]]:
+    """A function that returns the bytes of each token, and the token that ends a text.
 
     `backend` has read them. Without one (`jump_mode=exact`, and `fsm` off) the first call reads
     the tokenizer, which takes about a second for 131,000 tokens.
     """
 
     @cache
-    def token_bytes() -> Sequence[bytes]:
+    def token_bytes() -> tuple[Sequence[bytes], int]:
         if backend is not None:
-            return backend.resources.token_bytes
+            return backend.resources.token_bytes, backend.resources.end_token
         tokenizer = engine.scheduler.structured_output_manager.tokenizer
         vocab_size = engine.vllm_config.model_config.get_vocab_size()
         xgrammar = XgrammarBackend(engine.vllm_config, tokenizer=tokenizer, vocab_size=vocab_size)
-        return bytes_of_tokens(xgrammar)[0]
+        return bytes_of_tokens(xgrammar)
 
     return token_bytes

@@ -2,7 +2,7 @@ from enum import Enum
 from typing import Any
 
 class SamplingParams:
-    def __init__(  # [routes, engine_backend]
+    def __init__(  # [routes, engine_backend, self_check]
         self,
         *,
         n: int = ...,
@@ -11,6 +11,7 @@ class SamplingParams:
         stop: str | list[str] | None = ...,
         stop_token_ids: list[int] | None = ...,
         temperature: float = ...,
+        seed: int | None = ...,
         top_p: float = ...,
         top_k: int = ...,
         min_p: float = ...,
@@ -21,6 +22,8 @@ class SamplingParams:
         logprobs: int | None = ...,
         prompt_logprobs: int | None = ...,
         allowed_token_ids: list[int] | None = ...,
+        structured_outputs: StructuredOutputsParams | None = ...,
+        skip_reading_prefix_cache: bool | None = ...,
         extra_args: dict[str, Any] | None = ...,
         output_kind: RequestOutputKind = ...,
     ) -> None: ...
@@ -47,6 +50,9 @@ class SamplingParams:
     logit_bias: dict[int, float] | None  # [jump_forward]
     allowed_token_ids: list[int] | None  # [jump_forward]
 
+    def update_from_generation_config(  # [self_check]
+        self, generation_config: dict[str, Any], eos_token_id: int | None = ...
+    ) -> None: ...
     def _validate_structured_outputs(self, *args: Any) -> None: ...  # [format_checks]
     @property
     def num_logprobs(self) -> int | None: ...  # [jump_forward]
@@ -57,7 +63,7 @@ class RequestOutputKind(Enum):  # [engine_backend]
     DELTA = ...
     FINAL_ONLY = ...
 
-class StructuredOutputsParams:  # [engine_backend, format_checks]
+class StructuredOutputsParams:  # [engine_backend, format_checks, self_check]
     def __init__(
         self,
         *,
@@ -71,3 +77,4 @@ class StructuredOutputsParams:  # [engine_backend, format_checks]
     regex: str | None
     grammar: str | None
     structural_tag: str | None
+    _backend: str | None  # [self_check]

@@ -11,10 +11,11 @@ class VllmConfig:
     speculative_config: SpeculativeConfig | None
     structured_outputs_config: StructuredOutputsConfig
     observability_config: ObservabilityConfig
-    kv_events_config: KVEventsConfig | None  # [rank_routing]
+    kv_events_config: KVEventsConfig | None  # [rank_routing, self_check]
 
 class CacheConfig:
     enable_prefix_caching: bool
+    cache_dtype: str  # [self_check]
     block_size: int  # [routes, rank_routing]
     num_gpu_blocks: int | None  # [rank_routing]
 
@@ -22,19 +23,31 @@ class DeviceConfig:
     device_type: str
 
 class ModelConfig:
+    model: str  # [self_check]
+    dtype: object  # [self_check]
+    quantization: str | None  # [self_check]
+    enforce_eager: bool  # [self_check]
+    runner_type: str  # [self_check]
     skip_tokenizer_init: bool  # [fsm, jump_forward]
     logits_processors: list[str | type] | None  # [jump_forward]
     logprobs_mode: str  # [jump_forward, routes, engine_backend]
-    max_model_len: int  # [routes, engine_backend]
+    max_model_len: int  # [routes, engine_backend, self_check]
     multimodal_config: MultiModalConfig | None  # [engine_backend]
 
-    def get_vocab_size(self) -> int: ...  # [fsm, jump_forward]
+    @property
+    def is_encoder_decoder(self) -> bool: ...  # [self_check]
+    @property
+    def is_diffusion(self) -> bool: ...  # [self_check]
+    def get_vocab_size(self) -> int: ...  # [fsm, jump_forward, self_check]
     def get_diff_sampling_param(self) -> dict[str, Any]: ...  # [engine_backend]
 
 class MultiModalConfig:  # [engine_backend]
     media_io_kwargs: dict[str, dict[str, Any]]
 
 class ParallelConfig:
+    tensor_parallel_size: int  # [self_check]
+    pipeline_parallel_size: int  # [self_check]
+    data_parallel_index: int  # [self_check]
     data_parallel_size: int
     decode_context_parallel_size: int  # [radix]
     prefill_context_parallel_size: int  # [radix]

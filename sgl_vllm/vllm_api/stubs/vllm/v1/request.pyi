@@ -1,5 +1,5 @@
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -7,7 +7,7 @@ from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import BlockHash
-from vllm.v1.engine import FinishReason
+from vllm.v1.engine import EngineCoreRequest, FinishReason
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
@@ -17,8 +17,16 @@ class RequestStatus(enum.IntEnum):
     RUNNING = ...
     PREEMPTED = ...
     FINISHED_ERROR = ...
+    FINISHED_ABORTED = ...
 
 class Request:
+    @classmethod
+    def from_engine_core_request(  # [self_check]
+        cls,
+        request: EngineCoreRequest,
+        block_hasher: Callable[[Request], list[BlockHash]] | None,
+    ) -> Request: ...
+
     request_id: str
     status: RequestStatus
     arrival_time: float
@@ -59,5 +67,5 @@ class Request:
     def use_structured_output(self) -> bool: ...  # [jump_forward]
     def update_block_hashes(self) -> None: ...  # [radix]
     def append_output_token_ids(self, token_ids: int | list[int]) -> None: ...  # [jump_forward]
-    def is_finished(self) -> bool: ...  # [jump_forward]
+    def is_finished(self) -> bool: ...  # [jump_forward, self_check]
     def get_finished_reason(self) -> FinishReason | None: ...  # [jump_forward]

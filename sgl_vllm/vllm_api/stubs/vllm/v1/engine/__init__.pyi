@@ -11,7 +11,22 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 class FinishReason(enum.IntEnum):
     STOP = ...
 
-class EngineCoreRequest:  # [routes, rank_routing]
+class EngineCoreRequest:  # [routes, rank_routing, self_check]
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        prompt_token_ids: list[int] | None,
+        mm_features: list[MultiModalFeatureSpec] | None,
+        sampling_params: SamplingParams | None,
+        pooling_params: object | None,
+        arrival_time: float,
+        lora_request: LoRARequest | None,
+        cache_salt: str | None,
+        data_parallel_rank: int | None,
+        reasoning_ended: bool | None = ...,
+    ) -> None: ...
+
     request_id: str
     prompt_token_ids: list[int] | None
     mm_features: list[MultiModalFeatureSpec] | None

@@ -1,14 +1,28 @@
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
 
 class EngineCore:
     scheduler: Scheduler
-    model_executor: Executor  # [radix_slot_copy]
+    model_executor: Executor  # [radix_slot_copy, self_check]
+    vllm_config: VllmConfig  # [self_check]
+    structured_output_manager: StructuredOutputManager  # [self_check]
+    _iteration_index: int  # [self_check]
+    batch_queue: deque[object] | None  # [self_check]
+    step_fn: Callable[[], tuple[dict[int, EngineCoreOutputs] | None, bool]]  # [self_check]
     request_block_hasher: Callable[[Request], list[BlockHash]] | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def post_step(self, model_executed: bool) -> None: ...  # [self_check]
+    def abort_requests(self, request_ids: list[str]) -> None: ...  # [self_check]
+    def preprocess_add_request(  # [self_check]
+        self, request: EngineCoreRequest
+    ) -> tuple[Request, int]: ...

@@ -3,6 +3,12 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.core import EngineCore
+
+class InprocClient:  # [verify]
+    engine_core: EngineCore
+
+    def shutdown(self) -> None: ...
 
 class AsyncMPClient:
     core_engines: list[bytes]

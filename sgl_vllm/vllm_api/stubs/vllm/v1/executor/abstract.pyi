@@ -1,11 +1,13 @@
-# [radix_slot_copy]
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from vllm.v1.core.sched.output import GrammarOutput
 
 _Result = TypeVar("_Result")
 
 class Executor:
-    def collective_rpc(
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> object: ...  # [self_check]
+    def collective_rpc(  # [radix_slot_copy]
         self,
         method: str | Callable[..., _Result],
         timeout: float | None = ...,

@@ -7,7 +7,6 @@ from vllm.v1.structured_output.backend_types import (
 class StructuredOutputRequest:
     reasoning_ended: bool | None
 
-    @property
-    def grammar(self) -> StructuredOutputGrammar | Exception | None: ...
+    grammar: StructuredOutputGrammar | Exception | None
     @property
     def structured_output_key(self) -> tuple[StructuredOutputOptions, str]: ...

@@ -27,11 +27,16 @@ class Scheduler:
     running: list[Request]
     waiting: RequestQueue
     max_num_active_reqs: int  # [schedule]
-    kv_holding_waiting: RequestQueue  # [jump_forward]
-    deferred_waiting: set[Request]  # [jump_forward]
-    prev_step_scheduled_req_ids: set[str]  # [jump_forward]
+    kv_holding_waiting: RequestQueue  # [jump_forward, self_check]
+    deferred_waiting: set[Request]  # [jump_forward, self_check]
+    prev_step_scheduled_req_ids: set[str]  # [jump_forward, self_check]
     reset_preempted_req_ids: set[str]  # [jump_forward]
     return_sampling_mask: bool  # [jump_forward]
+    # What canaries are kept small by, and what they may leave after a fault.
+    max_num_scheduled_tokens: int  # [self_check]
+    finished_req_ids: set[str]  # [self_check]
+    sched_step_seq: int  # [self_check]
+    processed_step_seq: int  # [self_check]
 
     def __init__(
         self,
@@ -57,6 +62,9 @@ class Scheduler:
         request: Request,
         max_cache_hit_length: int | None = ...,  # since 0.33
     ) -> tuple[KVCacheBlocks, int, int, bool]: ...
+    def has_requests(self) -> bool: ...  # [self_check]
+    def make_stats(self) -> object: ...  # [self_check]
+    def _drain_deferred_frees(self) -> None: ...  # [self_check]
     def _enqueue_waiting_request(self, request: Request) -> None: ...  # [jump_forward]
-    def _free_request(self, request: Request) -> object: ...  # [jump_forward]
+    def _free_request(self, request: Request) -> object: ...  # [jump_forward, self_check]
     def _free_request_blocks(self, request: Request) -> None: ...  # [jump_forward]

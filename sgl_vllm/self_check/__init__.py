@@ -1,0 +1,14 @@
+"""Canaries on the user's own device, before the first request: a part that disagrees goes off.
+
+plan.py          whether an engine is checked, and what is off if it cannot be
+canaries.py      the requests
+language.py      the reference for formats, by listing their texts (pure)
+grammar.py       the same as vLLM's grammar interface
+driver.py        runs requests through the engine core's own steps
+comparison.py    when two answers are the same (pure)
+stages.py        what is compared of each part
+engine_state.py  nothing is left of the canaries
+marker.py        the file that a check that kills the engine leaves (pure)
+report.py        what was found (pure)
+runner.py        all of it, in order
+"""

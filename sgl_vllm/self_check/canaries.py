@@ -1,0 +1,175 @@
+"""The requests of the self-check.
+
+Owns their prompts, formats and lengths, which fit any engine that `fits` accepts. Does not own how
+they are sent (`driver.py`) or what is compared (`stages.py`). Pure.
+
+A prompt is random tokens, repeated: a trained model continues the repetition, so it is sure of the
+next tokens as long as the KV cache holds the first half, and no longer if it holds anything else.
+
+    prompt of a hit     [0 .......... shared, ends inside a block ..........)[ own tail )
+    scored prompt       [0 ................... prefix ....................)[ choice )
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sgl_vllm.self_check.language import Language
+
+MAX_VOCABULARY = 5_000
+"""Prompts are made of about so many tokens at most."""
+MIN_BLOCKS = 24
+"""A smaller cache has no room for the canaries."""
+NUM_PREFIXES = 4
+TAIL_TOKENS = 3
+PLAIN_TOKENS = 10
+TEXT_TOKENS = 160
+CHOICE_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """One request.
+
+    Attributes:
+        after_steps: it is sent after so many steps of the engine.
+        language: the format of its output, if it has one.
+        scores_from: with scores, the first prompt token that gets one; 1 for all of them.
+        reads_cache: False makes vLLM compute the whole prompt.
+        by_select: asks the part `select` for the scores, not vLLM.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    after_steps: int = 0
+    language: Language | None = None
+    scores_from: int | None = None
+    reads_cache: bool = True
+    by_select: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What limits the canaries of an engine, in tokens unless it says otherwise.
+
+    Attributes:
+        vocabulary: the tokens that prompts are made of.
+    """
+
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    vocabulary: Sequence[int]
+
+    @property
+    def shared(self) -> int:
+        """The length of a shared prefix. It ends inside its third block; with its tail and its
+        output a request reaches the fourth."""
+        return 3 * self.block_size - min(8, self.block_size // 2)
+
+    @property
+    def short(self) -> int:
+        """The length of a prompt whose output soon needs another block."""
+        if self.block_size > 512:
+            return 24
+        return self.block_size * -(-24 // self.block_size) - 6
+
+    def why_not(self) -> str | None:
+        """Why the engine has no room for the canaries; None if it has."""
+        if self.num_blocks < MIN_BLOCKS:
+            return f"the cache has {self.num_blocks} blocks, and the check needs {MIN_BLOCKS}"
+        needed = self.shared + TAIL_TOKENS + PLAIN_TOKENS
+        if needed > self.max_model_len:
+            return f"the check needs requests of {needed} tokens, more than max_model_len"
+        return None
+
+
+def repeated(shape: Shape, seed: int, length: int, more: int = 0) -> tuple[int, ...]:
+    """A prompt of `length` tokens: random ones, and again from the start. `more` go on so."""
+    rng = random.Random(seed)
+    period = max(4, length // 2 - 1)
+    once = [rng.choice(shape.vocabulary) for _ in range(period)]
+    return tuple((once * 3)[: length + more])
+
+
+def prefixes(shape: Shape) -> list[Canary]:
+    """Leave prefixes in the cache that end inside a block."""
+    return [Canary(repeated(shape, seed, shape.shared), 1) for seed in range(NUM_PREFIXES)]
+
+
+def hits(shape: Shape) -> list[Canary]:
+    """Go on from these prefixes, several of them in one step, each in two ways."""
+    goes_on = [repeated(shape, seed, shape.shared, TAIL_TOKENS) for seed in range(NUM_PREFIXES)]
+    turns = [
+        repeated(shape, seed, shape.shared) + repeated(shape, 100 + seed, TAIL_TOKENS)
+        for seed in range(NUM_PREFIXES)
+    ]
+    return [
+        *(Canary(prompt, PLAIN_TOKENS) for prompt in goes_on),
+        *(Canary(prompt, PLAIN_TOKENS, after_steps=2) for prompt in turns),
+    ]
+
+
+def background(shape: Shape, count: int, max_tokens: int) -> list[Canary]:
+    """Short prompts that decode beside others."""
+    return [
+        Canary(repeated(shape, 200 + seed, shape.short - seed), max_tokens, after_steps=seed)
+        for seed in range(count)
+    ]
+
+
+_NAMES = ("Alice", "Bernard", "Charlotte", "Dimitri")
+_CITIES = ("Berlin", "Lisbon", "Madrid", "Toronto")
+
+FORMATS = (
+    Language(('{"name": "', _NAMES, '", "city": "', _CITIES, '", "ok": ', ("true", "false"), "}")),
+    Language((_CITIES, " is the answer, and the confidence is ", ("high", "medium"), ".")),
+    Language(("The color of the house is ", ("red", "green"), " and its owner is ", _NAMES)),
+)
+"""Forced at the start, between choices and at the end; and not at the start."""
+
+
+def structured(shape: Shape) -> list[Canary]:
+    """Constrained requests, some of the same format, between requests without one."""
+    room = shape.max_model_len - shape.short - 8
+    beside = background(shape, 3, min(room, 2 * PLAIN_TOKENS))
+    constrained = [
+        Canary(
+            repeated(shape, 300 + number, shape.short - number % 3),
+            min(room, TEXT_TOKENS),
+            after_steps=number,
+            language=FORMATS[number % len(FORMATS)],
+        )
+        for number in range(5)
+    ]
+    return [
+        *(constrained[0], beside[0], constrained[1], constrained[2]),
+        *(beside[1], constrained[3], beside[2], constrained[4]),
+    ]
+
+
+def scored(shape: Shape, seed: int) -> list[Canary]:
+    """Choices after a common prefix that ends inside a block, as vLLM scores them; beside requests
+    that decode."""
+    prefix = repeated(shape, seed, shape.shared)
+    goes_on = repeated(shape, seed, shape.shared, CHOICE_TOKENS)
+    others = [prefix + repeated(shape, seed + number, CHOICE_TOKENS) for number in (1, 2)]
+    scores = [Canary(prompt, 1, 1, scores_from=len(prefix)) for prompt in (goes_on, *others)]
+    return [*background(shape, 2, PLAIN_TOKENS // 2), *scores]
+
+
+def at_once(canaries: Sequence[Canary]) -> list[Canary]:
+    """The same, all sent before the first step."""
+    return [replace(canary, after_steps=0) for canary in canaries]
+
+
+def cold(canaries: Sequence[Canary]) -> list[Canary]:
+    """The same, computed from the first token on."""
+    return [replace(canary, reads_cache=False) for canary in canaries]
+
+
+def selected(canaries: Sequence[Canary]) -> list[Canary]:
+    """The same, scored by `select`."""
+    return [replace(canary, by_select=True) for canary in canaries]

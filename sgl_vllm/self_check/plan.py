@@ -1,0 +1,140 @@
+"""Whether an engine is checked before it serves, and which parts are off if it is not.
+
+Owns the rules. Does not own the check (`runner.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm.platforms import current_platform
+
+from sgl_vllm.config import Options
+from sgl_vllm.self_check.marker import Marker, default_folder
+from sgl_vllm.version import __version__
+from sgl_vllm.vllm_api.probe import missing_hooks
+from sgl_vllm.vllm_api.versions import installed_vllm
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+CHECKED = ("radix", "fsm", "jump_forward", "select")
+"""The parts that a check covers, in its order. `schedule` changes the order of requests only."""
+
+NEED_CHECK = ("jump_forward", "select")
+"""The parts that are off where a check is needed and cannot run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done about one engine.
+
+    Attributes:
+        runs: the engine is checked when it has started.
+        off: why parts are off without a check.
+    """
+
+    runs: bool = False
+    off: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_for(scheduler: Scheduler, options: Options) -> Plan:
+    """The plan for an engine whose scheduler has just been made. Reads a folder, no more."""
+    wanted = options.self_check
+    if wanted == "off" or (wanted == "auto" and is_proven(scheduler)):
+        return Plan()
+    unproven = f"not verified on a GPU with {_how_it_runs(scheduler)}"
+    if (reason := why_impossible(scheduler)) or (
+        wanted == "auto" and (reason := why_unwanted(scheduler))
+    ):
+        needed = scheduler.use_v2_model_runner or _is_async(scheduler)
+        off = f"{unproven}, and not checked here: {reason}"
+        return Plan(off=dict.fromkeys(NEED_CHECK, off) if needed else {})
+    marker = marker_for(scheduler, options)
+    if wanted == "on":
+        marker.forget()
+    if abandoned := marker.abandoned():
+        return Plan(off=dict.fromkeys(CHECKED, why_abandoned(abandoned[0])))
+    return Plan(runs=True)
+
+
+def is_proven(scheduler: Scheduler) -> bool:
+    """Whether the project's own tests run on this device, runner and scheduling."""
+    on_cpu = scheduler.vllm_config.device_config.device_type == "cpu"
+    return on_cpu and not scheduler.use_v2_model_runner and not _is_async(scheduler)
+
+
+def why_impossible(scheduler: Scheduler) -> str | None:
+    """Why canaries cannot run in an engine; None if they can."""
+    config = scheduler.vllm_config
+    if missing := missing_hooks("self_check"):
+        return f"this vLLM lacks {', '.join(missing)}"
+    if config.model_config.runner_type != "generate":
+        return "the model does not generate text"
+    if config.model_config.is_encoder_decoder or config.model_config.is_diffusion:
+        return "the model does not decode token by token from a text"
+    if config.parallel_config.data_parallel_size > 1:
+        return "data-parallel ranks of this model step together"
+    if config.parallel_config.distributed_executor_backend == "external_launcher":
+        return "each rank has a scheduler of its own"
+    return None
+
+
+def why_unwanted(scheduler: Scheduler) -> str | None:
+    """Why canaries would be seen outside the engine; None if they would not."""
+    config = scheduler.vllm_config
+    if scheduler.connector is not None:
+        return "a KV connector would store its requests (self_check=on checks nevertheless)"
+    if config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events:
+        return "KV events would announce its requests (self_check=on checks nevertheless)"
+    return None
+
+
+def why_abandoned(path: Path) -> str:
+    return (
+        f"the engine died during its last self-check here; to try again, delete {path} "
+        "or set self_check=on"
+    )
+
+
+def marker_for(scheduler: Scheduler, options: Options, folder: Path | None = None) -> Marker:
+    """The marker of this model, device, configuration and these versions."""
+    return Marker(folder or default_folder(), facts_of(scheduler, options))
+
+
+def facts_of(scheduler: Scheduler, options: Options) -> dict[str, object]:
+    """What an engine is: what the result of a check may depend on."""
+    config = scheduler.vllm_config
+    model, parallel, vllm = config.model_config, config.parallel_config, installed_vllm()
+    device_type = config.device_config.device_type
+    return {
+        "sgl_vllm": __version__,
+        "vllm": vllm.version if vllm else "unknown",
+        "model": model.model,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "quantization": model.quantization,
+        "max_model_len": model.max_model_len,
+        "enforce_eager": model.enforce_eager,
+        "device": current_platform.get_device_name() if device_type != "cpu" else "cpu",
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "pipeline_parallel_size": parallel.pipeline_parallel_size,
+        "data_parallel_index": parallel.data_parallel_index,
+        "block_size": scheduler.block_size,
+        "kv_cache_dtype": config.cache_config.cache_dtype,
+        "model_runner": "V2" if scheduler.use_v2_model_runner else "V1",
+        "async_scheduling": _is_async(scheduler),
+        "options": {k: v for k, v in options.to_mapping().items() if k != "self_check"},
+    }
+
+
+def _is_async(scheduler: Scheduler) -> bool:
+    return bool(scheduler.vllm_config.scheduler_config.async_scheduling)
+
+
+def _how_it_runs(scheduler: Scheduler) -> str:
+    if scheduler.use_v2_model_runner:
+        return "vLLM's V2 model runner"
+    return f"the V1 model runner and {'a' if _is_async(scheduler) else ''}synchronous scheduling"

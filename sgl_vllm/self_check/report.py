@@ -1,0 +1,95 @@
+"""What a self-check has found, as JSON and as text. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any  # Any: JSON
+
+AGREES, DISAGREES, FAILED = "agrees", "disagrees", "check failed"
+
+
+@dataclass(slots=True)
+class PartReport:
+    """One part's stage.
+
+    Attributes:
+        outcome: `AGREES`; `DISAGREES`, and the part is off; `FAILED` if the check itself did.
+        problems: what differed.
+        num_compared, num_ties, largest_difference: of the comparison (`comparison.Agreement`).
+        with_s, without_s: seconds for the same requests with the part and without; 0 if not timed.
+        notes: what the requests have reached, such as hits or preemptions.
+    """
+
+    name: str
+    outcome: str = AGREES
+    problems: list[str] = field(default_factory=list)
+    num_compared: int = 0
+    num_ties: int = 0
+    largest_difference: float = 0.0
+    with_s: float = 0.0
+    without_s: float = 0.0
+    is_slower: bool = False
+    notes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def line(self) -> str:
+        """The part in one line."""
+        found = [f"{self.num_compared} tokens compared"]
+        if self.num_ties:
+            found.append(f"{self.num_ties} ties")
+        found.append(f"largest difference {self.largest_difference:.2g}")
+        found += [f"{count} {what.replace('_', ' ')}" for what, count in self.notes.items()]
+        if self.without_s:
+            found.append(f"{self.with_s:.3f} s, without it {self.without_s:.3f} s")
+        if self.is_slower:
+            found.append("SLOWER than without it here")
+        outcome = self.outcome.upper() if self.outcome != AGREES else self.outcome
+        return f"{self.name}: {outcome} ({'; '.join([*self.problems[:1], *found])})"
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """A whole check.
+
+    Attributes:
+        facts: what was checked (`plan.facts_of`).
+        tolerance: by how much log-probabilities may differ; `noise` is how much vLLM's own do.
+        error: why the check itself has failed; empty if it has not.
+        states: each part's state afterwards, "on" or why it is off.
+    """
+
+    facts: Mapping[str, object] = field(default_factory=dict)
+    parts: list[PartReport] = field(default_factory=list)
+    noise: float = 0.0
+    tolerance: float = 0.0
+    seconds: float = 0.0
+    forward_passes: int = 0
+    error: str = ""
+    states: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def agrees(self) -> bool:
+        return not self.error and all(part.outcome == AGREES for part in self.parts)
+
+    def to_json(self) -> str:
+        content: dict[str, Any] = {"agrees": self.agrees, **dataclasses.asdict(self)}
+        return json.dumps(content, indent=2, default=str)
+
+    def to_text(self) -> str:
+        """For people. Ends with a newline."""
+        lines = [
+            f"sgl-vllm self-check: {'all parts agree' if self.agrees else 'DISAGREES'} "
+            f"({self.seconds:.1f} s, {self.forward_passes} forward passes)",
+            "",
+            *(f"  {name}: {value}" for name, value in self.facts.items()),
+            "",
+            f"  tolerance {self.tolerance:.3g}, vLLM's own noise {self.noise:.2g}",
+            *(f"  {part.line}" for part in self.parts),
+            *([f"  the check failed: {self.error}"] if self.error else []),
+            "",
+            *(f"  {name} {state}" for name, state in self.states.items()),
+        ]
+        return "\n".join(lines) + "\n"

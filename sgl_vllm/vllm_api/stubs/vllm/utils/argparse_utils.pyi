@@ -1,0 +1,4 @@
+# [verify]
+import argparse
+
+class FlexibleArgumentParser(argparse.ArgumentParser): ...

@@ -1,0 +1,306 @@
+"""The self-check on real engines: a planted fault switches off its part, and no other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import random
+import re
+
+import numpy as np
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.config import KVEventsConfig
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from sgl_vllm.config import Options
+from sgl_vllm.fsm.vllm.grammar import SglGrammar
+from sgl_vllm.jump.forced_source import ForcedSource
+from sgl_vllm.jump.jump import JumpForward
+from sgl_vllm.radix.pool import RadixBlockPool
+from sgl_vllm.scheduler import select
+from sgl_vllm.self_check import stages
+from sgl_vllm.self_check.driver import StepLimits
+from sgl_vllm.self_check.marker import DeviceLost
+from sgl_vllm.self_check.plan import marker_for
+from sgl_vllm.self_check.runner import check_engine
+from tests.engine.engine import Ask, Engine, random_asks, words
+from tests.engine.test_select import scores, scoring
+from tests.platforms import asynchronous
+
+SETTINGS = {"block_size": 32, "num_gpu_blocks_override": 200, "async_scheduling": True}
+ALL = ("radix", "schedule", "fsm", "jump_forward", "select")
+NAMES = ("Ann", "Bob")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def overlap(request):
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--vllm-platform", "v1-sync") == "v1-sync":
+            asynchronous.allow(patch)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("SGL_VLLM_CACHE", str(tmp_path))
+    monkeypatch.delenv("SGL_VLLM_CONFIG", raising=False)
+    return tmp_path / "self_check"
+
+
+def start_unchecked(start, **options) -> Engine:
+    return start(plugin={"self_check": "off", **options}, **SETTINGS)
+
+
+def asks(engine: Engine) -> list[Ask]:
+    """Prompts that share beginnings, and scores of the ends of some."""
+    shared = [words(75, seed) for seed in range(3)]
+    ends = [Ask(shared[0] + words(4, seed), scoring(75)) for seed in range(3)]
+    return [*random_asks(12, shared, seed=1), *ends]
+
+
+def answers(engine: Engine) -> list[object]:
+    """What the engine answers, twice: from an empty cache and from a full one."""
+    found: list[object] = []
+    for _ in range(2):
+        for ask, output in zip(asks(engine), engine.run(asks(engine)), strict=True):
+            if ask.params.prompt_logprobs is not None:
+                found.append([round(score, 3) for score in scores(output, 4)])
+            else:
+                found.append(list(output.outputs[0].token_ids))
+    return found
+
+
+def structured(engine: Engine) -> list[str]:
+    regex = r'\{"name": "(Ann|Bob)", "age": [1-9][0-9]\}'
+    params = SamplingParams(
+        temperature=0, max_tokens=80, structured_outputs=StructuredOutputsParams(regex=regex)
+    )
+    outputs = engine.run([Ask(words(20 + seed, seed), params) for seed in range(4)])
+    return [output.outputs[0].text for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def right(request):
+    """The answers of stock vLLM, to be computed before another engine starts."""
+    found: list[object] = []
+
+    def of(start) -> list[object]:
+        if not found:
+            stock = start(**SETTINGS)
+            found.extend(answers(stock))
+        return found
+
+    return of
+
+
+# -- planted faults -------------------------------------------------------------------------------
+
+
+def force_a_wrong_token(patch):
+    take = ForcedSource.take
+
+    def wrong(source, request):
+        tokens = take(source, request)
+        return [*tokens[:-1], tokens[-1] ^ 1] if len(tokens) > 1 else tokens
+
+    patch.setattr(ForcedSource, "take", wrong)
+
+
+def copy_the_wrong_block(patch):
+    schedule = Scheduler.schedule
+
+    def wrong(scheduler, *args, **kwargs):
+        output = schedule(scheduler, *args, **kwargs)
+        copies = output.kv_cache_block_copies or []
+        output.kv_cache_block_copies = [
+            copy._replace(src_block_id=copy.src_block_id ^ 1) for copy in copies
+        ] or None
+        return output
+
+    patch.setattr(Scheduler, "schedule", wrong)
+
+
+def keep_a_stale_row(patch):
+    patch.setattr(JumpForward, "_drop_in_flight", lambda jump, request: None)
+
+
+def shift_scores_by_one(patch):
+    last_rows = select._last_rows
+
+    def shifted(tensors, count):
+        rows = last_rows(tensors, count)
+        return rows._replace(logprobs=rows.logprobs.roll(1, 0))
+
+    patch.setattr(select, "_last_rows", shifted)
+
+
+def leak_a_block(patch):
+    touch = RadixBlockPool.touch
+
+    def leaking(pool, blocks):
+        touch(pool, blocks)
+        if pool.tree is not None and blocks:
+            blocks[0].ref_cnt += 1
+
+    patch.setattr(RadixBlockPool, "touch", leaking)
+
+
+def keep_a_finished_request(patch):
+    leave_running = JumpForward._leave_running
+
+    def leaking(jump, left, outputs):
+        finished = {request for request in left if request.is_finished()}
+        scheduler = jump._scheduler
+        scheduler.running = [one for one in scheduler.running if one not in finished]
+        leave_running(jump, left - finished, outputs)
+
+    patch.setattr(JumpForward, "_leave_running", leaking)
+
+
+def mask_the_wrong_row(patch):
+    fill = SglGrammar.fill_bitmask
+
+    def wrong(grammar, bitmask, index):
+        fill(grammar, bitmask, index ^ 1)
+
+    patch.setattr(SglGrammar, "fill_bitmask", wrong)
+
+
+def raise_in_a_step(patch):
+    def fail(jump, outputs):
+        raise RuntimeError("planted")
+
+    patch.setattr(JumpForward, "after_step", fail)
+
+
+def forget_jumped_requests(patch):
+    def forget(jump, left, outputs):
+        scheduler = jump._scheduler
+        scheduler.running = [one for one in scheduler.running if one not in left]
+
+    patch.setattr(JumpForward, "_leave_running", forget)
+
+
+FAULTS = {
+    force_a_wrong_token: ("jump_forward", "was forced at token|does not fit the format"),
+    copy_the_wrong_block: ("radix", "token .* is|log-probability"),
+    keep_a_stale_row: ("jump_forward", "request"),
+    shift_scores_by_one: ("select", "score 0 is"),
+    leak_a_block: ("radix", "blocks of the cache are not free|disagree"),
+    keep_a_finished_request: ("jump_forward", "requests are left|nothing ran"),
+    mask_the_wrong_row: ("fsm", "does not fit the format|request"),
+    raise_in_a_step: ("jump_forward", "RuntimeError: planted"),
+    forget_jumped_requests: ("jump_forward", "ended by nothing"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_switches_off_its_part_and_no_other(start, right, fault, monkeypatch):
+    part, says = FAULTS[fault]
+    want = right(start)
+    engine = start_unchecked(start)
+    with monkeypatch.context() as patch:
+        fault(patch)
+        report = check_engine(engine.core, engine.scheduler.parts, limits=StepLimits(stalled_s=5))
+        parts = engine.scheduler.sgl_vllm.stats().parts
+        assert {name for name in ALL if parts[name] != "on"} == {part}, report.to_text()
+        assert parts[part].startswith("the self-check found: ")
+        assert re.search(says, parts[part]), parts[part]
+        pool = engine.scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+        assert answers(engine) == want
+        assert all(json.loads(text)["name"] in NAMES for text in structured(engine))
+
+
+# -- the check itself ------------------------------------------------------------------------------
+
+
+def test_a_crash_of_the_check_leaves_off_what_it_was_to_verify(start, right, monkeypatch):
+    want = right(start)
+    engine = start_unchecked(start)
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "compare", lambda *args: 1 / 0)
+        report = check_engine(engine.core, engine.scheduler.parts)
+    parts = engine.scheduler.sgl_vllm.stats().parts
+    assert {name for name in ALL if parts[name] != "on"} == {"jump_forward", "select"}
+    assert "the self-check failed: ZeroDivisionError" in parts["select"]
+    assert not report.agrees
+    assert answers(engine) == want
+    engine.check_nothing_is_left()
+
+
+def test_by_default_it_runs_before_the_first_request_and_all_parts_are_on(start, caplog, folder):
+    with caplog.at_level(logging.INFO, logger="vllm.sgl_vllm"):
+        engine = start(plugin={}, **SETTINGS)
+    assert set(engine.scheduler.sgl_vllm.stats().parts.values()) == {"on"}
+    lines = [record.getMessage() for record in caplog.records if "vllm.sgl_vllm" in record.name]
+    assert "agrees" in lines[-2]
+    assert lines[-1].endswith("radix on; schedule on; fsm on; jump_forward on; select on")
+    assert list(folder.iterdir()) == []
+
+
+def test_nothing_is_left_of_a_check(start):
+    engine = start_unchecked(start)
+    generators = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+    counted = engine.scheduler.sgl_vllm.stats()
+    free = engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    assert check_engine(engine.core, engine.scheduler.parts).agrees
+    assert generators == (
+        random.getstate(),
+        str(np.random.get_state()),
+        torch.get_rng_state().tolist(),
+    )
+    counts = engine.scheduler.sgl_vllm.stats()
+    for part in ("radix", "evictions", "cache", "schedule", "fsm", "jump_forward", "select"):
+        assert getattr(counts, part) == getattr(counted, part), part
+    assert engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == free
+    assert engine.scheduler.make_stats().prefix_cache_stats.queries == 0
+    engine.check_nothing_is_left()
+
+
+def test_after_a_check_that_killed_the_engine_the_parts_are_off_until_it_is_asked_again(
+    start, folder
+):
+    engine = start_unchecked(start)
+    marker = marker_for(engine.scheduler, Options())
+    with pytest.raises(DeviceLost), marker.held():
+        raise DeviceLost
+    (left,) = folder.iterdir()
+    parts = start(plugin={}, **SETTINGS).scheduler.sgl_vllm.stats().parts
+    assert {name for name in ALL if parts[name] == "on"} == {"schedule"}
+    assert f"delete {left} or set self_check=on" in parts["radix"]
+    asked_again = start(plugin={"self_check": "on"}, **SETTINGS).scheduler.sgl_vllm.stats().parts
+    assert set(asked_again.values()) == {"on"}
+    assert list(folder.iterdir()) == []
+
+
+def test_an_engine_that_cannot_run_a_plain_request_any_more_leaves_its_marker(
+    start, folder, monkeypatch
+):
+    engine = start_unchecked(start)
+    calls = itertools.count()
+    execute = engine.core.model_executor.execute_model
+
+    def lost_after_some_steps(*args, **kwargs):
+        if next(calls) > 30:
+            raise RuntimeError("an illegal memory access was encountered")
+        return execute(*args, **kwargs)
+
+    monkeypatch.setattr(engine.core.model_executor, "execute_model", lost_after_some_steps)
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        check_engine(engine.core, engine.scheduler.parts, limits=StepLimits(stalled_s=1))
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_requests_that_kv_events_would_announce_are_not_sent_unless_asked_for(start):
+    events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    parts = start(plugin={}, kv_events_config=events, **SETTINGS)
+    states = parts.scheduler.sgl_vllm.stats().parts
+    assert {name for name in ALL if states[name] != "on"} == {"jump_forward", "select"}
+    assert "KV events would announce its requests" in states["select"]
+    asked = start(plugin={"self_check": "on"}, kv_events_config=events, **SETTINGS)
+    assert set(asked.scheduler.sgl_vllm.stats().parts.values()) == {"on"}

@@ -1,0 +1,80 @@
+"""When two answers to one canary are the same."""
+
+import math
+
+import pytest
+
+from sgl_vllm.self_check.comparison import Agreement, Answer, Row, compare, tolerance_of
+
+
+def answer(*rows: Row, scores: tuple[Row, ...] = ()) -> Answer:
+    """Each row begins with the chosen token."""
+    return Answer([next(iter(row)) for row in rows], list(rows), list(scores), "length")
+
+
+def problems(got: Answer, want: Answer, tolerance: float = 0.1) -> list[str]:
+    found = Agreement()
+    compare([got], [want], tolerance, found)
+    return found.problems
+
+
+WANT = answer({5: -0.1, 6: -2.0}, {7: -0.5, 8: -0.55}, {9: -1.0, 1: -1.5})
+
+
+def test_equal_answers_agree():
+    found = Agreement()
+    compare([WANT], [WANT], 0.1, found)
+    assert (found.problems, found.num_compared, found.largest) == ([], 3, 0)
+
+
+def test_rounding_agrees_and_more_does_not():
+    assert not problems(answer({5: -0.12}, *WANT.rows[1:]), WANT)
+    assert "log-probability -0.3, not -0.1" in problems(answer({5: -0.3}, *WANT.rows[1:]), WANT)[0]
+
+
+def test_where_two_tokens_are_equally_likely_the_rest_is_not_compared():
+    found = Agreement()
+    compare([answer(WANT.rows[0], {8: -0.52, 7: -0.53}, {4: -9.0})], [WANT], 0.1, found)
+    assert (found.problems, found.num_ties, found.num_compared) == ([], 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("got", "says"),
+    [
+        (answer({6: -0.1}, *WANT.rows[1:]), "token 0 is 6, not 5, which is likelier by 1.9"),
+        (answer({3: -0.1}, *WANT.rows[1:]), "not among the likeliest"),
+        (answer(*WANT.rows[:2]), "it has 2 tokens, not 3"),
+        (answer({5: math.nan}, *WANT.rows[1:]), "log-probability nan"),
+        (Answer(WANT.tokens, WANT.rows, [], "stop"), "it ended by stop, not length"),
+        (Answer(WANT.tokens, WANT.rows, [{1: 0.0}], "length"), "it has 1 scores, not 0"),
+    ],
+)
+def test_other_answers_do_not_agree(got, says):
+    assert says in problems(got, WANT)[0]
+
+
+def test_scores_are_of_the_same_tokens():
+    want = answer({1: 0.0}, scores=({4: -1.0}, {5: -2.0}))
+    assert not problems(answer({1: 0.0}, scores=({4: -1.05}, {5: -2.0})), want)
+    assert (
+        "score 0 is of token 5"
+        in problems(answer({1: 0.0}, scores=({5: -2.0}, {4: -1.0})), want)[0]
+    )
+    assert (
+        "score 1 is -1, not -2"
+        in problems(answer({1: 0.0}, scores=({4: -1.0}, {5: -1.0})), want)[0]
+    )
+
+
+def test_many_small_differences_are_a_fault():
+    want = answer(*({5: -1.0} for _ in range(8)))
+    got = answer(*({5: -1.08} for _ in range(8)))
+    assert "on average" in problems(got, want)[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "noise", "tolerance"),
+    [("float32", 0, 0.02), ("float32", 0.01, 0.04), ("bfloat16", 0, 0.5), ("bfloat16", 9, 2)],
+)
+def test_the_tolerance_follows_the_noise_of_the_device(dtype, noise, tolerance):
+    assert tolerance_of(dtype, noise) == tolerance

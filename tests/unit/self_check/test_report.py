@@ -1,0 +1,30 @@
+"""The report, as people and as programs read it."""
+
+import json
+
+from sgl_vllm.commands import verify
+from sgl_vllm.self_check.report import DISAGREES, CheckReport, PartReport
+
+GOOD = PartReport("radix", num_compared=10, notes={"hit_tokens": 7}, with_s=0.5, without_s=0.4)
+BAD = PartReport("select", DISAGREES, ["request 0: score 0 is -1, not -2"], is_slower=True)
+
+
+def test_it_says_what_differed_and_what_is_slower():
+    text = CheckReport({"model": "m"}, [GOOD, BAD], states={"radix": "on"}).to_text()
+    assert "DISAGREES" in text and "model: m" in text
+    assert "radix: agrees (10 tokens compared; largest difference 0; 7 hit tokens; 0.500 s" in text
+    assert "select: DISAGREES (request 0: score 0 is -1, not -2;" in text
+    assert "SLOWER" in text
+
+
+def test_a_report_agrees_if_every_part_does_and_the_check_came_to_its_end():
+    assert CheckReport(parts=[GOOD]).agrees
+    assert not CheckReport(parts=[GOOD, BAD]).agrees
+    assert not CheckReport(parts=[GOOD], error="KeyError").agrees
+
+
+def test_the_command_writes_it_twice(tmp_path):
+    files = verify.write(CheckReport(parts=[GOOD]), tmp_path / "new")
+    assert [path.name for path in files] == ["sgl-vllm-verify.json", "sgl-vllm-verify.txt"]
+    assert json.loads(files[0].read_text())["parts"][0]["name"] == "radix"
+    assert "all parts agree" in files[1].read_text()
