@@ -13,8 +13,10 @@ nothing:
     EngineArgs.create_engine_config  sets our scheduler class in the resolved configuration
     SamplingParams._validate_structured_outputs, validate_xgrammar_grammar
                                      check counts in formats first; once the plugin is active
-    EngineCore.__init__              lets our scheduler choose the block hasher, prepare workers,
-                                     and checks the parts on this device (`self_check/`)
+    EngineCore._initialize_kv_caches, core.enable_envs_cache
+                                     in EngineCore's __init__, the latter last of all. Then our
+                                     scheduler chooses the block hasher, prepares workers, and
+                                     checks the parts on this device (`self_check/`)
     EngineCore.sgl_vllm_call         (added) what the HTTP routes call in the engine's process
     DPLBAsyncMPClient                chooses a data-parallel rank; only with `rank_routing`
 """
@@ -24,6 +26,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.engine.core_client import DPLBAsyncMPClient
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
     from sgl_vllm.routing.ranks import RankRouter
     from sgl_vllm.scheduler.control import EngineControl
@@ -79,6 +83,14 @@ _RANK_ROUTER = "_sgl_vllm_rank_router"
 """Attribute of a client of data-parallel engines: its `RankRouter`, or None."""
 
 
+def _no_engine() -> EngineCore | None:
+    return None
+
+
+_starting: Callable[[], EngineCore | None] = _no_engine
+"""The engine core whose `__init__` runs in this process."""
+
+
 class ActivationError(RuntimeError):
     """The plugin was requested but cannot work here. The message says what to do."""
 
@@ -102,10 +114,12 @@ class ActiveScheduler(Protocol):
 def register() -> None:
     """Entry point of `vllm.general_plugins`. Idempotent; imports only what vLLM has imported."""
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine import core
     from vllm.v1.engine.core import EngineCore
 
     add_method(EngineCore, "sgl_vllm_call", _engine_call)
-    wrap(EngineCore, "__init__")(_init_engine_core)
+    wrap(EngineCore, "_initialize_kv_caches")(_initialize_kv_caches)
+    wrap(core, "enable_envs_cache")(_enable_envs_cache)
     wrap(EngineArgs, "add_cli_args")(_add_cli_args)
     wrap(EngineArgs, "from_cli_args")(_from_cli_args)
     wrap(EngineArgs, "create_engine_config")(_create_engine_config)
@@ -127,10 +141,25 @@ def _engine_call(engine: EngineCore, what: str, arguments: dict[str, Any] | None
     return msgspec.to_builtins(method(**(arguments or {})))
 
 
-def _init_engine_core(
-    original: Callable[..., None], engine: EngineCore, *args: Any, **kwargs: Any
-) -> None:
-    original(engine, *args, **kwargs)
+# In the process that `vllm serve` spawns for it, an engine core loads plugins in its `__init__`,
+# which cannot be wrapped any more by then. What it calls afterwards can.
+
+
+def _initialize_kv_caches(
+    original: Callable[..., KVCacheConfig], engine: EngineCore, *args: Any, **kwargs: Any
+) -> KVCacheConfig:
+    global _starting
+    _starting = weakref.ref(engine)
+    return original(engine, *args, **kwargs)
+
+
+def _enable_envs_cache(original: Callable[[], None]) -> None:
+    """The last call of an engine core's `__init__`."""
+    global _starting
+    original()
+    engine, _starting = _starting(), _no_engine
+    if engine is None:
+        return
     scheduler = engine.scheduler
     if isinstance(scheduler, ActiveScheduler):
         control = scheduler.sgl_vllm

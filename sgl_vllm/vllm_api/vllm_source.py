@@ -241,7 +241,13 @@ class VllmSource:
         return None
 
     def member(self, owner: SourceClass, name: str) -> Member | None:
-        """A method, property or attribute of a class or its bases."""
+        """A method, property or attribute of a class or its bases; of a module, also a function
+        that it imports from another one."""
+        if owner.is_module and name not in owner.methods:
+            found = self.find(owner.module, name)
+            other = self.find_functions(found[0]) if found and found[0] != owner.module else None
+            if other is not None:
+                return self.member(other, name)
         has_it: SourceClass | None = None
         for one in self.ancestry(owner):
             if name in one.methods:

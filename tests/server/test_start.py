@@ -50,3 +50,15 @@ def test_the_help_lists_the_switch():
     ]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert "--plugin NAME" in shown.stdout and "--plugin-config" in shown.stdout
+
+
+def test_the_check_runs_in_the_engines_own_process_before_the_server_is_ready(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SGL_VLLM_CACHE", str(tmp_path))
+    with serve(plugin=True, plugin_config={"self_check": "on"}) as server:
+        parts = httpx.get(f"{server.url}/v1/sgl/stats").json()
+        log = server.log_path.read_text()
+    assert set(parts["parts"].values()) == {"on"} and parts["forward_passes"] == 0
+    assert "radix agrees; fsm agrees; jump_forward agrees; select agrees" in log
+    assert "radix on; schedule on; fsm on; jump_forward on; select on" in log

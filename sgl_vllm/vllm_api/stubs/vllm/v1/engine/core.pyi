@@ -1,14 +1,16 @@
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.executor.abstract import Executor
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
+
+def enable_envs_cache() -> None: ...
 
 class EngineCore:
     scheduler: Scheduler
@@ -20,7 +22,7 @@ class EngineCore:
     step_fn: Callable[[], tuple[dict[int, EngineCoreOutputs] | None, bool]]  # [self_check]
     request_block_hasher: Callable[[Request], list[BlockHash]] | None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def _initialize_kv_caches(self, vllm_config: VllmConfig) -> KVCacheConfig: ...
     def post_step(self, model_executed: bool) -> None: ...  # [self_check]
     def abort_requests(self, request_ids: list[str]) -> None: ...  # [self_check]
     def preprocess_add_request(  # [self_check]
