@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -19,9 +20,11 @@ from typing import Any  # Any: the JSON of a request; arguments that pass throug
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.structured_output import backend_xgrammar
 
 from sgl_vllm.fsm.counts import CountLimitError, check_pattern, check_schema
+from sgl_vllm.fsm.vllm.limits import release_freed_memory
 from sgl_vllm.vllm_api.patching import wrap
 
 MAX_THREADS = 2
@@ -58,19 +61,24 @@ async def _validated_in_thread(
     # The prompts of a batch share one format, and vLLM's validation changes it.
     params = copy.copy(params)
     params.structured_outputs = copy.copy(params.structured_outputs)
-    inputs = engine.input_processor
     await asyncio.get_running_loop().run_in_executor(
-        _threads,
-        params._validate_structured_outputs,
-        inputs.model_config,
-        inputs.structured_outputs_config,
-        inputs.tokenizer,
+        _threads, _validate, params, engine.input_processor
     )
     outer = _validated.set(params)
     try:
         return await original(engine, request_id, prompt, params, *args, **kwargs)
     finally:
         _validated.reset(outer)
+
+
+def _validate(params: SamplingParams, inputs: InputProcessor) -> None:
+    started = time.monotonic()
+    try:
+        params._validate_structured_outputs(
+            inputs.model_config, inputs.structured_outputs_config, inputs.tokenizer
+        )
+    finally:
+        release_freed_memory(time.monotonic() - started)
 
 
 def _validated_once(

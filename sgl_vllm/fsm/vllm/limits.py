@@ -1,4 +1,4 @@
-"""Limits on compilation: how long one may take, and how many run at once.
+"""Limits on compilation: how long one may take, how many run at once, and how little they disturb.
 
 Owns these limits for compilers inside this process, which cannot be interrupted. Compilation in a
 process that can be killed is in `sandbox.py`.
@@ -6,9 +6,14 @@ process that can be killed is in `sandbox.py`.
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from typing import TypeVar
 
 COMPILE_TIMEOUT_S = 10.0
@@ -17,6 +22,15 @@ vLLM's compilers cannot be interrupted: a grammar of 1 MB keeps xgrammar busy fo
 
 MAX_COMPILING = 4
 """Compilations at a time, including those that go on after their timeout."""
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a compilation keeps the interpreter from the engine's loop, which asks for it after each
+of its calls into torch. Python's default is 5 ms."""
+
+LARGE_S = 0.05
+"""A compilation that took longer may have freed much memory, which the C library keeps."""
+
+_NICENESS = 10
 
 _compiling = threading.BoundedSemaphore(MAX_COMPILING)
 
@@ -27,11 +41,13 @@ class CompilationLimitError(ValueError):
     """The format needs too much time or memory: it is refused, and no other backend is asked."""
 
 
-def within_limits(make: Callable[[], Result], title: str) -> Result:
+def within_limits(make: Callable[[], Result], title: str, *, has_threads: bool = False) -> Result:
     """What `make` returns.
 
     Args:
         title: what is compiled, for messages.
+        has_threads: `make` starts threads that do the work outside the interpreter's lock. They get
+            a low priority, because there may be more of them than cores.
 
     Raises:
         CompilationLimitError: it takes more than `COMPILE_TIMEOUT_S`, or `MAX_COMPILING` others do.
@@ -43,12 +59,18 @@ def within_limits(make: Callable[[], Result], title: str) -> Result:
     made: Future[Result] = Future()
 
     def work() -> None:
+        if has_threads:
+            _lower_priority()
+        started = time.monotonic()
         try:
-            made.set_result(make())
+            with _frequent_switches():
+                result = make()
+            made.set_result(result)
         except BaseException as error:
             made.set_exception(error)
         finally:
             _compiling.release()
+            release_freed_memory(time.monotonic() - started)
 
     threading.Thread(target=work, name="sgl-vllm-compile", daemon=True).start()
     if not wait([made], COMPILE_TIMEOUT_S).done:
@@ -56,3 +78,43 @@ def within_limits(make: Callable[[], Result], title: str) -> Result:
             f"the {title} takes more than {COMPILE_TIMEOUT_S:g} s to compile"
         )
     return made.result()
+
+
+def release_freed_memory(took_s: float) -> None:
+    """After work in a thread that took so long: give what it has freed back to the system. Some
+    milliseconds, outside the interpreter's lock; nothing for work that was short, or where the C
+    library cannot."""
+    if took_s > LARGE_S and _malloc_trim is not None:
+        _malloc_trim(0)
+
+
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+
+def _lower_priority() -> None:
+    """Of this thread, and of those that it will start. On Linux only."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+_switch_lock = threading.Lock()
+_num_switching = 0
+_usual_interval_s = 0.0
+
+
+@contextmanager
+def _frequent_switches() -> Iterator[None]:
+    """While this lasts in any thread, threads pass the interpreter on after `SWITCH_INTERVAL_S`."""
+    global _num_switching, _usual_interval_s
+    with _switch_lock:
+        if not _num_switching:
+            _usual_interval_s = sys.getswitchinterval()
+            sys.setswitchinterval(min(SWITCH_INTERVAL_S, _usual_interval_s))
+        _num_switching += 1
+    try:
+        yield
+    finally:
+        with _switch_lock:
+            _num_switching -= 1
+            if not _num_switching:
+                sys.setswitchinterval(_usual_interval_s)

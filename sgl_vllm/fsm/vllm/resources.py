@@ -6,16 +6,24 @@ tokenizer of forced text.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.tokenizers import TokenizerLike
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
-from xgrammar import TokenizerInfo
+from xgrammar import GrammarCompiler, TokenizerInfo
 
 from sgl_vllm.fsm.forced_tokenizer import ForcedTokenizer
 from sgl_vllm.fsm.masks import Bitmasks
 from sgl_vllm.fsm.vocabulary import Vocabulary, Words
+
+XGRAMMAR_CACHE_MB = 128
+"""Compiled grammars that xgrammar keeps, unless VLLM_XGRAMMAR_CACHE_MB says otherwise. vLLM's
+default is 512; here xgrammar compiles only what has no automaton."""
+
+MAX_XGRAMMAR_THREADS = 8
 
 
 class TokenizerResources:
@@ -29,6 +37,7 @@ class TokenizerResources:
 
     def __init__(self, config: VllmConfig, tokenizer: TokenizerLike, vocab_size: int) -> None:
         self.xgrammar = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=vocab_size)
+        self.xgrammar.compiler = _smaller_compiler(tokenizer_info(self.xgrammar))
         self.token_bytes, self.end_token = bytes_of_tokens(self.xgrammar)
         self.vocabulary = Vocabulary(
             self.token_bytes, max(self.xgrammar.vocab_size, len(self.token_bytes))
@@ -47,6 +56,17 @@ class TokenizerResources:
             self._viewed = bitmask
         words: Words = self._view[index]
         return words
+
+
+def _smaller_compiler(info: TokenizerInfo) -> GrammarCompiler:
+    """As vLLM makes it, but with a smaller cache, and threads for at most half the cores."""
+    cache_mb = int(os.environ.get("VLLM_XGRAMMAR_CACHE_MB", XGRAMMAR_CACHE_MB))
+    return GrammarCompiler(
+        info,
+        max_threads=max(1, min(MAX_XGRAMMAR_THREADS, (os.cpu_count() or 1) // 2)),
+        cache_enabled=True,
+        cache_limit_bytes=cache_mb << 20,
+    )
 
 
 def tokenizer_info(xgrammar: XgrammarBackend) -> TokenizerInfo:

@@ -117,7 +117,9 @@ class StockBackends:
         form = FORMATS[request_type]
         self._xgrammar_sandbox.check_calls(form.xgrammar_calls(spec, self._dialect), form.title)
         grammar = within_limits(
-            lambda: self._xgrammar.compile_grammar(request_type, spec, stop_token_ids), form.title
+            lambda: self._xgrammar.compile_grammar(request_type, spec, stop_token_ids),
+            form.title,
+            has_threads=True,
         )
         self.num_xgrammar += 1
         return grammar

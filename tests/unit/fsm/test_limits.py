@@ -1,0 +1,70 @@
+"""What a compilation in the engine's process may take from the engine's loop."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from sgl_vllm.fsm.vllm import limits
+from sgl_vllm.fsm.vllm.limits import CompilationLimitError, within_limits
+
+
+def test_threads_switch_often_while_anything_compiles() -> None:
+    usual = sys.getswitchinterval()
+
+    def compile_two() -> list[float]:
+        inner = within_limits(sys.getswitchinterval, "inner")
+        return [inner, sys.getswitchinterval()]
+
+    assert within_limits(compile_two, "outer") == pytest.approx([limits.SWITCH_INTERVAL_S] * 2)
+    assert sys.getswitchinterval() == pytest.approx(usual)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
+def test_threads_of_a_compiler_have_a_low_priority_and_nothing_else_has() -> None:
+    def priorities() -> list[int]:
+        found: list[int] = []
+
+        def read() -> None:
+            found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+        thread = threading.Thread(target=read)
+        read()
+        thread.start()
+        thread.join()
+        return found
+
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    assert within_limits(priorities, "grammar", has_threads=True) == [10, 10]
+    assert within_limits(priorities, "grammar") == [usual, usual]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == usual
+
+
+def test_an_error_is_raised_and_leaves_nothing_behind() -> None:
+    usual = sys.getswitchinterval()
+    with pytest.raises(ZeroDivisionError):
+        within_limits(lambda: 1 // 0, "grammar")
+    assert sys.getswitchinterval() == pytest.approx(usual)
+
+
+def test_what_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "COMPILE_TIMEOUT_S", 0.05)
+    done = threading.Event()
+    with pytest.raises(CompilationLimitError, match=r"more than 0\.05 s"):
+        within_limits(done.wait, "grammar")
+    done.set()
+
+
+@pytest.mark.skipif(limits._malloc_trim is None, reason="this C library cannot")
+def test_memory_is_given_back_after_work_that_took_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr(limits, "_malloc_trim", trims.append)
+    limits.release_freed_memory(limits.LARGE_S / 2)
+    assert trims == []
+    limits.release_freed_memory(limits.LARGE_S * 2)
+    assert trims == [0]
