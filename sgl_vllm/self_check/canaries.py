@@ -56,12 +56,15 @@ class Shape:
 
     Attributes:
         vocabulary: the tokens that prompts are made of.
+        can_be_tight: a request needs one block for so many tokens and no other, so that it is known
+            how many blocks make requests preempt each other.
     """
 
     block_size: int
     num_blocks: int
     max_model_len: int
     vocabulary: Sequence[int]
+    can_be_tight: bool = True
 
     @property
     def shared(self) -> int:
@@ -72,8 +75,6 @@ class Shape:
     @property
     def short(self) -> int:
         """The length of a prompt whose output soon needs another block."""
-        if self.block_size > 512:
-            return 24
         return self.block_size * -(-24 // self.block_size) - 6
 
     def why_not(self) -> str | None:

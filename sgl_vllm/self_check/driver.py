@@ -48,8 +48,8 @@ class StepLimits:
         stalled_s: steps in which the model does not run, while requests wait.
     """
 
-    run_s: float = 60.0
-    stalled_s: float = 15.0
+    run_s: float = 120.0
+    stalled_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Driver:
 
     Args:
         text: None if the engine has no tokenizer; then there are no structured canaries.
-        has_logprobs: whether rows can be asked for beside jumps.
+        limits: when a run counts as hanging.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from vllm.logger import init_logger
 
 from sgl_vllm.config import CONFIG_KEY, Options
 from sgl_vllm.self_check import canaries, engine_state
-from sgl_vllm.self_check.canaries import FORMATS, Canary, Shape
+from sgl_vllm.self_check.canaries import FORMATS, Canary, Shape, repeated
 from sgl_vllm.self_check.driver import Driver, RunFailed, StepLimits, Text
 from sgl_vllm.self_check.language import TokenTable
 from sgl_vllm.self_check.marker import DeviceLost
@@ -86,6 +86,7 @@ class _Check:
         self._rounds = rounds
         self._names = [name for name in CHECKED if name in names and name not in parts.off]
         self._driver = driver
+        self._plain = Canary((), 0)
 
     # -- stages -----------------------------------------------------------------------------------
 
@@ -93,12 +94,8 @@ class _Check:
         model = self._engine.vllm_config.model_config
         driver = self._driver
         driver.text = self._text()
-        shape = Shape(
-            self._engine.scheduler.block_size,
-            self._engine.scheduler.kv_cache_manager.block_pool.num_gpu_blocks,
-            model.max_model_len,
-            self._vocabulary(driver.text),
-        )
+        shape = self._shape()
+        self._plain = Canary(repeated(shape, 0, 10), 2, reads_cache=False)
         if reason := shape.why_not():
             raise RunFailed(reason)
         stages = Stages(
@@ -139,10 +136,9 @@ class _Check:
         Raises:
             DeviceLost: vLLM's own paths do not work either.
         """
-        plain = Canary(tuple(range(10, 20)), 2, reads_cache=False)
         with self.without("jump_forward", "select"):
             try:
-                self._driver.run([plain])
+                self._driver.run([self._plain], rows=False)
             except RunFailed as error:
                 raise DeviceLost(
                     "after a fault in its self-check, the engine cannot run a plain request "
@@ -184,7 +180,9 @@ class _Check:
             raise error
         if not isinstance(error, RunFailed):
             logger.exception("sgl-vllm: the self-check failed. Please report this")
-        self._report.error = f"{type(error).__name__}: {error}"
+            self._report.error = f"{type(error).__name__}: {error}"
+        else:
+            self._report.error = str(error)
         engine_state.make_idle(self._engine.scheduler)
         for part in NEED_CHECK:
             if part not in self._parts.off:
@@ -205,6 +203,19 @@ class _Check:
         token_bytes, end_token = self._parts.token_bytes()
         own_end = getattr(self._engine.structured_output_manager.tokenizer, "eos_token_id", None)
         return Text(TokenTable(token_bytes, FORMATS), end_token if own_end is None else own_end)
+
+    def _shape(self) -> Shape:
+        scheduler = self._engine.scheduler
+        has_one_kind = len(self._parts.engine.kv_cache_config.kv_cache_groups) == 1
+        # Blocks of hybrid models hold up to some thousand tokens, and hits in them are vLLM's own.
+        block_size = scheduler.block_size if has_one_kind else min(32, scheduler.block_size)
+        return Shape(
+            block_size,
+            scheduler.kv_cache_manager.block_pool.num_gpu_blocks,
+            self._engine.vllm_config.model_config.max_model_len,
+            self._vocabulary(self._driver.text),
+            can_be_tight=has_one_kind,
+        )
 
     def _vocabulary(self, text: Text | None) -> list[int]:
         """Tokens for prompts: ordinary text where the tokenizer is known."""

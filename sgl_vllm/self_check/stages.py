@@ -154,8 +154,10 @@ class Stages:
         num_prompt_blocks = sum(-(-len(one.prompt) // self._shape.block_size) for one in asked)
         with self._switches.without("select"):
             got, result.with_s = self._timed(asked, rows=self._has_logprobs)
-            with self._driver.little_room(num_prompt_blocks + 1):
-                tight = self._driver.run(make.at_once(asked), rows=self._has_logprobs)
+            tight = got
+            if self._shape.can_be_tight:
+                with self._driver.little_room(num_prompt_blocks + 1):
+                    tight = self._driver.run(make.at_once(asked), rows=self._has_logprobs)
             for one in (got, tight):
                 result.problems.extend(self._wrong_texts(asked, one))
                 result.problems.extend(self._wrongly_forced(asked, one))

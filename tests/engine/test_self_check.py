@@ -16,6 +16,7 @@ from vllm.config import KVEventsConfig
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from sgl_vllm.commands import cli
 from sgl_vllm.config import Options
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.jump.forced_source import ForcedSource
@@ -27,7 +28,7 @@ from sgl_vllm.self_check.driver import StepLimits
 from sgl_vllm.self_check.marker import DeviceLost
 from sgl_vllm.self_check.plan import marker_for
 from sgl_vllm.self_check.runner import check_engine
-from tests.engine.engine import Ask, Engine, random_asks, words
+from tests.engine.engine import MODEL, Ask, Engine, random_asks, words
 from tests.engine.test_select import scores, scoring
 from tests.platforms import asynchronous
 
@@ -304,3 +305,25 @@ def test_requests_that_kv_events_would_announce_are_not_sent_unless_asked_for(st
     assert "KV events would announce its requests" in states["select"]
     asked = start(plugin={"self_check": "on"}, kv_events_config=events, **SETTINGS)
     assert set(asked.scheduler.sgl_vllm.stats().parts.values()) == {"on"}
+
+
+@pytest.mark.parametrize("every", [["sliding_attention"], ["sliding_attention", "full_attention"]])
+def test_a_model_without_radix_has_its_other_parts_checked(start, every):
+    overrides = {"sliding_window": 64, "layer_types": every * (4 // len(every))}
+    engine = start(plugin={}, hf_overrides=overrides, **SETTINGS)
+    states = engine.scheduler.sgl_vllm.stats().parts
+    assert {name for name in ALL if states[name] == "on"} == {"schedule", "fsm", "jump_forward"}
+    assert "self-check" not in states["radix"] + states["select"]
+    assert all(json.loads(text)["name"] in NAMES for text in structured(engine))
+    engine.check_nothing_is_left()
+
+
+def test_the_command_checks_an_engine_of_its_own(tmp_path, start):
+    start(**SETTINGS).stop()  # what engines of this process need is set up
+    flags = ["--dtype=float32", "--enforce-eager", "--max-model-len=1024", "--block-size=32"]
+    flags += ["--num-gpu-blocks-override=200", "--port=8000"]
+    arguments = ["verify", "--output", str(tmp_path), "--rounds=1", MODEL, *flags]
+    assert cli.main(arguments) == 0
+    report = json.loads((tmp_path / "sgl-vllm-verify.json").read_text())
+    assert [part["name"] for part in report["parts"]] == ["radix", "fsm", "jump_forward", "select"]
+    assert report["agrees"] and report["facts"]["block_size"] == 32
