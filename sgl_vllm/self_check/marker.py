@@ -20,11 +20,14 @@ FOLDER_ENV = "SGL_VLLM_CACHE"
 
 
 def default_folder() -> Path:
-    """`$SGL_VLLM_CACHE`, else `sgl_vllm` in the user's cache folder."""
+    """`$SGL_VLLM_CACHE`, else `sgl_vllm` in the user's cache folder, else in one for all users."""
     if named := os.environ.get(FOLDER_ENV):
         return Path(named) / "self_check"
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "sgl_vllm" / "self_check"
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # no home
+        cache = Path(tempfile.gettempdir())
+    return cache / "sgl_vllm" / "self_check"
 
 
 def key_of(facts: Mapping[str, object]) -> str:

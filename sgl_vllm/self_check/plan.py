@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from sgl_vllm.config import Options
@@ -20,6 +21,8 @@ from sgl_vllm.vllm_api.versions import installed_vllm
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
+
+logger = init_logger("vllm.sgl_vllm.self_check")
 
 CHECKED = ("radix", "fsm", "jump_forward", "select")
 """The parts that a check covers, in its order. `schedule` changes the order of requests only."""
@@ -42,7 +45,16 @@ class Plan:
 
 
 def plan_for(scheduler: Scheduler, options: Options) -> Plan:
-    """The plan for an engine whose scheduler has just been made. Reads a folder, no more."""
+    """The plan for an engine whose scheduler has just been made. Reads a folder, no more. Never
+    raises."""
+    try:
+        return _plan_for(scheduler, options)
+    except Exception as error:
+        logger.exception("sgl-vllm: the self-check cannot be planned. Please report this")
+        return Plan(off=dict.fromkeys(NEED_CHECK, f"the self-check cannot be planned: {error}"))
+
+
+def _plan_for(scheduler: Scheduler, options: Options) -> Plan:
     wanted = options.self_check
     if wanted == "off" or (wanted == "auto" and is_proven(scheduler)):
         return Plan()
@@ -118,7 +130,7 @@ def facts_of(scheduler: Scheduler, options: Options) -> dict[str, object]:
         "quantization": model.quantization,
         "max_model_len": model.max_model_len,
         "enforce_eager": model.enforce_eager,
-        "device": current_platform.get_device_name() if device_type != "cpu" else "cpu",
+        "device": _device_name() if device_type != "cpu" else "cpu",
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
         "data_parallel_index": parallel.data_parallel_index,
@@ -128,6 +140,13 @@ def facts_of(scheduler: Scheduler, options: Options) -> dict[str, object]:
         "async_scheduling": _is_async(scheduler),
         "options": {k: v for k, v in options.to_mapping().items() if k != "self_check"},
     }
+
+
+def _device_name() -> str:
+    try:
+        return current_platform.get_device_name()
+    except Exception:  # a driver without the library that is asked
+        return "unknown"
 
 
 def _is_async(scheduler: Scheduler) -> bool:

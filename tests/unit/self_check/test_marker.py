@@ -74,3 +74,10 @@ def test_where_it_is(monkeypatch):
     monkeypatch.delenv("SGL_VLLM_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert default_folder() == Path("/cache/sgl_vllm/self_check")
+
+
+def test_a_user_without_a_home_has_a_folder(monkeypatch):
+    for name in ("SGL_VLLM_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    assert default_folder().parts[-2:] == ("sgl_vllm", "self_check")
