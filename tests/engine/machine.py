@@ -75,6 +75,7 @@ class Machine:
         name: str | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
+        resumable: bool = False,
         **params: Any,
     ) -> Request:
         """Send a request. It gets `max_tokens` tokens that nobody else gets."""
@@ -92,6 +93,7 @@ class Machine:
                 cache_salt=cache_salt,
                 data_parallel_rank=None,
                 priority=priority,
+                resumable=resumable,
             ),
             self._hasher,
         )

@@ -7,7 +7,9 @@ import random
 import pytest
 from vllm import SamplingParams
 
+from sgl_vllm.protocol.request_keys import SCORE_FROM
 from tests.engine.engine import Ask
+from tests.engine.machine import Machine
 
 PREFIX_TOKENS, CHOICE_TOKENS, NUM_CHOICES = 600, 5, 8
 
@@ -93,3 +95,14 @@ def test_scores_are_the_same_when_the_prompt_is_computed_in_chunks(start):
     for one, other in zip(got, want, strict=True):
         assert scores(one, CHOICE_TOKENS) == pytest.approx(scores(other, CHOICE_TOKENS), abs=1e-4)
     engine.check_nothing_is_left()
+
+
+def test_further_input_of_a_session_is_no_request_of_its_own():
+    """It comes with the id of the request that began the session."""
+    machine = Machine()
+    scored = {"name": "session", "resumable": True, "prompt_logprobs": 0}
+    session = machine.add(range(100), extra_args={SCORE_FROM: 90}, **scored)
+    further = machine.add(range(100, 150), extra_args={SCORE_FROM: 20}, **scored)
+    select = machine.scheduler.parts.select
+    assert (select.first_token(session), select.first_token(further)) == (90, None)
+    machine.abort(session)
