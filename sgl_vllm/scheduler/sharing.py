@@ -63,10 +63,13 @@ class PrefillSharing:
         """Request ids of leaders found in this step."""
         self._leaders: WeakKeyDictionary[Request, str] = WeakKeyDictionary()
         """The one leader that each request may wait for."""
+        self._unfinished_prompts: list[Request] | None = None
+        """The requests that were at their prompt when this step began, once one is examined."""
 
     def step_starts(self) -> None:
         self.num_examined = 0
         self._leader_of_branch = {}
+        self._unfinished_prompts = None
 
     def must_wait(self, request: Request) -> bool:
         """Whether `request` is held back until the next step."""
@@ -121,6 +124,9 @@ class PrefillSharing:
         for request in reversed(self._waiting.popped):
             if request.status == RequestStatus.RUNNING:
                 yield request
-        for request in self._scheduler.running:
-            if request.is_prefill_chunk:
+        if self._unfinished_prompts is None:
+            running = self._scheduler.running
+            self._unfinished_prompts = [one for one in running if one.is_prefill_chunk]
+        for request in self._unfinished_prompts:
+            if request.status == RequestStatus.RUNNING:  # not preempted in this step
                 yield request
