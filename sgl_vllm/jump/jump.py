@@ -84,6 +84,7 @@ class JumpForward:
         self, scheduler: Scheduler, mode: str, listeners: Iterable[JumpListener] = ()
     ) -> None:
         self._scheduler = scheduler
+        self._mode = mode
         self.listeners = [*listeners]
         logprobs_mode = scheduler.vllm_config.model_config.logprobs_mode
         self._has_logprobs = logprobs_mode in ("raw_logprobs", "processed_logprobs")
@@ -144,7 +145,7 @@ class JumpForward:
             request = scheduler.requests.get(output.request_id)
             if request is None or not self.may_jump(request):
                 continue
-            forced = self._source.take(request)
+            forced = self._take(request)
             if forced and request.status == RequestStatus.RUNNING:
                 self._drop_in_flight(request)
                 self._append(request, forced, output)
@@ -157,6 +158,21 @@ class JumpForward:
                     scheduler._free_request(request)
         if left:
             self._leave_running(left, outputs)
+
+    def _take(self, request: Request) -> list[int]:
+        """The forced tokens, if a jump over them pays. Otherwise none, and the grammar is as it
+        was: the request decodes the next one of them."""
+        forced = self._source.take(request)
+        if not forced or len(forced) >= part.least_run(
+            self._mode, request.num_tokens, has_step_in_flight=request.num_in_flight_tokens > 0
+        ):
+            return forced
+        params = request.sampling_params
+        assert params is not None
+        if forced[-1] == params.eos_token_id or forced[-1] in (params.stop_token_ids or ()):
+            return forced  # the request ends now, not after the step in flight
+        self._source.take_back(request, len(forced))
+        return []
 
     def _leave_running(self, left: set[Request], outputs: Sequence[EngineCoreOutput]) -> None:
         """Move jumped requests from `running` to where vLLM resumes requests with blocks."""

@@ -1,4 +1,4 @@
-"""When jump-forward is off: in an engine, and for one request."""
+"""When jump-forward is off: in an engine, for one request, and for one run of forced tokens."""
 
 from __future__ import annotations
 
@@ -67,3 +67,24 @@ def may_jump(request: Request, *, has_logprobs: bool, drops_after_stop: bool) ->
         or params.allowed_token_ids
         or (params.seed is not None and params.temperature > 0)
     )
+
+
+SENT_PER_PASS = 65_536
+"""A jumped request is sent to the worker whole, which takes 3 ms for 32,000 tokens. So many tokens
+take as long as a decoding pass: 6 ms for 8 billion weights on an H100."""
+
+
+def least_run(mode: str, num_tokens: int, *, has_step_in_flight: bool) -> int:
+    """How many forced tokens are worth a jump. Each but the one that the step in flight would
+    decode saves a pass.
+
+    With canonical tokenization any run is: decoding might write the same text in other tokens, and
+    an answer must not depend on which steps were in flight.
+
+    Args:
+        mode: a value of the option `jump_mode`.
+        num_tokens: prompt and output of the request.
+    """
+    if mode != "exact":
+        return 1
+    return 1 + has_step_in_flight + num_tokens // SENT_PER_PASS

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from vllm import SamplingParams
 from vllm.outputs import CompletionOutput
+from vllm.sampling_params import StructuredOutputsParams
 
-from tests.engine.engine import Ask, Engine
+from sgl_vllm.jump.part import SENT_PER_PASS, least_run
+from tests.engine.engine import Ask, Engine, words
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.test_jump_forward import CASES, card
 from tests.engine.test_jump_pressure import MAX_MODEL_LEN, SHAPES, jobs, run, start_tiny
@@ -107,3 +111,43 @@ def test_scores_are_stocks_and_the_prefix_is_not_computed_again(start):
     for one, other in zip(got, want, strict=True):
         assert scores(one, CHOICE_TOKENS) == pytest.approx(scores(other, CHOICE_TOKENS), abs=1e-4)
     engine.check_nothing_is_left()
+
+
+def greedy_text(**more: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=60, **more)
+
+
+# One forced token at a time in the first, several in the second.
+RUNS = {"of one token": r"([0-9]x){12}", "longer": r"Name: [a-z]{3}, code: [0-9]{3}, that is all\."}
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+@pytest.mark.parametrize("mode", ["exact", "canonical"])
+def test_jumps_never_take_more_passes_than_decoding(start, mode, at_once):
+    formats = [StructuredOutputsParams(regex=regex) for regex in RUNS.values()] * at_once
+    asks = [
+        Ask(words(20, seed=number), greedy_text(structured_outputs=one))
+        for number, one in enumerate(formats)
+    ]
+    turns = [[ask] for ask in asks] if at_once == 1 else [asks]
+    passes = {}
+    for jumps in (False, True):
+        plugin = {**ON, "jump_forward": jumps, "jump_mode": mode}
+        engine = start(plugin=plugin, async_scheduling=True)
+        engine.run(asks)  # the formats are compiled
+        assert engine.llm.reset_prefix_cache()
+        engine.reset_counts()
+        for turn in turns:
+            engine.run(turn)
+        passes[jumps] = engine.forward_passes
+        engine.check_nothing_is_left()
+    print(f"forward passes, {mode}, {at_once} at a time: {passes}")
+    assert passes[True] <= passes[False], passes
+
+
+def test_a_run_must_be_longer_than_what_it_costs():
+    assert least_run("exact", 100, has_step_in_flight=False) == 1
+    assert least_run("exact", 100, has_step_in_flight=True) == 2
+    assert least_run("exact", SENT_PER_PASS, has_step_in_flight=False) == 2
+    assert least_run("exact", 2 * SENT_PER_PASS, has_step_in_flight=True) == 4
+    assert least_run("canonical", 2 * SENT_PER_PASS, has_step_in_flight=True) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from vllm import SamplingParams
@@ -100,7 +101,7 @@ def test_scores_are_the_same_when_the_prompt_is_computed_in_chunks(start):
 def test_further_input_of_a_session_is_no_request_of_its_own():
     """It comes with the id of the request that began the session."""
     machine = Machine()
-    scored = {"name": "session", "resumable": True, "prompt_logprobs": 0}
+    scored: Any = {"name": "session", "resumable": True, "prompt_logprobs": 0}
     session = machine.add(range(100), extra_args={SCORE_FROM: 90}, **scored)
     further = machine.add(range(100, 150), extra_args={SCORE_FROM: 20}, **scored)
     select = machine.scheduler.parts.select
