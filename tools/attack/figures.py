@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 MAX_GROWTH_BYTES = 300 << 20
+MAX_WORKERS_BYTES = 600 << 20
+"""They start with the first format that needs them, so they are not compared with before."""
+
 MAX_TTFT_RATIO = 2.0
 MAX_STOP_S = 10.0
 MAX_ANSWER_S = 60.0
@@ -48,10 +51,12 @@ class Answered:
 
 @dataclass(frozen=True)
 class Resident:
-    """Resident bytes of a server's processes."""
+    """Resident bytes of a server's processes: that which answers HTTP, the engines', and those in
+    which formats are compiled first."""
 
     api: int
     engine: int
+    workers: int
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,12 @@ class Figures:
             ),
             _growth("RSS of the API server", self.before.api, self.after.api),
             _growth("RSS of the engine", self.before.engine, self.after.engine),
+            Check(
+                "RSS of the compile workers",
+                f"{self.after.workers / 2**20:,.0f} MB",
+                f"{MAX_WORKERS_BYTES >> 20} MB",
+                self.after.workers <= MAX_WORKERS_BYTES,
+            ),
             Check(
                 "TTFT p99 of another client, attacked / idle",
                 f"{1000 * under_attack:.0f} / {1000 * idle:.0f} ms = {under_attack / idle:.2f}",

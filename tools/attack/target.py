@@ -27,6 +27,9 @@ STOP_TIMEOUT_S = 60.0
 ENGINE = "EngineCore"
 """In the title of an engine's process."""
 
+WORKER = "sgl_vllm.fsm"
+"""In the command of a process that compiles formats (`sgl_vllm/fsm/worker.py`)."""
+
 GREEDY: list[dict[str, object]] = [
     {"prompt": "Once upon a time there was a hare"},
     {"prompt": [20 + number for number in range(300)]},
@@ -69,15 +72,17 @@ def greedy_answers(url: str) -> list[str]:
 
 
 def resident(server: VllmServer) -> Resident:
-    """Memory of the process that answers HTTP, and of all others that run the model."""
-    api = engine = 0
+    """Memory of the processes that run now."""
+    api = engine = workers = 0
     for process in server_processes(server):
-        size = process.memory_info().rss
-        if ENGINE in " ".join(process.cmdline()):
+        size, command = process.memory_info().rss, " ".join(process.cmdline())
+        if ENGINE in command:
             engine += size
+        elif WORKER in command:
+            workers += size
         else:
             api += size
-    return Resident(api, engine)
+    return Resident(api, engine, workers)
 
 
 def server_processes(server: VllmServer) -> list[psutil.Process]:
