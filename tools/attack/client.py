@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import httpx
 
@@ -71,9 +72,15 @@ async def _send(client: httpx.AsyncClient, phase: str, sent: Sent) -> Answered:
     status, error = LEFT, ""
     try:
         async with asyncio.timeout(sent.leaves_after_s or MAX_ANSWER_S):
-            answer = await client.request(
-                attack.method, attack.path, content=attack.body, headers=headers
+            ask = partial(
+                client.request, attack.method, attack.path, content=attack.body, headers=headers
             )
+            try:
+                answer = await ask()
+            except httpx.ReadError:
+                # vLLM answers some bodies with 500 and closes the connection, which the client has
+                # already used again. So does any server for a connection that was idle.
+                answer = await ask()
         status = answer.status_code
         error = problem(phase, answer)
     except TimeoutError:
