@@ -29,8 +29,15 @@ def environment() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        patch.delenv("VLLM_PLUGINS", raising=False)
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_plugin_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line with `--plugin` names the plugin in the environment, where every engine that
+    starts later would find it."""
+    monkeypatch.setenv("VLLM_PLUGINS", "")  # so that it is unset again afterwards
+    monkeypatch.delenv("VLLM_PLUGINS")
 
 
 @pytest.fixture(scope="package")

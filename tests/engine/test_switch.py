@@ -33,12 +33,6 @@ def parse(*words: str) -> EngineArgs:
     )
 
 
-@pytest.fixture(autouse=True)
-def vllm_plugins(monkeypatch):
-    monkeypatch.setenv("VLLM_PLUGINS", "")
-    monkeypatch.delenv("VLLM_PLUGINS")
-
-
 def test_an_unnamed_plugin_changes_nothing(start):
     engine = start()
     assert type(engine.scheduler) is Scheduler
