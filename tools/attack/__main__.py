@@ -97,6 +97,7 @@ def _attack_one(server: VllmServer, size: Size, seed: int, step: Step) -> Figure
     url = server.url
     _send(url, phases(WARM_UP, seed + 1), lambda name, total: step(f"warm-up: {name}", total))
     target.unpin_all(url)
+    target.fill_cache(url)
     answers = target.greedy_answers(url)
     target.wait_until_idle(url)
     before = target.resident(server)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import signal
 import subprocess
 import sys
@@ -24,6 +25,11 @@ from tools.attack.figures import Resident
 from tools.attack.hostile import completion
 
 STOP_TIMEOUT_S = 60.0
+MAX_MODEL_LEN = 2048
+BLOCK_SIZE = 32
+NUM_BLOCKS = 2048
+"""Of the KV cache: 256 MiB of the demo model's."""
+
 ENGINE = "EngineCore"
 """In the title of an engine's process."""
 
@@ -56,9 +62,23 @@ def demo_server() -> VllmServer:
         MODEL_PATH,
         plugin=True,
         served_model_name="demo",
-        max_model_len=2048,
+        max_model_len=MAX_MODEL_LEN,
+        block_size=BLOCK_SIZE,
+        extra_args=["--num-gpu-blocks-override", str(NUM_BLOCKS)],
         env={"OMP_NUM_THREADS": "1"},
     )
+
+
+def fill_cache(url: str) -> None:
+    """Use every block of the KV cache once. Before that, the system has not given the engine its
+    memory, which would seem to grow later."""
+    rng = random.Random(0)
+    length = MAX_MODEL_LEN - 48
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for _ in range(NUM_BLOCKS * BLOCK_SIZE // length + 2):
+            prompt = [rng.randrange(10, 4000) for _ in range(length)]
+            body = completion(prompt=prompt) | {"max_tokens": 1}
+            client.post("/v1/completions", json=body).raise_for_status()
 
 
 def greedy_answers(url: str) -> list[str]:
