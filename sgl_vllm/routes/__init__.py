@@ -67,8 +67,9 @@ class SglEndpointPlugin:
     required_tasks = ("generate",)
 
     def attach_router(self, app: FastAPI) -> None:
-        for routes in (router, tree.router, pins.router):
-            app.include_router(routes)
+        app.include_router(router)
+        app.include_router(tree.router)
+        pins.attach(app)
         try:
             from sgl_vllm.routes import batch, score
         except ImportError as error:  # these use more of vLLM's internals than other routes do

@@ -16,6 +16,7 @@ from fastapi import HTTPException
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from sgl_vllm.routes.coalescing import Coalescer
 from sgl_vllm.scheduler.stats import EngineStats, merge_stats
 from sgl_vllm.vllm_api.patching import wrap
 
@@ -28,6 +29,11 @@ ALIVE_CHECK_S = 0.25
 """How often a call that is under way checks that there still is an engine to answer it."""
 
 
+reads: Coalescer[Any] = Coalescer()
+"""What routes only read: clients that poll at the same time share an answer, which none may change.
+Keys begin with the client."""
+
+
 async def ask_engines(
     client: AsyncLLM,
     answer_type: type[Answer],
@@ -37,6 +43,7 @@ async def ask_engines(
     """The answer of `EngineControl.<what>(**arguments)` in each engine behind `client`.
 
     One answer per engine, in the order of their ranks. None from an engine without the plugin.
+    Routes that only read ask by way of `reads`.
 
     Raises:
         HTTPException: see `answered`.
@@ -116,5 +123,10 @@ def engine_ranks(client: AsyncLLM) -> list[int | None]:
 
 async def engine_stats(client: AsyncLLM) -> EngineStats:
     """The merged report of all engines behind `client`."""
-    answers = await ask_engines(client, EngineStats, "stats")
-    return merge_stats([answer for answer in answers if answer is not None])
+
+    async def ask() -> EngineStats:
+        answers = await ask_engines(client, EngineStats, "stats")
+        return merge_stats([answer for answer in answers if answer is not None])
+
+    stats: EngineStats = await reads.call((client, "stats"), ask)
+    return stats

@@ -29,6 +29,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sgl_vllm.counters import Declaration, Kind, declarations
+from sgl_vllm.routes.coalescing import Coalescer
 from sgl_vllm.scheduler.stats import ON, EngineStats
 
 logger = logging.getLogger("vllm.sgl_vllm.server")
@@ -129,10 +130,7 @@ class MetricsMiddleware:
         self._ask = ask
         self._asking = asyncio.Lock()
         self._asked_at = float("-inf")
-        self._writing = asyncio.Lock()
-        self._written_for: tuple[bytes, ...] = ()
-        self._written_at = float("-inf")
-        self._page: list[Message] = []
+        self._pages: Coalescer[list[Message]] = Coalescer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
@@ -143,21 +141,11 @@ class MetricsMiddleware:
             if arrived_at - self._asked_at > MAX_AGE_S:
                 self._asked_at = time.monotonic()
                 self._collector.stats = await self._report(scope["app"])
-        for message in await self._newest_page(scope, receive):
+        # A page takes the event loop some milliseconds.
+        headers = (value for name, value in scope["headers"] if name in _CHOOSE_FORMAT)
+        wanted = (scope["method"], scope["query_string"], *headers)
+        for message in await self._pages.call(wanted, lambda: self._write(scope, receive)):
             await send(message)
-
-    async def _newest_page(self, scope: Scope, receive: Receive) -> list[Message]:
-        """A page that was begun after this call. A page takes the event loop some milliseconds, so
-        the scrapes that arrive while one is written share the next one."""
-        headers = [value for name, value in scope["headers"] if name in _CHOOSE_FORMAT]
-        wanted = (scope["method"].encode(), scope["query_string"], *headers)
-        arrived_at = time.monotonic()
-        async with self._writing:
-            if arrived_at > self._written_at or wanted != self._written_for:
-                begun_at = time.monotonic()
-                self._page = await self._write(scope, receive)
-                self._written_at, self._written_for = begun_at, wanted
-            return self._page
 
     async def _write(self, scope: Scope, receive: Receive) -> list[Message]:
         messages: list[Message] = []

@@ -12,7 +12,7 @@ import uuid
 from dataclasses import asdict, dataclass
 from typing import Any  # Any: the JSON of a request
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, FastAPI, HTTPException, Request
 from pydantic import ValidationError
 from vllm import SamplingParams
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -27,7 +27,7 @@ from sgl_vllm.routes.bodies import (
     is_unicode,
     json_object,
 )
-from sgl_vllm.routes.engines import ask_engines, engine_ranks
+from sgl_vllm.routes.engines import ask_engines, engine_ranks, reads
 from sgl_vllm.routes.tenants import NO_TENANTS, TenantSource
 from sgl_vllm.scheduler.control import ListedPin, PinAnswer
 
@@ -39,7 +39,17 @@ ID_SEPARATOR = ","
 MAX_PIN_ID_LENGTH = 64
 """Of one engine's pin id."""
 
+MAX_COMPUTING = 1
+"""Prefixes that are computed to be pinned at a time. A client that pins many at once would fill
+every step with their prompts, and other clients' requests would wait for these steps."""
+
 RADIX_OFF = "the part `radix` is off in this server, and only its tree can pin: see /v1/sgl/stats"
+
+
+def attach(app: FastAPI) -> None:
+    """Add the routes."""
+    app.state.sgl_vllm_pinning = asyncio.Semaphore(MAX_COMPUTING)
+    app.include_router(router)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +73,12 @@ async def pin(request: Request) -> dict[str, Any]:
     lora = _lora_of(request.app.state.openai_serving_models, body.model)
     tokens = await _tokenize(request, body)
     try:
-        computing = (
-            compute(client, tokens, body.cache_salt, lora, rank) for rank in engine_ranks(client)
-        )
-        await asyncio.gather(*computing)
+        async with request.app.state.sgl_vllm_pinning:
+            computing = (
+                compute(client, tokens, body.cache_salt, lora, rank)
+                for rank in engine_ranks(client)
+            )
+            await asyncio.gather(*computing)
     except (VLLMClientError, ValueError) as error:
         raise HTTPException(400, f"this prefix cannot be computed: {error}") from None
     tenants: TenantSource = getattr(request.app.state, "sgl_vllm_tenants", NO_TENANTS)
@@ -114,7 +126,10 @@ async def unpin(request: Request) -> dict[str, bool]:
 @router.get("/pins")
 async def pins(request: Request) -> dict[str, Any]:
     """What is pinned in each engine: sizes and ages, no text."""
-    engines = await ask_engines(request.app.state.engine_client, list[ListedPin], "pins")
+    client: AsyncLLM = request.app.state.engine_client
+    engines = await reads.call(
+        (client, "pins"), lambda: ask_engines(client, list[ListedPin], "pins")
+    )
     return {"engines": [{"pins": [asdict(pin) for pin in pins or ()]} for pins in engines]}
 
 

@@ -19,7 +19,7 @@ from vllm.inputs import TokensPrompt
 from vllm.renderers import TokenizeParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from sgl_vllm.routes.engines import ask_engines
+from sgl_vllm.routes.engines import ask_engines, reads
 
 router = APIRouter(tags=["sgl-vllm"])
 
@@ -43,12 +43,20 @@ async def tree(
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"../../sgl/tree{query}", 307, headers={"Vary": "Accept"})
     client: AsyncLLM = request.app.state.engine_client
+    page = await reads.call(
+        (client, "tree", max_nodes, max_text_tokens),
+        lambda: _tree(client, max_nodes, max_text_tokens),
+    )
+    return Response(page, media_type="application/json", headers={"Vary": "Accept"})
+
+
+async def _tree(client: AsyncLLM, max_nodes: int | None, max_text_tokens: int) -> bytes:
     arguments = None if max_nodes is None else {"max_nodes": max_nodes}
     answers = await ask_engines(client, dict[str, Any], "tree", arguments)
     engines = [answer or {} for answer in answers]
     for engine in engines:
         await add_texts(client, engine.get("nodes", ()), max_text_tokens)
-    return JSONResponse({"engines": engines}, headers={"Vary": "Accept"})
+    return bytes(JSONResponse({"engines": engines}).body)
 
 
 @router.get("/sgl/tree", include_in_schema=False)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from fastapi import FastAPI, HTTPException, Request
@@ -402,3 +404,50 @@ def test_a_flush_under_running_requests_is_refused() -> None:
     assert isinstance(client.app, FastAPI)
     client.app.state.engine_client.resets = False
     assert client.post("/v1/sgl/flush_cache").status_code == 409
+
+
+# -- many clients at once
+
+
+def test_prefixes_of_many_pins_are_computed_one_at_a_time() -> None:
+    app = fake_server(PinningEngine("a"))
+    client = app.state.engine_client
+    at_once: list[int] = []
+    running = 0
+
+    async def generate(prompt: Any, *args: Any, **options: Any) -> AsyncIterator[None]:
+        nonlocal running
+        running += 1
+        at_once.append(running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        yield None
+
+    client.generate = generate
+
+    async def pin_many() -> list[int]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+            bodies = [{"prompt": [number + 1]} for number in range(8)]
+            answers = await asyncio.gather(
+                *(http.post("/v1/sgl/pin", json=body) for body in bodies)
+            )
+            return [answer.status_code for answer in answers]
+
+    assert asyncio.run(pin_many()) == [200] * 8
+    assert at_once == [1] * 8
+
+
+@pytest.mark.parametrize("path", ["stats", "tree", "pins"])
+def test_clients_that_poll_at_the_same_time_cost_the_engine_one_answer(path: str) -> None:
+    engine = FakeEngine(stats=EngineStats(), tree=tree_answer([]), pins=[])
+    app = fake_server(engine)
+
+    async def poll() -> list[int]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+            answers = await asyncio.gather(*(http.get(f"/v1/sgl/{path}") for _ in range(20)))
+            return [answer.status_code for answer in answers]
+
+    assert asyncio.run(poll()) == [200] * 20
+    assert 1 <= len(engine.asked) < 5

@@ -1,0 +1,56 @@
+"""Calls that arrive while the same one runs share its next run.
+
+Owns when a call is made. Does not own what it asks. A route that only reads needs no key in some
+servers, or has many clients that poll it; their number must not become the engine's work.
+
+    run 1   [---------------)
+    calls      a    b    c       arrive during run 1, which may have read older numbers
+    run 2                   [---------------)   answers a, b and c
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+Answer = TypeVar("Answer")
+
+
+class Coalescer(Generic[Answer]):
+    """Runs at most one call per key at a time. Every answer is from a run that began after the call
+    arrived. For one event loop."""
+
+    def __init__(self) -> None:
+        self._running: dict[Hashable, asyncio.Task[Answer]] = {}
+        self._next: dict[Hashable, asyncio.Task[Answer]] = {}
+
+    async def call(self, key: Hashable, make: Callable[[], Awaitable[Answer]]) -> Answer:
+        """The answer of `make()`, or of an equal call's.
+
+        A caller that is cancelled does not cancel the run. All who share a run get its exception.
+
+        Args:
+            key: equal for calls whose answers are equal.
+        """
+        run = self._next.get(key)
+        if run is None:
+            run = self._next[key] = asyncio.create_task(self._run(key, make))
+            run.add_done_callback(_retrieve)
+        return await asyncio.shield(run)
+
+    async def _run(self, key: Hashable, make: Callable[[], Awaitable[Answer]]) -> Answer:
+        if (before := self._running.get(key)) is not None:
+            await asyncio.wait([before])
+        run = self._running[key] = self._next.pop(key)
+        try:
+            return await make()
+        finally:
+            if self._running.get(key) is run:
+                del self._running[key]
+
+
+def _retrieve(run: asyncio.Task[Answer]) -> None:
+    """Callers may all have left: then nothing else asks for the exception, and asyncio logs it."""
+    if not run.cancelled():
+        run.exception()

@@ -1,0 +1,94 @@
+"""Calls that arrive while one runs share the next run, and never get an older answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sgl_vllm.routes.coalescing import Coalescer
+
+
+class Slow:
+    """Answers with the number of the run, as long after its begin as `go` says."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.go = asyncio.Event()
+
+    async def __call__(self) -> int:
+        self.begun += 1
+        number = self.begun
+        await self.go.wait()
+        return number
+
+
+async def until(condition) -> None:
+    for _ in range(100):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never became true")
+
+
+def test_calls_that_arrive_during_a_run_share_the_next_one() -> None:
+    async def run() -> tuple[list[int], int]:
+        shared, slow = Coalescer[int](), Slow()
+        first = asyncio.create_task(shared.call("key", slow))
+        await until(lambda: slow.begun == 1)
+        later = [asyncio.create_task(shared.call("key", slow)) for _ in range(20)]
+        await asyncio.sleep(0)
+        slow.go.set()
+        return await asyncio.gather(first, *later), slow.begun
+
+    answers, num_runs = asyncio.run(run())
+    assert answers == [1] + [2] * 20
+    assert num_runs == 2
+
+
+def test_different_keys_run_side_by_side() -> None:
+    async def run() -> None:
+        shared, slow = Coalescer[int](), Slow()
+        calls = [asyncio.create_task(shared.call(key, slow)) for key in "ab"]
+        await until(lambda: slow.begun == 2)
+        slow.go.set()
+        await asyncio.gather(*calls)
+
+    asyncio.run(run())
+
+
+def test_a_caller_that_leaves_takes_no_answer_from_the_others() -> None:
+    async def run() -> int:
+        shared, slow = Coalescer[int](), Slow()
+        leaving, staying = (asyncio.create_task(shared.call("key", slow)) for _ in range(2))
+        await until(lambda: slow.begun == 1)
+        leaving.cancel()
+        slow.go.set()
+        return await staying
+
+    assert asyncio.run(run()) == 1
+
+
+def test_all_who_share_a_run_get_its_exception_and_the_next_call_runs_again() -> None:
+    async def fail() -> int:
+        raise ValueError("no answer")
+
+    async def run() -> list[object]:
+        shared, slow = Coalescer[int](), Slow()
+        slow.go.set()
+        calls = (shared.call("key", fail) for _ in range(3))
+        failed = await asyncio.gather(*calls, return_exceptions=True)
+        return [*map(repr, failed), await shared.call("key", slow)]
+
+    assert asyncio.run(run()) == [repr(ValueError("no answer"))] * 3 + [1]
+
+
+def test_nothing_is_kept_when_no_call_runs() -> None:
+    async def run() -> Coalescer[int]:
+        shared, slow = Coalescer[int](), Slow()
+        slow.go.set()
+        for key in range(100):
+            await shared.call(key, slow)
+        return shared
+
+    shared = asyncio.run(run())
+    assert not shared._running
+    assert not shared._next
