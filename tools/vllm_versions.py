@@ -12,7 +12,9 @@ one on PYTHONPATH. Nothing is installed or replaced.
     python -m tools.vllm_versions overlay 0.33.0      # unpack what runs, print the folder
     python -m tools.vllm_versions test [VERSION ...]  # demo and tests/engine: `make versions`
     python -m tools.vllm_versions test --quick        # the demo and some engine tests
+    python -m tools.vllm_versions test 0.33.0 --vllm-platform v2-async --only test_select.py
 
+With `--vllm-platform` the engine tests run on another model runner and scheduler (tests/platforms).
 With `--write`, the table in docs/install.md says which tests ran. It is written from
 docs/versions.json, which keeps the results of each test file until it runs again.
 
@@ -189,12 +191,18 @@ def main(words: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="these files of tests/engine; `demo` is the demo",
     )
-    test.add_argument("--write", action="store_true", help="update the table in docs/install.md")
+    result = test.add_mutually_exclusive_group()
+    result.add_argument("--write", action="store_true", help="update the table in docs/install.md")
+    result.add_argument(
+        "--vllm-platform", metavar="NAME", help="the engine tests on one of tests/platforms"
+    )
     options = parser.parse_args(words)
     try:
         if options.command == "test":
             what = options.only or (["demo", *QUICK_TESTS] if options.quick else None)
-            return run_tests(options.versions, what, write=options.write)
+            return run_tests(
+                options.versions, what, write=options.write, platform=options.vllm_platform
+            )
         prepare = source if options.command == "source" else overlay
         print(prepare(build_of(options.version)))
     except Unavailable as reason:
@@ -302,13 +310,19 @@ def name_it_vllm(folder: Path, version: str) -> None:
 # -- runs -----------------------------------------------------------------------------------------
 
 
-def run_tests(versions: Sequence[str], what: Collection[str] | None, *, write: bool) -> int:
+def run_tests(
+    versions: Sequence[str],
+    what: Collection[str] | None,
+    *,
+    write: bool,
+    platform: str | None = None,
+) -> int:
     """Run `what`, by default everything, on these versions, by default all. The exit status."""
     builds = [build_of(version) for version in versions] or list(BUILDS)
     all_ok = True
     for build in builds:
         started = time.monotonic()
-        outcome = test_version(build, what)
+        outcome = test_version(build, what, platform)
         print(outcome.row(), f"{(time.monotonic() - started) / 60:.1f} minutes", flush=True)
         if write:
             record(outcome)
@@ -316,7 +330,9 @@ def run_tests(versions: Sequence[str], what: Collection[str] | None, *, write: b
     return 0 if all_ok else 1
 
 
-def test_version(build: Build, what: Collection[str] | None) -> Outcome:
+def test_version(
+    build: Build, what: Collection[str] | None, platform: str | None = None
+) -> Outcome:
     print(f"versions: {build.version} ({build.how})", flush=True)
     environment = environment_of(overlay(build))
     if what is None:
@@ -326,21 +342,25 @@ def test_version(build: Build, what: Collection[str] | None) -> Outcome:
         version=build.version,
         how=build.how,
         demo=same_answers_in_demo(environment) if "demo" in what else None,
-        files=results_of_tests(names, environment) if names else {},
+        files=results_of_tests(names, environment, platform) if names else {},
     )
 
 
-def results_of_tests(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, Counts]:
+def results_of_tests(
+    names: Sequence[str], environment: Mapping[str, str], platform: str | None
+) -> dict[str, Counts]:
     """Runs files of tests/engine. A file without a result, as after a crash, has one failure."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "", "--no-header"]
         command += ["--continue-on-collection-errors"]
         command += ["-p", "no:cacheprovider", f"--junitxml={report}"]
+        if platform is not None:
+            command += ["-p", "tests.platforms.plugin", "--vllm-platform", platform]
         command += [str(ENGINE_TESTS / name) for name in names]
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
         lines = done.stdout.splitlines()
-        shown = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+        shown = [line for line in lines if line.startswith(("FAILED", "ERROR", f"{platform}: "))]
         print("\n".join([*shown, *lines[-1:]]), flush=True)
         found = counts_of(report.read_text()) if report.exists() else {}
     if done.returncode not in (0, 1):

@@ -120,6 +120,9 @@ class _Check:
             stages.run(part, result)
         except RunFailed as error:
             result.problems.append(str(error))
+        except Exception as error:
+            logger.exception("sgl-vllm: the self-check of %s failed. Please report this", part)
+            result.problems.append(f"the check itself failed: {type(error).__name__}: {error}")
         errors = self._parts.num_errors(part)
         if errors:
             result.problems.append(f"{errors} unexpected errors, which are in the log")

@@ -13,6 +13,7 @@ from vllm import LLM, SamplingParams
 from vllm.outputs import RequestOutput
 
 from sgl_vllm.demo import MODEL_PATH
+from tests.platforms import counts
 
 MODEL = os.environ.get("SGL_VLLM_TEST_MODEL", str(MODEL_PATH))
 
@@ -79,6 +80,7 @@ class Engine:
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
         self.tokenizer = self.llm.get_tokenizer()
+        self._is_stopped = False
         self.reset_counts()
         execute = self.core.model_executor.execute_model
 
@@ -88,6 +90,19 @@ class Engine:
             return execute(scheduler_output, **kwargs)
 
         self.core.model_executor.execute_model = counted
+
+    @property
+    def is_async(self) -> bool:
+        """Whether a step is scheduled while the one before it runs."""
+        return self.core.batch_queue is not None
+
+    def may_take(self, num_passes: int, stale_tokens: int = 0) -> range:
+        """How many forward passes a request may take that needs `num_passes`.
+
+        With asynchronous scheduling there is one more for each stale token, and one if the next
+        pass was in flight when the request ended.
+        """
+        return range(num_passes + stale_tokens, num_passes + stale_tokens + 1 + self.is_async)
 
     def reset_counts(self) -> None:
         self.forward_passes = 0
@@ -123,4 +138,7 @@ class Engine:
             parts.radix.pool.check_invariants()
 
     def stop(self) -> None:
+        if not self._is_stopped:
+            self._is_stopped = True
+            counts.add(self.scheduler)
         self.llm.llm_engine.engine_core.shutdown()

@@ -46,6 +46,8 @@ class Setting:
     chunked: bool = True
     max_num_seqs: int = 16
     policy: str = "fcfs"
+    async_scheduling: bool | None = None
+    """None leaves it to vLLM."""
     grammars_in_background: bool = False
     """As vLLM compiles them; it makes the step in which such a request starts a matter of time."""
 
@@ -69,6 +71,7 @@ class Setting:
             "enable_chunked_prefill": self.chunked,
             "max_num_seqs": self.max_num_seqs,
             "scheduling_policy": self.policy,
+            "async_scheduling": self.async_scheduling,
             "use_tqdm_on_load": False,
             **blocks,
         }
@@ -79,7 +82,7 @@ class Setting:
         manager._use_async_grammar_compilation = self.grammars_in_background
 
 
-STOCK_WITHOUT_CACHE = Setting(None, caching=False)
+STOCK_WITHOUT_CACHE = Setting(None, caching=False, async_scheduling=False)
 
 
 @dataclass
@@ -334,8 +337,12 @@ def _counts(engine: Engine) -> Counter[str]:
         jumps, radix, order = stats.jump_forward, stats.radix, stats.schedule
         assert jumps is None or not jumps.errors, "jump-forward had an error: see the log"
         counts["partial hits"] = radix.partial_block_hits if radix is not None else 0
-        counts["forced tokens"] = jumps.forced_tokens if jumps is not None else 0
-        counts["released when stuck"] = jumps.released_when_stuck if jumps is not None else 0
+        if jumps is not None:
+            counts["jumps"] = jumps.jumps
+            counts["forced tokens"] = jumps.forced_tokens
+            counts["stale tokens"] = jumps.stale_tokens
+            counts["released when stuck"] = jumps.released_when_stuck
+        counts["select scores"] = stats.select.scored_requests if stats.select is not None else 0
         counts["overtakes"] = order.overtakes if order is not None else 0
     return counts
 

@@ -1,201 +1,28 @@
 """Plays random programs on random settings of the engine for as long as asked (`make soak`).
 
     python -m tests.engine.soak --requests 20000
+    python -m tests.engine.soak --vllm-platform v2-async --minutes 15
 
-Every round has a seed of its own and stands alone: one program, a reference that is played once,
-and several engines that must give its answers. Exits with 1 if one did not.
+Every round has a seed of its own and stands alone (`rounds.py`). Exits with 1 if an engine did not
+give the reference's answers.
 """
 
 from __future__ import annotations
 
 import argparse
-import faulthandler
-import gc
 import json
 import logging
 import os
 import random
 import sys
 import time
-import traceback
 import warnings
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+import pytest
 from tqdm import tqdm
 
-from tests.engine.conftest import ENVIRONMENT
-from tests.engine.engine import Engine
-from tests.engine.one_by_one import decoding_one_by_one
-from tests.engine.play import (
-    JUDGE,
-    NEAR_TIE,
-    STOCK_WITHOUT_CACHE,
-    Difference,
-    Played,
-    References,
-    Setting,
-    differences,
-    gap,
-    play,
-)
-from tests.engine.programs import MAX_MODEL_LEN, Program, random_program
-
-CALLS_PER_PROGRAM = 250
-SETTINGS_PER_ROUND = 4
-STOCK_EVERY = 4
-"""In every so manieth round stock is played too, with its cache and without."""
-BLOCKED_S = 600
-"""So long may one engine take for a program before the soak prints where it is and ends."""
-
-PLUGIN_OPTIONS: list[dict[str, Any]] = [
-    *[{}] * 8,
-    {"schedule_max_overtakes": 2},
-    {"schedule_policy": "dfs-weight", "schedule_max_delay": 10.0},
-    {"schedule_policy": "random", "schedule_max_delay": 10.0},
-    {"schedule_policy": "fcfs", "schedule_cheapest_victim": True},
-    {"schedule_fair_quantum": 100, "schedule_max_overtakes": 0},
-    {"schedule_fair_quantum": 1000, "schedule_cheapest_victim": True},
-    {"schedule_window": 3, "schedule_max_overtakes": 1, "schedule_cheapest_victim": True},
-    {"schedule": False},
-    {"radix": False},
-    {"jump_forward": False},
-    {"jump_mode": "exact"},
-]
-ROWS = [
-    "requests compared",
-    "differences",
-    "near ties",
-    "failed engines",
-    "leaked blocks",
-    "engines",
-    "aborts",
-    "preemptions",
-    "partial hits",
-    "forced tokens",
-    "released when stuck",
-    "overtakes",
-    "forward passes",
-]
-
-
-def random_setting(rng: random.Random) -> Setting:
-    """One of our engines; small caches are likelier than large ones."""
-    block_size = rng.choice([32, 32, 64, 128])
-    fewest = MAX_MODEL_LEN // block_size + 1  # one block is vLLM's own
-    num_blocks = fewest + int(rng.random() ** 2 * 40 * 32 / block_size)
-    chunked = rng.random() < 0.8
-    return Setting(
-        plugin=rng.choice(PLUGIN_OPTIONS),
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_num_batched_tokens=rng.choice([48, 64, 128, 256, 1024]) if chunked else 1024,
-        chunked=chunked,
-        max_num_seqs=rng.choice([4, 8, 16, 16, 32]),
-        policy=rng.choice(["fcfs", "fcfs", "fcfs", "fcfs", "priority"]),
-        grammars_in_background=rng.random() < 0.2,
-    )
-
-
-class Soak:
-    """Counts, and what went wrong, over all rounds so far."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter(dict.fromkeys(ROWS, 0))
-        self.problems: list[str] = []
-
-    def round(self, seed: int, progress: tqdm) -> None:
-        """One program on several engines."""
-        rng = random.Random(seed)
-        program = random_program(seed, CALLS_PER_PROGRAM)
-        settings = [random_setting(rng) for _ in range(SETTINGS_PER_ROUND)]
-        with_stock = rng.random() < 1 / STOCK_EVERY
-        needs_stock = with_stock or not all(setting.is_canonical for setting in settings)
-        with _started(STOCK_WITHOUT_CACHE) as engine:
-            with decoding_one_by_one(engine.scheduler):
-                narrowed = play(engine, program, None, give_up=False)
-            stock = play(engine, program, narrowed.prompts, give_up=False) if needs_stock else None
-        references = References(narrowed, stock or narrowed)
-        if stock is not None:
-            self._compare(seed, program, references, STOCK_WITHOUT_CACHE, stock, progress)
-        if with_stock:
-            settings.append(Setting(None, num_blocks=rng.randint(25, 60)))
-        for setting in settings:
-            with _started(setting) as engine:
-                try:
-                    played = play(engine, program, narrowed.prompts)
-                except Exception:
-                    self.counts["failed engines"] += 1
-                    self.counts["leaked blocks"] += _leaked_blocks(engine)
-                    self._report(seed, setting, traceback.format_exc())
-                    continue
-            self._compare(seed, program, references, setting, played, progress)
-
-    def _compare(
-        self,
-        seed: int,
-        program: Program,
-        references: References,
-        setting: Setting,
-        played: Played,
-        progress: tqdm,
-    ) -> None:
-        self.counts += played.counts
-        self.counts["engines"] += 1
-        self.counts["requests compared"] += len(played.answers)
-        progress.update(len(played.answers))
-        found = list(differences(program, references.expected_by(setting, program), played))
-        for difference, distance in _with_gaps(found):
-            if distance <= NEAR_TIE:
-                self.counts["near ties"] += 1
-                progress.write(f"seed {seed}: near tie, logits {distance:.1e} apart: {setting}")
-            else:
-                self.counts["differences"] += 1
-                self._report(seed, setting, f"logits {distance:.1e} apart\n{difference}")
-
-    def _report(self, seed: int, setting: Setting, what: str) -> None:
-        problem = f"{what}\n  in {setting}\n  again: {command_for(seed)}"
-        self.problems.append(problem)
-        tqdm.write(problem + "\n")
-
-
-@contextmanager
-def _started(setting: Setting) -> Iterator[Engine]:
-    faulthandler.dump_traceback_later(BLOCKED_S, exit=True)
-    engine = Engine(setting.plugin, **setting.engine_args)
-    try:
-        setting.prepare(engine)
-        yield engine
-    finally:
-        engine.stop()
-        del engine
-        gc.collect()
-        faulthandler.cancel_dump_traceback_later()
-
-
-def _leaked_blocks(engine: Engine) -> int:
-    """Blocks that an engine without requests still holds."""
-    if engine.scheduler.requests:
-        return 0
-    pool = engine.scheduler.kv_cache_manager.block_pool
-    return pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
-
-
-def _with_gaps(found: list[Difference]) -> list[tuple[Difference, float]]:
-    if not found:
-        return []
-    engine = Engine(None, **JUDGE)
-    try:
-        return [(difference, gap(engine, difference)) for difference in found]
-    finally:
-        engine.stop()
-
-
-def command_for(seed: int) -> str:
-    return f"python -m tests.engine.soak --seed {seed} --requests 1"
+from tests.platforms.platform import PLATFORMS, VLLMS_CHOICE_ON_A_CPU
 
 
 def main() -> int:
@@ -203,17 +30,37 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=20_000, help="stop after so many (20000)")
     parser.add_argument("--minutes", type=float, help="stop after so long, if that is earlier")
     parser.add_argument("--seed", type=int, help="of the first round; the next ones count on")
+    parser.add_argument(
+        "--vllm-platform",
+        choices=sorted(PLATFORMS),
+        default=VLLMS_CHOICE_ON_A_CPU.name,
+        help="the model runner and scheduling of all engines (tests/platforms)",
+    )
+    parser.add_argument("--calls", type=int, default=250, help="requests of a program (250)")
+    parser.add_argument("--engines", type=int, default=4, help="that play each program (4)")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--verbose", action="store_true", help="with vLLM's log")
     options = parser.parse_args()
+    with pytest.MonkeyPatch.context() as patch:
+        PLATFORMS[options.vllm_platform].set_up(patch)
+        return play_rounds(options)
+
+
+def play_rounds(options: argparse.Namespace) -> int:
+    """All rounds that are asked for; the exit status."""
+    # vLLM is imported only now that the platform is set up.
+    from tests.engine.conftest import ENVIRONMENT
+    from tests.engine.rounds import ROWS, Soak
+
     os.environ.update(ENVIRONMENT)
     os.environ.pop("VLLM_PLUGINS", None)
     if not options.verbose:
         logging.disable(logging.ERROR)
         warnings.simplefilter("ignore")
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
-    print(f"first seed {seed}")
-    soak, begin = Soak(), time.monotonic()
+    print(f"{options.vllm_platform}, first seed {seed}", flush=True)
+    soak = Soak(options.vllm_platform, options.calls, options.engines)
+    begin = time.monotonic()
     first_seed = seed
     with tqdm(total=options.requests, unit=" requests", smoothing=0) as progress:
         while soak.counts["requests compared"] < options.requests:

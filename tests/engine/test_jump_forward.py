@@ -50,17 +50,19 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def engines(start):
-    """The same requests on the reference first, then on the engine that jumps."""
+    """The same requests on the reference first, then on the engine that jumps. With each answer
+    come the passes it took, and those it may take without a jump."""
 
-    def answers(engine: Engine) -> dict[str, tuple[CompletionOutput, int]]:
+    def answers(engine: Engine) -> dict[str, tuple[CompletionOutput, int, range]]:
         found = {}
         for case, params in CASES.items():
             engine.reset_counts()
             output = engine.run([Ask(engine.encode("A card: "), card(**params))])[0].outputs[0]
-            found[case] = (output, engine.forward_passes)
+            without_jump = engine.may_take(len(output.token_ids))
+            found[case] = (output, engine.forward_passes, without_jump)
         return found
 
-    stock = start(max_logprobs=-1)
+    stock = start(async_scheduling=False, max_logprobs=-1)
     with decoding_one_by_one(stock.scheduler):
         one_by_one = answers(stock)
     jumping = answers(start(plugin={"radix": False}, max_logprobs=-1))
@@ -69,20 +71,20 @@ def engines(start):
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("no jump")])
 def test_a_jump_ends_where_decoding_one_by_one_ends(engines, case):
-    want, passes_want = engines["one by one"][case]
-    got, passes_got = engines["jump"][case]
+    want, passes_want, _ = engines["one by one"][case]
+    got, passes_got, without_jump = engines["jump"][case]
     assert (got.token_ids, got.text) == (want.token_ids, want.text)
     assert (got.finish_reason, got.stop_reason) == (want.finish_reason, want.stop_reason)
     if jumps(card(**CASES[case])):
         assert passes_got < passes_want
     else:
-        assert passes_got == passes_want
+        assert passes_got in without_jump
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("logprobs")])
 def test_every_forced_token_has_a_row_of_logprobs(engines, case):
-    want, _ = engines["one by one"][case]
-    got, _ = engines["jump"][case]
+    want, *_ = engines["one by one"][case]
+    got, *_ = engines["jump"][case]
     assert len(got.logprobs) == len(got.token_ids)
     assert got.cumulative_logprob == pytest.approx(want.cumulative_logprob, abs=1e-3)
     num_certain = 0
@@ -101,14 +103,14 @@ def test_every_forced_token_has_a_row_of_logprobs(engines, case):
 
 @pytest.mark.parametrize("why", ["presence penalty", "seed", "all logprobs"])
 def test_a_request_that_a_jump_would_change_is_decoded_token_by_token(engines, why):
-    output, passes = engines["jump"][f"no jump: {why}"]
-    assert passes == len(output.token_ids)
+    output, passes, without_jump = engines["jump"][f"no jump: {why}"]
+    assert passes in without_jump
     if output.logprobs is not None:
         assert len(output.logprobs) == len(output.token_ids)
 
 
 def test_passes_are_those_of_what_is_undecided(engines):
-    output, passes = engines["jump"]["plain"]
+    output, passes, _ = engines["jump"]["plain"]
     # {" ... the name's letters and its end, a digit, and what a longer token might have absorbed.
     assert passes <= 12
     assert len(output.token_ids) >= 25

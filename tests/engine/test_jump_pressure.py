@@ -130,7 +130,7 @@ SHAPES = [
 @pytest.fixture(scope="module")
 def want(start) -> dict[int, Run]:
     """By block size: what the jobs get one after the other."""
-    engine = start(max_model_len=MAX_MODEL_LEN)
+    engine = start(async_scheduling=False, max_model_len=MAX_MODEL_LEN)
     with decoding_one_by_one(engine.scheduler):
         return {size: run(engine, jobs(size, 24, seed=size), 10_000, None) for size in (32, 128)}
 

@@ -79,7 +79,7 @@ def test_mixed_requests_get_the_same_tokens(start, block_size, num_blocks, max_n
         "num_gpu_blocks_override": num_blocks,
         "max_num_batched_tokens": max_num_batched_tokens,
     }
-    stock = start(**settings)
+    stock = start(async_scheduling=False, **settings)
     asks = mixed_requests(min(stock.tokenizer.vocab_size, 2000), count=240, seed=block_size)
     want = stock.tokens(asks)
 

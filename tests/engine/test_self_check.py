@@ -21,6 +21,7 @@ from sgl_vllm.config import Options
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.jump.forced_source import ForcedSource
 from sgl_vllm.jump.jump import JumpForward
+from sgl_vllm.jump.resumption import JumpedRequests
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.scheduler import select
 from sgl_vllm.self_check import stages
@@ -31,18 +32,30 @@ from sgl_vllm.self_check.runner import check_engine
 from tests.engine.engine import MODEL, Ask, Engine, random_asks, words
 from tests.engine.test_select import scores, scoring
 from tests.platforms import asynchronous
+from tests.platforms.platform import VLLMS_CHOICE_ON_A_CPU, chosen
 
-SETTINGS = {"block_size": 32, "num_gpu_blocks_override": 200, "async_scheduling": True}
+SETTINGS = {"block_size": 32, "num_gpu_blocks_override": 200}
 ALL = ("radix", "schedule", "fsm", "jump_forward", "select")
 NAMES = ("Ann", "Bob")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def overlap(request):
+    """On vLLM's choice for a CPU nothing is checked by default, so engines of these tests schedule
+    asynchronously there unless they are told not to."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.config.getoption("--vllm-platform", "v1-sync") == "v1-sync":
+        if chosen(request.config) == VLLMS_CHOICE_ON_A_CPU:
             asynchronous.allow(patch)
         yield
+
+
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["async", "sync"])
+def is_async(request):
+    """Both ways of scheduling on the V1 runner, and the platform's own on others."""
+    platform = chosen(request.config)
+    if platform != VLLMS_CHOICE_ON_A_CPU and platform.is_async != request.param:
+        pytest.skip("this platform schedules the other way")
+    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +65,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "self_check"
 
 
-def start_unchecked(start, **options) -> Engine:
-    return start(plugin={"self_check": "off", **options}, **SETTINGS)
+def start_unchecked(start, **settings) -> Engine:
+    return start(plugin={"self_check": "off"}, **SETTINGS, **settings)
 
 
 def asks(engine: Engine) -> list[Ask]:
@@ -91,7 +104,7 @@ def right(request):
 
     def of(start) -> list[object]:
         if not found:
-            stock = start(**SETTINGS)
+            stock = start(async_scheduling=False, **SETTINGS)
             found.extend(answers(stock))
         return found
 
@@ -127,6 +140,22 @@ def copy_the_wrong_block(patch):
 
 def keep_a_stale_row(patch):
     patch.setattr(JumpForward, "_drop_in_flight", lambda jump, request: None)
+
+
+def keep_a_stale_row_in_the_runner(patch):
+    """The model runner's row of a jumped request is not what the scheduler has."""
+    rewrite = JumpedRequests.rewrite_resumed
+
+    def stale(jumped, scheduler_output):
+        waiting = {request.request_id for request in jumped._waiting}
+        rewrite(jumped, scheduler_output)
+        for data in scheduler_output.scheduled_new_reqs:
+            if data.req_id in waiting:
+                name = "prompt_token_ids" if data.prefill_token_ids is None else "prefill_token_ids"
+                tokens = getattr(data, name)
+                setattr(data, name, [*tokens[:-1], tokens[0]])
+
+    patch.setattr(JumpedRequests, "rewrite_resumed", stale)
 
 
 def shift_scores_by_one(patch):
@@ -190,6 +219,7 @@ FAULTS = {
     force_a_wrong_token: ("jump_forward", "was forced at token|does not fit the format"),
     copy_the_wrong_block: ("radix", "token .* is|log-probability"),
     keep_a_stale_row: ("jump_forward", "request"),
+    keep_a_stale_row_in_the_runner: ("jump_forward", "request"),
     shift_scores_by_one: ("select", "score 0 is"),
     leak_a_block: ("radix", "blocks of the cache are not free|disagree"),
     keep_a_finished_request: ("jump_forward", "requests are left|nothing ran"),
@@ -200,10 +230,12 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_switches_off_its_part_and_no_other(start, right, fault, monkeypatch):
+def test_a_fault_switches_off_its_part_and_no_other(start, right, fault, is_async, monkeypatch):
+    if fault is keep_a_stale_row and not is_async:
+        pytest.skip("no row is in flight at a jump")
     part, says = FAULTS[fault]
     want = right(start)
-    engine = start_unchecked(start)
+    engine = start_unchecked(start, async_scheduling=is_async)
     with monkeypatch.context() as patch:
         fault(patch)
         report = check_engine(engine.core, engine.scheduler.parts, limits=StepLimits(stalled_s=5))
@@ -220,7 +252,26 @@ def test_a_fault_switches_off_its_part_and_no_other(start, right, fault, monkeyp
 # -- the check itself ------------------------------------------------------------------------------
 
 
-def test_a_crash_of_the_check_leaves_off_what_it_was_to_verify(start, right, monkeypatch):
+@pytest.mark.parametrize("part", ["fsm", "select"])
+def test_a_crash_of_a_part_s_check_switches_off_that_part_and_no_other(
+    start, right, part, is_async, monkeypatch
+):
+    want = right(start)
+    engine = start_unchecked(start, async_scheduling=is_async)
+    with monkeypatch.context() as patch:
+        patch.setattr(stages.Stages, f"_{part}", lambda stage, result: 1 / 0)
+        report = check_engine(engine.core, engine.scheduler.parts)
+    parts = engine.scheduler.sgl_vllm.stats().parts
+    assert {name for name in ALL if parts[name] != "on"} == {part}
+    assert "the check itself failed: ZeroDivisionError" in parts[part]
+    assert not report.agrees
+    assert answers(engine) == want
+    engine.check_nothing_is_left()
+
+
+def test_a_crash_before_any_part_is_checked_leaves_off_what_needs_a_check(
+    start, right, monkeypatch
+):
     want = right(start)
     engine = start_unchecked(start)
     with monkeypatch.context() as patch:
@@ -242,6 +293,25 @@ def test_by_default_it_runs_before_the_first_request_and_all_parts_are_on(start,
     assert "agrees" in lines[-2]
     assert lines[-1].endswith("radix on; schedule on; fsm on; jump_forward on; select on")
     assert list(folder.iterdir()) == []
+
+
+def test_on_checks_with_any_scheduling_and_all_parts_are_on(start, is_async, caplog, folder):
+    with caplog.at_level(logging.INFO, logger="vllm.sgl_vllm"):
+        engine = start(plugin={"self_check": "on"}, async_scheduling=is_async, **SETTINGS)
+    assert engine.scheduler.vllm_config.scheduler_config.async_scheduling == is_async
+    assert set(engine.scheduler.sgl_vllm.stats().parts.values()) == {"on"}
+    assert any("the self-check took" in record.getMessage() for record in caplog.records)
+    assert list(folder.iterdir()) == []
+
+
+def test_an_engine_with_a_fault_starts_without_the_part(start, right, is_async, monkeypatch):
+    want = right(start)
+    with monkeypatch.context() as patch:
+        shift_scores_by_one(patch)
+        engine = start(plugin={"self_check": "on"}, async_scheduling=is_async, **SETTINGS)
+        parts = engine.scheduler.sgl_vllm.stats().parts
+        assert {name for name in ALL if parts[name] != "on"} == {"select"}
+        assert answers(engine) == want
 
 
 def test_nothing_is_left_of_a_check(start):

@@ -29,18 +29,15 @@ class _Nothing:
     record = synchronize = wait_stream = wait = wait_event = _wait
 
 
-def allow(patch: pytest.MonkeyPatch, default: bool = False) -> None:
-    """From now on engines of this process schedule asynchronously if they are asked to.
-
-    Args:
-        default: also if they are not asked, as on a GPU.
-    """
+def allow(patch: pytest.MonkeyPatch) -> None:
+    """From now on engines of this process schedule asynchronously unless they are asked not to, as
+    on a GPU."""
     configure = CpuPlatform.check_and_update_config.__func__
 
     def and_keep_async(cls: type[CpuPlatform], config: VllmConfig) -> None:
-        wanted = default or config.scheduler_config.async_scheduling
+        decided = config.scheduler_config.async_scheduling
         configure(cls, config)
-        config.scheduler_config.async_scheduling = wanted
+        config.scheduler_config.async_scheduling = decided
 
     patch.setattr(CpuPlatform, "check_and_update_config", classmethod(and_keep_async))
     for name in ("Stream", "Event"):

@@ -7,6 +7,7 @@ exists, as no kernel is ever compiled, and works around what the interpreter doe
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ def set_up(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(backends.backends, "cpu", backends.Backend(compiler=None, driver=_Driver))
     _take_masks_of_integers(patch)
     _replace_top_k_kernel(patch)
+    _launch_quickly(patch)
 
 
 def _take_masks_of_integers(patch: pytest.MonkeyPatch) -> None:
@@ -69,3 +71,45 @@ def _replace_top_k_kernel(patch: pytest.MonkeyPatch) -> None:
             logits, k, p
         ),
     )
+
+
+def _launch_quickly(patch: pytest.MonkeyPatch) -> None:
+    """Leave out what the interpreter does for each launch or operation and nothing here needs.
+
+    It copies tensors to the host and back, where they are already. It puts its functions in the
+    place of the language's and takes them out again, for kernels that are compiled, which none is.
+    It computes all sums again in 64 bits, to find overflows. And it makes a table of types for each
+    value.
+    """
+    from triton.runtime import interpreter
+
+    executor = interpreter.GridExecutor
+    patch.setattr(executor, "_init_args_hst", lambda self, args, options: (args, options))
+    patch.setattr(executor, "_restore_args_dev", lambda self, *args: None)
+
+    patch_language = interpreter._patch_lang
+    patched: set[int] = set()
+
+    def patch_once(fn: Any) -> Any:
+        module = id(fn.__globals__)
+        if module not in patched:
+            patched.add(module)
+            patch_language(fn)
+        return interpreter._LangPatchScope()  # which restores nothing
+
+    patch.setattr(interpreter, "_patch_lang", patch_once)
+
+    builder = interpreter.interpreter_builder
+    unchecked = dataclasses.replace(builder.options, sanitize_overflow=False)
+    patch.setattr(builder, "options", unchecked)
+
+    numpy_type = interpreter._get_np_dtype
+    known: dict[str, Any] = {}
+
+    def known_type(type_: Any) -> Any:
+        scalar = type_.scalar
+        if scalar.name not in known:
+            known[scalar.name] = numpy_type(scalar)
+        return known[scalar.name]
+
+    patch.setattr(interpreter, "_get_np_dtype", known_type)

@@ -35,7 +35,7 @@ class Platform:
         if self.is_async:
             from tests.platforms import asynchronous
 
-            asynchronous.allow(patch, default=True)
+            asynchronous.allow(patch)
 
 
 PLATFORMS = {
@@ -48,3 +48,8 @@ PLATFORMS = {
     )
 }
 VLLMS_CHOICE_ON_A_CPU = PLATFORMS["v1-sync"]
+
+
+def chosen(config: pytest.Config) -> Platform:
+    """The platform of a test run."""
+    return PLATFORMS[config.getoption("--vllm-platform", VLLMS_CHOICE_ON_A_CPU.name)]

@@ -1,0 +1,193 @@
+"""Rounds of the soak: one random program, a reference that is played once, and several engines in
+random settings that must give its answers.
+
+Owns the settings and what is counted. Does not own when it ends or the platform (`soak.py`).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import random
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tqdm import tqdm
+
+from tests.engine.engine import Engine
+from tests.engine.one_by_one import decoding_one_by_one
+from tests.engine.play import (
+    JUDGE,
+    NEAR_TIE,
+    STOCK_WITHOUT_CACHE,
+    Difference,
+    Played,
+    References,
+    Setting,
+    differences,
+    gap,
+    play,
+)
+from tests.engine.programs import MAX_MODEL_LEN, Program, random_program
+
+STOCK_EVERY = 4
+"""In every so manieth round stock is played too, with its cache and without."""
+BLOCKED_S = 600
+"""So long may one engine take for a program before the soak prints where it is and ends."""
+
+PLUGIN_OPTIONS: list[dict[str, Any]] = [
+    *[{}] * 8,
+    {"schedule_max_overtakes": 2},
+    {"schedule_policy": "dfs-weight", "schedule_max_delay": 10.0},
+    {"schedule_policy": "random", "schedule_max_delay": 10.0},
+    {"schedule_policy": "fcfs", "schedule_cheapest_victim": True},
+    {"schedule_fair_quantum": 100, "schedule_max_overtakes": 0},
+    {"schedule_fair_quantum": 1000, "schedule_cheapest_victim": True},
+    {"schedule_window": 3, "schedule_max_overtakes": 1, "schedule_cheapest_victim": True},
+    {"schedule": False},
+    {"radix": False},
+    {"jump_forward": False},
+    {"jump_mode": "exact"},
+]
+ROWS = [
+    "requests compared",
+    "differences",
+    "near ties",
+    "failed engines",
+    "leaked blocks",
+    "engines",
+    "aborts",
+    "preemptions",
+    "partial hits",
+    "jumps",
+    "forced tokens",
+    "stale tokens",
+    "released when stuck",
+    "select scores",
+    "overtakes",
+    "forward passes",
+]
+
+
+def random_setting(rng: random.Random) -> Setting:
+    """One of our engines; small caches are likelier than large ones."""
+    block_size = rng.choice([32, 32, 64, 128])
+    fewest = MAX_MODEL_LEN // block_size + 1  # one block is vLLM's own
+    num_blocks = fewest + int(rng.random() ** 2 * 40 * 32 / block_size)
+    chunked = rng.random() < 0.8
+    return Setting(
+        plugin=rng.choice(PLUGIN_OPTIONS),
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_num_batched_tokens=rng.choice([48, 64, 128, 256, 1024]) if chunked else 1024,
+        chunked=chunked,
+        max_num_seqs=rng.choice([4, 8, 16, 16, 32]),
+        policy=rng.choice(["fcfs", "fcfs", "fcfs", "fcfs", "priority"]),
+        grammars_in_background=rng.random() < 0.2,
+    )
+
+
+class Soak:
+    """Counts, and what went wrong, over all rounds so far."""
+
+    def __init__(self, platform: str, calls_per_program: int, settings_per_round: int) -> None:
+        self._platform = platform
+        self._calls_per_program = calls_per_program
+        self._settings_per_round = settings_per_round
+        self.counts: Counter[str] = Counter(dict.fromkeys(ROWS, 0))
+        self.problems: list[str] = []
+
+    def round(self, seed: int, progress: tqdm) -> None:
+        """One program on several engines."""
+        rng = random.Random(seed)
+        program = random_program(seed, self._calls_per_program)
+        settings = [random_setting(rng) for _ in range(self._settings_per_round)]
+        with_stock = rng.random() < 1 / STOCK_EVERY
+        needs_stock = with_stock or not all(setting.is_canonical for setting in settings)
+        with _started(STOCK_WITHOUT_CACHE) as engine:
+            with decoding_one_by_one(engine.scheduler):
+                narrowed = play(engine, program, None, give_up=False)
+            stock = play(engine, program, narrowed.prompts, give_up=False) if needs_stock else None
+        references = References(narrowed, stock or narrowed)
+        if stock is not None:
+            self._compare(seed, program, references, STOCK_WITHOUT_CACHE, stock, progress)
+        if with_stock:
+            settings.append(Setting(None, num_blocks=rng.randint(25, 60)))
+        for setting in settings:
+            with _started(setting) as engine:
+                try:
+                    played = play(engine, program, narrowed.prompts)
+                except Exception:
+                    self.counts["failed engines"] += 1
+                    self.counts["leaked blocks"] += _leaked_blocks(engine)
+                    self._report(seed, setting, traceback.format_exc())
+                    continue
+            self._compare(seed, program, references, setting, played, progress)
+
+    def _compare(
+        self,
+        seed: int,
+        program: Program,
+        references: References,
+        setting: Setting,
+        played: Played,
+        progress: tqdm,
+    ) -> None:
+        self.counts += played.counts
+        self.counts["engines"] += 1
+        self.counts["requests compared"] += len(played.answers)
+        progress.update(len(played.answers))
+        found = list(differences(program, references.expected_by(setting, program), played))
+        for difference, distance in _with_gaps(found):
+            if distance <= NEAR_TIE:
+                self.counts["near ties"] += 1
+                progress.write(f"seed {seed}: near tie, logits {distance:.1e} apart: {setting}")
+            else:
+                self.counts["differences"] += 1
+                self._report(seed, setting, f"logits {distance:.1e} apart\n{difference}")
+
+    def _report(self, seed: int, setting: Setting, what: str) -> None:
+        problem = f"{what}\n  in {setting}\n  again: {self._command_for(seed)}"
+        self.problems.append(problem)
+        tqdm.write(problem + "\n")
+
+    def _command_for(self, seed: int) -> str:
+        return (
+            f"python -m tests.engine.soak --vllm-platform {self._platform} --seed {seed} "
+            f"--calls {self._calls_per_program} --engines {self._settings_per_round} --requests 1"
+        )
+
+
+@contextmanager
+def _started(setting: Setting) -> Iterator[Engine]:
+    faulthandler.dump_traceback_later(BLOCKED_S, exit=True)
+    engine = Engine(setting.plugin, **setting.engine_args)
+    try:
+        setting.prepare(engine)
+        yield engine
+    finally:
+        engine.stop()
+        del engine
+        gc.collect()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _leaked_blocks(engine: Engine) -> int:
+    """Blocks that an engine without requests still holds."""
+    if engine.scheduler.requests:
+        return 0
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    return pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+
+
+def _with_gaps(found: list[Difference]) -> list[tuple[Difference, float]]:
+    if not found:
+        return []
+    engine = Engine(None, **JUDGE)
+    try:
+        return [(difference, gap(engine, difference)) for difference in found]
+    finally:
+        engine.stop()
