@@ -6,10 +6,10 @@ BIN := $(ROOT)/.venv/bin
 IN_ROOT := cd "$(ROOT)" &&
 TEST_FOLDERS = $(wildcard $(foreach part,unit browser engine server,$(ROOT)/tests/$(part)))
 
-# What runs on vLLM's other model runner and schedulers, too: `make test-platforms`.
+# What runs on vLLM's other model runner and schedulers, too, because it runs a model.
 PLATFORMS = v1-async v2-sync v2-async
 PLATFORM_TESTS = $(patsubst %,tests/engine/test_%.py,same_answers radix jump_forward jump_modes \
-	jump_opening jump_pressure select queue programs fsm_like_stock self_check)
+	jump_opening jump_pressure select programs self_check)
 
 .PHONY: help install demo test test-slow test-platforms unit gpu soak attack ray versions check reference options counters map format clean distclean
 .DEFAULT_GOAL := help

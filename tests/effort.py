@@ -1,16 +1,23 @@
-"""How many random examples the tests of pure parts try.
+"""How many random examples the tests of pure parts try, and how many requests an engine gets.
 
-Owns one number: with `SGL_VLLM_TEST_EFFORT=10` there are ten times as many as in a usual run, which
-is to be short. They are other ones in each run, so that many usual runs see as much as a long one.
+Owns two factors. With `SGL_VLLM_TEST_EFFORT=10` there are ten times as many examples as in a usual
+run, which is to be short. They are other ones in each run, so that many usual runs see as much as a
+long one. `SGL_VLLM_TEST_REQUESTS` is the share of requests that are sent where a pass is slow.
 """
 
 from __future__ import annotations
 
 import os
 
+REQUESTS = "SGL_VLLM_TEST_REQUESTS"
 _EFFORT = int(os.environ.get("SGL_VLLM_TEST_EFFORT", "1"))
 
 
 def examples(usual: int) -> int:
     """For `hypothesis.settings(max_examples=...)`."""
     return usual * _EFFORT
+
+
+def requests(usual: int) -> int:
+    """How many requests to send, or how often something must have happened in them."""
+    return max(1, round(usual * float(os.environ.get(REQUESTS, "1"))))

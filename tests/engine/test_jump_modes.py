@@ -12,6 +12,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from sgl_vllm.jump.forced_source import MAX_ERRORS
 from sgl_vllm.jump.unique import UniqueTokens
+from tests.effort import requests
 from tests.engine.engine import Ask, Engine
 from tests.engine.test_same_answers import PERSON, mixed_requests
 
@@ -79,7 +80,7 @@ def test_every_structured_request_gets_what_stock_gives(start, backend):
         "max_num_batched_tokens": 128,
         "structured_outputs_config": {"backend": backend},
     }
-    asks = structured_requests(160, seed=3)
+    asks = structured_requests(requests(160), seed=3)
     want = answers(start(**settings), asks)
     engine: Engine = start(plugin={"jump_mode": "exact"}, **settings)
     got = answers(engine, asks)
@@ -87,13 +88,13 @@ def test_every_structured_request_gets_what_stock_gives(start, backend):
     assert [pair for pair in zip(want, got, strict=True) if pair[0] != pair[1]] == []
     stats = engine.scheduler.sgl_vllm.stats()
     assert stats.parts["jump_forward"] == "on"
-    assert stats.jump_forward.forced_tokens > 300
+    assert stats.jump_forward.forced_tokens > requests(300)
     assert stats.jump_forward.errors == 0
 
 
 def test_so_does_every_request_beside_them(start):
     settings = {"block_size": 32, "num_gpu_blocks_override": 60}
-    asks = mixed_requests(2000, count=160, seed=11)
+    asks = mixed_requests(2000, count=requests(160), seed=11)
     want = start(**settings).tokens(asks)
     engine: Engine = start(plugin={"jump_mode": "exact"}, **settings)
     assert engine.tokens(asks) == want

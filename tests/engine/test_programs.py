@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.effort import requests
 from tests.engine.engine import Engine
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import (
@@ -24,7 +25,7 @@ from tests.engine.play import (
 )
 from tests.engine.programs import Abort, random_program
 
-PROGRAMS = [random_program(seed, num_calls=80) for seed in (1, 2)]
+PROGRAMS = [random_program(seed, num_calls=requests(80)) for seed in (1, 2)]
 
 SETTINGS = {
     "stock": Setting(None, num_blocks=40),
@@ -108,14 +109,15 @@ def test_every_request_gets_the_answer_it_gets_without_a_cache(start, references
     ]
     check_answers(start, references, setting, got)
     counts = got[0].counts + got[1].counts
-    assert counts["aborts"] >= 10
+    assert counts["aborts"] >= requests(10)
     if setting.plugin is not None:
-        assert counts["partial hits"] > 20
-        assert counts["forced tokens"] > 50 or not setting.is_canonical
+        assert counts["partial hits"] > requests(20)
+        assert counts["forced tokens"] > requests(50) or not setting.is_canonical
 
 
 def test_the_programs_hold_every_shape_and_way_to_give_up():
-    calls = [call for program in PROGRAMS for call in program.calls]
+    programs = [random_program(seed, num_calls=80) for seed in (1, 2)]
+    calls = [call for program in programs for call in program.calls]
     assert {call.shape for call in calls} >= {
         *("question", "turn", "branch", "join", "burst", "long", "long again", "retry", "storm"),
         *("crowd", "standstill"),
@@ -123,7 +125,7 @@ def test_the_programs_hold_every_shape_and_way_to_give_up():
     aborts = {call.abort for call in calls}
     assert Abort(after_steps=0) in aborts and Abort(after_tokens=1) in aborts
     assert any(call.params.n > 1 for call in calls)
-    assert random_program(1, num_calls=80) == PROGRAMS[0]
+    assert random_program(1, num_calls=80) == programs[0]
 
 
 def test_an_engine_that_gets_nowhere_is_a_failure_with_its_seed(start, monkeypatch):

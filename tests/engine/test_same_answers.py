@@ -12,6 +12,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
+from tests.effort import requests
 from tests.engine.engine import Ask
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.programs import CARD
@@ -80,7 +81,9 @@ def test_mixed_requests_get_the_same_tokens(start, block_size, num_blocks, max_n
         "max_num_batched_tokens": max_num_batched_tokens,
     }
     stock = start(async_scheduling=False, **settings)
-    asks = mixed_requests(min(stock.tokenizer.vocab_size, 2000), count=240, seed=block_size)
+    asks = mixed_requests(
+        min(stock.tokenizer.vocab_size, 2000), count=requests(240), seed=block_size
+    )
     want = stock.tokens(asks)
 
     constrained = [index for index, ask in enumerate(asks) if is_constrained(ask)]
@@ -93,7 +96,7 @@ def test_mixed_requests_get_the_same_tokens(start, block_size, num_blocks, max_n
     got = engine.tokens(asks)
     stats = engine.scheduler.sgl_vllm.stats()
     engine.check_nothing_is_left()
-    assert stats.radix.partial_block_hits > 20
-    assert stats.jump_forward.forced_tokens > 500
+    assert stats.radix.partial_block_hits > requests(20)
+    assert stats.jump_forward.forced_tokens > requests(500)
     different = [index for index in range(len(asks)) if got[index] != want[index]]
     assert not different, [(i, i % 8, want[i], got[i]) for i in different[:3]]

@@ -9,10 +9,11 @@ import pytest
 from vllm import SamplingParams
 
 from sgl_vllm.protocol.request_keys import SCORE_FROM
+from tests.effort import requests
 from tests.engine.engine import Ask
 from tests.engine.machine import Machine
 
-PREFIX_TOKENS, CHOICE_TOKENS, NUM_CHOICES = 600, 5, 8
+PREFIX_TOKENS, CHOICE_TOKENS, NUM_CHOICES = 600, 5, requests(8)
 
 
 def choices() -> tuple[list[int], list[list[int]]]:

@@ -1,6 +1,8 @@
 """Which of vLLM's model runners and schedulers the engine tests run on, on a CPU.
 
     python -m pytest -p tests.platforms.plugin --vllm-platform v2-async tests/engine/test_select.py
+    python -m tests.engine.soak --vllm-platform v2-async --minutes 15
+    make test-platforms
 
 | platform | model runner | scheduling |
 |---|---|---|
@@ -10,5 +12,6 @@
 | `v2-async` (vLLM's choice on a GPU) | V2 | asynchronous |
 
 The runners are vLLM's own. The V2 runner's Triton kernels run in Triton's interpreter, which takes
-the place of a GPU (`interpreter.py`); a pass is several times slower than with the V1 runner.
+the place of a GPU (`interpreter.py`); a pass is several times slower than with the V1 runner, so
+`tests/effort.py` sends fewer requests there. The last line of a run says what its engines did.
 """

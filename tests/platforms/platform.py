@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.effort import REQUESTS
+
 
 @dataclass(frozen=True)
 class Platform:
@@ -29,6 +31,7 @@ class Platform:
         if self != VLLMS_CHOICE_ON_A_CPU:
             patch.setenv("SGL_VLLM_CONFIG", '{"self_check": "off"}')  # it has tests of its own
         if self.uses_v2_runner:
+            patch.setenv(REQUESTS, "0.25")
             from tests.platforms import interpreter
 
             interpreter.set_up(patch)
