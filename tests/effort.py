@@ -2,7 +2,8 @@
 
 Owns two factors. With `SGL_VLLM_TEST_EFFORT=10` there are ten times as many examples as in a usual
 run, which is to be short. They are other ones in each run, so that many usual runs see as much as a
-long one. `SGL_VLLM_TEST_REQUESTS` is the share of requests that are sent where a pass is slow.
+long one. `SGL_VLLM_TEST_REQUESTS` is the share of requests that are sent, a quarter where a pass is
+slow (`tests/platforms`).
 """
 
 from __future__ import annotations

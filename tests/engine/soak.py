@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 from tqdm import tqdm
 
+from tests.effort import requests
 from tests.platforms.platform import PLATFORMS, VLLMS_CHOICE_ON_A_CPU
 
 
@@ -36,7 +37,9 @@ def main() -> int:
         default=VLLMS_CHOICE_ON_A_CPU.name,
         help="the model runner and scheduling of all engines (tests/platforms)",
     )
-    parser.add_argument("--calls", type=int, default=250, help="requests of a program (250)")
+    parser.add_argument(
+        "--calls", type=int, help="requests of a program (250; fewer where a pass is slow)"
+    )
     parser.add_argument("--engines", type=int, default=4, help="that play each program (4)")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--verbose", action="store_true", help="with vLLM's log")
@@ -59,7 +62,7 @@ def play_rounds(options: argparse.Namespace) -> int:
         warnings.simplefilter("ignore")
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     print(f"{options.vllm_platform}, first seed {seed}", flush=True)
-    soak = Soak(options.vllm_platform, options.calls, options.engines)
+    soak = Soak(options.vllm_platform, options.calls or requests(250), options.engines)
     begin = time.monotonic()
     first_seed = seed
     with tqdm(total=options.requests, unit=" requests", smoothing=0) as progress:

@@ -29,6 +29,7 @@ from sgl_vllm.self_check.driver import StepLimits
 from sgl_vllm.self_check.marker import DeviceLost
 from sgl_vllm.self_check.plan import marker_for
 from sgl_vllm.self_check.runner import check_engine
+from tests.effort import requests
 from tests.engine.engine import MODEL, Ask, Engine, random_asks, words
 from tests.engine.test_select import scores, scoring
 from tests.platforms import asynchronous
@@ -72,8 +73,8 @@ def start_unchecked(start, **settings) -> Engine:
 def asks(engine: Engine) -> list[Ask]:
     """Prompts that share beginnings, and scores of the ends of some."""
     shared = [words(75, seed) for seed in range(3)]
-    ends = [Ask(shared[0] + words(4, seed), scoring(75)) for seed in range(3)]
-    return [*random_asks(12, shared, seed=1), *ends]
+    ends = [Ask(shared[0] + words(4, seed), scoring(75)) for seed in range(requests(3))]
+    return [*random_asks(requests(12), shared, seed=1), *ends]
 
 
 def answers(engine: Engine) -> list[object]:
@@ -93,7 +94,7 @@ def structured(engine: Engine) -> list[str]:
     params = SamplingParams(
         temperature=0, max_tokens=80, structured_outputs=StructuredOutputsParams(regex=regex)
     )
-    outputs = engine.run([Ask(words(20 + seed, seed), params) for seed in range(4)])
+    outputs = engine.run([Ask(words(20 + seed, seed), params) for seed in range(requests(4))])
     return [output.outputs[0].text for output in outputs]
 
 
@@ -215,21 +216,22 @@ def forget_jumped_requests(patch):
     patch.setattr(JumpForward, "_leave_running", forget)
 
 
+# Where a pass is slow only the first ones run: one of each part.
 FAULTS = {
-    force_a_wrong_token: ("jump_forward", "was forced at token|does not fit the format"),
     copy_the_wrong_block: ("radix", "token .* is|log-probability"),
-    keep_a_stale_row: ("jump_forward", "request"),
-    keep_a_stale_row_in_the_runner: ("jump_forward", "request"),
-    shift_scores_by_one: ("select", "score 0 is"),
-    leak_a_block: ("radix", "blocks of the cache are not free|disagree"),
-    keep_a_finished_request: ("jump_forward", "requests are left|nothing ran"),
     mask_the_wrong_row: ("fsm", "does not fit the format|request"),
+    keep_a_stale_row: ("jump_forward", "request"),
+    shift_scores_by_one: ("select", "score 0 is"),
+    force_a_wrong_token: ("jump_forward", "was forced at token|does not fit the format"),
+    leak_a_block: ("radix", "blocks of the cache are not free|disagree"),
+    keep_a_stale_row_in_the_runner: ("jump_forward", "request"),
+    keep_a_finished_request: ("jump_forward", "requests are left|nothing ran"),
     raise_in_a_step: ("jump_forward", "RuntimeError: planted"),
     forget_jumped_requests: ("jump_forward", "ended by nothing"),
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("fault", [*FAULTS][: requests(16)], ids=lambda fault: fault.__name__)
 def test_a_fault_switches_off_its_part_and_no_other(start, right, fault, is_async, monkeypatch):
     if fault is keep_a_stale_row and not is_async:
         pytest.skip("no row is in flight at a jump")

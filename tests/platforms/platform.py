@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -31,7 +32,7 @@ class Platform:
         if self != VLLMS_CHOICE_ON_A_CPU:
             patch.setenv("SGL_VLLM_CONFIG", '{"self_check": "off"}')  # it has tests of its own
         if self.uses_v2_runner:
-            patch.setenv(REQUESTS, "0.25")
+            patch.setenv(REQUESTS, os.environ.get(REQUESTS, "0.25"))
             from tests.platforms import interpreter
 
             interpreter.set_up(patch)
