@@ -6,11 +6,6 @@ BIN := $(ROOT)/.venv/bin
 IN_ROOT := cd "$(ROOT)" &&
 TEST_FOLDERS = $(wildcard $(foreach part,unit browser engine server,$(ROOT)/tests/$(part)))
 
-# What runs on vLLM's other model runner and schedulers, too, because it runs a model.
-PLATFORMS = v1-async v2-sync v2-async
-PLATFORM_TESTS = $(patsubst %,tests/engine/test_%.py,same_answers radix jump_forward jump_modes \
-	jump_opening jump_pressure select programs self_check)
-
 .PHONY: help install demo test test-slow test-platforms unit gpu soak attack ray versions check reference options counters map format clean distclean
 .DEFAULT_GOAL := help
 
@@ -30,9 +25,8 @@ test: check  ## lint, types and the tests: pure parts, pages, the engine, the se
 test-slow: install  ## the tests that take long: workloads, examples, demo, data parallelism
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest -m slow --durations 20 $(TEST_FOLDERS)
 
-test-platforms: install  ## engine tests on the V2 runner and with asynchronous scheduling (tests/platforms)
-	@$(IN_ROOT) for platform in $(PLATFORMS); do "$(BIN)/python" -m pytest -n 2 --dist loadfile \
-		-p tests.platforms.plugin --vllm-platform $$platform --durations 10 $(PLATFORM_TESTS) || exit 1; done
+test-platforms: install  ## engine tests on the V2 runner and with asynchronous scheduling
+	@$(IN_ROOT) exec "$(BIN)/python" -m tests.platforms
 
 unit: install  ## the tests of the pure parts (seconds)
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"

@@ -38,6 +38,10 @@ from tests.platforms.platform import VLLMS_CHOICE_ON_A_CPU, chosen
 SETTINGS = {"block_size": 32, "num_gpu_blocks_override": 200}
 ALL = ("radix", "schedule", "fsm", "jump_forward", "select")
 NAMES = ("Ann", "Bob")
+with_every_request = pytest.mark.skipif(
+    requests(100) < 100, reason="a check takes a minute where a pass is slow"
+)
+"""What a platform with fewer requests leaves out; `SGL_VLLM_TEST_REQUESTS=1` runs it there too."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -254,6 +258,7 @@ def test_a_fault_switches_off_its_part_and_no_other(start, right, fault, is_asyn
 # -- the check itself ------------------------------------------------------------------------------
 
 
+@with_every_request
 @pytest.mark.parametrize("part", ["fsm", "select"])
 def test_a_crash_of_a_part_s_check_switches_off_that_part_and_no_other(
     start, right, part, is_async, monkeypatch
@@ -271,6 +276,7 @@ def test_a_crash_of_a_part_s_check_switches_off_that_part_and_no_other(
     engine.check_nothing_is_left()
 
 
+@with_every_request
 def test_a_crash_before_any_part_is_checked_leaves_off_what_needs_a_check(
     start, right, monkeypatch
 ):
@@ -297,6 +303,7 @@ def test_by_default_it_runs_before_the_first_request_and_all_parts_are_on(start,
     assert list(folder.iterdir()) == []
 
 
+@with_every_request
 def test_on_checks_with_any_scheduling_and_all_parts_are_on(start, is_async, caplog, folder):
     with caplog.at_level(logging.INFO, logger="vllm.sgl_vllm"):
         engine = start(plugin={"self_check": "on"}, async_scheduling=is_async, **SETTINGS)
@@ -306,6 +313,7 @@ def test_on_checks_with_any_scheduling_and_all_parts_are_on(start, is_async, cap
     assert list(folder.iterdir()) == []
 
 
+@with_every_request
 def test_an_engine_with_a_fault_starts_without_the_part(start, right, is_async, monkeypatch):
     want = right(start)
     with monkeypatch.context() as patch:
@@ -316,6 +324,7 @@ def test_an_engine_with_a_fault_starts_without_the_part(start, right, is_async, 
         assert answers(engine) == want
 
 
+@with_every_request
 def test_nothing_is_left_of_a_check(start):
     engine = start_unchecked(start)
     generators = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
@@ -335,6 +344,7 @@ def test_nothing_is_left_of_a_check(start):
     engine.check_nothing_is_left()
 
 
+@with_every_request
 def test_after_a_check_that_killed_the_engine_the_parts_are_off_until_it_is_asked_again(
     start, folder
 ):
@@ -369,6 +379,7 @@ def test_an_engine_that_cannot_run_a_plain_request_any_more_leaves_its_marker(
     assert len(list(folder.iterdir())) == 1
 
 
+@with_every_request
 def test_requests_that_kv_events_would_announce_are_not_sent_unless_asked_for(start):
     events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     parts = start(plugin={}, kv_events_config=events, **SETTINGS)
@@ -379,6 +390,7 @@ def test_requests_that_kv_events_would_announce_are_not_sent_unless_asked_for(st
     assert set(asked.scheduler.sgl_vllm.stats().parts.values()) == {"on"}
 
 
+@with_every_request
 @pytest.mark.parametrize("every", [["sliding_attention"], ["sliding_attention", "full_attention"]])
 def test_a_model_without_radix_has_its_other_parts_checked(start, every):
     overrides = {"sliding_window": 64, "layer_types": every * (4 // len(every))}
@@ -390,6 +402,7 @@ def test_a_model_without_radix_has_its_other_parts_checked(start, every):
     engine.check_nothing_is_left()
 
 
+@with_every_request
 def test_the_command_checks_an_engine_of_its_own(tmp_path, start):
     start(**SETTINGS).stop()  # what engines of this process need is set up
     flags = ["--dtype=float32", "--enforce-eager", "--max-model-len=1024", "--block-size=32"]

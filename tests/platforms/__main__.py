@@ -1,0 +1,38 @@
+"""Runs what matters most of tests/engine on every pair of model runner and scheduling that vLLM does
+not choose on a CPU: `make test-platforms`.
+
+Owns which files run where. They are those that run a model; the others see the same everywhere.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ENGINE_TESTS = Path(__file__).parents[1] / "engine"
+
+SHORT = ("same_answers", "jump_forward", "select")
+LONG = (
+    *("self_check", *SHORT, "radix"),
+    *("jump_modes", "jump_opening", "jump_pressure", "programs"),
+)
+FILES = {"v1-async": LONG, "v2-sync": SHORT, "v2-async": LONG}
+
+
+def main() -> int:
+    """The exit status: 1 if a test of any platform fails."""
+    failed = []
+    for platform, names in FILES.items():
+        command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
+        command += ["-p", "tests.platforms.plugin", "--vllm-platform", platform]
+        command += ["--durations", "10", *sys.argv[1:]]
+        command += [str(ENGINE_TESTS / f"test_{name}.py") for name in names]
+        if subprocess.run(command, cwd=ENGINE_TESTS.parents[1], check=False).returncode != 0:
+            failed.append(platform)
+    print(f"failed on {', '.join(failed)}" if failed else f"passed on {', '.join(FILES)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
