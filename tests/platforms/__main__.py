@@ -1,5 +1,5 @@
-"""Runs what matters most of tests/engine on every pair of model runner and scheduling that vLLM does
-not choose on a CPU: `make test-platforms`.
+"""Runs what matters most of tests/engine on every pair of model runner and scheduling that vLLM
+does not choose on a CPU: `make test-platforms`.
 
 Owns which files run where. They are those that run a model; the others see the same everywhere.
 """
