@@ -20,6 +20,8 @@ MAX_MODEL_LEN = 768
 """Of every engine that plays programs: it decides where a request ends, so all have the same."""
 
 VOCABULARY = range(10, 2000)
+MAX_STOP_TOKENS = 100
+"""With more than 128 and `min_tokens`, vLLM's V2 runner ends the engine."""
 
 CARD = r'\{"city": "[A-Z][a-z]{2,9}", "continent": "(Europe|Asia|Africa)", "people": [0-9]{1,3}\}'
 PERSON = json.dumps(
@@ -357,7 +359,7 @@ class _Author:
                 lambda: {
                     "max_tokens": medium,
                     "min_tokens": short,
-                    "stop_token_ids": rng.sample(VOCABULARY, 200),
+                    "stop_token_ids": rng.sample(VOCABULARY, MAX_STOP_TOKENS),
                 },
             ),
             (1, lambda: {"max_tokens": medium, "bad_words": ["the", "a"]}),
