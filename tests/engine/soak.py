@@ -10,6 +10,7 @@ give the reference's answers.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -65,7 +66,10 @@ def play_rounds(options: argparse.Namespace) -> int:
     soak = Soak(options.vllm_platform, options.calls or requests(250), options.engines)
     begin = time.monotonic()
     first_seed = seed
-    with tqdm(total=options.requests, unit=" requests", smoothing=0) as progress:
+    with (
+        contextlib.suppress(KeyboardInterrupt),  # the figures so far are worth as much
+        tqdm(total=options.requests, unit=" requests", smoothing=0) as progress,
+    ):
         while soak.counts["requests compared"] < options.requests:
             if options.minutes and time.monotonic() - begin > options.minutes * 60:
                 break
