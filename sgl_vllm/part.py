@@ -17,6 +17,8 @@ from sgl_vllm.vllm_api.probe import missing_hooks
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+    from vllm.v1.core.sched.request_queue import SchedulingPolicy
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -25,16 +27,49 @@ BY_OPTION = "by option"
 
 
 @dataclass(frozen=True, slots=True)
+class SchedulerFacts:
+    """All that decides, of a scheduler, whether a part can work: of one that runs, or of one that
+    was never made (`planning.py`).
+
+    Attributes:
+        connector: the class of the KV connector; None without one.
+        use_pp: whether the model is split into a pipeline of stages.
+    """
+
+    vllm_config: VllmConfig
+    connector: type[KVConnectorBase_V1] | None
+    policy: SchedulingPolicy
+    block_size: int
+    use_pp: bool
+    use_v2_model_runner: bool
+    return_sampling_mask: bool
+
+    @classmethod
+    def of(cls, scheduler: Scheduler) -> SchedulerFacts:
+        """Those of vLLM's part of a scheduler, constructed."""
+        return cls(
+            vllm_config=scheduler.vllm_config,
+            connector=None if scheduler.connector is None else type(scheduler.connector),
+            policy=scheduler.policy,
+            block_size=scheduler.block_size,
+            use_pp=scheduler.use_pp,
+            use_v2_model_runner=scheduler.use_v2_model_runner,
+            # vLLM 0.31 has none.
+            return_sampling_mask=getattr(scheduler, "return_sampling_mask", False),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class EngineView:
     """An engine as it is before the parts are built.
 
     Attributes:
-        scheduler: vLLM's part of the scheduler, constructed.
+        scheduler: what is known of its scheduler.
         off: the parts that are off, with their reasons, of those that were asked already.
         unchecked: why parts are off because no self-check has seen them here.
     """
 
-    scheduler: Scheduler
+    scheduler: SchedulerFacts
     kv_cache_config: KVCacheConfig
     options: Options
     off: Mapping[str, str] = field(default_factory=dict)

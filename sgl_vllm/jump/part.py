@@ -20,10 +20,8 @@ def _unsupported(engine: EngineView) -> str | None:
         return "speculative decoding is configured"
     if vllm_config.model_config.logits_processors or entry_points(group="vllm.logits_processors"):
         return "custom logits processors would not see forced tokens as output"
-    if getattr(scheduler, "return_sampling_mask", False):
+    if scheduler.return_sampling_mask:
         return "sampling masks are returned for every token"
-    if not hasattr(scheduler, "kv_holding_waiting"):
-        return "this vLLM lacks Scheduler.kv_holding_waiting"
     if scheduler.connector is not None:
         return "a KV connector would see a jumped request as new"
     if scheduler.use_pp:

@@ -16,7 +16,7 @@ from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.jump import part as jump
 from sgl_vllm.jump.jump import JumpForward, JumpListener
 from sgl_vllm.jump.report import ForcedReports
-from sgl_vllm.part import BY_OPTION, EngineView, Part
+from sgl_vllm.part import BY_OPTION, EngineView, Part, SchedulerFacts
 from sgl_vllm.radix import part as radix
 from sgl_vllm.radix.manager import RadixKVCacheManager, max_copies
 from sgl_vllm.radix.stats import EvictionCounters, RadixCounters
@@ -28,7 +28,7 @@ from sgl_vllm.scheduler.queue import CacheAwareQueue
 from sgl_vllm.scheduler.select import ScoredRequests
 from sgl_vllm.scheduler.stats import ON
 from sgl_vllm.scheduler.traces import RequestTraces
-from sgl_vllm.self_check.plan import Plan, plan_for
+from sgl_vllm.self_check.plan import Plan, marker_for, plan_for
 from sgl_vllm.tiers.connector import Tiers
 from sgl_vllm.tiers.load_rule import LoadRule
 from sgl_vllm.version import __version__
@@ -62,6 +62,7 @@ class Parts:
     """The parts of one engine, None for those that it does not have.
 
     Attributes:
+        scheduler: vLLM's part of the scheduler.
         engine: the engine as the parts saw it.
         off: why each part that is off by choice, from the start or since the self-check, is off.
         plan: whether the engine is to be checked before it serves.
@@ -69,6 +70,7 @@ class Parts:
         grammars: also present with `fsm` off, for jumps.
     """
 
+    scheduler: Scheduler
     engine: EngineView
     off: dict[str, str]
     plan: Plan = field(default_factory=Plan)
@@ -118,7 +120,8 @@ class Parts:
 
     def token_bytes(self) -> tuple[Sequence[bytes], int]:
         """The bytes of each token, empty for special ones, and the token that ends a text."""
-        return fsm.token_bytes_reader(self.engine, self.grammars)()
+        manager = self.scheduler.structured_output_manager
+        return fsm.token_bytes_reader(self.engine, manager, self.grammars)()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,29 +143,40 @@ def _state(part: CanFail | None) -> str:
     return FAILED if part is not None and part.failed else ON
 
 
-def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: Options) -> Parts:
-    """Decide which parts `scheduler` can have, build these, and say so in one line of the log.
-
-    Changes the scheduler's KV cache manager, waiting queue, connector and structured-output
-    manager. `scheduler` is one of vLLM's, otherwise ready to serve.
-    """
+def decide(
+    scheduler: SchedulerFacts, kv_cache_config: KVCacheConfig, options: Options
+) -> tuple[EngineView, dict[str, str], Plan]:
+    """The engine as the parts see it, why those that are off are off, and what the self-check will
+    do. Changes nothing, so it can also be asked about an engine that does not exist."""
     off: dict[str, str] = {}
     plan = plan_for(scheduler, options)
     engine = EngineView(scheduler, kv_cache_config, options, off, plan.off)
     for part in PARTS:
         if (reason := part.why_off(engine)) is not None:
             off[part.name] = reason
+    return engine, off, plan
+
+
+def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: Options) -> Parts:
+    """Decide which parts `scheduler` can have, build these, and say so in one line of the log.
+
+    Changes the scheduler's KV cache manager, waiting queue, connector and structured-output
+    manager. `scheduler` is one of vLLM's, otherwise ready to serve.
+    """
+    engine, off, plan = decide(SchedulerFacts.of(scheduler), kv_cache_config, options)
+    if plan.runs and options.self_check == "on":
+        marker_for(engine.scheduler, options).forget()
 
     def is_on(part: Part) -> bool:
         return part.name not in off
 
-    parts = Parts(engine, off, plan)
+    parts = Parts(scheduler, engine, off, plan)
     if scheduler.vllm_config.observability_config.otlp_traces_endpoint is not None:
         parts.traces = RequestTraces(scheduler.block_size)
     if is_on(select.PART):
         parts.select = ScoredRequests()
     if is_on(radix.PART):
-        parts.radix = _build_radix(engine, parts)
+        parts.radix = _build_radix(parts)
         if scheduler.connector is not None:
             rule = LoadRule(
                 min_tokens=options.tier_min_tokens, measured=options.tier_rule == "measured"
@@ -171,7 +185,7 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
     if is_on(queue.PART):
         _build_queue(parts)
     if is_on(fsm.PART) or (is_on(jump.PART) and options.jump_mode == "canonical"):
-        parts.grammars = fsm.install_backend(engine)
+        parts.grammars = fsm.install_backend(engine, scheduler.structured_output_manager)
     if is_on(jump.PART):
         _build_jump(parts)
     if options.schedule_cheapest_victim:
@@ -199,21 +213,22 @@ def renew(parts: Parts) -> None:
         parts.select = ScoredRequests()
 
 
-def _build_radix(engine: EngineView, parts: Parts) -> RadixKVCacheManager:
+def _build_radix(parts: Parts) -> RadixKVCacheManager:
+    scheduler, engine = parts.scheduler, parts.engine
     return RadixKVCacheManager.adopt(
-        engine.scheduler.kv_cache_manager,
+        scheduler.kv_cache_manager,
         policy=engine.options.radix_policy,
         ttl_s=engine.options.radix_ttl_s,
         pin_share=engine.options.radix_pin_share,
         max_pins=engine.options.radix_max_pins,
         max_copies=max_copies(engine.kv_cache_config),
-        has_connector=engine.scheduler.connector is not None,
+        has_connector=scheduler.connector is not None,
         scheduler=PartsSchedulerView(parts),
     )
 
 
 def _build_queue(parts: Parts) -> None:
-    engine, options = parts.engine, parts.engine.options
+    scheduler, options = parts.scheduler, parts.engine.options
     bound = Bound(
         max_overtakes=options.schedule_max_overtakes,
         max_delay=options.schedule_max_delay,
@@ -221,23 +236,24 @@ def _build_queue(parts: Parts) -> None:
     )
     quantum = options.schedule_fair_quantum
     parts.queue = CacheAwareQueue(
-        engine.scheduler,
+        scheduler,
         WaitingQueue(options.schedule_policy, bound, options.schedule_window),
         parts.radix,
         DeficitCounters(quantum) if quantum else None,
         parts.traces,
     )
-    engine.scheduler.waiting = parts.queue
+    scheduler.waiting = parts.queue
 
 
 def _build_jump(parts: Parts) -> None:
     engine = parts.engine
-    token_bytes = fsm.token_bytes_reader(engine, parts.grammars)
+    manager = parts.scheduler.structured_output_manager
+    token_bytes = fsm.token_bytes_reader(engine, manager, parts.grammars)
     parts.reports = ForcedReports(lambda: token_bytes()[0])
     listeners: list[JumpListener] = [parts.reports]
     if parts.traces is not None:
         listeners.append(parts.traces)
-    parts.jump = JumpForward(engine.scheduler, engine.options.jump_mode, listeners)
+    parts.jump = JumpForward(parts.scheduler, engine.options.jump_mode, listeners)
 
 
 def log_states(parts: Parts) -> None:

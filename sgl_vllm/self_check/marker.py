@@ -58,7 +58,8 @@ class Marker:
     def forget(self) -> None:
         """Remove the files of checks that did not survive, so that one is tried again."""
         for path in self.abandoned():
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

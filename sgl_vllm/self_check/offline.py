@@ -49,12 +49,13 @@ def verify(model: str, flags: Sequence[str], rounds: int = ROUNDS) -> CheckRepor
         core = engine.engine_core.engine_core
         scheduler = core.scheduler
         assert isinstance(scheduler, SglSchedulerMixin)
-        if reason := why_impossible(scheduler):
+        facts = scheduler.parts.engine.scheduler
+        if reason := why_impossible(facts):
             return CheckReport(error=reason, states=scheduler.parts.states())
         report = check_engine(core, scheduler.parts, rounds=rounds)
         if report.agrees:
             options = (core.vllm_config.additional_config or {}).get(CONFIG_KEY, {})
-            marker_for(scheduler, Options.from_mapping(options)).forget()
+            marker_for(facts, Options.from_mapping(options)).forget()
         return report
     finally:
         engine.engine_core.shutdown()

@@ -8,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from sgl_vllm.config import Options
+from sgl_vllm.part import SchedulerFacts
 from sgl_vllm.self_check.marker import Marker, default_folder
 from sgl_vllm.version import __version__
 from sgl_vllm.vllm_api.probe import missing_hooks
 from sgl_vllm.vllm_api.versions import installed_vllm
-
-if TYPE_CHECKING:
-    from vllm.v1.core.sched.scheduler import Scheduler
 
 logger = init_logger("vllm.sgl_vllm.self_check")
 
@@ -44,9 +41,8 @@ class Plan:
     off: Mapping[str, str] = field(default_factory=dict)
 
 
-def plan_for(scheduler: Scheduler, options: Options) -> Plan:
-    """The plan for an engine whose scheduler has just been made. Reads a folder, no more. Never
-    raises."""
+def plan_for(scheduler: SchedulerFacts, options: Options) -> Plan:
+    """The plan for an engine with such a scheduler. Reads a folder, no more. Never raises."""
     try:
         return _plan_for(scheduler, options)
     except Exception as error:
@@ -54,7 +50,7 @@ def plan_for(scheduler: Scheduler, options: Options) -> Plan:
         return Plan(off=dict.fromkeys(NEED_CHECK, f"the self-check cannot be planned: {error}"))
 
 
-def _plan_for(scheduler: Scheduler, options: Options) -> Plan:
+def _plan_for(scheduler: SchedulerFacts, options: Options) -> Plan:
     wanted = options.self_check
     if wanted == "off" or (wanted == "auto" and is_proven(scheduler)):
         return Plan()
@@ -65,21 +61,18 @@ def _plan_for(scheduler: Scheduler, options: Options) -> Plan:
         needed = scheduler.use_v2_model_runner or _is_async(scheduler)
         off = f"{unproven}, and not checked here: {reason}"
         return Plan(off=dict.fromkeys(NEED_CHECK, off) if needed else {})
-    marker = marker_for(scheduler, options)
-    if wanted == "on":
-        marker.forget()
-    if abandoned := marker.abandoned():
+    if wanted == "auto" and (abandoned := marker_for(scheduler, options).abandoned()):
         return Plan(off=dict.fromkeys(CHECKED, why_abandoned(abandoned[0])))
     return Plan(runs=True)
 
 
-def is_proven(scheduler: Scheduler) -> bool:
+def is_proven(scheduler: SchedulerFacts) -> bool:
     """Whether the project's own tests run on this device, runner and scheduling."""
     on_cpu = scheduler.vllm_config.device_config.device_type == "cpu"
     return on_cpu and not scheduler.use_v2_model_runner and not _is_async(scheduler)
 
 
-def why_impossible(scheduler: Scheduler) -> str | None:
+def why_impossible(scheduler: SchedulerFacts) -> str | None:
     """Why canaries cannot run in an engine; None if they can."""
     config = scheduler.vllm_config
     if missing := missing_hooks("self_check"):
@@ -95,7 +88,7 @@ def why_impossible(scheduler: Scheduler) -> str | None:
     return None
 
 
-def why_unwanted(scheduler: Scheduler) -> str | None:
+def why_unwanted(scheduler: SchedulerFacts) -> str | None:
     """Why canaries would be seen outside the engine; None if they would not."""
     config = scheduler.vllm_config
     if scheduler.connector is not None:
@@ -112,12 +105,12 @@ def why_abandoned(path: Path) -> str:
     )
 
 
-def marker_for(scheduler: Scheduler, options: Options, folder: Path | None = None) -> Marker:
+def marker_for(scheduler: SchedulerFacts, options: Options, folder: Path | None = None) -> Marker:
     """The marker of this model, device, configuration and these versions."""
     return Marker(folder or default_folder(), facts_of(scheduler, options))
 
 
-def facts_of(scheduler: Scheduler, options: Options) -> dict[str, object]:
+def facts_of(scheduler: SchedulerFacts, options: Options) -> dict[str, object]:
     """What an engine is: what the result of a check may depend on."""
     config = scheduler.vllm_config
     model, parallel, vllm = config.model_config, config.parallel_config, installed_vllm()
@@ -149,11 +142,11 @@ def _device_name() -> str:
         return "unknown"
 
 
-def _is_async(scheduler: Scheduler) -> bool:
+def _is_async(scheduler: SchedulerFacts) -> bool:
     return bool(scheduler.vllm_config.scheduler_config.async_scheduling)
 
 
-def _how_it_runs(scheduler: Scheduler) -> str:
+def _how_it_runs(scheduler: SchedulerFacts) -> str:
     if scheduler.use_v2_model_runner:
         return "vLLM's V2 model runner"
     return f"the V1 model runner and {'a' if _is_async(scheduler) else ''}synchronous scheduling"

@@ -52,7 +52,7 @@ def check_engine(
         DeviceLost: afterwards the engine cannot run a request.
     """
     options = Options.from_mapping((engine.vllm_config.additional_config or {}).get(CONFIG_KEY, {}))
-    scheduler = engine.scheduler
+    scheduler = parts.engine.scheduler
     report = CheckReport(facts=facts_of(scheduler, options))
     started = time.perf_counter()
     with marker_for(scheduler, options).held(), engine_state.random_generators_kept():

@@ -22,6 +22,7 @@ from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.jump.forced_source import ForcedSource
 from sgl_vllm.jump.jump import JumpForward
 from sgl_vllm.jump.resumption import JumpedRequests
+from sgl_vllm.part import SchedulerFacts
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.scheduler import select
 from sgl_vllm.self_check import stages
@@ -349,7 +350,7 @@ def test_after_a_check_that_killed_the_engine_the_parts_are_off_until_it_is_aske
     start, folder
 ):
     engine = start_unchecked(start)
-    marker = marker_for(engine.scheduler, Options())
+    marker = marker_for(SchedulerFacts.of(engine.scheduler), Options())
     with pytest.raises(DeviceLost), marker.held():
         raise DeviceLost
     (left,) = folder.iterdir()

@@ -66,10 +66,11 @@ def test_every_pass_reads_what_was_computed_for_its_tokens(
 
 def control(device: str, radix: bool = True, asked_for: bool = True) -> EngineControl:
     tree: Any = SimpleNamespace(block_size=BLOCK_SIZE)
+    scheduler: Any = None
     engine: Any = None
     config: Any = SimpleNamespace(device_config=SimpleNamespace(device_type=device))
     return EngineControl(
-        Parts(engine, off={}, radix=tree if radix else None),
+        Parts(scheduler, engine, off={}, radix=tree if radix else None),
         Options(radix_slot_copy=asked_for),
         config,
         StepCounters(),

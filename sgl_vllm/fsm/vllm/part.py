@@ -17,6 +17,7 @@ from sgl_vllm.part import EngineView, Part
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.structured_output import StructuredOutputManager
 
 
 def _unsupported(engine: EngineView) -> str | None:
@@ -39,13 +40,12 @@ def why_no_backend(vllm_config: VllmConfig) -> str | None:
     return None
 
 
-def install_backend(engine: EngineView) -> SglBackend:
+def install_backend(engine: EngineView, manager: StructuredOutputManager) -> SglBackend:
     """Put our backend where vLLM would create its own at the first structured request.
 
     Cost: half a second; 15 at the first start after an installation (`compile_loops`).
     """
     compile_loops()
-    manager = engine.scheduler.structured_output_manager
     stock = engine.vllm_config.structured_outputs_config.backend
     by_spec = engine.options.schema_reading == "spec" or stock == "guidance"
     manager.backend = backend = SglBackend(
@@ -61,7 +61,7 @@ def install_backend(engine: EngineView) -> SglBackend:
 
 
 def token_bytes_reader(
-    engine: EngineView, backend: SglBackend | None
+    engine: EngineView, manager: StructuredOutputManager, backend: SglBackend | None
 ) -> Callable[[], tuple[Sequence[bytes], int]]:
     """A function that returns the bytes of each token, and the token that ends a text.
 
@@ -73,9 +73,10 @@ def token_bytes_reader(
     def token_bytes() -> tuple[Sequence[bytes], int]:
         if backend is not None:
             return backend.resources.token_bytes, backend.resources.end_token
-        tokenizer = engine.scheduler.structured_output_manager.tokenizer
         vocab_size = engine.vllm_config.model_config.get_vocab_size()
-        xgrammar = XgrammarBackend(engine.vllm_config, tokenizer=tokenizer, vocab_size=vocab_size)
+        xgrammar = XgrammarBackend(
+            engine.vllm_config, tokenizer=manager.tokenizer, vocab_size=vocab_size
+        )
         return bytes_of_tokens(xgrammar)
 
     return token_bytes
