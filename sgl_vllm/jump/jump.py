@@ -183,6 +183,7 @@ class JumpForward:
                 scheduler._free_request(request)
                 continue
             request.status = RequestStatus.WAITING
+            request.spec_token_ids = []  # drafts that the forced tokens have overtaken
             scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
             self.jumped.add(request)
         # Outputs are in the order of `running`, so requests keep their order.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sgl_vllm.fsm.vllm.part import why_no_backend
 from sgl_vllm.part import EngineView, Part
+from sgl_vllm.speculation import refusal
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -16,8 +17,8 @@ def _unsupported(engine: EngineView) -> str | None:
     scheduler, vllm_config = engine.scheduler, engine.vllm_config
     if engine.options.jump_mode == "canonical" and (reason := why_no_backend(vllm_config)):
         return reason
-    if vllm_config.speculative_config is not None:
-        return "speculative decoding is configured"
+    if (reason := refusal(vllm_config)) is not None:
+        return reason
     if vllm_config.model_config.logits_processors or entry_points(group="vllm.logits_processors"):
         return "custom logits processors would not see forced tokens as output"
     if scheduler.return_sampling_mask:

@@ -37,6 +37,11 @@ class JumpedRequests:
     def add(self, request: Request) -> None:
         self._waiting.add(request)
 
+    def drop_drafts(self) -> None:
+        """Drop what a drafter has proposed for them before they jumped."""
+        for request in self._waiting:
+            request.spec_token_ids = []
+
     def rewrite_resumed(self, scheduler_output: SchedulerOutput) -> None:
         """Give the V1 runner all tokens of the jumped requests that run again in this step.
 

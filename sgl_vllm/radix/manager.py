@@ -12,6 +12,10 @@ before the forward pass.
     hit      [0 ........................|... hit) |
     blocks   |--shared--|--shared--|    |--copy---|--new--|--new--|
     indexed  when scheduled, for whole-block hits (as in vLLM)      the rest when computed
+
+With speculative decoding, the tree has accepted tokens only. A drafter's own KV of a token may
+depend on the next one (EAGLE), where another request goes on in its own way. So a match of m tokens
+gives a hit of m - 1 there.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from sgl_vllm.radix.scheduler_view import NoScheduler, SchedulerView
 from sgl_vllm.radix.snapshot import CacheSnapshot, take_snapshot
 from sgl_vllm.radix.stats import RadixCounters, RadixGauges
 from sgl_vllm.radix.tree import RadixTree
+from sgl_vllm.speculation import NO_DRAFTING, Drafting
 from sgl_vllm.vllm_api.patching import adopt
 
 MAX_COPY_BYTES = 64 << 20
@@ -57,6 +62,7 @@ class RadixKVCacheManager(KVCacheManager):
     policy: str
     block_size: int
     scheduler: SchedulerView
+    drafting: Drafting
     _ttl_s: float
     _max_copies: int
     _num_copies: int  # in this step
@@ -72,6 +78,7 @@ class RadixKVCacheManager(KVCacheManager):
         max_pins: int = 1000,
         max_copies: int | None = None,
         has_connector: bool = False,
+        drafting: Drafting = NO_DRAFTING,
         scheduler: SchedulerView | None = None,
     ) -> RadixKVCacheManager:
         """Turn a freshly constructed stock manager into this one, in place.
@@ -84,6 +91,7 @@ class RadixKVCacheManager(KVCacheManager):
             max_copies: at most this many hits in a step end inside a block, which is then copied.
                 Further ones are cut to whole blocks. None for no limit.
             has_connector: a KV connector looks blocks up by vLLM's hashes.
+            drafting: what speculative decoding does to the cache.
             scheduler: the scheduler above. None if there is no queue and no scored request.
         """
         block_size = manager.coordinator.single_type_managers[0].block_size
@@ -104,6 +112,7 @@ class RadixKVCacheManager(KVCacheManager):
         manager.counters = RadixCounters()
         manager.policy = policy
         manager.block_size = block_size
+        manager.drafting = drafting
         manager._ttl_s = ttl_s
         manager._max_copies = sys.maxsize if max_copies is None else max_copies
         manager._num_copies = 0
@@ -197,7 +206,7 @@ class RadixKVCacheManager(KVCacheManager):
         """The cached blocks of `request`, for at most `limit` tokens."""
         tree, state = self.pool.tree, self.pool.states.of(request)
         match = self.pool.match(state)
-        num_tokens = min(match.num_tokens, limit)
+        num_tokens = min(match.num_tokens - self.drafting.num_lookahead, limit)
         if num_tokens <= 0:
             return None
         assert tree is not None and state is not None
@@ -229,7 +238,8 @@ class RadixKVCacheManager(KVCacheManager):
         Without this check, a request that needs every block of the cache is never admitted.
         """
         pool = self.block_pool
-        num_needed = -(-request.num_tokens // self.block_size) + 1 + self.watermark_blocks
+        num_slots = min(request.num_tokens + self.drafting.num_slots, self.max_model_len)
+        num_needed = -(-num_slots // self.block_size) + 1 + self.watermark_blocks
         num_free = pool.get_num_free_blocks()
         if num_needed <= num_free:
             return True

@@ -6,6 +6,7 @@ from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
 from sgl_vllm.part import EngineView, Part
+from sgl_vllm.speculation import refusal
 
 
 def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str | None:
@@ -19,8 +20,8 @@ def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
         return "the model's KV cache is not plain full attention"
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         return "context parallelism splits blocks over workers"
-    if vllm_config.speculative_config is not None:
-        return "speculative decoding is configured, which is not verified with it yet"
+    if (reason := refusal(vllm_config)) is not None:
+        return reason
     aux_output = getattr(vllm_config, "aux_output_config", None)
     if getattr(aux_output, "enable_return_routed_experts", False):
         return "routed experts are returned, which vLLM keeps by its own block hashes"

@@ -29,6 +29,7 @@ from sgl_vllm.scheduler.select import ScoredRequests
 from sgl_vllm.scheduler.stats import ON
 from sgl_vllm.scheduler.traces import RequestTraces
 from sgl_vllm.self_check.plan import Plan, marker_for, plan_for
+from sgl_vllm.speculation import drafting_of
 from sgl_vllm.tiers.connector import Tiers
 from sgl_vllm.tiers.load_rule import LoadRule
 from sgl_vllm.version import __version__
@@ -223,6 +224,7 @@ def _build_radix(parts: Parts) -> RadixKVCacheManager:
         max_pins=engine.options.radix_max_pins,
         max_copies=max_copies(engine.kv_cache_config),
         has_connector=scheduler.connector is not None,
+        drafting=drafting_of(engine.vllm_config),
         scheduler=PartsSchedulerView(parts),
     )
 

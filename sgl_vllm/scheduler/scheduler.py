@@ -22,7 +22,7 @@ from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.config import CONFIG_KEY, Options
@@ -130,6 +130,12 @@ class SglSchedulerMixin(Scheduler):
         if parts.traces is not None:
             parts.traces.attach(outputs, self.requests)
         return results
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """With synchronous scheduling, called after `update_from_output`, so after jumps."""
+        super().update_draft_token_ids(draft_token_ids)
+        if self.parts.jump is not None:
+            self.parts.jump.jumped.drop_drafts()
 
     # -- jumps before the first forward pass ------------------------------------------------------
 

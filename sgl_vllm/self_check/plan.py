@@ -12,6 +12,7 @@ from pathlib import Path
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
+from sgl_vllm import speculation
 from sgl_vllm.config import Options
 from sgl_vllm.part import SchedulerFacts
 from sgl_vllm.self_check.marker import Marker, default_folder
@@ -59,6 +60,7 @@ def _plan_for(scheduler: SchedulerFacts, options: Options) -> Plan:
         wanted == "auto" and (reason := why_unwanted(scheduler))
     ):
         needed = scheduler.use_v2_model_runner or _is_async(scheduler)
+        needed |= not speculation.is_tested(scheduler.vllm_config)
         off = f"{unproven}, and not checked here: {reason}"
         return Plan(off=dict.fromkeys(NEED_CHECK, off) if needed else {})
     if wanted == "auto" and (abandoned := marker_for(scheduler, options).abandoned()):
@@ -67,9 +69,10 @@ def _plan_for(scheduler: SchedulerFacts, options: Options) -> Plan:
 
 
 def is_proven(scheduler: SchedulerFacts) -> bool:
-    """Whether the project's own tests run on this device, runner and scheduling."""
+    """Whether the project's own tests run on this device, runner, scheduling and speculation."""
     on_cpu = scheduler.vllm_config.device_config.device_type == "cpu"
-    return on_cpu and not scheduler.use_v2_model_runner and not _is_async(scheduler)
+    is_usual = on_cpu and not scheduler.use_v2_model_runner and not _is_async(scheduler)
+    return is_usual and speculation.is_tested(scheduler.vllm_config)
 
 
 def why_impossible(scheduler: SchedulerFacts) -> str | None:
@@ -131,6 +134,7 @@ def facts_of(scheduler: SchedulerFacts, options: Options) -> dict[str, object]:
         "kv_cache_dtype": config.cache_config.cache_dtype,
         "model_runner": "V2" if scheduler.use_v2_model_runner else "V1",
         "async_scheduling": _is_async(scheduler),
+        "speculation": speculation.facts_of(config),
         "options": {k: v for k, v in options.to_mapping().items() if k != "self_check"},
     }
 

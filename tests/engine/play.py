@@ -50,6 +50,8 @@ class Setting:
     """None leaves it to vLLM."""
     grammars_in_background: bool = False
     """As vLLM compiles them; it makes the step in which such a request starts a matter of time."""
+    speculation: dict[str, Any] | None = None
+    """vLLM's `speculative_config`."""
 
     @property
     def is_canonical(self) -> bool:
@@ -63,6 +65,7 @@ class Setting:
     @property
     def engine_args(self) -> dict[str, Any]:
         blocks = {} if self.num_blocks is None else {"num_gpu_blocks_override": self.num_blocks}
+        drafts = {} if self.speculation is None else {"speculative_config": {**self.speculation}}
         return {
             "max_model_len": MAX_MODEL_LEN,
             "enable_prefix_caching": self.caching,
@@ -74,6 +77,7 @@ class Setting:
             "async_scheduling": self.async_scheduling,
             "use_tqdm_on_load": False,
             **blocks,
+            **drafts,
         }
 
     def prepare(self, engine: Engine) -> None:

@@ -9,9 +9,13 @@ class VllmConfig:
     parallel_config: ParallelConfig
     scheduler_config: SchedulerConfig
     speculative_config: SpeculativeConfig | None
+    kv_transfer_config: object | None  # [radix]
     structured_outputs_config: StructuredOutputsConfig
     observability_config: ObservabilityConfig
     kv_events_config: KVEventsConfig | None  # [rank_routing, self_check]
+
+    @property
+    def num_prefill_lookahead_tokens(self) -> int: ...  # [radix] since 0.32
 
 class CacheConfig:
     enable_prefix_caching: bool
@@ -58,7 +62,12 @@ class SchedulerConfig:
     scheduler_cls: str | type[object] | None
     async_scheduling: bool | None
 
-class SpeculativeConfig: ...
+class SpeculativeConfig:
+    method: str | None
+    model: str | None  # [self_check]
+    num_speculative_tokens: int | None
+
+    def use_eagle(self) -> bool: ...
 
 class StructuredOutputsConfig:
     backend: str

@@ -8,6 +8,8 @@ class ModelRunnerOutput:
     req_id_to_index: dict[str, int]  # [jump_forward]
     sampled_token_ids: list[list[int]]  # [jump_forward]
 
+class DraftTokenIds: ...  # [jump_forward]
+
 class LogprobsLists(NamedTuple):
     logprob_token_ids: NDArray[np.int32]  # [jump_forward]
     logprobs: NDArray[np.float32]  # [jump_forward]

@@ -55,6 +55,7 @@ class Request:
     drop_stale_output: bool  # [jump_forward]
     num_stale_output_tokens: int  # [jump_forward]
     num_output_placeholders: int  # [jump_forward]
+    spec_token_ids: list[int]  # [jump_forward]
     _all_token_ids: list[int]
 
     @property

@@ -1,0 +1,256 @@
+"""Radix, jumps and select beside speculative decoding: the answers are those of stock vLLM with the
+same speculation, and without any; hits lose at most the token that a drafter reads ahead."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+
+from sgl_vllm.protocol.request_keys import SCORE_FROM
+from tests.engine.drafters import for_speculation, speculation
+from tests.engine.engine import Ask, Engine, greedy, words
+from tests.engine.one_by_one import decoding_one_by_one
+from tests.engine.play import (
+    JUDGE,
+    NEAR_TIE,
+    STOCK_WITHOUT_CACHE,
+    Played,
+    References,
+    Setting,
+    differences,
+    gap,
+    play,
+)
+from tests.engine.programs import CARD, LETTER, Program, random_program
+
+METHODS = ("ngram", "draft_model", "eagle")
+LOOKAHEAD = {"ngram": 0, "draft_model": 0, "eagle": 1}
+PROGRAM = for_speculation(random_program(3, num_calls=60))
+SETTINGS = {
+    "tiny cache": Setting({}, num_blocks=28),
+    "prefill in chunks": Setting({}, num_blocks=36, max_num_batched_tokens=64),
+    "exact jumps": Setting({"jump_mode": "exact"}, num_blocks=30, max_num_batched_tokens=128),
+}
+
+
+@pytest.fixture(scope="module")
+def config_of(tmp_path_factory) -> Callable[[str], dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("drafters")
+    return lambda method: speculation(method, folder)
+
+
+def start_for(start, setting: Setting) -> Engine:
+    engine = start(plugin=setting.plugin, **setting.engine_args)
+    setting.prepare(engine)
+    return engine
+
+
+@contextmanager
+def counting_drafts(engine: Engine) -> Iterator[Counter[str]]:
+    """Counts the drafts that the model has verified, and those that it has accepted."""
+    counts: Counter[str] = Counter()
+    scheduler = engine.scheduler
+    make_stats = scheduler.make_spec_decoding_stats
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        counts["drafts"] += kwargs["num_draft_tokens"]
+        counts["accepted"] += kwargs["num_accepted_tokens"]
+        return make_stats(*args, **kwargs)
+
+    scheduler.make_spec_decoding_stats = counted
+    try:
+        yield counts
+    finally:
+        del scheduler.make_spec_decoding_stats  # the class has it
+
+
+# -- the same answers -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def references(start) -> References:
+    """Without speculation and without a cache."""
+    engine = start_for(start, STOCK_WITHOUT_CACHE)
+    with decoding_one_by_one(engine.scheduler):
+        narrowed = play(engine, PROGRAM, None, give_up=False)
+    return References(narrowed, play(engine, PROGRAM, narrowed.prompts, give_up=False))
+
+
+def check_answers(start, program: Program, want: Played, got: Played) -> None:
+    """Fail on any difference but a near tie of two tokens."""
+    found = list(differences(program, want, got))
+    if found:
+        judge = start(**JUDGE)
+        real = [str(one) for one in found if gap(judge, one) > NEAR_TIE]
+        assert not real, f"{len(real)} requests got another answer:\n" + "\n\n".join(real[:3])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stock_with_the_speculation_agrees_with_the_reference(start, references, config_of, method):
+    engine = start_for(start, Setting(None, num_blocks=40, speculation=config_of(method)))
+    got = play(engine, PROGRAM, references.narrowed.prompts)
+    check_answers(start, PROGRAM, references.stock, got)
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_request_gets_the_answer_it_gets_without_the_plugin(
+    start, references, config_of, method, setting
+):
+    setting = Setting(**{**vars(setting), "speculation": config_of(method)})
+    engine = start_for(start, setting)
+    assert set(engine.scheduler.parts.states().values()) == {"on"}
+    with counting_drafts(engine) as drafts:
+        got = play(engine, PROGRAM, references.narrowed.prompts)
+    assert drafts["accepted"] > 20
+    assert got.counts["aborts"] >= 5 and got.counts["partial hits"] > 10
+    assert got.counts["forced tokens"] > 50 or not setting.is_canonical
+    check_answers(start, PROGRAM, references.expected_by(setting, PROGRAM), got)
+
+
+# -- hits -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def drafting(request, start, config_of) -> tuple[str, Engine]:
+    """An engine with all parts beside each method."""
+    config = config_of(request.param)
+    return request.param, start(plugin={}, num_gpu_blocks_override=200, speculative_config=config)
+
+
+def num_cached(engine: Engine, prompt: list[int], max_tokens: int = 1) -> int:
+    cached = engine.run([Ask(prompt, greedy(max_tokens))])[0].num_cached_tokens
+    assert cached is not None
+    return cached
+
+
+@pytest.mark.parametrize("num_shared", [1, 31, 32, 33, 64, 227])
+def test_a_hit_loses_only_what_the_drafter_has_read_ahead(drafting, num_shared):
+    method, engine = drafting
+    assert engine.llm.reset_prefix_cache()
+    shared = words(num_shared, seed=num_shared)
+    engine.run([Ask([*shared, *words(40, seed=1)], greedy())])
+    cached = num_cached(engine, [*shared, *words(40, seed=2)])
+    assert cached == num_shared - LOOKAHEAD[method]
+
+
+def test_a_prompt_that_is_cached_whole_is_computed_from_its_last_token(drafting):
+    _, engine = drafting
+    prompt = words(100, seed=5)
+    for max_tokens in (1, 8):
+        engine.run([Ask([*prompt, 7], greedy(max_tokens))])
+    assert num_cached(engine, prompt) == 99
+
+
+def test_a_reply_is_found_to_its_last_accepted_token(drafting):
+    method, engine = drafting
+    assert engine.llm.reset_prefix_cache()
+    prompt = engine.encode("Tell me a story, and then tell me the same story again: ")
+    with counting_drafts(engine) as drafts:
+        reply = list(engine.run([Ask(prompt, greedy(40))])[0].outputs[0].token_ids)
+    assert drafts["drafts"] > drafts["accepted"] > 0 or method == "draft_model"
+    # The last token of a reply is never computed.
+    cached = num_cached(engine, [*prompt, *reply, *words(20, seed=3)])
+    assert cached == len(prompt) + len(reply) - 1 - LOOKAHEAD[method]
+
+
+def test_a_drafter_proposes_after_a_hit_what_it_proposes_without(drafting):
+    """Its own KV of the shared prefix is that of the next request, to the last token."""
+    _, engine = drafting
+    assert engine.llm.reset_prefix_cache()
+    shared = engine.encode("The quick brown fox jumps over the lazy dog. " * 6)
+    asks = [Ask([*shared[:cut], *words(9, seed=cut)], greedy(24)) for cut in (40, 47, 64)]
+    cold, warm = [], []
+    for ask in asks:
+        assert engine.llm.reset_prefix_cache()
+        cold.append(proposed(engine, ask))
+    engine.run([Ask(shared, greedy(4))])
+    for ask in asks:
+        warm.append(proposed(engine, ask))
+    assert warm == cold and any(cold)
+
+
+def proposed(engine: Engine, ask: Ask) -> list[list[int]]:
+    """The drafts of a request, step by step."""
+    found: list[list[int]] = []
+    scheduler = engine.scheduler
+    update = scheduler.update_draft_token_ids
+
+    def recorded(drafts: Any) -> None:
+        found.extend(list(one) for one in drafts.draft_token_ids)
+        update(drafts)
+
+    scheduler.update_draft_token_ids = recorded
+    try:
+        engine.run([ask])
+    finally:
+        del scheduler.update_draft_token_ids  # the class has it
+    return found
+
+
+# -- select ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_scored", [1, 5])
+def test_scores_on_a_cached_prefix_are_stocks(drafting, num_scored):
+    _, engine = drafting
+    assert engine.llm.reset_prefix_cache()
+    prefix = words(150, seed=9)
+    prompts = [[*prefix, *words(num_scored, seed=20 + n)] for n in range(4)]
+    whole = {"temperature": 0, "max_tokens": 4, "prompt_logprobs": 0}
+    want = engine.run([Ask(prompt, SamplingParams(**whole)) for prompt in prompts])
+    engine.run([Ask(prefix, greedy())])
+    engine.reset_counts()
+    scored = SamplingParams(**whole, extra_args={SCORE_FROM: len(prefix)})
+    got = [engine.run([Ask(prompt, scored)])[0] for prompt in prompts]
+    assert [one.num_cached_tokens for one in got] == [len(prefix) - 1] * 4
+    for prompt, one, other in zip(prompts, got, want, strict=True):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
+        for place in range(1, num_scored + 1):
+            row, wanted = one.prompt_logprobs[-place], other.prompt_logprobs[-place]
+            token = prompt[-place]
+            assert row[token].logprob == pytest.approx(wanted[token].logprob, abs=1e-4)
+
+
+# -- jumps ----------------------------------------------------------------------------------------
+
+
+def passes_of(engine: Engine, asks: list[Ask]) -> tuple[int, list[list[int]]]:
+    engine.reset_counts()
+    replies = [list(engine.run([ask])[0].outputs[0].token_ids) for ask in asks]
+    return engine.forward_passes, replies
+
+
+def constrained(engine: Engine) -> list[Ask]:
+    return [
+        Ask(
+            engine.encode(f"Number {number}: "),
+            SamplingParams(
+                temperature=0,
+                max_tokens=80,
+                structured_outputs=StructuredOutputsParams(regex=regex),
+            ),
+        )
+        for number in range(4)
+        for regex in (CARD, LETTER)
+    ]
+
+
+def test_drafts_beside_jumps_never_cost_a_forward_pass(start, config_of):
+    """A request that jumps drops its drafts, and gets new ones after the forced tokens."""
+    engine = start(plugin={})
+    asks = constrained(engine)
+    without, want = passes_of(engine, asks)
+    for method in METHODS:
+        engine = start(plugin={}, speculative_config=config_of(method))
+        passes, got = passes_of(engine, asks)
+        stats = engine.scheduler.sgl_vllm.stats()
+        assert stats.jump_forward.jumps >= len(asks)
+        assert got == want
+        assert passes <= without
