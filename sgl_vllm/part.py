@@ -32,12 +32,12 @@ class SchedulerFacts:
     was never made (`planning.py`).
 
     Attributes:
-        connector: the class of the KV connector; None without one.
+        connectors: the classes of the KV connectors: of one, or of those in a `MultiConnector`.
         use_pp: whether the model is split into a pipeline of stages.
     """
 
     vllm_config: VllmConfig
-    connector: type[KVConnectorBase_V1] | None
+    connectors: tuple[type[KVConnectorBase_V1], ...]
     policy: SchedulingPolicy
     block_size: int
     use_pp: bool
@@ -49,7 +49,7 @@ class SchedulerFacts:
         """Those of vLLM's part of a scheduler, constructed."""
         return cls(
             vllm_config=scheduler.vllm_config,
-            connector=None if scheduler.connector is None else type(scheduler.connector),
+            connectors=connector_classes(scheduler.connector),
             policy=scheduler.policy,
             block_size=scheduler.block_size,
             use_pp=scheduler.use_pp,
@@ -57,6 +57,16 @@ class SchedulerFacts:
             # vLLM 0.31 has none.
             return_sampling_mask=getattr(scheduler, "return_sampling_mask", False),
         )
+
+
+def connector_classes(
+    connector: KVConnectorBase_V1 | None,
+) -> tuple[type[KVConnectorBase_V1], ...]:
+    """Its class, or those of the connectors in a `MultiConnector`. Empty without one."""
+    inner: list[KVConnectorBase_V1] = getattr(connector, "_connectors", [])
+    if inner:
+        return tuple(kind for one in inner for kind in connector_classes(one))
+    return () if connector is None else (type(connector),)
 
 
 @dataclass(frozen=True, slots=True)

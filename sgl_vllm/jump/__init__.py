@@ -3,6 +3,7 @@
 jump.py             appends forced tokens after each step
 opening.py          forced tokens before the first forward pass
 resumption.py       how jumped requests run again, and get out of each other's way
+connectors.py       KV connectors do not see that a request has jumped
 forced_source.py    asks for forced tokens, and contains errors
 unique.py           forced tokens by a grammar's bitmask alone (jump_mode=exact)
 forced_logprobs.py  log-probabilities of forced tokens

@@ -36,6 +36,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.counters import counter
 from sgl_vllm.jump import part
+from sgl_vllm.jump.connectors import UnseenJumps
 from sgl_vllm.jump.forced_logprobs import joined, rows_of_forced
 from sgl_vllm.jump.forced_source import ForcedSource
 from sgl_vllm.jump.opening import Openings, num_before_end
@@ -78,10 +79,15 @@ class JumpForward:
     Args:
         mode: what counts as forced; see the option `jump_mode`.
         listeners: told of every jump.
+        connector: keeps jumps from the scheduler's KV connector, if it has one.
     """
 
     def __init__(
-        self, scheduler: Scheduler, mode: str, listeners: Iterable[JumpListener] = ()
+        self,
+        scheduler: Scheduler,
+        mode: str,
+        listeners: Iterable[JumpListener] = (),
+        connector: UnseenJumps | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._mode = mode
@@ -91,7 +97,7 @@ class JumpForward:
         self._drops_after_stop = hasattr(OutputProcessor, "_trim_surplus_tokens")
         self.counters = JumpCounters()
         self._source = ForcedSource(scheduler.structured_output_manager, mode, self.counters)
-        self.jumped = JumpedRequests(scheduler, self.counters)
+        self.jumped = JumpedRequests(scheduler, self.counters, connector)
         self.openings = Openings(scheduler)
 
     @property
@@ -111,6 +117,8 @@ class JumpForward:
         """Append the text forced at the start to a request that has never been scheduled."""
         if request.num_output_tokens or not self.may_jump(request):
             return
+        if self.jumped.connector is not None and request.kv_transfer_params:
+            return  # another engine has computed the KV of the prompt, and of no more
         assert request.sampling_params is not None
         if request.sampling_params.repetition_detection is not None:  # it may end anywhere
             return
@@ -125,7 +133,7 @@ class JumpForward:
         self.openings.add(request, tokens, last=forced[num_open] if num_left else None)
         if tokens:
             request.append_output_token_ids(tokens)
-            self.jumped.add(request)
+            self.jumped.add_opened(request)
             self._record(request, 0, num_open)
 
     def before_update(self, model_output: ModelRunnerOutput) -> None:
@@ -155,7 +163,7 @@ class JumpForward:
                 if request.is_finished():
                     scheduler.waiting.remove_requests([request])
                     scheduler.deferred_waiting.discard(request)
-                    scheduler._free_request(request)
+                    self._free(request, output)
         if left:
             self._leave_running(left, outputs)
 
@@ -178,19 +186,29 @@ class JumpForward:
         """Move jumped requests from `running` to where vLLM resumes requests with blocks."""
         scheduler = self._scheduler
         scheduler.running = remove_all(scheduler.running, left)
-        for request in left:
+        # Outputs are in the order of `running`, so requests keep their order.
+        for output in outputs:
+            request = scheduler.requests.get(output.request_id)
+            if request is None or request not in left:
+                continue
             if request.is_finished():
-                scheduler._free_request(request)
+                self._free(request, output)
                 continue
             request.status = RequestStatus.WAITING
             request.spec_token_ids = []  # drafts that the forced tokens have overtaken
             scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
             self.jumped.add(request)
-        # Outputs are in the order of `running`, so requests keep their order.
-        for output in outputs:
-            waiting = scheduler.requests.get(output.request_id)
-            if waiting is not None and waiting in left:
-                scheduler._enqueue_waiting_request(waiting)
+            scheduler._enqueue_waiting_request(request)
+
+    def _free(self, request: Request, output: EngineCoreOutput) -> None:
+        """Free a request that has ended by forced tokens. What a KV connector answers goes with its
+        last output."""
+        if self.jumped.connector is not None:
+            self.jumped.connector.finished(request)
+        freed = self._scheduler._free_request(request)
+        if self.jumped.connector is not None:
+            params = freed[0] if isinstance(freed, tuple) else freed
+            output.kv_transfer_params = params if isinstance(params, dict) else None
 
     def _drop_in_flight(self, request: Request) -> None:
         """Drop what forward passes in flight will sample for `request`; the KV that they compute

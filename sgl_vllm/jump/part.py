@@ -6,6 +6,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from sgl_vllm.fsm.vllm.part import why_no_backend
+from sgl_vllm.jump.connectors import unfit
 from sgl_vllm.part import EngineView, Part
 from sgl_vllm.speculation import refusal
 
@@ -23,8 +24,8 @@ def _unsupported(engine: EngineView) -> str | None:
         return "custom logits processors would not see forced tokens as output"
     if scheduler.return_sampling_mask:
         return "sampling masks are returned for every token"
-    if scheduler.connector is not None:
-        return "a KV connector would see a jumped request as new"
+    if name := unfit(scheduler.connectors):
+        return f"it is not known whether {name} takes jumped requests for new ones"
     if scheduler.use_pp:
         return "pipeline parallelism keeps several steps in flight"
     return None

@@ -9,7 +9,7 @@ Owns the record of forced runs and the report in the answer. Does not own what i
     in bytes        [0      10)  [13   20)
 
 The report travels in `kv_transfer_params`, which vLLM's completion and chat answers pass through.
-The field is free where jumps are possible, because KV connectors switch them off.
+There is none where a KV connector needs the field for its own parameters.
 """
 
 from __future__ import annotations

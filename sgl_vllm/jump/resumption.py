@@ -20,22 +20,54 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from sgl_vllm.jump.connectors import UnseenJumps
+
 if TYPE_CHECKING:
     from sgl_vllm.jump.jump import JumpCounters
 
 
 class JumpedRequests:
-    """The requests that have jumped and not run since."""
+    """The requests that have jumped and not run since.
 
-    def __init__(self, scheduler: Scheduler, counters: JumpCounters) -> None:
+    Args:
+        connector: keeps jumps from the scheduler's KV connector, if it has one.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, counters: JumpCounters, connector: UnseenJumps | None = None
+    ) -> None:
         self._scheduler = scheduler
         self._counters = counters
         self._waiting: WeakSet[Request] = WeakSet()
         self._num_as_prompt: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         """How many output tokens of a request the V1 runner takes for its prompt."""
+        self.connector = connector
 
     def add(self, request: Request) -> None:
+        """A running request has jumped, and waits with its blocks."""
         self._waiting.add(request)
+        if self.connector is not None:
+            self.connector.jumped(request)
+
+    def add_opened(self, request: Request) -> None:
+        """Forced tokens follow the prompt of a request that has never run."""
+        self._waiting.add(request)
+        if self.connector is not None:
+            self.connector.opened(request)
+
+    def may_be_scheduled(self, request: Request) -> bool:
+        """Whether a request that vLLM has found ready can run in this step.
+
+        A KV connector is told of a preempted request's blocks one step before it is asked about it
+        again. vLLM itself admits no waiting request in a step that preempts.
+        """
+        scheduler = self._scheduler
+        if self.connector is None:
+            return True
+        if request.status == RequestStatus.PREEMPTED and request in self._waiting:
+            # Loaded again after it had released its blocks. The runner has not got all its tokens.
+            request.status = RequestStatus.WAITING
+        return request.request_id not in scheduler.reset_preempted_req_ids
 
     def drop_drafts(self) -> None:
         """Drop what a drafter has proposed for them before they jumped."""
@@ -82,6 +114,10 @@ class JumpedRequests:
             return
         if scheduler.pause_state == PauseState.PAUSED_ALL:
             return
+        if self.connector is not None and (
+            scheduler_output.preempted_req_ids or self._is_loading()
+        ):
+            return  # a released request may run in the next step; a load comes to its end
         for request_id in scheduler_output.preempted_req_ids or ():
             request = scheduler.requests.get(request_id)
             if request is not None and request.status == RequestStatus.PREEMPTED:
@@ -96,7 +132,18 @@ class JumpedRequests:
             self._release(request)
 
     def _holding_blocks(self) -> list[Request]:
-        return [one for one in self._scheduler.kv_holding_waiting if one in self._waiting]
+        """Without those whose blocks a KV connector is writing."""
+        return [
+            one
+            for one in self._scheduler.kv_holding_waiting
+            if one in self._waiting and one.status == RequestStatus.WAITING
+        ]
+
+    def _is_loading(self) -> bool:
+        return any(
+            one.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+            for one in self._scheduler.kv_holding_waiting
+        )
 
     def _release(self, request: Request) -> None:
         scheduler = self._scheduler
@@ -105,4 +152,6 @@ class JumpedRequests:
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         scheduler.reset_preempted_req_ids.add(request.request_id)
+        if self.connector is not None:
+            self.connector.released(request)
         scheduler.waiting.prepend_request(request)

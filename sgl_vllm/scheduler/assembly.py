@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from sgl_vllm.fsm.vllm import part as fsm
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.jump import part as jump
+from sgl_vllm.jump.connectors import UnseenJumps
 from sgl_vllm.jump.jump import JumpForward, JumpListener
 from sgl_vllm.jump.report import ForcedReports
 from sgl_vllm.part import BY_OPTION, EngineView, Part, SchedulerFacts
@@ -179,10 +180,7 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
     if is_on(radix.PART):
         parts.radix = _build_radix(parts)
         if scheduler.connector is not None:
-            rule = LoadRule(
-                min_tokens=options.tier_min_tokens, measured=options.tier_rule == "measured"
-            )
-            parts.tiers = Tiers(scheduler.connector, parts.radix, rule)
+            parts.tiers = Tiers(scheduler.connector, parts.radix, _load_rule(options))
     if is_on(queue.PART):
         _build_queue(parts)
     if is_on(fsm.PART) or (is_on(jump.PART) and options.jump_mode == "canonical"):
@@ -204,6 +202,8 @@ def renew(parts: Parts) -> None:
     be called when no request runs or waits, and the cache is empty."""
     if parts.radix is not None:
         parts.radix.counters, parts.radix.pool.counters = RadixCounters(), EvictionCounters()
+    if parts.tiers is not None:
+        parts.tiers.renew(_load_rule(parts.engine.options))
     if parts.grammars is not None:
         parts.grammars.forget()
     if parts.queue is not None:
@@ -212,6 +212,10 @@ def renew(parts: Parts) -> None:
         _build_jump(parts)
     if parts.select is not None:
         parts.select = ScoredRequests()
+
+
+def _load_rule(options: Options) -> LoadRule:
+    return LoadRule(min_tokens=options.tier_min_tokens, measured=options.tier_rule == "measured")
 
 
 def _build_radix(parts: Parts) -> RadixKVCacheManager:
@@ -255,7 +259,11 @@ def _build_jump(parts: Parts) -> None:
     listeners: list[JumpListener] = [parts.reports]
     if parts.traces is not None:
         listeners.append(parts.traces)
-    parts.jump = JumpForward(parts.scheduler, engine.options.jump_mode, listeners)
+    scheduler = parts.scheduler
+    connector = parts.jump.jumped.connector if parts.jump is not None else None
+    if connector is None and scheduler.connector is not None:
+        connector = UnseenJumps(scheduler, scheduler.connector)
+    parts.jump = JumpForward(scheduler, engine.options.jump_mode, listeners, connector)
 
 
 def log_states(parts: Parts) -> None:

@@ -32,7 +32,7 @@ def why_off(engine: EngineView) -> str | None:
             return f"{part} is off ({engine.off[part]})"
     if scheduler.policy != SchedulingPolicy.FCFS:
         return f"the scheduling policy {scheduler.policy.value!r} decides what is preempted"
-    if scheduler.connector is not None:
+    if scheduler.connectors:
         return "a KV connector is in use"
     if scheduler.use_pp:
         return "pipeline parallelism keeps several steps in flight"

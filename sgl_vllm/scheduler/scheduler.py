@@ -144,9 +144,12 @@ class SglSchedulerMixin(Scheduler):
         the grammar forces at the start is appended."""
         waited_for_grammar = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         is_ready = super()._handle_blocked_waiting_request(request)
-        if is_ready and waited_for_grammar and self.parts.jump is not None:
-            self.parts.jump.open(request)
-        return is_ready
+        jump = self.parts.jump
+        if jump is None or not is_ready:
+            return is_ready
+        if waited_for_grammar:
+            jump.open(request)
+        return jump.jumped.may_be_scheduled(request)
 
     def _get_local_prefix_cache_hit(
         self, request: Request, *args: Any, **kwargs: Any

@@ -7,6 +7,7 @@ grammar.py       the same as vLLM's grammar interface
 driver.py        runs requests through the engine core's own steps
 comparison.py    when two answers are the same (pure)
 stages.py        what is compared of each part
+unseen.py        no connector stores the requests, and no KV event announces them
 engine_state.py  nothing is left of the canaries
 marker.py        the file that a check that kills the engine leaves (pure)
 report.py        what was found (pure)

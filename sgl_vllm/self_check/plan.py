@@ -14,6 +14,7 @@ from vllm.platforms import current_platform
 
 from sgl_vllm import speculation
 from sgl_vllm.config import Options
+from sgl_vllm.jump.connectors import unfit
 from sgl_vllm.part import SchedulerFacts
 from sgl_vllm.self_check.marker import Marker, default_folder
 from sgl_vllm.version import __version__
@@ -93,11 +94,8 @@ def why_impossible(scheduler: SchedulerFacts) -> str | None:
 
 def why_unwanted(scheduler: SchedulerFacts) -> str | None:
     """Why canaries would be seen outside the engine; None if they would not."""
-    config = scheduler.vllm_config
-    if scheduler.connector is not None:
-        return "a KV connector would store its requests (self_check=on checks nevertheless)"
-    if config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events:
-        return "KV events would announce its requests (self_check=on checks nevertheless)"
+    if name := unfit(scheduler.connectors):
+        return f"{name} might store its requests (self_check=on checks nevertheless)"
     return None
 
 

@@ -22,6 +22,7 @@ from sgl_vllm.self_check.marker import DeviceLost
 from sgl_vllm.self_check.plan import CHECKED, NEED_CHECK, facts_of, marker_for
 from sgl_vllm.self_check.report import AGREES, DISAGREES, CheckReport, PartReport
 from sgl_vllm.self_check.stages import StageResult, Stages
+from sgl_vllm.self_check.unseen import canaries_unseen
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
@@ -55,7 +56,11 @@ def check_engine(
     scheduler = parts.engine.scheduler
     report = CheckReport(facts=facts_of(scheduler, options))
     started = time.perf_counter()
-    with marker_for(scheduler, options).held(), engine_state.random_generators_kept():
+    with (
+        marker_for(scheduler, options).held(),
+        engine_state.random_generators_kept(),
+        canaries_unseen(scheduler),
+    ):
         check = _Check(engine, parts, report, rounds, names, Driver(engine, None, limits))
         try:
             check.run()

@@ -197,6 +197,11 @@ class Tiers:
         self._rule.passes.add(num_tokens, now - max(since, self._last_pass_ended))
         self._last_pass_ended = now
 
+    def renew(self, rule: LoadRule) -> None:
+        """Forget what was measured."""
+        self._rule = rule
+        self._passes.clear()
+
     # -- errors and statistics ----------------------------------------------------------------
 
     @property

@@ -23,6 +23,8 @@ CONFIG = {
     "kv_role": "kv_both",
 }
 
+WITNESS_CONFIG = {**CONFIG, "kv_connector": "WitnessConnector"}
+
 
 @dataclass
 class Behaviour:
@@ -168,3 +170,57 @@ class MemoryConnector(KVConnectorBase_V1):
     def get_block_ids_with_load_errors(self):
         invalid, self._invalid = self._invalid, set()
         return invalid
+
+
+class WitnessConnector(MemoryConnector):
+    """Follows what it is told of each request, and compares that with the request in each step.
+
+    Raises AssertionError if a request begins twice, if blocks are told twice or not at all, or if
+    tokens are missing between two steps.
+    """
+
+    supports_jump_forward = True
+
+    def __init__(self, vllm_config, role, kv_cache_config):
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.tables: dict[str, list[int]] = {}
+        self.num_several = 0
+        """How often a running request got more than one token."""
+        self._manager = None
+        self._requests = {}
+        self._num_computed: dict[str, int] = {}
+
+    def bind_kv_cache_manager(self, kv_cache_manager):
+        self._manager = kv_cache_manager
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        known = self._requests.setdefault(request.request_id, request)
+        assert known is request
+        assert request.request_id not in self.tables, "a running request is not allocated again"
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output):
+        gone = scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set())
+        for name in gone:
+            assert name not in scheduler_output.num_scheduled_tokens
+            for of_request in (self.tables, self._num_computed):
+                of_request.pop(name, None)
+        for new in scheduler_output.scheduled_new_reqs:
+            assert new.req_id not in self.tables, "a request is new once"
+            self.tables[new.req_id] = [*new.block_ids[0]]
+        cached = scheduler_output.scheduled_cached_reqs
+        for name, block_ids, num_computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            if name in cached.resumed_req_ids:
+                assert name not in self.tables, "only a preempted request is resumed"
+                self.tables[name] = [*block_ids[0]]
+                continue
+            self.tables[name] += block_ids[0] if block_ids is not None else []
+            assert num_computed <= self._num_computed[name], "no token is left out"
+            self.num_several += scheduler_output.num_scheduled_tokens[name] > 1
+        for name, num_tokens in scheduler_output.num_scheduled_tokens.items():
+            request = self._requests[name]
+            assert self.tables[name] == self._manager.get_block_ids(name)[0]
+            self._num_computed[name] = request.num_computed_tokens + num_tokens
+        return super().build_connector_meta(scheduler_output)

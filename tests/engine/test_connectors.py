@@ -149,10 +149,10 @@ def test_scores_beside_a_store_that_has_more_than_the_prefix(
     assert got == pytest.approx(want, abs=1e-4)
 
 
-def test_jump_forward_is_off_beside_a_connector(engine):
+def test_jump_forward_is_off_beside_a_connector_that_nobody_has_read(engine):
     """A jumped request comes to the runner as new a second time."""
     assert engine.scheduler.parts.jump is None
-    assert "KV connector" in engine.scheduler.sgl_vllm.stats().parts["jump_forward"]
+    assert "MemoryConnector" in engine.scheduler.sgl_vllm.stats().parts["jump_forward"]
 
 
 @pytest.mark.parametrize("failing_block", [0, 1])

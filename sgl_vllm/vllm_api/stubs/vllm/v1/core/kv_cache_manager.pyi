@@ -23,7 +23,7 @@ class KVCacheManager:
     def create_kv_cache_blocks(  # [radix]
         self, blocks: tuple[list[KVCacheBlock], ...]
     ) -> KVCacheBlocks: ...
-    def get_blocks(self, request_id: str) -> KVCacheBlocks: ...  # [radix]
+    def get_blocks(self, request_id: str) -> KVCacheBlocks: ...  # [radix, jump_forward]
     def prefix_cache_lookup_enabled(self, request: Request) -> bool: ...  # [radix]
     def new_step_starts(self) -> None: ...  # [radix]
     def get_computed_blocks(  # [radix]
@@ -44,4 +44,5 @@ class KVCacheManager:
     def estimate_cached_tokens(self, request: Request) -> int: ...  # [radix]
     def free(self, request: Request) -> None: ...  # [radix]
     def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]: ...  # [radix]
+    def take_events(self) -> object: ...  # [self_check]
     def reset_prefix_cache(self) -> bool: ...  # [radix]

@@ -12,21 +12,25 @@ class SchedulerOutput:
     preempted_req_ids: set[str] | None  # [jump_forward]
     kv_cache_block_copies: list[KVCacheBlockCopy] | None  # [radix]
 
+    @classmethod
+    def make_empty(cls) -> SchedulerOutput: ...  # [self_check]
+
 @dataclass
 class NewRequestData:
     req_id: str  # [jump_forward]
     prompt_token_ids: list[int] | None  # [jump_forward]
     sampling_params: SamplingParams | None  # [jump_forward]
-    block_ids: tuple[list[int], ...]  # [radix]
-    num_computed_tokens: int  # [radix]
+    block_ids: tuple[list[int], ...]  # [radix, jump_forward]
+    num_computed_tokens: int  # [radix, jump_forward]
 
 @dataclass
 class CachedRequestData:
     req_ids: list[str]
     all_token_ids: dict[str, list[int]]  # [jump_forward]
     num_output_tokens: list[int]  # [jump_forward]
-    resumed_req_ids: set[str]  # [radix]
-    new_block_ids: list[tuple[list[int], ...] | None]  # [radix]
-    num_computed_tokens: list[int]  # [radix]
+    resumed_req_ids: set[str]  # [radix, jump_forward]
+    new_token_ids: list[list[int]]  # [jump_forward]
+    new_block_ids: list[tuple[list[int], ...] | None]  # [radix, jump_forward]
+    num_computed_tokens: list[int]  # [radix, jump_forward]
 
 class GrammarOutput: ...

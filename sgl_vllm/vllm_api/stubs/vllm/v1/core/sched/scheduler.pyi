@@ -1,6 +1,7 @@
 from typing import Any
 
 from vllm.config import CacheConfig, VllmConfig
+from vllm.distributed.kv_events import EventPublisher
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.sched.interface import PauseState
@@ -17,9 +18,11 @@ class Scheduler:
     cache_config: CacheConfig
     connector: KVConnectorBase_V1 | None
     kv_cache_manager: KVCacheManager
+    kv_event_publisher: EventPublisher  # [self_check]
     structured_output_manager: StructuredOutputManager
     policy: SchedulingPolicy
     block_size: int
+    hash_block_size: int  # [jump_forward]
     max_model_len: int
     use_pp: bool
     use_v2_model_runner: bool

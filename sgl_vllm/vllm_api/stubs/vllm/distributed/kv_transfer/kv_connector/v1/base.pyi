@@ -1,10 +1,14 @@
-# [tiers]
+# [tiers, jump_forward]
 from abc import ABC
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
+
+class KVConnectorMetadata(ABC): ...
+class SupportsHMA(ABC): ...
 
 class KVConnectorBase_V1(ABC):
     def get_num_new_matched_tokens(
@@ -13,6 +17,7 @@ class KVConnectorBase_V1(ABC):
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None: ...
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata: ...
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None: ...
     def get_external_cache_hit_sources(  # since 0.32
         self, request: Request, num_external_tokens: int

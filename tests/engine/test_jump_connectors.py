@@ -1,0 +1,212 @@
+"""Jumps beside KV connectors: a connector does not see them, and what it stores is right."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from vllm import SamplingParams
+from vllm.config import KVTransferConfig
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from sgl_vllm.jump.connectors import FIT, UnseenJumps, unfit
+from sgl_vllm.part import connector_classes
+from tests.engine import host_tiers, memory_connector
+from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
+from tests.engine.memory_connector import BEHAVIOUR, STORE, Behaviour
+from tests.engine.one_by_one import decoding_one_by_one
+from tests.engine.test_jump_pressure import MAX_MODEL_LEN, Run, jobs, run, start_tiny
+
+ENDS_FORCED = r"[a-z]{3} is what we asked for, and [a-z]{2} is what we got in the end, after all"
+SHAPES = [
+    # block size, blocks, at once, chunked, policy
+    (32, 9, 4, True, "fcfs"),
+    (32, 12, 16, True, "priority"),
+    (32, 20, 16, False, "fcfs"),
+]
+
+
+def behave(**behaviour: int) -> None:
+    vars(BEHAVIOUR).update(vars(Behaviour(**behaviour)))
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    behave()
+    yield
+    behave()
+    STORE.clear()
+
+
+@pytest.fixture(scope="module")
+def want(start) -> Run:
+    """What the jobs get one after the other, without a connector: of stock vLLM, where it can be
+    made to decode forced tokens one by one."""
+    stock = start(max_model_len=MAX_MODEL_LEN)
+    if type(stock.scheduler) is Scheduler:
+        with decoding_one_by_one(stock.scheduler):
+            return run(stock, jobs(32, 24, seed=32), 10_000, None)
+    engine = start_tiny(start, 32, 60, 16, True, "fcfs")
+    return run(engine, jobs(32, 24, seed=32), 10_000, None)
+
+
+def offloading(tmp_path) -> KVTransferConfig:
+    """vLLM's connector for host memory, and files below that."""
+    return KVTransferConfig(**host_tiers.config(64 << 20, host_tiers.files(tmp_path)))
+
+
+def example(tmp_path) -> KVTransferConfig:
+    """vLLM's example, which stores prompts as files."""
+    return KVTransferConfig(
+        kv_connector="ExampleConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"shared_storage_path": str(tmp_path / "example")},
+    )
+
+
+def both(tmp_path) -> KVTransferConfig:
+    return KVTransferConfig(
+        kv_connector="MultiConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={
+            "connectors": [
+                host_tiers.config(64 << 20, host_tiers.files(tmp_path)),
+                {
+                    "kv_connector": "ExampleConnector",
+                    "kv_role": "kv_both",
+                    "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "example")},
+                },
+            ]
+        },
+    )
+
+
+def all_get_what_they_should(engine: Engine, want: Run, seeds: int) -> None:
+    """Once undisturbed, then with aborts, preemptions and resets of the cache. In the later rounds
+    prompts are loaded."""
+    todo = jobs(32, 24, seed=32)
+    max_steps = 20 * sum(len(tokens) for tokens, _ in want.answers.values())
+    assert run(engine, todo, max_steps, None).answers == want.answers
+    for seed in range(seeds):
+        disturbed = run(engine, todo, max_steps, random.Random(seed))
+        assert disturbed.answers == {name: want.answers[name] for name in disturbed.answers}
+        for name, tokens in disturbed.partial.items():
+            assert tokens == want.answers[name][0][: len(tokens)]
+    stats = engine.scheduler.sgl_vllm.stats().jump_forward
+    assert stats.forced_tokens > 400
+    assert stats.errors == 0
+
+
+# -- what a connector is told ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("load_steps", [0, 2])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_connector_is_told_of_requests_that_run_on_and_on(start, want, shape, load_steps):
+    config = KVTransferConfig(**memory_connector.WITNESS_CONFIG)
+    engine = start_tiny(start, *shape, plugin={"tier_rule": "always"}, kv_transfer_config=config)
+    behave(load_steps=load_steps, send_steps=2)
+    all_get_what_they_should(engine, want, seeds=3)
+    assert engine.scheduler.connector.num_several > 50
+
+
+def test_one_that_is_told_what_the_runner_is_told_begins_requests_again(start, want, monkeypatch):
+    monkeypatch.setattr(UnseenJumps, "as_told", lambda self, output: output)
+    config = KVTransferConfig(**memory_connector.WITNESS_CONFIG)
+    engine = start_tiny(start, *SHAPES[2], kv_transfer_config=config)
+    with pytest.raises(AssertionError, match="a request is new once"):
+        run(engine, jobs(32, 24, seed=32), 10_000, None)
+
+
+@pytest.mark.parametrize("connector", [offloading, example, both])
+def test_answers_beside_vllms_connectors_are_those_without(start, want, tmp_path, connector):
+    engine = start_tiny(
+        start,
+        *SHAPES[1],
+        plugin={"tier_rule": "always"},
+        kv_transfer_config=connector(tmp_path),
+    )
+    all_get_what_they_should(engine, want, seeds=2)
+
+
+# -- what it stores -------------------------------------------------------------------------------
+
+
+def stored_and_computed(start, tmp_path) -> tuple[list[int], list[float], list[float]]:
+    """Of conversations that go on after an answer which ended in forced text, each once loaded and
+    once computed: loaded tokens beyond the prompt, and the log-probabilities of what comes next."""
+    engine = start(
+        {"tier_rule": "always"},
+        kv_transfer_config=offloading(tmp_path),
+        max_model_len=MAX_MODEL_LEN,
+        num_gpu_blocks_override=40,
+    )
+    grammar = StructuredOutputsParams(regex=ENDS_FORCED)
+    params = SamplingParams(temperature=0, max_tokens=120, structured_outputs=grammar)
+    prompts = [words(40 + 3 * number, seed=number) for number in range(12)]
+    turns = []
+    for prompt in prompts:
+        (result,) = engine.run([Ask(prompt, params)])
+        engine.settle()
+        turns.append([*prompt, *tokens_of(result), *words(40, seed=99)])
+    assert engine.scheduler.sgl_vllm.stats().jump_forward.forced_tokens > 100
+    assert engine.llm.reset_prefix_cache()
+    beyond, found = [], []
+    for prompt, turn in zip(prompts, turns, strict=True):
+        (loaded,) = engine.run([Ask(turn, greedy(1, logprobs=0))])
+        engine.settle()
+        beyond.append(loaded.num_cached_tokens - len(prompt))
+        found.append(loaded)
+    afresh = greedy(1, logprobs=0, skip_reading_prefix_cache=True)
+    computed = engine.run([Ask(turn, afresh) for turn in turns])
+    engine.settle()
+    engine.check_nothing_is_left()
+    return beyond, [likelihood(one) for one in found], [likelihood(one) for one in computed]
+
+
+def likelihood(result) -> float:
+    (row,) = result.outputs[0].logprobs
+    return max(entry.logprob for entry in row.values())
+
+
+def test_what_was_stored_of_a_jumped_request_is_what_it_had_computed(start, tmp_path):
+    beyond, loaded, computed = stored_and_computed(start, tmp_path)
+    assert sum(num_tokens > 0 for num_tokens in beyond) >= 6
+    assert loaded == pytest.approx(computed, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["as_told", "finished"])
+def test_without_care_wrong_blocks_would_be_stored(start, tmp_path, monkeypatch, method):
+    monkeypatch.setattr(UnseenJumps, method, lambda self, given: given)
+    _, loaded, computed = stored_and_computed(start, tmp_path)
+    assert loaded != pytest.approx(computed, abs=1e-4)
+
+
+# -- which ones -----------------------------------------------------------------------------------
+
+
+def of_kind(name: str, module: str, **attributes: object) -> object:
+    return type(name, (), {"__module__": module, **attributes})()
+
+
+def why(connector: object) -> str | None:
+    return unfit(connector_classes(connector))
+
+
+def test_connectors_that_were_read_or_say_so_are_fit_and_others_are_named():
+    module = "vllm.distributed.kv_transfer.kv_connector.v1.some"
+    assert {why(of_kind(name, module)) for name in FIT} == {None}
+    assert why(of_kind("NixlConnector", "another")) == "NixlConnector"
+    assert why(of_kind("HiSparseConnector", module)) == "HiSparseConnector"
+    assert why(of_kind("Mine", "mine", supports_jump_forward=True)) is None
+    good, bad = of_kind("NixlConnector", module), of_kind("FlexKVConnectorV1", module)
+    assert why(of_kind("MultiConnector", module, _connectors=[good, good])) is None
+    assert why(of_kind("MultiConnector", module, _connectors=[good, bad])) == "FlexKVConnectorV1"
+    assert why(of_kind("MultiConnector", module)) == "MultiConnector"
+
+
+def test_every_connector_of_the_list_is_one_of_vllms():
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    assert set(FIT) <= set(KVConnectorFactory._registry)
