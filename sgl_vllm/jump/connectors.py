@@ -11,7 +11,8 @@ a chunk of a prefill:
     scheduled        new request, computed [0, t), blocks b0 .. b3
     as told          running request, computed [0, t), new blocks b3      (it knows b0 .. b2)
 
-A jumped request that had to release its blocks is told as vLLM tells of a preempted one.
+A jumped request that had to release its blocks is told as preempted, and as new when it runs again,
+as vLLM tells of preempted requests with its V2 runner.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ class UnseenJumps:
         self._scheduler = scheduler
         self._opened: WeakSet[Request] = WeakSet()
         """Requests with forced tokens after their prompt that have never run."""
-        self._num_told: WeakKeyDictionary[Request, tuple[int, ...] | None] = WeakKeyDictionary()
-        """Of the requests that have jumped and not run since: how many blocks of each KV cache
-        group the connector knows; None if the request has released them."""
+        self._num_told: WeakKeyDictionary[Request, tuple[int, ...]] = WeakKeyDictionary()
+        """Of the requests that have jumped and not run since, and have their blocks: how many of
+        each KV cache group the connector knows."""
         wrap(connector, "get_num_new_matched_tokens")(self._ask)
         wrap(connector, "update_state_after_alloc")(self._allocated)
         wrap(connector, "build_connector_meta")(self._build)
@@ -93,7 +94,7 @@ class UnseenJumps:
 
     def released(self, request: Request) -> None:
         """A jumped request has released its blocks."""
-        self._num_told[request] = None
+        self._num_told.pop(request, None)
 
     def finished(self, request: Request) -> None:
         """A request ends by forced tokens that no pass will compute. A connector that stores what a
@@ -131,7 +132,7 @@ class UnseenJumps:
         num_external_tokens: int,
     ) -> None:
         """A request that kept its blocks was allocated long ago, as far as the connector knows."""
-        if self._num_told.get(request) is None:
+        if request not in self._num_told:
             original(request, blocks, num_external_tokens)
 
     def _build(
@@ -158,31 +159,23 @@ class UnseenJumps:
             scheduled_cached_reqs=self._with(output.scheduled_cached_reqs, resumed),
         )
 
-    def _resumed(
-        self, output: SchedulerOutput
-    ) -> Iterator[tuple[NewRequestData, tuple[int, ...] | None]]:
-        """The jumped requests that run again in this step, with how many blocks were told. Those
-        that vLLM would call new, too, if it had preempted them, are not among them."""
+    def _resumed(self, output: SchedulerOutput) -> Iterator[tuple[NewRequestData, tuple[int, ...]]]:
+        """The jumped requests that run on in this step, with how many blocks were told."""
         for data in output.scheduled_new_reqs:
             request = self._scheduler.requests[data.req_id]
             self._opened.discard(request)
-            if request not in self._num_told:
-                continue
-            num_told = self._num_told.pop(request)
-            if num_told is not None or not self._scheduler.use_v2_model_runner:
+            if (num_told := self._num_told.pop(request, None)) is not None:
                 yield data, num_told
 
     def _with(
         self,
         cached: CachedRequestData,
-        resumed: list[tuple[NewRequestData, tuple[int, ...] | None]],
+        resumed: list[tuple[NewRequestData, tuple[int, ...]]],
     ) -> CachedRequestData:
         """`cached` and, as vLLM would have them there, the requests that have jumped."""
         told = replace(
             cached,
             req_ids=[*cached.req_ids],
-            resumed_req_ids={*cached.resumed_req_ids},
-            new_token_ids=[*cached.new_token_ids],
             all_token_ids={**cached.all_token_ids},
             new_block_ids=[*cached.new_block_ids],
             num_computed_tokens=[*cached.num_computed_tokens],
@@ -190,20 +183,13 @@ class UnseenJumps:
         )
         for data, num_told in resumed:
             request = self._scheduler.requests[data.req_id]
-            new_blocks: tuple[list[int], ...] | None = data.block_ids
-            if num_told is not None:
-                new_blocks = tuple(
-                    ids[known:] for ids, known in zip(data.block_ids, num_told, strict=True)
-                )
-                new_blocks = new_blocks if any(new_blocks) else None
-            else:
-                told.resumed_req_ids.add(data.req_id)
-            if cached.new_token_ids:  # one entry for each request, with pipeline parallelism
-                told.new_token_ids.append(request._all_token_ids[data.num_computed_tokens :])
+            new_blocks = tuple(
+                ids[known:] for ids, known in zip(data.block_ids, num_told, strict=True)
+            )
             if not self._scheduler.use_v2_model_runner:
                 told.all_token_ids[data.req_id] = [*request._all_token_ids]
             told.req_ids.append(data.req_id)
-            told.new_block_ids.append(new_blocks)
+            told.new_block_ids.append(new_blocks if any(new_blocks) else None)
             told.num_computed_tokens.append(data.num_computed_tokens)
             told.num_output_tokens.append(request.num_output_tokens)
         return told

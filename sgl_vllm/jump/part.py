@@ -26,8 +26,11 @@ def _unsupported(engine: EngineView) -> str | None:
         return "sampling masks are returned for every token"
     if name := unfit(scheduler.connectors):
         return f"it is not known whether {name} takes jumped requests for new ones"
-    if scheduler.use_pp:
-        return "pipeline parallelism keeps several steps in flight"
+    if scheduler.use_pp and scheduler.use_v2_model_runner and engine.options.self_check != "on":
+        return (
+            "with pipeline parallelism and the V2 model runner it has never run "
+            "(self_check=on tries it here)"
+        )
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from vllm import SamplingParams
@@ -51,9 +52,15 @@ def want(start) -> Run:
     return run(engine, jobs(32, 24, seed=32), 10_000, None)
 
 
+def offloading_config(tmp_path) -> dict[str, Any]:
+    config = host_tiers.config(64 << 20, host_tiers.files(tmp_path))
+    config["kv_connector_extra_config"]["offload_prompt_only"] = False
+    return config
+
+
 def offloading(tmp_path) -> KVTransferConfig:
-    """vLLM's connector for host memory, and files below that."""
-    return KVTransferConfig(**host_tiers.config(64 << 20, host_tiers.files(tmp_path)))
+    """vLLM's connector for host memory, and files below that: prompts and answers."""
+    return KVTransferConfig(**offloading_config(tmp_path))
 
 
 def example(tmp_path) -> KVTransferConfig:
@@ -71,7 +78,7 @@ def both(tmp_path) -> KVTransferConfig:
         kv_role="kv_both",
         kv_connector_extra_config={
             "connectors": [
-                host_tiers.config(64 << 20, host_tiers.files(tmp_path)),
+                offloading_config(tmp_path),
                 {
                     "kv_connector": "ExampleConnector",
                     "kv_role": "kv_both",
@@ -119,15 +126,32 @@ def test_one_that_is_told_what_the_runner_is_told_begins_requests_again(start, w
         run(engine, jobs(32, 24, seed=32), 10_000, None)
 
 
-@pytest.mark.parametrize("connector", [offloading, example, both])
-def test_answers_beside_vllms_connectors_are_those_without(start, want, tmp_path, connector):
+def test_answers_beside_vllms_offloading_are_those_without(start, want, tmp_path):
     engine = start_tiny(
         start,
         *SHAPES[1],
         plugin={"tier_rule": "always"},
+        kv_transfer_config=offloading(tmp_path),
+    )
+    all_get_what_they_should(engine, want, seeds=3)
+
+
+@pytest.mark.parametrize("connector", [example, both])
+def test_answers_beside_vllms_example_are_those_without(start, want, tmp_path, connector):
+    """It can neither store a prompt that comes in chunks nor load for a preempted request."""
+    engine = start_tiny(
+        start,
+        *(32, 160, 16, False, "fcfs"),
+        plugin={"tier_rule": "always"},
         kv_transfer_config=connector(tmp_path),
     )
-    all_get_what_they_should(engine, want, seeds=2)
+    for _ in range(2):
+        assert run(engine, jobs(32, 24, seed=32), 10_000, None).answers == want.answers
+        assert engine.llm.reset_prefix_cache()
+    assert engine.scheduler.sgl_vllm.stats().jump_forward.forced_tokens > 800
+    counters = engine.scheduler.sgl_vllm.stats().radix
+    tiers = (counters.host_hit_tokens, counters.disk_hit_tokens, counters.other_tier_hit_tokens)
+    assert sum(tiers) > 0
 
 
 # -- what it stores -------------------------------------------------------------------------------

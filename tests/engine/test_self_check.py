@@ -7,12 +7,13 @@ import json
 import logging
 import random
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from vllm import SamplingParams
-from vllm.config import KVEventsConfig
+from vllm.config import KVEventsConfig, KVTransferConfig
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -31,6 +32,7 @@ from sgl_vllm.self_check.marker import DeviceLost
 from sgl_vllm.self_check.plan import marker_for
 from sgl_vllm.self_check.runner import check_engine
 from tests.effort import requests
+from tests.engine import memory_connector
 from tests.engine.engine import MODEL, Ask, Engine, random_asks, words
 from tests.engine.test_select import scores, scoring
 from tests.platforms import asynchronous
@@ -381,14 +383,49 @@ def test_an_engine_that_cannot_run_a_plain_request_any_more_leaves_its_marker(
 
 
 @with_every_request
-def test_requests_that_kv_events_would_announce_are_not_sent_unless_asked_for(start):
+def test_no_request_of_a_check_is_announced(start, monkeypatch):
     events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
-    parts = start(plugin={}, kv_events_config=events, **SETTINGS)
-    states = parts.scheduler.sgl_vllm.stats().parts
+    engine = start(plugin={}, kv_events_config=events, **SETTINGS)
+    scheduler = engine.scheduler
+    assert set(scheduler.sgl_vllm.stats().parts.values()) == {"on"}
+    told: list[object] = []
+    monkeypatch.setattr(scheduler, "kv_event_publisher", SimpleNamespace(publish=told.append))
+    assert check_engine(engine.core, scheduler.parts).agrees
+    assert told == [] and not scheduler.kv_cache_manager.take_events()
+    engine.run([Ask(words(100), scoring(75))])
+    assert told
+
+
+@with_every_request
+def test_no_request_of_a_check_is_stored(start, right, tmp_path):
+    want = right(start)
+    store = tmp_path / "store"
+    config = KVTransferConfig(
+        kv_connector="ExampleConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"shared_storage_path": str(store)},
+    )
+    engine = start(plugin={}, kv_transfer_config=config, **SETTINGS)
+    scheduler = engine.scheduler
+    assert set(scheduler.sgl_vllm.stats().parts.values()) == {"on"}
+    assert check_engine(engine.core, scheduler.parts).agrees
+    assert not store.exists()
+    assert type(scheduler.connector).__name__ == "ExampleConnector"
+    assert answers(engine) == want
+    assert all(json.loads(text)["name"] in NAMES for text in structured(engine))
+    engine.check_nothing_is_left()
+    assert any(store.iterdir())
+
+
+@with_every_request
+def test_beside_a_connector_that_nobody_has_read_nothing_is_checked_unless_asked_for(start):
+    config = KVTransferConfig(**memory_connector.CONFIG)
+    engine = start(plugin={}, kv_transfer_config=config, **SETTINGS)
+    states = engine.scheduler.sgl_vllm.stats().parts
     assert {name for name in ALL if states[name] != "on"} == {"jump_forward", "select"}
-    assert "KV events would announce its requests" in states["select"]
-    asked = start(plugin={"self_check": "on"}, kv_events_config=events, **SETTINGS)
-    assert set(asked.scheduler.sgl_vllm.stats().parts.values()) == {"on"}
+    assert "MemoryConnector might store its requests" in states["select"]
+    asked = start(plugin={"self_check": "on"}, kv_transfer_config=config, **SETTINGS)
+    assert asked.scheduler.sgl_vllm.stats().parts["select"] == "on"
 
 
 @with_every_request

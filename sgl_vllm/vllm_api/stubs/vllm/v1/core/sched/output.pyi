@@ -29,7 +29,6 @@ class CachedRequestData:
     all_token_ids: dict[str, list[int]]  # [jump_forward]
     num_output_tokens: list[int]  # [jump_forward]
     resumed_req_ids: set[str]  # [radix, jump_forward]
-    new_token_ids: list[list[int]]  # [jump_forward]
     new_block_ids: list[tuple[list[int], ...] | None]  # [radix, jump_forward]
     num_computed_tokens: list[int]  # [radix, jump_forward]
 
