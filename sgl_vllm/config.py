@@ -332,8 +332,8 @@ class Options:
         part="self_check",
         choices=lambda: {
             "auto": "where the project's own tests do not run: on a GPU, with asynchronous "
-            "scheduling, and on vLLM's V2 model runner; but not where its requests would be seen "
-            "outside, by a KV connector or as KV events",
+            "scheduling, and on vLLM's V2 model runner; but not beside a KV connector that might "
+            "store its requests",
             "on": "everywhere, and again after a check that the engine did not survive",
             "off": "never; every part is on that the configuration allows",
         },
