@@ -21,6 +21,7 @@ from sgl_vllm.jump.unique import UniqueTokens
 
 if TYPE_CHECKING:
     from sgl_vllm.jump.jump import JumpCounters
+    from sgl_vllm.jump.refused import RefusedTokens
 
 logger = init_logger("vllm.sgl_vllm.jump")
 
@@ -37,9 +38,17 @@ class ForcedSource:
 
     Args:
         mode: a value of the option `jump_mode`.
+        refused: which forced tokens requests do not take.
     """
 
-    def __init__(self, manager: StructuredOutputManager, mode: str, counters: JumpCounters) -> None:
+    def __init__(
+        self,
+        manager: StructuredOutputManager,
+        mode: str,
+        refused: RefusedTokens,
+        counters: JumpCounters,
+    ) -> None:
+        self._refused = refused
         self._counters = counters
         is_canonical = mode == "canonical"
         self._taker: _Taker = ForcedTokens(manager) if is_canonical else UniqueTokens(manager)
@@ -57,14 +66,26 @@ class ForcedSource:
         return self._breaker.tripped
 
     def take(self, request: Request) -> list[int]:
-        """The tokens forced after the last token of `request`; its grammar has accepted them."""
+        """The tokens forced after the last token of `request`; its grammar has accepted them. None
+        if the request's sampling parameters refuse one of them."""
         if self._breaker.tripped or request in self._excluded:
             return []
         try:
-            return self._taker.take(request)
+            forced = self._taker.take(request)
         except Exception:
             self._exclude(request)
             return []
+        if forced and self._refuses(request, forced):
+            self.take_back(request, len(forced))
+            return []
+        return forced
+
+    def _refuses(self, request: Request, forced: list[int]) -> bool:
+        try:
+            return self._refused.any_of(request, forced)
+        except Exception:
+            self._exclude(request)
+            return True
 
     def take_back(self, request: Request, num_tokens: int) -> bool:
         """Roll the grammar back by the last tokens that it has accepted. Whether that worked."""

@@ -23,23 +23,23 @@ Idea: jump-forward decoding with a compressed finite state machine (arXiv 2312.0
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop, remove_all
 from vllm.v1.engine import EngineCoreOutput
-from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.counters import counter
 from sgl_vllm.jump import part
 from sgl_vllm.jump.connectors import UnseenJumps
-from sgl_vllm.jump.forced_logprobs import joined, rows_of_forced
+from sgl_vllm.jump.forced_logprobs import asked_tokens, joined, rows_of_forced
 from sgl_vllm.jump.forced_source import ForcedSource
 from sgl_vllm.jump.opening import Openings, num_before_end
+from sgl_vllm.jump.refused import RefusedTokens
 from sgl_vllm.jump.resumption import JumpedRequests
 
 
@@ -78,6 +78,7 @@ class JumpForward:
 
     Args:
         mode: what counts as forced; see the option `jump_mode`.
+        token_bytes: returns the bytes of each token, empty for special ones.
         listeners: told of every jump.
         connector: keeps jumps from the scheduler's KV connector, if it has one.
     """
@@ -86,17 +87,21 @@ class JumpForward:
         self,
         scheduler: Scheduler,
         mode: str,
+        token_bytes: Callable[[], Sequence[bytes]],
         listeners: Iterable[JumpListener] = (),
         connector: UnseenJumps | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._mode = mode
         self.listeners = [*listeners]
-        logprobs_mode = scheduler.vllm_config.model_config.logprobs_mode
-        self._has_logprobs = logprobs_mode in ("raw_logprobs", "processed_logprobs")
-        self._drops_after_stop = hasattr(OutputProcessor, "_trim_surplus_tokens")
+        self._limits = part.limits_of(scheduler)
         self.counters = JumpCounters()
-        self._source = ForcedSource(scheduler.structured_output_manager, mode, self.counters)
+        self._source = ForcedSource(
+            scheduler.structured_output_manager,
+            mode,
+            RefusedTokens(token_bytes, chooses_tokens=mode == "canonical"),
+            self.counters,
+        )
         self.jumped = JumpedRequests(scheduler, self.counters, connector)
         self.openings = Openings(scheduler)
 
@@ -105,23 +110,14 @@ class JumpForward:
         """Whether errors have switched jumping off."""
         return self._source.failed
 
-    def may_jump(self, request: Request) -> bool:
-        """Whether jumping leaves the output of `request` as it would be without (`part.py`)."""
-        return part.may_jump(
-            request, has_logprobs=self._has_logprobs, drops_after_stop=self._drops_after_stop
-        )
-
     # -- before the first forward pass ------------------------------------------------------------
 
     def open(self, request: Request) -> None:
         """Append the text forced at the start to a request that has never been scheduled."""
-        if request.num_output_tokens or not self.may_jump(request):
+        if request.num_output_tokens or not part.may_open(request, self._limits):
             return
         if self.jumped.connector is not None and request.kv_transfer_params:
             return  # another engine has computed the KV of the prompt, and of no more
-        assert request.sampling_params is not None
-        if request.sampling_params.repetition_detection is not None:  # it may end anywhere
-            return
         forced = self._source.take(request)
         if not forced:
             return
@@ -151,7 +147,7 @@ class JumpForward:
             if output.finish_reason is not None or not output.new_token_ids:
                 continue
             request = scheduler.requests.get(output.request_id)
-            if request is None or not self.may_jump(request):
+            if request is None or not part.may_jump(request, self._limits):
                 continue
             forced = self._take(request)
             if forced and request.status == RequestStatus.RUNNING:
@@ -234,7 +230,8 @@ class JumpForward:
         output.new_token_ids = [*output.new_token_ids, *appended]
         rows = output.new_logprobs
         if rows is not None:
-            output.new_logprobs = joined(rows, rows_of_forced(appended, rows))
+            forced_rows = rows_of_forced(appended, rows, asked_tokens(request))
+            output.new_logprobs = joined(rows, forced_rows)
         self._record(request, num_before, num_after)
 
     def _record(self, request: Request, start: int, end: int) -> None:

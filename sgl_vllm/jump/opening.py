@@ -20,7 +20,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from sgl_vllm.jump.forced_logprobs import joined, rows_of_forced
+from sgl_vllm.jump.forced_logprobs import asked_tokens, joined, rows_of_forced
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +83,6 @@ def _put_before(output: EngineCoreOutput, opening: Opening) -> None:
     output.new_token_ids = [*opening.tokens, *output.new_token_ids]
     rows = output.new_logprobs
     if rows is not None:
-        sampled = rows if opening.last is None else rows_of_forced([opening.last], rows)
-        output.new_logprobs = joined(rows_of_forced(opening.tokens, rows), sampled)
+        asked = asked_tokens(opening.request)
+        sampled = rows if opening.last is None else rows_of_forced([opening.last], rows, asked)
+        output.new_logprobs = joined(rows_of_forced(opening.tokens, rows, asked), sampled)

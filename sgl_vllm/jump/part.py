@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from vllm.v1.engine.output_processor import OutputProcessor
 
 from sgl_vllm.fsm.vllm.part import why_no_backend
 from sgl_vllm.jump.connectors import unfit
+from sgl_vllm.jump.processors import custom_processors, why_no_jumps
 from sgl_vllm.part import EngineView, Part
 from sgl_vllm.speculation import refusal
 
 if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
 
@@ -20,8 +26,8 @@ def _unsupported(engine: EngineView) -> str | None:
         return reason
     if (reason := refusal(vllm_config)) is not None:
         return reason
-    if vllm_config.model_config.logits_processors or entry_points(group="vllm.logits_processors"):
-        return "custom logits processors would not see forced tokens as output"
+    if reason := why_no_jumps(vllm_config.model_config):
+        return reason
     if scheduler.return_sampling_mask:
         return "sampling masks are returned for every token"
     if name := unfit(scheduler.connectors):
@@ -37,37 +43,107 @@ def _unsupported(engine: EngineView) -> str | None:
 PART = Part("jump_forward", _unsupported)
 
 
-def may_jump(request: Request, *, has_logprobs: bool, drops_after_stop: bool) -> bool:
-    """Whether jumping leaves the output of `request` exactly as it would be without.
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What of an engine decides which of its requests jump.
 
-    On the V1 runner, earlier output of a resumed request counts as prompt. So a request decodes
-    token by token if its sampling looks at the output alone (presence and frequency penalties, bad
-    words) or changes which legal token is picked. So does a request with a seed, because each
-    sampled token advances its random generator and forced tokens would not.
-
-    Args:
-        has_logprobs: whether the engine returns log-probabilities, not logits.
+    Attributes:
+        has_logprobs: whether it returns log-probabilities, not logits.
         drops_after_stop: whether vLLM's frontend, which looks for stop strings, drops the tokens
             that the engine has sent together with the last one of a stop string (from 0.32 on).
+        tells_output_from_prompt: whether the output of a resumed request is still output for its
+            sampling. For the V2 runner it is; the V1 runner takes it for prompt.
+        takes_images: whether a request with images can be resumed.
+        greedy_only: whether there are custom logits processors (`processors.py`).
+    """
+
+    has_logprobs: bool = True
+    drops_after_stop: bool = True
+    tells_output_from_prompt: bool = True
+    takes_images: bool = True
+    greedy_only: bool = False
+
+
+def limits_of(scheduler: Scheduler) -> Limits:
+    model_config = scheduler.vllm_config.model_config
+    return Limits(
+        has_logprobs=model_config.logprobs_mode in ("raw_logprobs", "processed_logprobs"),
+        drops_after_stop=hasattr(OutputProcessor, "_trim_surplus_tokens"),
+        tells_output_from_prompt=scheduler.use_v2_model_runner,
+        takes_images=_takes_images(model_config),
+        greedy_only=bool(custom_processors(model_config)),
+    )
+
+
+def _takes_images(model_config: ModelConfig) -> bool:
+    """Whether a resumed request computes the same after its images as one that was not resumed.
+
+    Not if each resumption reads the image's data from shared memory once more, which vLLM counts;
+    nor if positions depend on which parts of a video were pruned, which they no longer do when they
+    are computed anew; nor if there is an encoder beside the decoder.
+    """
+    multimodal = model_config.multimodal_config
+    return not model_config.is_encoder_decoder and not (
+        multimodal is not None
+        and (
+            multimodal.mm_processor_cache_type == "shm"
+            or multimodal.is_multimodal_pruning_enabled()
+        )
+    )
+
+
+def may_jump(request: Request, limits: Limits) -> bool:
+    """Whether jumping leaves the output of `request` exactly as it would be without.
+
+    Parameters that change some tokens only do not matter here: `refused.py` looks at these.
     """
     params = request.sampling_params
     if params is None or not request.use_structured_output:
         return False
+    is_sampled = params.temperature > 0
     return not (
-        request.mm_features
-        or request.resumable
+        request.resumable
         or request.prompt_token_ids is None
         or request.prompt_embeds is not None
-        or (params.num_logprobs is not None and not has_logprobs)
-        or params.logprobs == -1
-        or params.logprob_token_ids
+        or (request.mm_features and not (limits.takes_images and _has_no_embeds(request)))
+        or (params.num_logprobs is not None and not limits.has_logprobs)
+        or (params.stop and not limits.drops_after_stop)
+        or (is_sampled and limits.greedy_only)
+        or (not limits.tells_output_from_prompt and _reads_output(params))
+    )
+
+
+def may_open(request: Request, limits: Limits) -> bool:
+    """Whether text forced at the start may enter with the prompt.
+
+    Not if the pass that computes both returns scores of the prompt, nor if the output may end
+    anywhere (`repetition_detection`).
+    """
+    params = request.sampling_params
+    return may_jump(request, limits) and not (
+        params is None
         or params.prompt_logprobs is not None
-        or (params.stop and not drops_after_stop)
-        or params.presence_penalty
+        or getattr(params, "prompt_logprob_token_ids", None) is not None
+        or params.repetition_detection is not None
+    )
+
+
+def _has_no_embeds(request: Request) -> bool:
+    return request.prompt_is_token_ids is None and all(
+        feature.modality != "prompt_embeds" for feature in request.mm_features
+    )
+
+
+def _reads_output(params: SamplingParams) -> bool:
+    """Whether sampling looks at the output alone, or at how many tokens have been sampled.
+
+    With a seed, the V1 runner draws from a generator that each sampled token advances and forced
+    tokens do not. The V2 runner's random numbers depend on the position.
+    """
+    return bool(
+        params.presence_penalty
         or params.frequency_penalty
-        or params.bad_words
-        or params.logit_bias
-        or params.allowed_token_ids
+        or any(len(word) > 1 for word in params.bad_words_token_ids or ())
         or (params.seed is not None and params.temperature > 0)
     )
 

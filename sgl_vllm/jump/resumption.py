@@ -89,6 +89,9 @@ class JumpedRequests:
                 continue
             self._num_as_prompt[request] = request.num_output_tokens
             data.prompt_token_ids = list(request._all_token_ids)
+            # vLLM leaves out the pixels of images that are computed. The runner keeps what it gets
+            # here, and needs them if the request is preempted later.
+            data.mm_features = request.mm_features
             if data.sampling_params is not None and data.sampling_params.min_tokens:
                 params = data.sampling_params = copy.copy(data.sampling_params)
                 params.min_tokens = max(0, params.min_tokens - request.num_output_tokens)

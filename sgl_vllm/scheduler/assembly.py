@@ -252,18 +252,21 @@ def _build_queue(parts: Parts) -> None:
 
 
 def _build_jump(parts: Parts) -> None:
-    engine = parts.engine
-    manager = parts.scheduler.structured_output_manager
-    token_bytes = fsm.token_bytes_reader(engine, manager, parts.grammars)
-    parts.reports = ForcedReports(lambda: token_bytes()[0])
+    scheduler, engine = parts.scheduler, parts.engine
+    read = fsm.token_bytes_reader(engine, scheduler.structured_output_manager, parts.grammars)
+
+    def token_bytes() -> Sequence[bytes]:
+        return read()[0]
+
+    parts.reports = ForcedReports(token_bytes)
     listeners: list[JumpListener] = [parts.reports]
     if parts.traces is not None:
         listeners.append(parts.traces)
-    scheduler = parts.scheduler
     connector = parts.jump.jumped.connector if parts.jump is not None else None
     if connector is None and scheduler.connector is not None:
         connector = UnseenJumps(scheduler, scheduler.connector)
-    parts.jump = JumpForward(scheduler, engine.options.jump_mode, listeners, connector)
+    mode = engine.options.jump_mode
+    parts.jump = JumpForward(scheduler, mode, token_bytes, listeners, connector)
 
 
 def log_states(parts: Parts) -> None:

@@ -30,6 +30,9 @@ class ForcedOracle:
 
     A call costs one mask for each forced byte, and accepts the whole output again.
 
+    Attributes:
+        text_of: the bytes of each token, empty for special ones.
+
     Args:
         encode: text to token ids, without special tokens.
         tokenizer_info: xgrammar's description of the vocabulary.
@@ -40,12 +43,12 @@ class ForcedOracle:
     ) -> None:
         self._encode = encode
         self._mask = xgrammar.allocate_token_bitmask(1, tokenizer_info.vocab_size)
-        self._text_of = list(tokenizer_info.decoded_vocab)
+        self.text_of = list(tokenizer_info.decoded_vocab)
         for token in (*tokenizer_info.special_token_ids, *tokenizer_info.stop_token_ids):
-            self._text_of[token] = b""
+            self.text_of[token] = b""
         self._bytes_after: dict[bytes, set[int]] = defaultdict(set)
         """For every proper prefix of a token's text, the bytes that follow it in some token."""
-        for text in self._text_of:
+        for text in self.text_of:
             for length in range(1, len(text)):
                 self._bytes_after[text[:length]].add(text[length])
 
@@ -86,10 +89,10 @@ class ForcedOracle:
         self._mask.fill_(-1)
         matcher.fill_next_token_bitmask(self._mask)
         bits = np.unpackbits(self._mask.view(torch.uint8).numpy(), bitorder="little")
-        return np.flatnonzero(bits[: len(self._text_of)])
+        return np.flatnonzero(bits[: len(self.text_of)])
 
     def _legal_texts(self, matcher: xgrammar.GrammarMatcher) -> list[bytes]:
-        return [self._text_of[token] for token in self._legal(matcher)]
+        return [self.text_of[token] for token in self._legal(matcher)]
 
     def _forced_text(self, matcher: xgrammar.GrammarMatcher) -> str:
         """As far as it is whole characters."""
@@ -113,9 +116,9 @@ class ForcedOracle:
         """The text of the last tokens, after the last special one; none if it is no UTF-8."""
         tail: list[bytes] = []
         for token in reversed(context[-NUM_CONTEXT_TOKENS:]):
-            if not self._text_of[token]:
+            if not self.text_of[token]:
                 break
-            tail.insert(0, self._text_of[token])
+            tail.insert(0, self.text_of[token])
         data = b"".join(tail)
         while data and data[0] & 0xC0 == 0x80:  # the rest of a character that begins before
             data = data[1:]
@@ -139,7 +142,7 @@ class ForcedOracle:
         return tokens[:kept]
 
     def _joined(self, tokens: Sequence[int]) -> bytes:
-        return b"".join(self._text_of[token] for token in tokens)
+        return b"".join(self.text_of[token] for token in tokens)
 
 
 def _common_beginning(texts: list[bytes]) -> bytes:

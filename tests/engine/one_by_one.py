@@ -8,7 +8,7 @@ Which token that is comes from `forced_oracle.py`, not from the plugin.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -64,21 +64,30 @@ class NarrowedGrammar(StructuredOutputGrammar):
         self.inner.reset()
 
 
-def jumps(params: SamplingParams) -> bool:
-    """Whether docs/jump-forward.md promises that such a request jumps."""
-    decoded_token_by_token = (
+def jumps(params: SamplingParams, *, on_v2: bool) -> bool:
+    """Whether docs/jump-forward.md promises that such a request jumps on this model runner."""
+    decoded_token_by_token = bool(params.stop) and not DROPS_AFTER_STOP
+    decoded_on_v1 = (
         params.presence_penalty != 0,
         params.frequency_penalty != 0,
-        bool(params.bad_words),
-        bool(params.logit_bias),
-        bool(params.allowed_token_ids),
+        any(len(word) > 1 for word in params.bad_words_token_ids or ()),
         params.seed is not None and params.temperature > 0,
-        params.logprobs == -1,
-        bool(params.logprob_token_ids),
-        params.prompt_logprobs is not None,
-        bool(params.stop) and not DROPS_AFTER_STOP,
     )
-    return not any(decoded_token_by_token)
+    return not decoded_token_by_token and (on_v2 or not any(decoded_on_v1))
+
+
+def refuses(
+    params: SamplingParams, output: Sequence[int], forced: Sequence[int], text_of: Sequence[bytes]
+) -> bool:
+    """Whether it promises that these forced tokens are left to the model."""
+    for number in range(len(forced)):
+        so_far = [*output, *forced[: number + 1]]
+        if any(so_far[-len(word) :] == word for word in params.bad_words_token_ids or ()):
+            return True
+    text = b"".join(text_of[token] for token in forced)
+    biased = {text_of[token] for token in params.logit_bias or ()}
+    allowed = params.allowed_token_ids or forced
+    return any(piece and piece in text for piece in biased) or not set(forced) <= set(allowed)
 
 
 @contextmanager
@@ -104,7 +113,9 @@ def decoding_one_by_one(scheduler: Scheduler) -> Iterator[None]:
 
     def of_narrowed(scheduled: SchedulerOutput) -> GrammarOutput | None:
         for request_id in scheduled.num_scheduled_tokens:
-            _narrow(scheduler.requests[request_id], oracle)
+            request = scheduler.requests[request_id]
+            if jumps(request.sampling_params, on_v2=scheduler.use_v2_model_runner):
+                _narrow(request, oracle)
         return get_grammar_bitmask(scheduled)
 
     scheduler.get_grammar_bitmask = of_narrowed
@@ -118,8 +129,10 @@ def _narrow(request: Request, oracle: ForcedOracle) -> None:
     """Let only forced tokens through, if there are any where the output ends."""
     structured = request.structured_output_request
     params = request.sampling_params
-    if structured is None or params is None or request.is_prefill_chunk or not jumps(params):
+    if structured is None or params is None or request.is_prefill_chunk:
         return
+    if params.prompt_logprobs is not None and not request.num_output_tokens:
+        return  # what is forced at the start is left to the model
     if not isinstance(structured.grammar, NarrowedGrammar):
         assert isinstance(structured.grammar, XgrammarGrammar)
         structured.grammar = NarrowedGrammar(structured.grammar)
@@ -128,4 +141,6 @@ def _narrow(request: Request, oracle: ForcedOracle) -> None:
         prompt, output = request.prompt_token_ids, request.output_token_ids
         stops = params.all_stop_token_ids
         assert prompt is not None
-        narrowed.forced.extend(oracle.forced(narrowed.inner.ctx, stops, prompt, output))
+        forced = oracle.forced(narrowed.inner.ctx, stops, prompt, output)
+        if not refuses(params, output, forced, oracle.text_of):
+            narrowed.forced.extend(forced)

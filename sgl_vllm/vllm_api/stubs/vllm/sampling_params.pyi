@@ -34,6 +34,7 @@ class SamplingParams:
     output_kind: RequestOutputKind  # [engine_backend]
     max_tokens: int | None  # [rank_routing]
     prompt_logprobs: int | None  # [jump_forward, select]
+    prompt_logprob_token_ids: object | None  # [jump_forward] since 0.32
     # What a jump must leave as it is, or look at first.
     stop: str | list[str] | None  # [routes, jump_forward]
     stop_token_ids: list[int] | None  # [jump_forward]
@@ -53,6 +54,8 @@ class SamplingParams:
     def update_from_generation_config(  # [self_check]
         self, generation_config: dict[str, Any], eos_token_id: int | None = ...
     ) -> None: ...
+    @property
+    def bad_words_token_ids(self) -> list[list[int]] | None: ...  # [jump_forward]
     def _validate_structured_outputs(self, *args: Any) -> None: ...  # [format_checks]
     @property
     def num_logprobs(self) -> int | None: ...  # [jump_forward]

@@ -36,17 +36,20 @@ class ModelConfig:
     logits_processors: list[str | type] | None  # [jump_forward]
     logprobs_mode: str  # [jump_forward, routes, engine_backend]
     max_model_len: int  # [routes, engine_backend, self_check]
-    multimodal_config: MultiModalConfig | None  # [engine_backend]
+    multimodal_config: MultiModalConfig | None  # [engine_backend, jump_forward]
 
     @property
-    def is_encoder_decoder(self) -> bool: ...  # [self_check]
+    def is_encoder_decoder(self) -> bool: ...  # [self_check, jump_forward]
     @property
     def is_diffusion(self) -> bool: ...  # [self_check]
     def get_vocab_size(self) -> int: ...  # [fsm, jump_forward, self_check]
     def get_diff_sampling_param(self) -> dict[str, Any]: ...  # [engine_backend]
 
-class MultiModalConfig:  # [engine_backend]
-    media_io_kwargs: dict[str, dict[str, Any]]
+class MultiModalConfig:
+    media_io_kwargs: dict[str, dict[str, Any]]  # [engine_backend]
+    mm_processor_cache_type: str  # [jump_forward]
+
+    def is_multimodal_pruning_enabled(self) -> bool: ...  # [jump_forward]
 
 class ParallelConfig:
     tensor_parallel_size: int  # [self_check]

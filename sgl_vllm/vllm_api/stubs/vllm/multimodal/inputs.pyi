@@ -1,11 +1,11 @@
-# [radix]
 import torch
 
 class MultiModalFeatureSpec:
-    identifier: str
-    mm_position: PlaceholderRange
+    identifier: str  # [radix]
+    modality: str  # [jump_forward]
+    mm_position: PlaceholderRange  # [radix]
 
-class PlaceholderRange:
+class PlaceholderRange:  # [radix]
     offset: int
     length: int
     is_embed: torch.Tensor | None

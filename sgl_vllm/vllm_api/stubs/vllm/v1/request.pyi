@@ -48,7 +48,7 @@ class Request:
     resumable: bool  # [radix, jump_forward]
     mm_features: list[MultiModalFeatureSpec]  # [radix, jump_forward]
     prompt_embeds: torch.Tensor | None  # [radix, jump_forward]
-    prompt_is_token_ids: list[bool] | None  # [radix]
+    prompt_is_token_ids: list[bool] | None  # [radix, jump_forward]
     prompt_token_ids: list[int] | None  # [jump_forward]
     max_tokens: int  # [jump_forward]
     stop_reason: int | str | None  # [jump_forward]

@@ -1,5 +1,6 @@
 from dataclasses import dataclass
 
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 
@@ -19,6 +20,7 @@ class SchedulerOutput:
 class NewRequestData:
     req_id: str  # [jump_forward]
     prompt_token_ids: list[int] | None  # [jump_forward]
+    mm_features: list[MultiModalFeatureSpec]  # [jump_forward]
     sampling_params: SamplingParams | None  # [jump_forward]
     block_ids: tuple[list[int], ...]  # [radix, jump_forward]
     num_computed_tokens: int  # [radix, jump_forward]

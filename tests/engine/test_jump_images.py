@@ -1,0 +1,159 @@
+"""Requests with images jump, and get what decoding one by one gives them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from vllm import SamplingParams
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.request import Request
+
+from benchmarks.models import resolve_model
+from sgl_vllm.jump.part import Limits, limits_of, may_jump
+from tests.engine.engine import Engine
+from tests.engine.one_by_one import decoding_one_by_one
+
+PIXELS = 56
+PATTERNS = [
+    r'\{"animal": "[A-Z][a-z]{2,5}", "legs, as far as one can see": [0-9], "sleeps": true\}',
+    r"I see [a-z ]{3,9} in the picture\. Nothing more can be said about it\.",
+]
+TINY = {"block_size": 32, "num_gpu_blocks_override": 12, "max_num_batched_tokens": 64}
+"""Room for a few requests, and for the vectors of few images."""
+
+Prompt = dict[str, Any]
+
+
+def picture(seed: int) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (PIXELS, PIXELS, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def about(seeds: list[int], question: str) -> Prompt:
+    text = "".join(f"Picture {n}: <image>\n" for n in range(len(seeds))) + question
+    images = {"multi_modal_data": {"image": [picture(seed) for seed in seeds]}} if seeds else {}
+    return {"prompt": text, **images}
+
+
+def params(pattern: str | None, **more: Any) -> SamplingParams:
+    grammar = None if pattern is None else StructuredOutputsParams(regex=pattern)
+    options = {"temperature": 0, "max_tokens": 60, **more}
+    return SamplingParams(structured_outputs=grammar, **options)
+
+
+def mixed_requests(count: int) -> list[tuple[Prompt, SamplingParams]]:
+    """None to three images, some of them the same after the same text, so that hits reach over
+    images; one in four requests without a format."""
+    rng = random.Random(5)
+    questions = ["What is it?", "What is it? Say it " + "very " * 20 + "briefly.", "Where?"]
+    requests = []
+    for number in range(count):
+        seeds = [rng.randrange(3) for _ in range(number % 4)]
+        pattern = None if number % 4 == 3 else rng.choice(PATTERNS)
+        requests.append(
+            (about(seeds, rng.choice(questions)), params(pattern, max_tokens=rng.choice([12, 60])))
+        )
+    return requests
+
+
+def answers(
+    engine: Engine, requests: list[tuple[Prompt, SamplingParams]]
+) -> list[tuple[list[int], str | None]]:
+    prompts, sampling = zip(*requests, strict=True)
+    results = engine.llm.generate(list(prompts), list(sampling), use_tqdm=False)
+    return [(list(one.outputs[0].token_ids), one.outputs[0].finish_reason) for one in results]
+
+
+@pytest.fixture(scope="module")
+def start_vlm(start, tmp_path_factory) -> Callable[..., Engine]:
+    model: Path = resolve_model("shape:vlm-tiny", tmp_path_factory.mktemp("models"))
+
+    def start_engine(plugin: dict[str, Any] | None = None, **more: Any) -> Engine:
+        arguments = {"model": str(model), "limit_mm_per_prompt": {"image": 3}, "seed": 0, **more}
+        engine: Engine = start(plugin, **arguments)
+        return engine
+
+    return start_engine
+
+
+@pytest.fixture(scope="module")
+def want(start_vlm) -> list[tuple[list[int], str | None]]:
+    stock = start_vlm()
+    with decoding_one_by_one(stock.scheduler):
+        return answers(stock, mixed_requests(24))
+
+
+def test_all_kinds_of_requests_with_images_get_the_right_answer(start_vlm, want):
+    assert len({tuple(tokens) for tokens, _ in want}) > 12  # it matters which images there are
+    engine = start_vlm({})
+    assert answers(engine, mixed_requests(24)) == want
+    assert answers(engine, mixed_requests(24)) == want  # now with prefix hits over images
+    stats = engine.scheduler.sgl_vllm.stats()
+    assert stats.jump_forward.jumps > 40
+    assert stats.jump_forward.errors == 0
+    assert stats.radix.hit_tokens > 500
+    engine.check_nothing_is_left()
+
+
+def test_so_do_they_in_a_tiny_cache_with_prompts_in_chunks(start_vlm, want):
+    engine = start_vlm({}, max_model_len=256, **TINY)
+    assert answers(engine, mixed_requests(24)) == want
+    stats = engine.scheduler.sgl_vllm.stats()
+    assert stats.jump_forward.jumps > 20
+    engine.check_nothing_is_left()
+
+
+def test_an_image_is_encoded_again_if_a_request_is_preempted_after_a_jump(start_vlm):
+    """vLLM does not send the pixels of computed images again when a request is resumed."""
+    engine = start_vlm({"radix": False, "select": False}, enable_prefix_caching=False)
+    pattern = "[a-z]{3} is in the picture, and beside it [a-z]{9} can be seen"
+    request = about([1, 2], "What is it?"), params(pattern)
+    (wanted,) = answers(engine, [request])
+    llm, scheduler = engine.llm.llm_engine, engine.scheduler
+    llm.add_request("preempted", *request)
+    jumps = scheduler.sgl_vllm.stats().jump_forward.jumps
+    while scheduler.sgl_vllm.stats().jump_forward.jumps == jumps or not scheduler.running:
+        llm.step()
+        assert llm.has_unfinished_requests()
+    (victim,) = scheduler.running
+    scheduler.running.remove(victim)
+    scheduler._preempt_request(victim, time.monotonic())
+    scheduler.prev_step_scheduled_req_ids.discard(victim.request_id)
+    engine.core.reset_encoder_cache()
+    finished = []
+    while llm.has_unfinished_requests():
+        finished += [output for output in llm.step() if output.finished]
+    assert (list(finished[0].outputs[0].token_ids), finished[0].outputs[0].finish_reason) == wanted
+    engine.check_nothing_is_left()
+
+
+# -- images that do not go with jumps --------------------------------------------------------------
+
+
+def test_with_images_in_shared_memory_requests_decode_token_by_token(start_vlm):
+    engine = start_vlm({}, mm_processor_cache_type="shm")
+    assert not limits_of(engine.scheduler).takes_images
+    answers(engine, [(about([1], "What is it?"), params(PATTERNS[0]))])
+    assert engine.scheduler.sgl_vllm.stats().jump_forward.jumps == 0
+    answers(engine, [(about([], "What is it?"), params(PATTERNS[0]))])
+    assert engine.scheduler.sgl_vllm.stats().jump_forward.jumps > 0
+
+
+@pytest.mark.parametrize(("modality", "jumps"), [("image", True), ("prompt_embeds", False)])
+def test_prompt_embeddings_are_no_images(modality, jumps):
+    feature = MultiModalFeatureSpec(
+        data=None,
+        modality=modality,
+        identifier="one",
+        mm_position=PlaceholderRange(offset=4, length=8),
+    )
+    request = Request("one", list(range(40)), params("a+"), None, mm_features=[feature])
+    assert may_jump(request, Limits()) is jumps

@@ -1,0 +1,152 @@
+"""Grammars, jumps and `select` with LoRA adapters: each adapter's answers, and no hits across."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import StructuredOutputsParams
+
+from tests.engine.engine import MODEL, Ask, Engine, greedy, words
+from tests.engine.one_by_one import decoding_one_by_one
+from tests.engine.test_jump_forward import CARD
+from tests.engine.test_select import scores, scoring
+
+RANK = 4
+SETTINGS: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+
+
+def write_adapter(folder: Path, seed: int) -> Path:
+    """Random, and large enough to change most answers."""
+    config = json.loads((Path(MODEL) / "config.json").read_text())
+    hidden = config["hidden_size"]
+    head = config.get("head_dim") or hidden // config["num_attention_heads"]
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, width in (
+            ("q_proj", head * config["num_attention_heads"]),
+            ("v_proj", head * config["num_key_value_heads"]),
+        ):
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            a = torch.randn(RANK, hidden, generator=generator) / hidden**0.5
+            weights[f"{prefix}.lora_A.weight"] = a
+            weights[f"{prefix}.lora_B.weight"] = torch.randn(width, RANK, generator=generator)
+    folder.mkdir()
+    save_file(weights, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(
+        json.dumps(
+            {
+                "peft_type": "LORA",
+                "r": RANK,
+                "lora_alpha": 2 * RANK,
+                "target_modules": ["q_proj", "v_proj"],
+                "bias": "none",
+            }
+        )
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory) -> list[LoRARequest | None]:
+    """Two, and none."""
+    folder = tmp_path_factory.mktemp("adapters")
+    return [
+        LoRARequest(name, number, str(write_adapter(folder / name, number)))
+        for number, name in ((1, "first"), (2, "second"))
+    ] + [None]
+
+
+def run(engine: Engine, asks: Sequence[Ask], adapters: Sequence[LoRARequest | None]) -> list[Any]:
+    return engine.llm.generate(
+        [ask.as_prompt for ask in asks],
+        [ask.params for ask in asks],
+        lora_request=list(adapters),
+        use_tqdm=False,
+    )
+
+
+def interleaved(
+    adapters: Sequence[LoRARequest | None],
+) -> tuple[list[Ask], list[LoRARequest | None]]:
+    """The same prompts for each adapter in turn, with and without a format, with common starts."""
+    asks: list[Ask] = []
+    of: list[LoRARequest | None] = []
+    for number in range(8):
+        prompt = words(100)[: 40 + 7 * number] + words(9, seed=number % 3)
+        grammar = StructuredOutputsParams(regex=CARD)
+        card = SamplingParams(temperature=0, max_tokens=70, structured_outputs=grammar)
+        for adapter in adapters:
+            asks.append(Ask(prompt, card if number % 2 else greedy(8)))
+            of.append(adapter)
+    return asks, of
+
+
+@pytest.fixture(scope="module")
+def stock(start, adapters) -> dict[str, Any]:
+    engine = start(enable_prefix_caching=False, **SETTINGS)
+    asks, of = interleaved(adapters)
+    with decoding_one_by_one(engine.scheduler):
+        answers = [list(one.outputs[0].token_ids) for one in run(engine, asks, of)]
+    choices = [Ask(words(200) + words(4, seed=n), scoring()) for n in range(4)]
+    scored = [run(engine, choices, [adapter] * len(choices)) for adapter in adapters]
+    return {"answers": answers, "scores": [[scores(one, 4) for one in group] for group in scored]}
+
+
+@pytest.fixture(scope="module")
+def engine(start, stock) -> Engine:
+    started: Engine = start({}, **SETTINGS)
+    assert set(started.scheduler.sgl_vllm.stats().parts.values()) == {"on"}
+    return started
+
+
+def test_each_adapter_gets_its_own_answers(engine, stock, adapters):
+    asks, of = interleaved(adapters)
+    wanted = stock["answers"]
+    assert wanted[0::3] != wanted[2::3] and wanted[1::3] != wanted[2::3]  # adapters matter
+    for _ in range(2):  # the second time from the cache
+        assert [list(one.outputs[0].token_ids) for one in run(engine, asks, of)] == wanted
+    stats = engine.scheduler.sgl_vllm.stats()
+    assert stats.jump_forward.forced_tokens > 300
+    assert stats.radix.hit_tokens > 1000
+    engine.check_nothing_is_left()
+
+
+def test_what_one_adapter_has_computed_is_no_hit_for_another(engine, adapters):
+    prompt = Ask(words(150, seed=77), greedy())
+    cached = [run(engine, [prompt], [adapter])[0].num_cached_tokens for adapter in adapters * 2]
+    assert cached == [0, 0, 0, 149, 149, 149]
+
+
+def test_scores_are_those_of_each_adapter_and_the_prefix_is_computed_once_for_each(
+    engine, stock, adapters
+):
+    prefix = words(200)
+    choices = [Ask(prefix + words(4, seed=n), scoring(len(prefix))) for n in range(4)]
+    assert engine.llm.reset_prefix_cache()
+    run(engine, [Ask(prefix, greedy())] * len(adapters), adapters)
+    engine.reset_counts()
+    for adapter, wanted in zip(adapters, stock["scores"], strict=True):
+        got = run(engine, choices, [adapter] * len(choices))
+        for one, other in zip(got, wanted, strict=True):
+            assert scores(one, 4) == pytest.approx(other, abs=1e-4)
+    assert engine.computed_tokens == len(adapters) * len(choices) * (4 + 1)
+    assert stock["scores"][0] != pytest.approx(stock["scores"][2], abs=1e-2)
+
+
+def test_with_room_for_one_adapter_at_a_time_and_a_tiny_cache_all_go_on(start, stock, adapters):
+    """A jumped request waits with its blocks while other adapters have the room."""
+    tiny = {"max_loras": 1, "num_gpu_blocks_override": 14, "max_num_batched_tokens": 64}
+    engine: Engine = start({}, **(SETTINGS | tiny), max_model_len=256)
+    asks, of = interleaved(adapters)
+    assert [list(one.outputs[0].token_ids) for one in run(engine, asks, of)] == stock["answers"]
+    assert engine.scheduler.sgl_vllm.stats().jump_forward.forced_tokens > 300
+    engine.check_nothing_is_left()
