@@ -53,13 +53,13 @@ def check_engine(
         DeviceLost: afterwards the engine cannot run a request.
     """
     options = Options.from_mapping((engine.vllm_config.additional_config or {}).get(CONFIG_KEY, {}))
-    scheduler = parts.engine.scheduler
-    report = CheckReport(facts=facts_of(scheduler, options))
+    facts = parts.engine.scheduler
+    report = CheckReport(facts=facts_of(facts, options))
     started = time.perf_counter()
     with (
-        marker_for(scheduler, options).held(),
+        marker_for(facts, options).held(),
         engine_state.random_generators_kept(),
-        canaries_unseen(scheduler),
+        canaries_unseen(parts.scheduler),
     ):
         check = _Check(engine, parts, report, rounds, names, Driver(engine, None, limits))
         try:
