@@ -120,3 +120,9 @@ def _why_no_part(engine: EngineView) -> str | None:
         # All ranks must schedule the same. Ours may not: limits of time, measured load times.
         return "with external_launcher, each rank has a scheduler of its own"
     return None
+
+
+def returns_routed_experts(vllm_config: VllmConfig) -> bool:
+    """Whether answers name the experts that computed each token."""
+    outputs = getattr(vllm_config, "aux_output_config", None)  # vLLM 0.31 has none
+    return bool(getattr(outputs, "enable_return_routed_experts", False))

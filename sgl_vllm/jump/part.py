@@ -10,7 +10,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from sgl_vllm.fsm.vllm.part import why_no_backend
 from sgl_vllm.jump.connectors import unfit
 from sgl_vllm.jump.processors import custom_processors, why_no_jumps
-from sgl_vllm.part import EngineView, Part
+from sgl_vllm.part import EngineView, Part, returns_routed_experts
 from sgl_vllm.speculation import refusal
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ def _unsupported(engine: EngineView) -> str | None:
         return reason
     if scheduler.return_sampling_mask:
         return "sampling masks are returned for every token"
+    if returns_routed_experts(vllm_config):
+        return "routed experts are returned, and vLLM asks for those of the last token of a step"
     if name := unfit(scheduler.connectors):
         return f"it is not known whether {name} takes jumped requests for new ones"
     if scheduler.use_pp and scheduler.use_v2_model_runner and engine.options.self_check != "on":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
-from sgl_vllm.part import EngineView, Part
+from sgl_vllm.part import EngineView, Part, returns_routed_experts
 from sgl_vllm.speculation import refusal
 
 
@@ -22,8 +22,7 @@ def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
         return "context parallelism splits blocks over workers"
     if (reason := refusal(vllm_config)) is not None:
         return reason
-    aux_output = getattr(vllm_config, "aux_output_config", None)
-    if getattr(aux_output, "enable_return_routed_experts", False):
+    if returns_routed_experts(vllm_config):
         return "routed experts are returned, which vLLM keeps by its own block hashes"
     return None
 

@@ -1,4 +1,4 @@
-"""Canaries on the user's own device, before the first request: a part that disagrees goes off.
+"""Canaries on the user's own device before the first request: a part that disagrees is turned off.
 
 plan.py          whether an engine is checked, and what is off if it cannot be
 canaries.py      the requests
@@ -9,7 +9,8 @@ comparison.py    when two answers are the same (pure)
 stages.py        what is compared of each part
 unseen.py        no connector stores the requests, and no KV event announces them
 engine_state.py  nothing is left of the canaries
-marker.py        the file that a check that kills the engine leaves (pure)
+marker.py        the file that a check that kills the engine leaves
 report.py        what was found (pure)
 runner.py        all of it, in order
+offline.py       `sgl-vllm verify`: the same on an engine that serves nothing
 """

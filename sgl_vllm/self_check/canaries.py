@@ -1,7 +1,7 @@
 """The requests of the self-check.
 
-Owns their prompts, formats and lengths, which fit any engine that `fits` accepts. Does not own how
-they are sent (`driver.py`) or what is compared (`stages.py`). Pure.
+Owns their prompts, formats and lengths, which fit every engine that `Shape.why_not` accepts. Does
+not own how they are sent (`driver.py`) or what is compared (`stages.py`). Pure.
 
 A prompt is random tokens, repeated: a trained model continues the repetition, so it is sure of the
 next tokens as long as the KV cache holds the first half, and no longer if it holds anything else.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from sgl_vllm.self_check.language import Language
 
 MAX_VOCABULARY = 5_000
-"""Prompts are made of about so many tokens at most."""
+"""Prompts draw on at most about this many different tokens."""
 MIN_BLOCKS = 24
 """A smaller cache has no room for the canaries."""
 NUM_PREFIXES = 4
@@ -34,10 +34,11 @@ class Canary:
     """One request.
 
     Attributes:
-        after_steps: it is sent after so many steps of the engine.
+        after_steps: it is sent after this many steps of its run, or earlier if nothing runs.
         language: the format of its output, if it has one.
         scores_from: with scores, the first prompt token that gets one; 1 for all of them.
-        reads_cache: False makes vLLM compute the whole prompt.
+        reads_cache: False makes vLLM compute the whole prompt. What it computes is cached all the
+            same.
         by_select: asks the part `select` for the scores, not vLLM.
     """
 
@@ -162,7 +163,7 @@ def scored(shape: Shape, seed: int) -> list[Canary]:
 
 
 def at_once(canaries: Sequence[Canary]) -> list[Canary]:
-    """The same, all sent before the first step."""
+    """The same canaries, all sent before the first step."""
     return [replace(canary, after_steps=0) for canary in canaries]
 
 

@@ -3,7 +3,8 @@
 Owns the rule; `stages.py` says which answers are compared. Pure.
 
 Tokens are compared along the same path: up to the first that differs. There the reference must have
-both tokens within the tolerance, so that rounding decides; any other difference is a fault.
+both tokens within the tolerance, so that rounding decides; any other difference is a fault. What
+follows is another text, of which only the end is looked at.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Agreement:
     """What comparisons have found.
 
     Attributes:
-        num_compared: positions with equal tokens.
+        num_compared: positions at which the reference had the same token or score, or a tie.
         num_ties: answers that leave the reference where two tokens are equally likely.
         largest, total: of the differences between log-probabilities.
         problems: each in words; empty if all agree.
@@ -97,27 +98,33 @@ def compare(
 def _tokens_problem(got: Answer, want: Answer, tolerance: float, found: Agreement) -> str | None:
     for place, (token, expected) in enumerate(zip(got.tokens, want.tokens, strict=False)):
         row = want.rows[place] if place < len(want.rows) else None
-        best = row.get(expected) if row else None
+        reached = row.get(token) if row else None
         if token != expected:
-            reached = row.get(token) if row else None
+            best = row.get(expected) if row else None
             if best is None or reached is None or not best - reached <= tolerance:
                 return f"token {place} is {token}, not {expected}{_by(best, reached)}"
             found.num_ties += 1
-            return None
         found.num_compared += 1
-        if best is not None and place < len(got.rows):
+        if reached is not None and place < len(got.rows):
             own = got.rows[place].get(token, math.nan)
-            if own == best:
+            if own == reached:
                 found.measure(0.0)
-            elif not abs(own - best) <= tolerance:
-                return f"token {place} has log-probability {own:.4g}, not {best:.4g}"
+            elif not abs(own - reached) <= tolerance:
+                return f"token {place} has log-probability {own:.4g}, not {reached:.4g}"
             else:
-                found.measure(abs(own - best))
+                found.measure(abs(own - reached))
+        if token != expected:
+            return None if got.finish_reason in _ENDS else _ended(got, want)
     if len(got.tokens) != len(want.tokens):
         return f"it has {len(got.tokens)} tokens, not {len(want.tokens)}"
-    if got.finish_reason != want.finish_reason:
-        return f"it ended by {got.finish_reason or 'nothing'}, not {want.finish_reason}"
-    return None
+    return None if got.finish_reason == want.finish_reason else _ended(got, want)
+
+
+_ENDS = ("stop", "length")
+
+
+def _ended(got: Answer, want: Answer) -> str:
+    return f"it ended by {got.finish_reason or 'nothing'}, not {want.finish_reason}"
 
 
 def _by(best: float | None, reached: float | None) -> str:

@@ -32,11 +32,11 @@ logger = init_logger("vllm.sgl_vllm.self_check")
 
 ID_PREFIX = "sgl_vllm-self-check-"
 NUM_LIKELIEST = 5
-"""Log-probabilities of so many tokens come with each one, to tell a tie from a fault."""
+"""Each token comes with the log-probabilities of this many candidates, which show a tie."""
 
 
 class RunFailed(Exception):
-    """A run of canaries has not come to its end: a step raised an exception, or none helped."""
+    """A run of canaries did not finish: a step raised an exception, or no step made progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,14 @@ class StepLimits:
     """When a run of canaries counts as hanging.
 
     Attributes:
-        run_s: the whole run.
+        run_s: one run.
         stalled_s: steps in which the model does not run, while requests wait.
+        all_s: all runs together. vLLM gives an engine 600 s to start.
     """
 
     run_s: float = 120.0
     stalled_s: float = 30.0
+    all_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class Driver:
         self._scheduler = engine.scheduler
         self._limits = limits or StepLimits()
         self._num_sent = 0
+        self._begun = time.monotonic()
         self.text = text
         self.recorder = JumpRecorder()
         self.num_steps = 0
@@ -144,6 +147,8 @@ class Driver:
                     raise RunFailed(f"not done after {self._limits.run_s:g} s")
                 if now - last_pass > self._limits.stalled_s:
                     raise RunFailed(f"nothing ran for {self._limits.stalled_s:g} s")
+                if now - self._begun > self._limits.all_s:
+                    raise RunFailed(f"the whole check takes more than {self._limits.all_s:g} s")
         except RunFailed:
             self.stop(request for request, _ in requests.values())
             raise
@@ -176,6 +181,20 @@ class Driver:
                 with contextlib.suppress(Exception):  # what a pass waits for that was not sampled
                     self._engine.model_executor.sample_tokens(None)
         end_steps(self._scheduler)
+
+    def empty_cache(self) -> None:
+        """Empty the prefix cache. Only at idle.
+
+        Raises:
+            RunFailed: a block is still in use.
+        """
+        if not self._scheduler.reset_prefix_cache():
+            raise RunFailed("the prefix cache cannot be emptied: blocks are still in use")
+
+    @property
+    def can_chunk(self) -> bool:
+        """Whether a prompt may take several steps."""
+        return bool(self._scheduler.scheduler_config.enable_chunked_prefill)
 
     @contextlib.contextmanager
     def little_room(self, num_blocks: int) -> Iterator[None]:

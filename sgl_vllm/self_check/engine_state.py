@@ -62,7 +62,7 @@ def end_steps(scheduler: Scheduler) -> None:
 
 
 def make_idle(scheduler: Scheduler) -> None:
-    """Take back what a part that has gone off has kept: requests, and blocks that nothing uses."""
+    """Take back what a part that is switched off still holds: requests and unused blocks."""
     take_out(scheduler, [*scheduler.requests.values()])
     end_steps(scheduler)
     pool = scheduler.kv_cache_manager.block_pool
@@ -73,9 +73,14 @@ def make_idle(scheduler: Scheduler) -> None:
 
 
 def forget_canaries(engine: EngineCore, parts: Parts) -> None:
-    """Empty the cache, and set everything that counts back to its start."""
+    """Empty the cache, and set everything that counts back to its start.
+
+    Raises:
+        RuntimeError: the cache cannot be emptied, so that it holds what canaries have computed.
+    """
     scheduler = engine.scheduler
-    scheduler.reset_prefix_cache()
+    if not scheduler.reset_prefix_cache():
+        raise RuntimeError("the prefix cache cannot be emptied: blocks are still in use")
     scheduler.make_stats()  # what the next report would count is taken out, and dropped
     if hasattr(engine, "_iteration_index"):
         engine._iteration_index = 0
@@ -84,7 +89,8 @@ def forget_canaries(engine: EngineCore, parts: Parts) -> None:
 
 @contextlib.contextmanager
 def random_generators_kept() -> Iterator[None]:
-    """While inside, random numbers may be drawn in this process; outside nothing shows it."""
+    """Give the random generators of this process the state that they had before. Those of workers
+    and of devices draw nothing: canaries are greedy and have a seed."""
     of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -92,3 +98,16 @@ def random_generators_kept() -> Iterator[None]:
         random.setstate(of_python)
         np.random.set_state(of_numpy)
         torch.set_rng_state(of_torch)
+
+
+@contextlib.contextmanager
+def backend_kept(engine: EngineCore) -> Iterator[None]:
+    """Give the engine the structured-output backend that it had before. vLLM makes one for the
+    first structured request, by what it names, and keeps it; canaries must not choose it."""
+    manager = engine.structured_output_manager
+    backend = manager.backend
+    try:
+        yield
+    finally:
+        if manager.backend is not backend:
+            manager.backend = backend

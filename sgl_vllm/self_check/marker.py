@@ -2,7 +2,7 @@
 
 Owns its place, its lock and its key. A check holds a lock on its file until it ends, and then
 removes the file. A file that nobody has locked is left from a process that died in the middle:
-a device fault, for example. Several engines may check at once. Pure.
+a device fault, for example. Several engines may check at once. Imports no vLLM.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import fcntl
 import hashlib
 import json
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 
 FOLDER_ENV = "SGL_VLLM_CACHE"
 
@@ -50,58 +53,108 @@ class Marker:
         self._key = key_of(facts)
 
     def abandoned(self) -> list[Path]:
-        """The files of checks that did not survive."""
+        """The files of checks that their engine did not survive."""
         with contextlib.suppress(OSError):
             return [path for path in sorted(self._folder.glob(f"{self._key}-*")) if _is_free(path)]
         return []
 
     def forget(self) -> None:
-        """Remove the files of checks that did not survive, so that one is tried again."""
+        """Remove the files of checks that their engine did not survive, to try again."""
         for path in self.abandoned():
             with contextlib.suppress(OSError):
                 path.unlink()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """While inside, a file exists. It also goes if an exception leaves, except `DeviceLost`.
+        """While inside, a file exists. An exception other than `DeviceLost` removes it too, and so
+        does a request to stop, after which the process may be killed before the check has ended.
 
-        A folder that cannot be written is no reason not to check: then there is no file.
+        A file that cannot be written or locked is no reason not to check: then there is none.
         """
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(".json", f"{self._key}-", self._folder)
+            path, handle = self._begin()
         except OSError:
             yield
             return
+        try:
+            with _removed_at_a_stop(path):
+                yield
+        except DeviceLost:
+            raise
+        except BaseException:
+            _remove(path)
+            raise
+        else:
+            _remove(path)
+        finally:
+            os.close(handle)
+
+    def _begin(self) -> tuple[Path, int]:
+        """Write and lock a file, and give it its name only then: one that is not locked would be
+        taken for abandoned."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(".tmp", "new-", self._folder)
         path = Path(name)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             os.write(handle, json.dumps(self._facts, indent=1, default=str).encode())
             os.fsync(handle)
-            yield
-        except DeviceLost:
-            raise
+            named = path.with_name(f"{self._key}-{path.stem}.json")
+            path.rename(named)
         except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        else:
-            path.unlink(missing_ok=True)
-        finally:
             os.close(handle)
+            _remove(path)
+            raise
+        return named, handle
 
 
 class DeviceLost(RuntimeError):
     """After a check the engine cannot run a plain request any more."""
 
 
-def _is_free(path: Path) -> bool:
-    """Whether no process holds the lock of a file."""
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+@contextlib.contextmanager
+def _removed_at_a_stop(path: Path) -> Iterator[None]:
+    """While inside, SIGTERM and SIGINT remove the file before they do what they did. Python handles
+    signals in the main thread only; elsewhere nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        _remove(path)
+        handler = usual[signal.Signals(number)]
+        signal.signal(number, handler)
+        if callable(handler):
+            handler(number, frame)
+        elif handler == signal.SIG_DFL:
+            signal.raise_signal(number)
+
+    changed = [number for number, handler in usual.items() if handler is not None]
+    for number in changed:
+        signal.signal(number, stop)
     try:
-        handle = os.open(path, os.O_RDONLY)
+        yield
+    finally:
+        for number in changed:
+            if signal.getsignal(number) is stop:
+                signal.signal(number, usual[number])
+
+
+def _is_free(path: Path) -> bool:
+    """Whether no process holds the lock of a file. Open for writing, because a file system that is
+    mounted over a network may lock nothing else; shared, because two engines may look at once."""
+    try:
+        handle = os.open(path, os.O_RDWR)
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False
     else:

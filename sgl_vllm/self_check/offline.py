@@ -34,6 +34,7 @@ def verify(model: str, flags: Sequence[str], rounds: int = ROUNDS) -> CheckRepor
     from sgl_vllm.config import CONFIG_KEY, Options
     from sgl_vllm.plugin import PLUGIN_NAME, register
     from sgl_vllm.scheduler.scheduler import SglSchedulerMixin
+    from sgl_vllm.self_check.driver import StepLimits
     from sgl_vllm.self_check.plan import marker_for, why_impossible
     from sgl_vllm.self_check.runner import check_engine
 
@@ -52,7 +53,8 @@ def verify(model: str, flags: Sequence[str], rounds: int = ROUNDS) -> CheckRepor
         facts = scheduler.parts.engine.scheduler
         if reason := why_impossible(facts):
             return CheckReport(error=reason, states=scheduler.parts.states())
-        report = check_engine(core, scheduler.parts, rounds=rounds)
+        limits = StepLimits(all_s=float("inf"))
+        report = check_engine(core, scheduler.parts, rounds=rounds, limits=limits)
         if report.agrees:
             options = (core.vllm_config.additional_config or {}).get(CONFIG_KEY, {})
             marker_for(facts, Options.from_mapping(options)).forget()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any  # Any: JSON
 
-AGREES, DISAGREES, FAILED = "agrees", "disagrees", "check failed"
+AGREES, DISAGREES = "agrees", "disagrees"
 
 
 @dataclass(slots=True)
@@ -16,7 +16,7 @@ class PartReport:
     """One part's stage.
 
     Attributes:
-        outcome: `AGREES`; `DISAGREES`, and the part is off; `FAILED` if the check itself did.
+        outcome: `AGREES`; or `DISAGREES`, and the part is off.
         problems: what differed.
         num_compared, num_ties, largest_difference: of the comparison (`comparison.Agreement`).
         with_s, without_s: seconds for the same requests with the part and without; 0 if not timed.
@@ -72,7 +72,18 @@ class CheckReport:
 
     @property
     def agrees(self) -> bool:
-        return not self.error and all(part.outcome == AGREES for part in self.parts)
+        """Whether parts were compared, and all of them agree."""
+        return (
+            not self.error
+            and bool(self.parts)
+            and all(part.outcome == AGREES for part in self.parts)
+        )
+
+    @property
+    def verdict(self) -> str:
+        if not self.parts and not self.error:
+            return "no part was checked, because all are off"
+        return "all parts agree" if self.agrees else "DISAGREES"
 
     def to_json(self) -> str:
         content: dict[str, Any] = {"agrees": self.agrees, **dataclasses.asdict(self)}
@@ -81,7 +92,7 @@ class CheckReport:
     def to_text(self) -> str:
         """For people. Ends with a newline."""
         lines = [
-            f"sgl-vllm self-check: {'all parts agree' if self.agrees else 'DISAGREES'} "
+            f"sgl-vllm self-check: {self.verdict} "
             f"({self.seconds:.1f} s, {self.forward_passes} forward passes)",
             "",
             *(f"  {name}: {value}" for name, value in self.facts.items()),

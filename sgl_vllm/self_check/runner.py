@@ -1,4 +1,4 @@
-"""A whole self-check: marker, stages, what goes off, and the engine as it was before.
+"""A whole self-check: marker, stages, what is switched off, and the engine as it was before.
 
 Owns the order, and that the engine serves afterwards: an error here never ends it. The one
 exception is a device that cannot run a plain request any more.
@@ -34,6 +34,10 @@ logger = init_logger("vllm.sgl_vllm.self_check")
 NEEDS_TEXT = ("fsm", "jump_forward")
 
 
+class NoRoom(Exception):
+    """The engine is too small for the canaries. The message says why."""
+
+
 def check_engine(
     engine: EngineCore,
     parts: Parts,
@@ -59,6 +63,7 @@ def check_engine(
     with (
         marker_for(facts, options).held(),
         engine_state.random_generators_kept(),
+        engine_state.backend_kept(engine),
         canaries_unseen(parts.scheduler),
     ):
         check = _Check(engine, parts, report, rounds, names, Driver(engine, None, limits))
@@ -102,7 +107,7 @@ class _Check:
         shape = self._shape()
         self._plain = Canary(repeated(shape, 0, 10), 2, reads_cache=False)
         if reason := shape.why_not():
-            raise RunFailed(reason)
+            raise NoRoom(reason)
         stages = Stages(
             driver,
             shape,
@@ -115,7 +120,7 @@ class _Check:
             stages.measure_noise()
             self._report.noise, self._report.tolerance = stages.noise, stages.tolerance
             for part in self._names:
-                if part not in NEEDS_TEXT or driver.text is not None:
+                if part not in self._parts.off and (part not in NEEDS_TEXT or driver.text):
                     self._stage(stages, part)
         self._report.forward_passes = driver.num_steps
 
@@ -136,8 +141,24 @@ class _Check:
         self._report.parts.append(_report_of(result))
         if result.problems:
             self._parts.switch_off(part, f"the self-check found: {result.problems[0]}")
-            engine_state.make_idle(self._engine.scheduler)
+            self._make_idle()
             self._require_device()
+
+    def _make_idle(self) -> None:
+        """
+        Raises:
+            DeviceLost: it cannot be made idle, so it must not serve.
+        """
+        try:
+            engine_state.make_idle(self._engine.scheduler)
+            problem = engine_state.idle_problem(self._engine.scheduler, self._parts)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
+            raise DeviceLost(
+                f"the engine cannot be cleaned up after a fault in its self-check ({problem}). At "
+                "the next start, the parts of sgl-vllm will be off"
+            )
 
     def _require_device(self) -> None:
         """
@@ -183,24 +204,27 @@ class _Check:
     # -- the end ----------------------------------------------------------------------------------
 
     def has_failed(self, error: Exception) -> None:
-        """The check itself failed, so what it was to verify stays off."""
+        """No further part can be checked. After a run that has failed, every part is suspect that
+        has not agreed; otherwise those that need a check."""
         if isinstance(error, DeviceLost):
             raise error
-        if not isinstance(error, RunFailed):
+        is_expected = isinstance(error, RunFailed | NoRoom)
+        if not is_expected:
             logger.exception("sgl-vllm: the self-check failed. Please report this")
-            self._report.error = f"{type(error).__name__}: {error}"
-        else:
-            self._report.error = str(error)
-        engine_state.make_idle(self._engine.scheduler)
-        for part in NEED_CHECK:
-            if part not in self._parts.off:
+        self._report.error = str(error) if is_expected else f"{type(error).__name__}: {error}"
+        agreed = {part.name for part in self._report.parts if part.outcome == AGREES}
+        for part in self._names if isinstance(error, RunFailed) else NEED_CHECK:
+            if part not in self._parts.off and part not in agreed:
                 self._parts.switch_off(part, f"the self-check failed: {self._report.error}")
+        if not isinstance(error, NoRoom):
+            self._make_idle()
+            self._require_device()
 
     def leave_no_trace(self) -> None:
         try:
             engine_state.forget_canaries(self._engine, self._parts)
         except Exception:
-            logger.exception("sgl-vllm: counters of the self-check are left. Please report this")
+            logger.exception("sgl-vllm: traces of the self-check are left. Please report this")
 
     # -- what canaries are made of ----------------------------------------------------------------
 

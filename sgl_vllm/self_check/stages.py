@@ -3,19 +3,20 @@
 Owns which canaries run, with which parts on, and what they are compared with.
 
     stage          parts on                     compared with
-    noise          (vLLM's own paths)           the same requests in another order
+    noise          radix, fsm, without hits     the same requests in another order
     radix          radix                        the same prompts, computed from the first token on
     fsm            radix, fsm                   the same formats, by listing their texts
     jump_forward   radix, fsm, jump_forward     the same tokens decoded one by one, jumps off
     select         all                          the same scores, by vLLM
 
-A part that has failed its stage is off in those that follow.
+A part that has failed its stage is off in those that follow. Each stage begins with an empty cache:
+what a request computes stays in it, also if the request was not to read it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -23,11 +24,11 @@ from typing import Protocol
 from sgl_vllm.self_check import canaries as make
 from sgl_vllm.self_check.canaries import Canary, Shape
 from sgl_vllm.self_check.comparison import Agreement, Answer, compare, tolerance_of
-from sgl_vllm.self_check.driver import Driver
+from sgl_vllm.self_check.driver import Driver, RunFailed
 from sgl_vllm.self_check.language import forced_tokens, why_not_forced, why_not_in
 
 SLOWER = 1.1
-"""A part that takes so many times as long as vLLM without it is reported."""
+"""A part is reported as slower if it takes more than this many times as long as vLLM without it."""
 
 
 class Switches(Protocol):
@@ -41,7 +42,7 @@ class StageResult:
     """What one stage has found.
 
     Attributes:
-        agreement: the comparisons; their problems are the reason why the part goes off.
+        agreement: the comparisons; their problems are the reason to switch the part off.
         with_s, without_s: seconds for the same requests with the part and without; 0 if not timed.
         notes: what the requests have reached, such as hits or preemptions.
     """
@@ -108,18 +109,25 @@ class Stages:
         }[part]
         for _ in range(self._rounds):
             if not result.problems:
+                self._driver.empty_cache()
                 stage(result)
 
     # -- radix ------------------------------------------------------------------------------------
 
     def measure_noise(self) -> None:
-        """How far vLLM's own answers are apart in two batches, in which no part has a say."""
+        """How far two batches of requests that find nothing in the cache are apart.
+
+        Raises:
+            RunFailed: their answers cannot be compared, so no part can be checked.
+        """
         plain = make.cold(make.hits(self._shape))
         with self._switches.without("jump_forward", "select"):
             self._cold = self._driver.run(plain)
             again, self._cold_s = self._timed(plain[::-1])
         found = Agreement()
         compare(again[::-1], self._cold, float("inf"), found)
+        if found.problems:
+            raise RunFailed(f"two runs of the same requests differ: {found.problems[0]}")
         self.noise = found.largest
 
     def _radix(self, result: StageResult) -> None:
@@ -134,7 +142,7 @@ class Stages:
             self._compare(tight, self._cold, result)
             result.without_s = self._cold_s
             self._time_again(result, hits, make.cold(hits))
-        result.notes["hit_tokens"] = sum(answer.num_cached_tokens for answer in got)
+        self._note_hits(got, result)
         result.notes["preemptions"] = _num_preemptions(tight)
 
     # -- fsm and jump_forward ---------------------------------------------------------------------
@@ -164,21 +172,22 @@ class Stages:
             if result.problems:
                 return
             with self._switches.without("jump_forward"):
-                want, result.without_s = self._one_by_one(asked, got)
+                want = self._one_by_one(asked, got)
                 self._compare(got, want, result)
                 if [one.tokens for one in tight] != [one.tokens for one in got]:
-                    want, _ = self._one_by_one(asked, tight)
+                    want = self._one_by_one(asked, tight)
                 self._compare(tight, want, result)
+                _, result.without_s = self._timed(asked, rows=self._has_logprobs)
             self._time_again(result, asked, asked, "jump_forward")
         result.notes["forced_tokens"] = sum(b - a for answer in got for a, b in answer.forced)
         result.notes["preemptions"] = _num_preemptions(tight)
 
-    def _one_by_one(
-        self, asked: Sequence[Canary], got: Sequence[Answer]
-    ) -> tuple[list[Answer], float]:
-        """The same forced tokens, each decoded in a pass of its own."""
+    def _one_by_one(self, asked: Sequence[Canary], got: Sequence[Answer]) -> list[Answer]:
+        """The same forced tokens, each decoded in its own pass, after prompts that are computed
+        anew."""
+        self._driver.empty_cache()
         forced = [forced_tokens(answer.tokens, answer.forced) for answer in got]
-        return self._timed(asked, reference=True, forced=forced)
+        return self._driver.run(make.cold(asked), reference=True, forced=forced)
 
     def _wrong_texts(self, asked: Sequence[Canary], got: Sequence[Answer]) -> Iterator[str]:
         text = self._driver.text
@@ -206,42 +215,43 @@ class Stages:
 
     def _select(self, result: StageResult) -> None:
         """Scores of choices: with nothing cached, with the prefix cached, and in chunks."""
-        whole, chunked = make.scored(self._shape, 400), make.scored(self._shape, 500)
+        whole = make.scored(self._shape, 400)
         by_select = make.selected(whole)
         with self._switches.without("jump_forward"):
             want, result.without_s = self._timed(whole)
+            self._driver.empty_cache()
             self._compare(self._driver.run(by_select), want, result)
             cached, result.with_s = self._timed(by_select)
             self._compare(cached, want, result)
-            want = self._driver.run(chunked)
-            with self._driver.small_steps(self._shape.block_size + 5):
-                got = self._driver.run(make.selected(chunked))
-            self._compare(got, want, result)
+            if self._driver.can_chunk:
+                self._driver.empty_cache()
+                with self._driver.small_steps(self._shape.block_size + 5):
+                    in_chunks = self._driver.run(by_select)
+                self._compare(in_chunks, want, result)
             self._time_again(result, by_select, whole)
-        result.notes["hit_tokens"] = sum(answer.num_cached_tokens for answer in cached)
+        self._note_hits(cached, result)
 
     # -- all --------------------------------------------------------------------------------------
 
     def _compare(self, got: Sequence[Answer], want: Sequence[Answer], result: StageResult) -> None:
         compare(got, want, self.tolerance, result.agreement)
 
-    def _timed(
-        self,
-        asked: Sequence[Canary],
-        *,
-        reference: bool = False,
-        forced: Sequence[Mapping[int, int]] = (),
-        rows: bool = True,
-    ) -> tuple[list[Answer], float]:
+    def _note_hits(self, got: Sequence[Answer], result: StageResult) -> None:
+        num_tokens = sum(answer.num_cached_tokens for answer in got)
+        result.notes["hit_tokens"] = num_tokens
+        if not num_tokens and not result.problems:
+            result.problems.append("no request found the prefix that another has left")
+
+    def _timed(self, asked: Sequence[Canary], *, rows: bool = True) -> tuple[list[Answer], float]:
         started = time.perf_counter()
-        answers = self._driver.run(asked, reference=reference, forced=forced, rows=rows)
+        answers = self._driver.run(asked, rows=rows)
         return answers, time.perf_counter() - started
 
     def _time_again(
         self, result: StageResult, part_on: Sequence[Canary], part_off: Sequence[Canary], *off: str
     ) -> None:
-        """A part that seems slower gets two more runs, by turns with vLLM: the first ones may have
-        compiled something."""
+        """A part that seems slower gets two more runs, alternating with vLLM: the first ones may
+        have compiled something."""
         for _ in range(2):
             if result.problems or not result.is_slower:
                 return

@@ -24,9 +24,10 @@ from sgl_vllm.jump.forced_source import ForcedSource
 from sgl_vllm.jump.jump import JumpForward
 from sgl_vllm.jump.resumption import JumpedRequests
 from sgl_vllm.part import SchedulerFacts
+from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.scheduler import select
-from sgl_vllm.self_check import stages
+from sgl_vllm.self_check import runner, stages
 from sgl_vllm.self_check.driver import StepLimits
 from sgl_vllm.self_check.marker import DeviceLost
 from sgl_vllm.self_check.plan import marker_for
@@ -223,6 +224,10 @@ def forget_jumped_requests(patch):
     patch.setattr(JumpForward, "_leave_running", forget)
 
 
+def find_nothing(patch):
+    patch.setattr(RadixKVCacheManager, "_find", lambda *args: None)
+
+
 # Where a pass is slow only the first ones run: one of each part.
 FAULTS = {
     copy_the_wrong_block: ("radix", "token .* is|log-probability"),
@@ -230,11 +235,12 @@ FAULTS = {
     keep_a_stale_row: ("jump_forward", "request"),
     shift_scores_by_one: ("select", "score 0 is"),
     force_a_wrong_token: ("jump_forward", "was forced at token|does not fit the format"),
-    leak_a_block: ("radix", "blocks of the cache are not free|disagree"),
+    leak_a_block: ("radix", "blocks of the cache are not free|disagree|cannot be emptied"),
     keep_a_stale_row_in_the_runner: ("jump_forward", "request"),
     keep_a_finished_request: ("jump_forward", "requests are left|nothing ran"),
     raise_in_a_step: ("jump_forward", "RuntimeError: planted"),
     forget_jumped_requests: ("jump_forward", "ended by nothing"),
+    find_nothing: ("radix", "no request found the prefix"),
 }
 
 
@@ -247,7 +253,9 @@ def test_a_fault_switches_off_its_part_and_no_other(start, right, fault, is_asyn
     engine = start_unchecked(start, async_scheduling=is_async)
     with monkeypatch.context() as patch:
         fault(patch)
-        report = check_engine(engine.core, engine.scheduler.parts, limits=StepLimits(stalled_s=5))
+        # Without our automata, xgrammar's process has to start before a structured request runs.
+        limits = StepLimits(stalled_s=30 if part == "fsm" else 5)
+        report = check_engine(engine.core, engine.scheduler.parts, limits=limits)
         parts = engine.scheduler.sgl_vllm.stats().parts
         assert {name for name in ALL if parts[name] != "on"} == {part}, report.to_text()
         assert parts[part].startswith("the self-check found: ")
@@ -294,6 +302,49 @@ def test_a_crash_before_any_part_is_checked_leaves_off_what_needs_a_check(
     assert not report.agrees
     assert answers(engine) == want
     engine.check_nothing_is_left()
+
+
+@with_every_request
+def test_after_a_failed_run_before_any_part_is_checked_all_of_them_are_off(
+    start, right, monkeypatch
+):
+    want = right(start)
+    engine = start_unchecked(start)
+    with monkeypatch.context() as patch:
+        patch.setattr(RadixKVCacheManager, "allocate_slots", lambda *args, **options: 1 / 0)
+        with pytest.raises(DeviceLost, match="cannot run a plain request"):
+            check_engine(engine.core, engine.scheduler.parts)
+    parts = engine.scheduler.sgl_vllm.stats().parts
+    assert {name for name in ALL if parts[name] == "on"} == {"schedule"}
+    assert "the self-check failed: ZeroDivisionError" in parts["radix"]
+    assert answers(engine) == want
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+
+
+@with_every_request
+def test_an_engine_that_cannot_be_cleaned_up_does_not_serve(start, folder, monkeypatch):
+    engine = start_unchecked(start)
+
+    def fail(*args, **options):
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JumpForward, "after_step", fail)
+        patch.setattr(runner.engine_state, "make_idle", fail)
+        with pytest.raises(DeviceLost, match=r"cannot be cleaned up .*planted"):
+            check_engine(engine.core, engine.scheduler.parts)
+    assert len(list(folder.iterdir())) == 1
+
+
+@with_every_request
+def test_canaries_do_not_choose_the_backend_of_structured_output(start):
+    plugin = {"fsm": False, "jump_mode": "exact", "self_check": "off"}
+    engine = start(plugin=plugin, **SETTINGS)
+    manager = engine.scheduler.structured_output_manager
+    assert manager.backend is None
+    assert check_engine(engine.core, engine.scheduler.parts).agrees
+    assert manager.backend is None
 
 
 def test_by_default_it_runs_before_the_first_request_and_all_parts_are_on(start, caplog, folder):

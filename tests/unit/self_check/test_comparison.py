@@ -35,7 +35,21 @@ def test_rounding_agrees_and_more_does_not():
 def test_where_two_tokens_are_equally_likely_the_rest_is_not_compared():
     found = Agreement()
     compare([answer(WANT.rows[0], {8: -0.52, 7: -0.53}, {4: -9.0})], [WANT], 0.1, found)
-    assert (found.problems, found.num_ties, found.num_compared) == ([], 1, 1)
+    assert (found.problems, found.num_ties, found.num_compared) == ([], 1, 2)
+
+
+def test_at_a_tie_the_chosen_token_has_the_reference_s_log_probability():
+    got = answer(WANT.rows[0], {8: -5.0, 7: -0.5}, {4: -9.0})
+    assert "token 1 has log-probability -5, not -0.55" in problems(got, WANT)[0]
+
+
+@pytest.mark.parametrize("reason", ["", "error", "abort"])
+def test_after_a_tie_an_answer_still_has_to_end_by_itself(reason: str):
+    got = answer(WANT.rows[0], {8: -0.52, 7: -0.53})
+    got.finish_reason = reason
+    assert f"it ended by {reason or 'nothing'}, not length" in problems(got, WANT)[0]
+    got.finish_reason = "stop"
+    assert not problems(got, WANT)
 
 
 @pytest.mark.parametrize(

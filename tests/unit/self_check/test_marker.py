@@ -1,11 +1,17 @@
 """The file that a check leaves if its process dies, and only then."""
 
+import errno
+import fcntl
+import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from sgl_vllm.self_check import marker as marker_module
 from sgl_vllm.self_check.marker import DeviceLost, Marker, default_folder
 
 FACTS = {"model": "m", "device": "H100"}
@@ -66,6 +72,59 @@ def test_a_folder_that_cannot_be_written_prevents_nothing(tmp_path: Path):
     marker = Marker(tmp_path / "file" / "folder", FACTS)
     with marker.held():
         assert marker.abandoned() == []
+
+
+@pytest.mark.parametrize("call", ["flock", "write", "fsync"])
+def test_a_file_that_cannot_be_locked_or_filled_prevents_nothing(tmp_path, monkeypatch, call):
+    def fail(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(fcntl if call == "flock" else os, call, fail)
+    with Marker(tmp_path, FACTS).held():
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_has_its_name_only_when_it_is_locked(tmp_path, monkeypatch):
+    seen_unlocked = []
+    lock = fcntl.flock
+
+    def look_first(handle: int, how: int) -> None:
+        seen_unlocked.extend(Marker(tmp_path, FACTS).abandoned())
+        lock(handle, how)
+
+    monkeypatch.setattr(marker_module.fcntl, "flock", look_first)
+    with Marker(tmp_path, FACTS).held():
+        pass
+    assert seen_unlocked == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_that_is_asked_to_stop_leaves_none_and_stops_as_it_would(tmp_path, number):
+    got: list[int] = []
+    usual = signal.signal(number, lambda number, frame: got.append(number))
+    try:
+        with Marker(tmp_path, FACTS).held():
+            signal.raise_signal(number)
+            assert got == [number]
+            assert list(tmp_path.iterdir()) == []
+        signal.raise_signal(number)
+        assert got == [number, number]
+    finally:
+        signal.signal(number, usual)
+
+
+def test_it_is_also_held_outside_the_main_thread(tmp_path):
+    names: list[list[Path]] = []
+
+    def hold() -> None:
+        with Marker(tmp_path, FACTS).held():
+            names.append(list(tmp_path.iterdir()))
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    thread.join()
+    assert len(names[0]) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_where_it_is(monkeypatch):

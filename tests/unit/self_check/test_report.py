@@ -23,6 +23,12 @@ def test_a_report_agrees_if_every_part_does_and_the_check_came_to_its_end():
     assert not CheckReport(parts=[GOOD], error="KeyError").agrees
 
 
+def test_a_check_of_nothing_does_not_agree():
+    report = CheckReport(states={"radix": "by option"})
+    assert not report.agrees
+    assert "no part was checked, because all are off" in report.to_text()
+
+
 def test_the_command_writes_it_twice(tmp_path):
     files = verify.write(CheckReport(parts=[GOOD]), tmp_path / "new")
     assert [path.name for path in files] == ["sgl-vllm-verify.json", "sgl-vllm-verify.txt"]

@@ -64,6 +64,7 @@ class ParallelConfig:
 class SchedulerConfig:
     scheduler_cls: str | type[object] | None
     async_scheduling: bool | None
+    enable_chunked_prefill: bool  # [self_check]
 
 class SpeculativeConfig:
     method: str | None
