@@ -7,6 +7,7 @@ them all requests do. Does not own which tokens are forced (`fsm/vllm/forced_tok
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
@@ -16,7 +17,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from sgl_vllm.degrade import CircuitBreaker
-from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens
+from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens, live_grammar
 from sgl_vllm.jump.unique import UniqueTokens
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class ForcedSource:
     ) -> None:
         self._refused = refused
         self._counters = counters
+        self._manager = manager
         is_canonical = mode == "canonical"
         self._taker: _Taker = ForcedTokens(manager) if is_canonical else UniqueTokens(manager)
         self._breaker = CircuitBreaker(
@@ -86,6 +88,39 @@ class ForcedSource:
         except Exception:
             self._exclude(request)
             return True
+
+    def num_before_forced(self, request: Request, tokens: Sequence[int]) -> int:
+        """How many of the sampled `tokens` come before text that is forced; all of them if that
+        begins after the last one, or nowhere. The grammar, which has not accepted them, stays as it
+        is. Costs one question to the grammar for each token but the last.
+        """
+        grammar = live_grammar(self._manager, request)
+        if grammar is None or self._breaker.tripped or request in self._excluded:
+            return len(tokens)
+        all_token_ids = request._all_token_ids
+        num_before, num_accepted = len(all_token_ids), 0
+        found = False
+        try:
+            for token in tokens[:-1]:
+                if grammar.validate_tokens([token]) != [token]:
+                    break
+                grammar.accept_tokens(request.request_id, [token])
+                num_accepted += 1
+                all_token_ids.append(token)
+                if grammar.is_terminated():
+                    break
+                forced = self._taker.take(request)
+                if forced:
+                    grammar.rollback(len(forced))
+                    found = True
+                    break
+            grammar.rollback(num_accepted)
+        except Exception:
+            self._exclude(request)
+            return len(tokens)
+        finally:
+            del all_token_ids[num_before:]
+        return num_accepted if found else len(tokens)
 
     def take_back(self, request: Request, num_tokens: int) -> bool:
         """Roll the grammar back by the last tokens that it has accepted. Whether that worked."""

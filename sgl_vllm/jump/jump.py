@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakSet
 
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop, remove_all
@@ -103,6 +104,8 @@ class JumpForward:
             self.counters,
         )
         self.jumped = JumpedRequests(scheduler, self.counters, connector)
+        self._cut: WeakSet[Request] = WeakSet()
+        """Requests that have lost accepted drafts in this step."""
         self.openings = Openings(scheduler)
 
     @property
@@ -136,6 +139,34 @@ class JumpForward:
         """Before vLLM reads what a forward pass has sampled."""
         self.openings.replace_sampled(model_output)
 
+    # -- beside speculative decoding --------------------------------------------------------------
+
+    def cut_accepted(self, request: Request, tokens: list[int], *, is_stale: bool) -> None:
+        """Drop accepted drafts from where forced text begins. Call it before vLLM takes `tokens`.
+
+        The model has verified them, but may have written the same text in other tokens. Forced text
+        has one tokenization, with drafts and without. With `jump_mode=exact` there is no other.
+
+            accepted    d1 d2 d3 d4, and t sampled after them; f1 f2 are forced after d2
+            kept        d1 d2                     the jump appends f1 f2
+
+        Args:
+            is_stale: the request was preempted since, so vLLM has reset its counts.
+        """
+        if len(tokens) < 2 or self._mode != "canonical" or not part.may_jump(request, self._limits):
+            return
+        num_kept = self._source.num_before_forced(request, tokens)
+        num_dropped = len(tokens) - num_kept
+        if not num_dropped:
+            return
+        del tokens[num_kept:]
+        self._cut.add(request)
+        if not is_stale:  # as vLLM does for drafts that are rejected
+            if request.num_computed_tokens > 0:
+                request.num_computed_tokens -= num_dropped
+            if request.num_output_placeholders > 0:
+                request.num_output_placeholders -= num_dropped
+
     # -- after every forward pass -----------------------------------------------------------------
 
     def after_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
@@ -154,6 +185,13 @@ class JumpForward:
                 self._drop_in_flight(request)
                 self._append(request, forced, output)
                 left.add(request)
+            elif request in self._cut and request.status == RequestStatus.RUNNING:
+                # A jump has failed. The worker has more tokens of the request than vLLM, so it is
+                # resumed with what there is, like a jumped one.
+                self._drop_in_flight(request)
+                last = request.num_tokens - 1
+                request.num_computed_tokens = min(request.num_computed_tokens, last)
+                left.add(request)
             elif forced:  # preempted while the token was in flight: it will compute all of it again
                 self._append(request, forced, output)
                 if request.is_finished():
@@ -162,6 +200,7 @@ class JumpForward:
                     self._free(request, output)
         if left:
             self._leave_running(left, outputs)
+        self._cut.clear()
 
     def _take(self, request: Request) -> list[int]:
         """The forced tokens, if a jump over them pays. Otherwise none, and the grammar is as it

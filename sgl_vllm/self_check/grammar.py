@@ -57,7 +57,11 @@ class ListedGrammar(StructuredOutputGrammar):
     def validate_tokens(self, tokens: list[int]) -> list[int]:
         """The longest prefix of `tokens` that would be accepted; does not advance."""
         num_before, had_ended = len(self._tokens), self._has_ended
-        accepted = [token for token in tokens if self.accept_tokens("", [token])]
+        accepted: list[int] = []
+        for token in tokens:
+            if self._has_ended or not self.accept_tokens("", [token]):
+                break
+            accepted.append(token)
         del self._tokens[num_before:]
         self._has_ended = had_ended
         return accepted

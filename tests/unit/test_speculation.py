@@ -1,0 +1,94 @@
+"""Which methods of speculative decoding the parts work beside, as the table says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import pytest
+from vllm.config.speculative import MTPModelTypes, SpeculativeMethod
+
+from sgl_vllm.speculation import METHODS, NO_DRAFTING, Drafting, drafting_of, is_tested, refusal
+
+
+@dataclass
+class Speculative:
+    """What the table reads of vLLM's `SpeculativeConfig`."""
+
+    method: str | None
+    reads_ahead: bool = False
+    num_speculative_tokens: int | None = 3
+
+    def use_eagle(self) -> bool:
+        return self.reads_ahead
+
+
+@dataclass
+class Config:
+    """What the table reads of vLLM's `VllmConfig`."""
+
+    speculative_config: Any = None
+    num_prefill_lookahead_tokens: int = 0
+    kv_transfer_config: Any = None
+
+
+@dataclass
+class ConfigOfVllm031:
+    """An older one, which says nothing of how far a drafter reads ahead."""
+
+    speculative_config: Any = field(default_factory=lambda: Speculative("eagle", reads_ahead=True))
+
+
+def test_every_method_of_vllm_is_in_the_table():
+    named_after_models = set(get_args(MTPModelTypes)) - {"mtp"}  # vLLM resolves them to `mtp`
+    of_vllm = {name for name in _flat(SpeculativeMethod) if name not in named_after_models}
+    assert of_vllm <= METHODS.keys()
+
+
+def _flat(literal: Any) -> set[str]:
+    return {
+        name
+        for one in get_args(literal)
+        for name in ([one] if isinstance(one, str) else _flat(one))
+    }
+
+
+def test_without_speculation_nothing_is_refused_and_nothing_is_drafted():
+    assert refusal(Config()) is None
+    assert is_tested(Config())
+    assert drafting_of(Config()) == NO_DRAFTING
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "ngram_gpu"])
+def test_drafters_that_read_nothing_ahead_cost_no_token_of_a_hit(method):
+    config = Config(Speculative(method))
+    assert refusal(config) is None
+    assert drafting_of(config) == Drafting(num_lookahead=0, num_slots=7)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
+def test_drafters_that_read_one_token_ahead_are_allowed(method):
+    config = Config(Speculative(method, reads_ahead=True), num_prefill_lookahead_tokens=1)
+    assert refusal(config) is None
+    assert drafting_of(config).num_lookahead == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (Config(Speculative("mtp", reads_ahead=True), 3), "mtp: its drafter reads 3 tokens ahead"),
+        (Config(Speculative("eagle", reads_ahead=True), 1, object()), "a KV connector"),
+        (Config(Speculative("dflash", reads_ahead=True), 1), "several tokens at once"),
+        (Config(Speculative("suffix")), "no test of this project"),
+        (Config(Speculative("of next year")), "of next year: it is not known to this version"),
+        (Config(Speculative(None)), "not known"),
+        (ConfigOfVllm031(), "this vLLM does not say"),
+    ],
+)
+def test_what_is_not_verified_is_refused_with_the_reason(config, why):
+    assert why in (refusal(config) or "")
+
+
+def test_a_method_that_no_test_runs_is_left_to_the_self_check():
+    assert is_tested(Config(Speculative("ngram")))
+    assert not is_tested(Config(Speculative("eagle3", reads_ahead=True), 1))
