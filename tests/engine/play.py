@@ -64,8 +64,13 @@ class Setting:
 
     @property
     def engine_args(self) -> dict[str, Any]:
-        blocks = {} if self.num_blocks is None else {"num_gpu_blocks_override": self.num_blocks}
-        drafts = {} if self.speculation is None else {"speculative_config": {**self.speculation}}
+        more: dict[str, Any] = {}
+        if self.num_blocks is not None:
+            more["num_gpu_blocks_override"] = self.num_blocks
+        if self.async_scheduling is not None:
+            more["async_scheduling"] = self.async_scheduling
+        if self.speculation is not None:
+            more["speculative_config"] = {**self.speculation}
         return {
             "max_model_len": MAX_MODEL_LEN,
             "enable_prefix_caching": self.caching,
@@ -74,10 +79,8 @@ class Setting:
             "enable_chunked_prefill": self.chunked,
             "max_num_seqs": self.max_num_seqs,
             "scheduling_policy": self.policy,
-            "async_scheduling": self.async_scheduling,
             "use_tqdm_on_load": False,
-            **blocks,
-            **drafts,
+            **more,
         }
 
     def prepare(self, engine: Engine) -> None:
@@ -86,7 +89,9 @@ class Setting:
         manager._use_async_grammar_compilation = self.grammars_in_background
 
 
-STOCK_WITHOUT_CACHE = Setting(None, caching=False, async_scheduling=False)
+STOCK_WITHOUT_CACHE = Setting(None, caching=False)
+REFERENCE = Setting(None, caching=False, async_scheduling=False)
+"""The same, step by step, as decoding one by one needs it."""
 
 
 @dataclass

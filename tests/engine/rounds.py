@@ -22,7 +22,7 @@ from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import (
     JUDGE,
     NEAR_TIE,
-    STOCK_WITHOUT_CACHE,
+    REFERENCE,
     Difference,
     Played,
     References,
@@ -107,13 +107,13 @@ class Soak:
         settings = [random_setting(rng) for _ in range(self._settings_per_round)]
         with_stock = rng.random() < 1 / STOCK_EVERY
         needs_stock = with_stock or not all(setting.is_canonical for setting in settings)
-        with _started(STOCK_WITHOUT_CACHE) as engine:
+        with _started(REFERENCE) as engine:
             with decoding_one_by_one(engine.scheduler):
                 narrowed = play(engine, program, None, give_up=False)
             stock = play(engine, program, narrowed.prompts, give_up=False) if needs_stock else None
         references = References(narrowed, stock or narrowed)
         if stock is not None:
-            self._compare(seed, program, references, STOCK_WITHOUT_CACHE, stock, progress)
+            self._compare(seed, program, references, REFERENCE, stock, progress)
         if with_stock:
             settings.append(Setting(None, num_blocks=rng.randint(25, 60)))
         for setting in settings:

@@ -14,7 +14,7 @@ from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import (
     JUDGE,
     NEAR_TIE,
-    STOCK_WITHOUT_CACHE,
+    REFERENCE,
     Hang,
     Played,
     References,
@@ -66,7 +66,7 @@ def start_for(start, setting: Setting) -> Engine:
 
 @pytest.fixture(scope="module")
 def references(start) -> list[References]:
-    engine = start_for(start, STOCK_WITHOUT_CACHE)
+    engine = start_for(start, REFERENCE)
     with decoding_one_by_one(engine.scheduler):
         narrowed = [play(engine, program, None, give_up=False) for program in PROGRAMS]
     stock = [
@@ -97,7 +97,7 @@ def check_answers(start, references: list[References], setting: Setting, got: li
 
 def test_stock_without_a_cache_agrees_with_the_reference(start, references):
     """Which is the same but for the narrowed masks of constrained requests."""
-    check_answers(start, references, STOCK_WITHOUT_CACHE, [known.stock for known in references])
+    check_answers(start, references, REFERENCE, [known.stock for known in references])
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
