@@ -20,7 +20,6 @@ from tqdm import tqdm
 from tests.engine.engine import Engine
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import (
-    JUDGE,
     NEAR_TIE,
     REFERENCE,
     Difference,
@@ -28,10 +27,10 @@ from tests.engine.play import (
     References,
     Setting,
     differences,
-    gap,
     play,
 )
 from tests.engine.programs import MAX_MODEL_LEN, Program, random_program
+from tests.engine.ties import JUDGE, gap
 
 STOCK_EVERY = 4
 """In every so manieth round stock is played too, with its cache and without."""

@@ -12,7 +12,6 @@ from tests.effort import requests
 from tests.engine.engine import Engine
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import (
-    JUDGE,
     NEAR_TIE,
     REFERENCE,
     Hang,
@@ -20,10 +19,10 @@ from tests.engine.play import (
     References,
     Setting,
     differences,
-    gap,
     play,
 )
 from tests.engine.programs import Abort, random_program
+from tests.engine.ties import JUDGE, gap
 
 PROGRAMS = [random_program(seed, num_calls=requests(80)) for seed in (1, 2)]
 

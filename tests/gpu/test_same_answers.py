@@ -26,10 +26,10 @@ from tests.engine.play import (
     References,
     Setting,
     differences,
-    gap,
     play,
 )
 from tests.engine.programs import MAX_MODEL_LEN, Program, random_program
+from tests.engine.ties import JUDGE, gap
 from tests.gpu.configuration import on_cpu, unverified
 from tests.gpu.conftest import CONFIGURATION
 
@@ -91,7 +91,7 @@ class Case:
         first answers alone: where more part, their number is wrong itself."""
         if not found:
             return []
-        engine = self.start(None, **playing.JUDGE)
+        engine = self.start(None, **JUDGE)
         return [gap(engine, difference) for difference in found[:MOST_JUDGED]]
 
     def _narrowed(self) -> Played:

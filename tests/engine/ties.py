@@ -1,0 +1,41 @@
+"""How near a tie was where two answers part, asked of a stock engine that returns logits."""
+
+from __future__ import annotations
+
+from vllm import SamplingParams
+
+from tests.engine.engine import Ask, Engine
+from tests.engine.play import Difference
+from tests.engine.programs import MAX_MODEL_LEN
+
+JUDGE = {
+    "max_model_len": MAX_MODEL_LEN + 1,
+    "enable_prefix_caching": False,
+    "logprobs_mode": "raw_logits",
+    "max_logprobs": -1,
+}
+"""Arguments of the stock engine that `gap` asks."""
+
+
+def gap(engine: Engine, difference: Difference) -> float:
+    """How far apart the two tokens' logits are where the answers part; infinity if they do not part
+    in a token. A grammar's mask does not move logits, and penalties are applied here again."""
+    if difference.tokens is None or difference.common is None:
+        return float("inf")
+    tokens = [*difference.prompt, *difference.common]
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=-1)
+    row = engine.run([Ask(tokens, params)])[0].outputs[0].logprobs[0]
+    want, got = (
+        _penalized(row[token].logprob, token, tokens, difference) for token in difference.tokens
+    )
+    return abs(want - got)
+
+
+def _penalized(logit: float, token: int, seen: list[int], difference: Difference) -> float:
+    params, output = difference.call.params, difference.common
+    assert output is not None
+    if token in seen:
+        factor = params.repetition_penalty
+        logit = logit / factor if logit > 0 else logit * factor
+    count = output.count(token)
+    return logit - params.frequency_penalty * count - params.presence_penalty * (count > 0)
