@@ -30,9 +30,10 @@ def start_parallel(start, plugin, **parallel: int) -> Engine:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("parallel", ["pipeline_parallel_size", "tensor_parallel_size"])
 def test_all_parts_are_on_and_every_request_gets_what_stock_gives(start, parallel):
-    asks = mixed_requests(2000, count=48, seed=11)
+    asks = mixed_requests(2000, count=32, seed=11)
     constrained = [index for index, ask in enumerate(asks) if is_constrained(ask)]
     prefix = words(150, seed=5)
     ends = [Ask(prefix + words(4, seed), scoring()) for seed in range(4)]
@@ -60,6 +61,6 @@ def test_all_parts_are_on_and_every_request_gets_what_stock_gives(start, paralle
     ]
     engine.check_nothing_is_left()
     counts = engine.scheduler.sgl_vllm.stats()
-    assert counts.jump_forward.forced_tokens > 100 and counts.jump_forward.errors == 0
-    assert counts.radix.partial_block_hits > 5
+    assert counts.jump_forward.forced_tokens > 60 and counts.jump_forward.errors == 0
+    assert counts.radix.partial_block_hits > 3
     assert counts.select.scored_requests == 4

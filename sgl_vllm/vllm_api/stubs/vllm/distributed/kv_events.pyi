@@ -1,4 +1,4 @@
-# [rank_routing, kv_events]
+# [rank_routing, kv_events, self_check]
 from typing import Any
 
 class KVEventBatch:

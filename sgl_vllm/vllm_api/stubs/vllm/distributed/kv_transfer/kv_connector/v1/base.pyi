@@ -1,5 +1,6 @@
-# [tiers, jump_forward]
+# [tiers, jump_forward, self_check]
 from abc import ABC
+from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -8,7 +9,11 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 class KVConnectorMetadata(ABC): ...
-class SupportsHMA(ABC): ...
+
+class SupportsHMA(ABC):
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]: ...
 
 class KVConnectorBase_V1(ABC):
     def get_num_new_matched_tokens(
