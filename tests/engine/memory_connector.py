@@ -224,3 +224,7 @@ class WitnessConnector(MemoryConnector):
             assert self.tables[name] == self._manager.get_block_ids(name)[0]
             self._num_computed[name] = request.num_computed_tokens + num_tokens
         return super().build_connector_meta(scheduler_output)
+
+    def request_finished(self, request, block_ids):
+        keeps_blocks, _ = super().request_finished(request, block_ids)
+        return keeps_blocks, {"witness": len(request.output_token_ids)}

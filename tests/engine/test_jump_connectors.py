@@ -136,6 +136,23 @@ def test_answers_beside_vllms_offloading_are_those_without(start, want, tmp_path
     all_get_what_they_should(engine, want, seeds=3)
 
 
+def test_what_a_connector_answers_goes_with_an_output_that_ends_in_forced_text(start):
+    config = KVTransferConfig(**memory_connector.WITNESS_CONFIG)
+    engine = start({}, kv_transfer_config=config, num_gpu_blocks_override=24, max_model_len=256)
+    grammar = StructuredOutputsParams(regex=ENDS_FORCED)
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=120,
+        structured_outputs=grammar,
+        extra_args={"sgl_report": 1},
+    )
+    (result,) = engine.run([Ask(words(40), params)])
+    assert result.outputs[0].text.endswith("after all")
+    assert result.kv_transfer_params == {"witness": len(tokens_of(result))}
+    engine.settle()
+    engine.check_nothing_is_left()
+
+
 @pytest.mark.parametrize("connector", [example, both])
 def test_answers_beside_vllms_example_are_those_without(start, want, tmp_path, connector):
     """It can neither store a prompt that comes in chunks nor load for a preempted request."""
