@@ -125,7 +125,7 @@ def may_open(request: Request, limits: Limits) -> bool:
     return may_jump(request, limits) and not (
         params is None
         or params.prompt_logprobs is not None
-        or getattr(params, "prompt_logprob_token_ids", None) is not None
+        or params.prompt_logprob_token_ids is not None
         or params.repetition_detection is not None
     )
 

@@ -145,4 +145,4 @@ def test_nothing_jumps_beside_one_that_may_change_it(start, processor):
     state = engine.scheduler.sgl_vllm.stats().parts["jump_forward"]
     assert processor.__name__ in state and "does not declare" in state
     engine.run(asks())
-    assert engine.scheduler.sgl_vllm.stats().jump_forward.forced_tokens == 0
+    assert engine.scheduler.sgl_vllm.stats().jump_forward is None

@@ -106,7 +106,7 @@ BESIDE = {
     "presence and frequency penalty": ({"presence_penalty": 0.9, "frequency_penalty": 0.4}, True),
     "bias beside the forced text": ({"logit_bias": {"Z": 9.0, "%": -50.0}}, True),
     "bias on a word of the forced text": ({"logit_bias": {PEOPLE: -100.0}}, False),
-    "bad word beside the forced text": ({"bad_words": ["Zürich"]}, True),
+    "bad word beside the forced text": ({"bad_words": ["q"]}, True),
     "bad words in the forced text": ({"bad_words": ["people", "millions"]}, False),
     "seed": ({"seed": 7, "temperature": 0.8}, True),
     "scores of the prompt": ({"prompt_logprobs": 1}, True),

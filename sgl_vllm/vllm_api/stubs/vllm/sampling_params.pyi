@@ -34,7 +34,7 @@ class SamplingParams:
     output_kind: RequestOutputKind  # [engine_backend]
     max_tokens: int | None  # [rank_routing]
     prompt_logprobs: int | None  # [jump_forward, select]
-    prompt_logprob_token_ids: object | None  # [jump_forward] since 0.32
+    prompt_logprob_token_ids: object | None  # [jump_forward]
     # What a jump must leave as it is, or look at first.
     stop: str | list[str] | None  # [routes, jump_forward]
     stop_token_ids: list[int] | None  # [jump_forward]
