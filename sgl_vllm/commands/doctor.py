@@ -1,8 +1,9 @@
 """`sgl-vllm doctor`: what is installed, which parts can be on, and how to repair the rest.
 
 Owns the known problems of an installation and their remedies. Why a part is off is
-`plugin.probe_parts`'s to say. It runs in a separate process, because importing vLLM takes seconds,
-logs, and can crash. An installation without vLLM is a healthy client.
+`plugin.probe_parts`'s to say, or, for a model and flags, `doctor_model`'s. Both run in a separate
+process, because importing vLLM takes seconds, logs, and can crash. An installation without vLLM is
+a healthy client.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from sgl_vllm import __version__
+from sgl_vllm.commands import doctor_model
+from sgl_vllm.preview.__main__ import AS_ON_GPU
 from sgl_vllm.vllm_api import metadata_shim, versions
 from sgl_vllm.vllm_api.probe import PARTS
 
@@ -35,15 +38,40 @@ print({PROBE_MARK!r} + json.dumps([dataclasses.asdict(part) for part in probe_pa
 
 
 DESCRIPTION = """\
-Checks this Python environment: the versions, which parts of the plugin can be
-on, and what is wrong.
+Without a model, checks this Python environment: the versions, which parts of
+the plugin can be on, and what is wrong. Exit status: 0 if everything that is
+installed works, 1 if something has to be repaired. Without vLLM this is a
+client, which is healthy.
 
-Exit status: 0 if everything that is installed works, 1 if something has to be
-repaired. Without vLLM this is a client, which is healthy.
+With a model, says which parts `vllm serve MODEL FLAGS --plugin sgl_vllm` would
+have on this machine, and why the others are off. It reads the model's
+config.json, not its weights, and takes about ten seconds:
+
+    sgl-vllm doctor Qwen/Qwen3-8B --max-model-len 32768
+
+The same for a GPU that this machine does not have:
+
+    sgl-vllm doctor --as-on-gpu ./my-model --tensor-parallel-size 2
+
+Exit status with a model: 0 if every part is on, checked at start or switched
+off by its option, 1 if another part is off, 2 if vLLM would not start.
 """
 
 
 def declare(command: argparse.ArgumentParser) -> None:
+    command.usage = "%(prog)s [--json] [--fix] [[--as-on-gpu] MODEL [FLAGS ...]]"
+    serve = command.add_argument(
+        "serve",
+        nargs=argparse.PARSER,
+        metavar="MODEL",
+        help="a model, and flags, as for `vllm serve`",
+    )
+    serve.required = False
+    command.add_argument(
+        AS_ON_GPU,
+        action="store_true",
+        help="predict what vLLM would choose on an NVIDIA H100",
+    )
     command.add_argument("--json", action="store_true", help="print the report as JSON")
     command.add_argument(
         "--fix", action="store_true", help="run the commands that repair problems, then check again"
@@ -51,6 +79,11 @@ def declare(command: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.serve:
+        return _main_for_model(options)
+    if options.as_on_gpu:
+        print(f"sgl-vllm doctor: {AS_ON_GPU} needs a model", file=sys.stderr)
+        return 2
     report = examine()
     if options.fix and not report.healthy:
         for command in repair(report):
@@ -61,6 +94,17 @@ def main(options: argparse.Namespace) -> int:
     else:
         _print(report, Console())
     return 0 if report.healthy else 1
+
+
+def _main_for_model(options: argparse.Namespace) -> int:
+    model, *flags = options.serve
+    given = {flag for flag in (AS_ON_GPU, "--json") if flag in flags}  # behind the model
+    return doctor_model.main(
+        model,
+        [flag for flag in flags if flag not in given],
+        as_on_gpu=options.as_on_gpu or AS_ON_GPU in given,
+        as_json=options.json or "--json" in given,
+    )
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ OPTIONAL_PARTS = (
     "format_checks",
     "self_check",
     "verify",
+    "preview",
 )
 """What else needs vLLM: the names of options, and of what runs outside the scheduler."""
 

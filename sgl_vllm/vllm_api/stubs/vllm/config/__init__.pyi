@@ -1,5 +1,12 @@
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
+
+import torch
+
+def set_current_vllm_config(
+    vllm_config: VllmConfig,
+) -> AbstractContextManager[None]: ...  # [preview]
 
 class VllmConfig:
     additional_config: Mapping[str, Any]  # any mapping of the user's; ours has a key of its own
@@ -9,10 +16,14 @@ class VllmConfig:
     parallel_config: ParallelConfig
     scheduler_config: SchedulerConfig
     speculative_config: SpeculativeConfig | None
-    kv_transfer_config: object | None  # [radix]
     structured_outputs_config: StructuredOutputsConfig
     observability_config: ObservabilityConfig
     kv_events_config: KVEventsConfig | None  # [rank_routing, self_check]
+    kv_transfer_config: KVTransferConfig | None  # [radix, preview]
+    quant_config: object | None  # [preview]
+
+    @property
+    def use_v2_model_runner(self) -> bool: ...  # [preview]
 
     @property
     def num_prefill_lookahead_tokens(self) -> int: ...  # [radix] since 0.32
@@ -28,7 +39,7 @@ class DeviceConfig:
 
 class ModelConfig:
     model: str  # [self_check]
-    dtype: object  # [self_check]
+    dtype: torch.dtype  # [self_check, preview]
     quantization: str | None  # [self_check]
     enforce_eager: bool  # [self_check]
     runner_type: str  # [self_check]
@@ -42,6 +53,8 @@ class ModelConfig:
     def is_encoder_decoder(self) -> bool: ...  # [self_check, jump_forward]
     @property
     def is_diffusion(self) -> bool: ...  # [self_check]
+    @property
+    def is_moe(self) -> bool: ...  # [preview]
     def get_vocab_size(self) -> int: ...  # [fsm, jump_forward, self_check]
     def get_diff_sampling_param(self) -> dict[str, Any]: ...  # [engine_backend]
 
@@ -59,19 +72,30 @@ class ParallelConfig:
     decode_context_parallel_size: int  # [radix]
     prefill_context_parallel_size: int  # [radix]
     data_parallel_size_local: int  # [rank_routing]
+    world_size: int  # [preview]
+    worker_cls: str  # [preview]
+    enable_expert_parallel: bool  # [preview]
     distributed_executor_backend: str | type[object] | None
+
+    def reconfigure_for_independent_dp_rank(self) -> None: ...  # [preview]
 
 class SchedulerConfig:
     scheduler_cls: str | type[object] | None
     async_scheduling: bool | None
     enable_chunked_prefill: bool  # [self_check]
+    policy: str  # [preview]
 
 class SpeculativeConfig:
     method: str | None
     model: str | None  # [self_check]
     num_speculative_tokens: int | None
+    draft_model_config: ModelConfig  # [preview]
+    draft_parallel_config: ParallelConfig  # [preview]
 
     def use_eagle(self) -> bool: ...
+    def uses_draft_model(self) -> bool: ...  # [preview]
+
+class KVTransferConfig: ...  # [preview]
 
 class StructuredOutputsConfig:
     backend: str

@@ -1,4 +1,4 @@
-# [verify]
+# [verify, preview]
 import argparse
 
 class FlexibleArgumentParser(argparse.ArgumentParser): ...

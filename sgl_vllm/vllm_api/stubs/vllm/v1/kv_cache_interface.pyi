@@ -1,10 +1,13 @@
-# [radix]
-class KVCacheSpec: ...
+# [radix, preview]
+class KVCacheSpec:
+    block_size: int  # [preview]
+
 class AttentionSpec(KVCacheSpec): ...
 class FullAttentionSpec(AttentionSpec): ...
 
 class KVCacheGroupSpec:
     kv_cache_spec: KVCacheSpec
+    layer_names: list[str]  # [preview]
 
 class KVCacheTensor:
     size: int

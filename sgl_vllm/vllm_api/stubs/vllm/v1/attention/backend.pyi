@@ -5,6 +5,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+class AttentionBackend: ...  # [preview]
+
 class AttentionCGSupport(Enum):
     NEVER = ...
 

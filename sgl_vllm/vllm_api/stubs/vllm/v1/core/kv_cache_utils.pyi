@@ -1,7 +1,14 @@
 from typing import NewType
 
+from vllm.config import VllmConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
 BlockHash = NewType("BlockHash", bytes)
 BlockHashWithGroupId = NewType("BlockHashWithGroupId", bytes)
+
+def resolve_kv_cache_block_sizes(  # [preview]
+    kv_cache_config: KVCacheConfig, vllm_config: VllmConfig
+) -> tuple[int, int]: ...
 
 class KVCacheBlock:
     block_id: int

@@ -5,7 +5,7 @@ from enum import Enum
 
 from vllm.v1.request import Request
 
-class SchedulingPolicy(Enum):
+class SchedulingPolicy(Enum):  # [schedule, preview]
     FCFS = ...
     PRIORITY = ...
 

@@ -1,0 +1,40 @@
+"""Prints what is foreseen for an engine, as one line of JSON after a mark.
+
+It is a process of its own because importing vLLM logs, takes seconds and can crash, and because it
+may pretend to have another device.
+
+    python -m sgl_vllm.preview [--as-on-gpu] MODEL [FLAGS of vllm serve]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+MARK = "sgl_vllm.preview "
+AS_ON_GPU = "--as-on-gpu"
+
+
+def main(arguments: list[str]) -> int:
+    """The exit status: 0 with an outlook, 2 with the reason why there is none."""
+    is_prediction = arguments[:1] == [AS_ON_GPU]
+    model, *flags = arguments[is_prediction:]
+    if is_prediction:
+        from sgl_vllm.preview import gpu
+
+        gpu.pretend()
+    from sgl_vllm.config import OptionError
+    from sgl_vllm.plugin import ActivationError
+    from sgl_vllm.preview.engine import Refused, preview
+
+    try:
+        outlook = preview(model, flags, is_prediction=is_prediction)
+    except (Refused, OptionError, ActivationError) as refusal:
+        print(MARK + json.dumps({"refused": str(refusal)}))
+        return 2
+    print(MARK + outlook.to_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

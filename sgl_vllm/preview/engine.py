@@ -1,0 +1,147 @@
+"""From the flags of `vllm serve` to which parts the engine would have.
+
+Owns how the flags become vLLM's configuration, and the facts about the scheduler that would be made
+from it. Does not own which parts are on: `scheduler/assembly.py` decides, for this engine as for
+one that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.platforms import current_platform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+
+from sgl_vllm.config import CONFIG_KEY, Options
+from sgl_vllm.part import SchedulerFacts
+from sgl_vllm.plugin import PLUGIN_NAME, register
+from sgl_vllm.preview.layers import kv_cache_config
+from sgl_vllm.preview.outlook import KVCacheGroups, Outlook, PartOutlook, State
+from sgl_vllm.scheduler.assembly import PARTS, decide
+from sgl_vllm.self_check.plan import CHECKED
+
+if TYPE_CHECKING:
+    import argparse
+
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+class Refused(Exception):
+    """vLLM would not start an engine with these flags. The message is one line that says why."""
+
+
+class _Parser(FlexibleArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Refused(message)
+
+
+def preview(model: str, flags: Sequence[str], *, is_prediction: bool = False) -> Outlook:
+    """What `vllm serve MODEL FLAGS --plugin sgl_vllm` would have on.
+
+    Reads the model's `config.json`, never its weights. Cost: about 0.2 s, after several seconds for
+    the imports and, once per architecture, for vLLM to inspect the model's class.
+
+    Args:
+        is_prediction: whether this process only pretends to have the device (`gpu.py`).
+
+    Raises:
+        Refused: a flag is unknown or has a wrong value, or there is no such model.
+        OptionError, ActivationError: the plugin would refuse to start.
+    """
+    register()
+    config = resolve(model, flags)
+    try:
+        kv_cache = kv_cache_config(config)
+    except Exception as error:
+        raise Refused(f"the layers of {model} cannot be built here: {_one_line(error)}") from error
+    scheduler = facts(config, kv_cache)
+    options = Options.from_mapping((config.additional_config or {}).get(CONFIG_KEY, {}))
+    _, off, plan = decide(scheduler, kv_cache, options)
+
+    def outlook(name: str) -> PartOutlook:
+        if reason := off.get(name):
+            return PartOutlook(name, State.OFF, reason)
+        is_checked = plan.runs and name in CHECKED
+        return PartOutlook(name, State.CHECKED if is_checked else State.ON)
+
+    return Outlook(
+        model=model,
+        device=current_platform.get_device_name(),
+        is_prediction=is_prediction,
+        model_runner="V2" if scheduler.use_v2_model_runner else "V1",
+        is_async=bool(config.scheduler_config.async_scheduling),
+        prefix_caching=bool(config.cache_config.enable_prefix_caching),
+        kv_cache=_described(kv_cache),
+        parts=[outlook(part.name) for part in PARTS],
+    )
+
+
+def _described(kv_cache: KVCacheConfig) -> list[KVCacheGroups]:
+    num_layers: dict[tuple[str, int], list[int]] = {}
+    for group in kv_cache.kv_cache_groups:
+        kind = type(group.kv_cache_spec).__name__, group.kv_cache_spec.block_size
+        num_layers.setdefault(kind, []).append(len(group.layer_names))
+    return [KVCacheGroups(*kind, len(each), sum(each)) for kind, each in num_layers.items()]
+
+
+def resolve(model: str, flags: Sequence[str]) -> VllmConfig:
+    """vLLM's configuration of an engine with the plugin, as the engine's process has it."""
+    arguments = _parsed(["--model", model, *flags])
+    try:
+        config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config()
+    except Exception as error:
+        if not Path(model).exists() and _comes_from_the_hub(error):
+            raise Refused(
+                f"{model} is not a folder here, and its config.json cannot be read from the "
+                f"Hugging Face hub: {_one_line(error)}"
+            ) from error
+        raise Refused(_one_line(error)) from error
+    if config.parallel_config.data_parallel_size > 1 and not config.model_config.is_moe:
+        # As vLLM does in the process of such an engine: its ranks know nothing of each other.
+        config.parallel_config.reconfigure_for_independent_dp_rank()
+    return config
+
+
+def _parsed(flags: Sequence[str]) -> argparse.Namespace:
+    arguments = make_arg_parser(_Parser()).parse_args(list(flags))
+    plugins = arguments.plugin or []
+    arguments.plugin = plugins if PLUGIN_NAME in plugins else [*plugins, PLUGIN_NAME]
+    return arguments
+
+
+def facts(config: VllmConfig, kv_cache: KVCacheConfig) -> SchedulerFacts:
+    """Those of the scheduler that vLLM would make of `config`."""
+    transfer = config.kv_transfer_config
+    return SchedulerFacts(
+        vllm_config=config,
+        connector=None if transfer is None else KVConnectorFactory.get_connector_class(transfer),
+        policy=SchedulingPolicy(config.scheduler_config.policy),
+        block_size=resolve_kv_cache_block_sizes(kv_cache, config)[0],
+        use_pp=config.parallel_config.pipeline_parallel_size > 1,
+        use_v2_model_runner=config.use_v2_model_runner,
+        return_sampling_mask=getattr(config.model_config, "return_sampling_mask", False),
+    )
+
+
+def _comes_from_the_hub(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) or type(error).__module__.startswith("huggingface_hub"):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _one_line(error: BaseException) -> str:
+    """What an error says, without the wrapping that pydantic gives it."""
+    text = str(error)
+    if details := getattr(error, "errors", None):
+        text = "; ".join(str(detail["msg"]) for detail in details())
+    return " ".join(text.removeprefix("Value error, ").split()) or type(error).__name__

@@ -1,0 +1,134 @@
+"""vLLM's defaults for an NVIDIA H100, on a machine that need not have one.
+
+Owns what vLLM is told about the device. vLLM itself derives everything else from it: asynchronous
+scheduling, the model runner, the size of blocks. It is a prediction, because the attention kernels
+of a GPU cannot be loaded here, so the layers are built with those that Triton has on every device.
+
+For a process that never serves: `pretend` comes before anything else of vLLM is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any  # Any: Triton's registry
+
+import torch
+from vllm import platforms
+from vllm.platforms import Platform, PlatformEnum
+from vllm.platforms.interface import DeviceCapability
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+from sgl_vllm.vllm_api.patching import wrap
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+DEVICE_NAME = "NVIDIA H100 80GB HBM3"
+MEMORY_BYTES = 80 << 30
+NUM_SMS = 132
+
+
+def pretend() -> None:
+    """Make this process plan for an H100."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Triton needs no GPU then
+    _allow_triton()
+    wrap(platforms, "resolve_current_platform_cls_qualname")(_planned_gpu)
+
+
+def _planned_gpu(original: Callable[[], str]) -> str:
+    return f"{PlannedGpu.__module__}.{PlannedGpu.__qualname__}"
+
+
+def _allow_triton() -> None:
+    """vLLM's CPU builds take Triton, which the V2 runner needs, for missing if it has no backend of
+    this name. No kernel is compiled."""
+    try:
+        backends = importlib.import_module("triton.backends")
+    except ImportError:
+        return
+    backends.backends.setdefault("cpu", backends.Backend(compiler=None, driver=_Driver))
+
+
+class _Driver:
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+
+class PlannedGpu(Platform):
+    """An H100 as far as vLLM's configuration asks. To the layers it is a device that vLLM does not
+    know, so that they load no kernels."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "cuda"
+    device_type = "cuda"
+    dispatch_key = "CUDA"
+    ray_device_key = "GPU"
+    dist_backend = "nccl"
+    device_control_env_var = "CUDA_VISIBLE_DEVICES"
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """There are none."""
+
+    @classmethod
+    def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
+        return DeviceCapability(9, 0)
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        return DEVICE_NAME
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        return MEMORY_BYTES
+
+    @classmethod
+    def num_compute_units(cls, device_id: int = 0) -> int:
+        return NUM_SMS
+
+    @classmethod
+    def current_device(cls) -> torch.device:
+        return torch.device("meta")
+
+    @classmethod
+    def is_pin_memory_available(cls) -> bool:
+        return False
+
+    @classmethod
+    def support_hybrid_kv_cache(cls) -> bool:
+        return True
+
+    @classmethod
+    def support_static_graph_mode(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_fp8(cls) -> bool:
+        return True
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        if vllm_config.parallel_config.worker_cls == "auto":
+            vllm_config.parallel_config.worker_cls = "vllm.v1.worker.gpu_worker.Worker"
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls,
+        selected_backend: AttentionBackendEnum | None,
+        attn_selector_config: AttentionSelectorConfig,
+        num_heads: int | None = None,
+    ) -> str:
+        if not attn_selector_config.use_mla:
+            return AttentionBackendEnum.TRITON_ATTN.get_path()
+        if attn_selector_config.use_sparse:
+            return AttentionBackendEnum.FLASHMLA_SPARSE.get_path()
+        return AttentionBackendEnum.TRITON_MLA.get_path()
+
+    @classmethod
+    def get_mla_prefill_backend_cls(cls, mla_selector_config: object) -> Any:
+        registry = importlib.import_module("vllm.v1.attention.backends.mla.prefill.registry")
+        return registry.MLAPrefillBackendEnum.CPU.get_class()

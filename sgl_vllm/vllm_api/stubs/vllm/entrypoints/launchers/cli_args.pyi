@@ -1,0 +1,4 @@
+# [preview]
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+def make_arg_parser(parser: FlexibleArgumentParser) -> FlexibleArgumentParser: ...

@@ -1,0 +1,3 @@
+# [preview]
+class DeviceCapability(tuple[int, int]):
+    def __new__(cls, major: int, minor: int) -> DeviceCapability: ...

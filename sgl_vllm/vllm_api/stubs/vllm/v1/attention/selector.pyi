@@ -1,0 +1,4 @@
+# [preview]
+class AttentionSelectorConfig:
+    use_mla: bool
+    use_sparse: bool

@@ -1,0 +1,308 @@
+"""Writes docs/coverage.md's tables: which part is on in which deployment.
+
+Owns the deployments, the small models that stand for families of models, and the form of the
+tables. Does not own the answers: they are those of `sgl-vllm doctor MODEL`, so of the functions
+that an engine asks. A model is a `config.json` of a few layers; there are no weights.
+
+    python -m tools.coverage [--check]
+
+Takes about 40 s, and at the first time 10 more for each architecture that vLLM inspects.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any  # Any: JSON
+
+from sgl_vllm.preview.outlook import Outlook, PartOutlook, State
+from tools.generated import ROOT, GeneratedSection
+
+CPU, GPU = "cpu", "gpu"
+MARK = "tools.coverage "
+
+_COMMON = {
+    "vocab_size": 1024,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "dtype": "bfloat16",
+}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_ROUTED_EXPERTS = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_nextn_predict_layers": 1,
+}
+_THREE_WINDOWS = ["sliding_attention"] * 3 + ["full_attention"]
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+    "llama_draft": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 2,
+    },
+    "llama_eagle3": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "draft_vocab_size": 1024,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "sliding_window": 64,
+        "layer_types": _THREE_WINDOWS,
+    },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "architectures": ["GptOssForCausalLM"],
+        "head_dim": 64,
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "mistral": {
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": 64,
+    },
+    "llama4": {
+        "model_type": "llama4_text",
+        "architectures": ["Llama4ForCausalLM"],
+        "intermediate_size_mlp": 128,
+        "num_local_experts": 4,
+        "attention_chunk_size": 64,
+        "moe_layers": [],
+        "no_rope_layers": [1, 1, 1, 0],
+    },
+    "qwen3_next": {
+        "model_type": "qwen3_next",
+        "architectures": ["Qwen3NextForCausalLM"],
+        **_EXPERTS,
+        "shared_expert_intermediate_size": 64,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+    },
+    "nemotron_h": {
+        "model_type": "nemotron_h",
+        "architectures": ["NemotronHForCausalLM"],
+        "hybrid_override_pattern": "M*M-",
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 32,
+        "ssm_state_size": 16,
+        "n_groups": 1,
+    },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 64,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        **_ROUTED_EXPERTS,
+    },
+    "glm4_moe": {
+        "model_type": "glm4_moe",
+        "architectures": ["Glm4MoeForCausalLM"],
+        **_ROUTED_EXPERTS,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        **_EXPERTS,
+    },
+}
+"""What each `config.json` has beside `_COMMON`. The sizes do not matter, the kinds of layers do."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A row.
+
+    Attributes:
+        flags: of `vllm serve`; `{models}` stands for the folder of the models.
+        devices: where the row is shown.
+    """
+
+    name: str
+    model: str = "llama"
+    flags: tuple[str, ...] = ()
+    devices: tuple[str, ...] = (CPU, GPU)
+
+    def command(self, models: Path) -> list[str]:
+        return [str(models / self.model)] + [
+            flag.replace("{models}", str(models)) for flag in self.flags
+        ]
+
+
+def _speculation(**values: object) -> tuple[str, str]:
+    return "--speculative-config", json.dumps({"num_speculative_tokens": 2, **values})
+
+
+DEPLOYMENTS = (
+    Deployment("full attention (Llama, Qwen3, ...), vLLM's defaults"),
+    Deployment("sliding window in some layers: Gemma 3", "gemma3"),
+    Deployment("sliding window in some layers: gpt-oss", "gpt_oss"),
+    Deployment("sliding window in all layers: Mistral 7B", "mistral"),
+    Deployment("chunked local attention: Llama 4", "llama4"),
+    Deployment("recurrent hybrid: Qwen3-Next", "qwen3_next"),
+    Deployment("recurrent hybrid: Nemotron-H", "nemotron_h"),
+    # On a CPU it depends on the instruction set whether vLLM caches prefixes of these.
+    Deployment("MLA: DeepSeek V3", "deepseek_v3", devices=(GPU,)),
+    Deployment("n-gram speculation", flags=_speculation(method="ngram")),
+    Deployment("EAGLE 3", flags=_speculation(method="eagle3", model="{models}/llama_eagle3")),
+    Deployment("MTP (GLM-4.5)", "glm4_moe", _speculation(method="mtp", num_speculative_tokens=1)),
+    Deployment(
+        "draft model", flags=_speculation(method="draft_model", model="{models}/llama_draft")
+    ),
+    Deployment("KV connector: `--kv-offloading-size`", flags=("--kv-offloading-size", "1")),
+    Deployment(
+        "KV events: `--kv-events-config`",
+        flags=("--kv-events-config", '{"enable_kv_cache_events": true, "publisher": "zmq"}'),
+    ),
+    Deployment("`--pipeline-parallel-size 2`", flags=("--pipeline-parallel-size", "2")),
+    Deployment("`--tensor-parallel-size 2`", flags=("--tensor-parallel-size", "2")),
+    Deployment(
+        "custom logits processor",
+        flags=("--logits-processors", "vllm.v1.sample.logits_processor:LogitBiasLogitsProcessor"),
+    ),
+    Deployment("LoRA: `--enable-lora`", flags=("--enable-lora",)),
+    Deployment(
+        "`--distributed-executor-backend external_launcher`",
+        flags=("--distributed-executor-backend", "external_launcher"),
+    ),
+    Deployment(
+        "mixture of experts, `--data-parallel-size 2`", "qwen3_moe", ("--data-parallel-size", "2")
+    ),
+    Deployment("full attention, `--data-parallel-size 2`", flags=("--data-parallel-size", "2")),
+)
+
+
+# -- the answers, in a process per device --------------------------------------------------------
+
+
+def write_models(folder: Path) -> None:
+    """The `config.json` of each model."""
+    for name, values in MODELS.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps({**_COMMON, **values}))
+
+
+def outlooks(device: str) -> list[tuple[Deployment, Outlook]]:
+    """What is foreseen for each deployment on a device.
+
+    Raises:
+        subprocess.CalledProcessError: a deployment cannot be foreseen. Its output says why.
+    """
+    rows = [one for one in DEPLOYMENTS if device in one.devices]
+    with tempfile.TemporaryDirectory() as folder:
+        models = Path(folder) / "models"
+        models.mkdir()
+        write_models(models)
+        (Path(folder) / "asked.json").write_text(json.dumps([one.command(models) for one in rows]))
+        hidden = ("VLLM_", "SGL_VLLM_")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
+        environment |= {
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "SGL_VLLM_CACHE": folder,
+            "HF_HUB_OFFLINE": "1",
+        }
+        answer = subprocess.run(
+            [sys.executable, "-m", "tools.coverage", "--answer", device, f"{folder}/asked.json"],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+        )
+    if answer.returncode:
+        print(answer.stdout, answer.stderr, file=sys.stderr)
+        answer.check_returncode()
+    lines = [line for line in answer.stdout.splitlines() if line.startswith(MARK)]
+    found = [Outlook.from_json(json.loads(line.removeprefix(MARK))) for line in lines]
+    return list(zip(rows, found, strict=True))
+
+
+def _answer(device: str, asked: Path) -> None:
+    if device == GPU:
+        from sgl_vllm.preview import gpu
+
+        gpu.pretend()
+    from sgl_vllm.preview.engine import preview
+
+    for model, *flags in json.loads(asked.read_text()):
+        print(MARK + preview(model, flags, is_prediction=device == GPU).to_json())
+
+
+# -- the page ------------------------------------------------------------------------------------
+
+
+def section_lines() -> Iterator[str]:
+    """The tables in Markdown, and below them the reasons in the engine's own words."""
+    notes: dict[str, int] = {}
+    for device, heading in (
+        (GPU, "On a GPU, as predicted for an NVIDIA H100"),
+        (CPU, "On a CPU"),
+    ):
+        yield f"\n## {heading}\n"
+        yield from table_lines(outlooks(device), notes)
+    yield "\n## Why a part is off\n"
+    yield "In the words of the engine's log:\n"
+    for reason, number in notes.items():
+        yield f"{number}. {reason}"
+
+
+def table_lines(rows: Sequence[tuple[Deployment, Outlook]], notes: dict[str, int]) -> Iterator[str]:
+    """One table. Numbers each reason in `notes` when it is first met."""
+    names = [part.name for part in rows[0][1].parts]
+    yield f"| deployment | runner, scheduling | {' | '.join(names)} |"
+    yield "|---|---|" + "---|" * len(names)
+    for deployment, outlook in rows:
+        how = f"{outlook.model_runner}, {'asynchronous' if outlook.is_async else 'synchronous'}"
+        cells = (_cell(part, notes) for part in outlook.parts)
+        yield f"| {deployment.name} | {how} | {' | '.join(cells)} |"
+
+
+def _cell(part: PartOutlook, notes: dict[str, int]) -> str:
+    if part.state is not State.OFF:
+        return "checked" if part.state is State.CHECKED else "on"
+    return f"off ({notes.setdefault(part.reason, len(notes) + 1)})"
+
+
+SECTION = GeneratedSection(
+    page=ROOT / "docs" / "coverage.md",
+    command="python -m tools.coverage",
+    source="the parts' own answers",
+    lines=section_lines,
+)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--answer"]:
+        _answer(sys.argv[2], Path(sys.argv[3]))
+    else:
+        sys.exit(SECTION.main())
