@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from vllm.config import VllmConfig
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -30,6 +30,8 @@ from sgl_vllm.self_check.plan import CHECKED
 
 if TYPE_CHECKING:
     import argparse
+
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -122,13 +124,21 @@ def facts(config: VllmConfig, kv_cache: KVCacheConfig) -> SchedulerFacts:
     transfer = config.kv_transfer_config
     return SchedulerFacts(
         vllm_config=config,
-        connector=None if transfer is None else KVConnectorFactory.get_connector_class(transfer),
+        connectors=() if transfer is None else _connectors(transfer),
         policy=SchedulingPolicy(config.scheduler_config.policy),
         block_size=resolve_kv_cache_block_sizes(kv_cache, config)[0],
         use_pp=config.parallel_config.pipeline_parallel_size > 1,
         use_v2_model_runner=config.use_v2_model_runner,
         return_sampling_mask=getattr(config.model_config, "return_sampling_mask", False),
     )
+
+
+def _connectors(transfer: KVTransferConfig) -> tuple[type[KVConnectorBase_V1], ...]:
+    kind = KVConnectorFactory.get_connector_class(transfer)
+    inner = transfer.kv_connector_extra_config.get("connectors", ())
+    if kind.__name__ != "MultiConnector" or not inner:
+        return (kind,)
+    return tuple(one for config in inner for one in _connectors(KVTransferConfig(**config)))
 
 
 def _comes_from_the_hub(error: BaseException | None) -> bool:

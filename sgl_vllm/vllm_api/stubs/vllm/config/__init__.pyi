@@ -95,7 +95,10 @@ class SpeculativeConfig:
     def use_eagle(self) -> bool: ...
     def uses_draft_model(self) -> bool: ...  # [preview]
 
-class KVTransferConfig: ...  # [preview]
+class KVTransferConfig:  # [preview]
+    kv_connector_extra_config: dict[str, Any]  # a connector's own
+
+    def __init__(self, **options: Any) -> None: ...  # those of --kv-transfer-config
 
 class StructuredOutputsConfig:
     backend: str
