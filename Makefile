@@ -6,7 +6,7 @@ BIN := $(ROOT)/.venv/bin
 IN_ROOT := cd "$(ROOT)" &&
 TEST_FOLDERS = $(wildcard $(foreach part,unit browser engine server,$(ROOT)/tests/$(part)))
 
-.PHONY: help install demo test test-slow test-platforms unit gpu soak attack ray versions check reference options counters map format clean distclean
+.PHONY: help install demo test test-slow test-platforms unit gpu soak attack ray versions check reference options counters coverage map format clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -63,6 +63,9 @@ options: install  ## write the tables of docs/options.md from sgl_vllm/config.py
 
 counters: install  ## write the table of metrics in docs/operations.md from the code
 	@$(IN_ROOT) "$(BIN)/python" -m tools.counters
+
+coverage: install  ## write the tables of docs/coverage.md from what the parts answer
+	@$(IN_ROOT) "$(BIN)/python" -m tools.coverage
 
 map: install  ## write the map of packages in CONTRIBUTING.md from their docstrings
 	@$(IN_ROOT) "$(BIN)/python" -m tools.source_tree

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import sys
 
+from sgl_vllm.vllm_api.probe import missing_hooks
+
 MARK = "sgl_vllm.preview "
 AS_ON_GPU = "--as-on-gpu"
 
@@ -19,6 +21,9 @@ def main(arguments: list[str]) -> int:
     """The exit status: 0 with an outlook, 2 with the reason why there is none."""
     is_prediction = arguments[:1] == [AS_ON_GPU]
     model, *flags = arguments[is_prediction:]
+    if missing := missing_hooks("preview"):
+        print(MARK + json.dumps({"refused": f"this vLLM lacks {', '.join(missing)}"}))
+        return 2
     if is_prediction:
         from sgl_vllm.preview import gpu
 

@@ -1,3 +1,6 @@
 # [preview]
-class DeviceCapability(tuple[int, int]):
-    def __new__(cls, major: int, minor: int) -> DeviceCapability: ...
+from typing import NamedTuple
+
+class DeviceCapability(NamedTuple):
+    major: int
+    minor: int
