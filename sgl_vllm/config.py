@@ -57,7 +57,7 @@ class OptionInfo:
         pattern: the form of a text that has no fixed set of values, as a regular expression.
         form: the same in words, for the message about a value that is refused.
         hint: what to do instead, at the end of the message about a value that is refused.
-        old_name: the name before this version. It still works, with a warning.
+        old_name: an earlier name. It still works, with a warning.
         old_values: what the values of the old name are now, if they have changed too.
         page: the page in docs/ with more.
     """
@@ -252,14 +252,14 @@ class Options:
     schedule_max_delay: float = _option(
         0.05,
         "Admit a request next once the later requests admitted before it cost this share of the "
-        "largest backlog that it has seen, both in tokens to compute.",
+        "largest backlog during its wait, and at least 512 tokens. Costs are in tokens to compute.",
         part="schedule",
         page="scheduling.md",
     )
     schedule_max_wait_s: float = _option(
         0.0,
-        "Admit a request next once it has waited this many seconds, besides the two limits above. "
-        "0 means no limit.",
+        "Admit a request next once it has waited this many seconds, in addition to the two limits "
+        "above. 0 means no limit.",
         part="schedule",
     )
     schedule_window: int = _option(
@@ -327,15 +327,15 @@ class Options:
     )
     self_check: str = _option(
         "auto",
-        "Before the first request, compare the parts with stock vLLM on this device, and switch "
+        "Before the first request, compare each part with a reference on this device, and switch "
         "off those that disagree.",
         part="self_check",
         choices=lambda: {
             "auto": "where the project's own tests do not run: on a GPU, with asynchronous "
-            "scheduling, and on vLLM's V2 model runner; but not beside a KV connector that might "
-            "store its requests",
-            "on": "everywhere, and again after a check that the engine did not survive",
-            "off": "never; every part is on that the configuration allows",
+            "scheduling, on vLLM's V2 model runner, and with methods of speculative decoding that "
+            "they do not cover; but not with a KV connector that might store its requests",
+            "on": "everywhere, and again after a check that crashed the engine",
+            "off": "never; every part that the configuration allows is on",
         },
         old_name="unverified",
         old_values={True: "off", False: "auto"},

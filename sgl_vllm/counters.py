@@ -64,7 +64,7 @@ class Declaration:
         unit: what is counted, such as "tokens".
         metric: its name in `/metrics`, without prefix; None for a number that is not exported.
         labels: the labels of this sample, if several numbers share a metric.
-        old_metric: the metric's name before this version, which is still exported.
+        old_metric: the metric's old name, which is still exported.
     """
 
     key: str

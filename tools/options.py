@@ -31,7 +31,7 @@ def table_lines() -> Iterator[str]:
                 )
                 text += "<br>" + "<br>".join(named)
             if info.old_name:
-                text += f" Was called `{info.old_name}`, which still works in this version."
+                text += f"<br>Its old name, `{info.old_name}`, still works in this version."
             if info.page:
                 text += f" [More]({info.page})"
             yield f"| `{field.name}` | `{default_text(field)}` | {text} |"

@@ -1,4 +1,4 @@
-"""Canaries on the user's own device before the first request: a part that disagrees is turned off.
+"""Test requests on the user's device, before the first real one: a bad part is switched off.
 
 plan.py          whether an engine is checked, and what is off if it cannot be
 canaries.py      the requests
