@@ -41,7 +41,7 @@ def rows() -> Iterator[tuple[str, str, str, str, str]]:
         shown = metric if declared.metric else "only in the stats"
         yield shown, declared.kind.metric_type, declared.unit, key, declared.help
         if declared.old_metric:
-            help = f"Deprecated: use {metric}. Removed in the next version."
+            help = f"The old name of {metric}. Removed in the next version."
             yield (
                 f"`{declared.old_metric}`",
                 declared.kind.metric_type,

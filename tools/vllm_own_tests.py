@@ -70,18 +70,19 @@ if os.environ.get("WITH_PLUGIN"):
 '''
 
 MOCK = (
-    "artefact: the test calls a method of the scheduler on an object that its constructor did not "
-    "make, so it has no `parts`"
+    "test setup: the test calls a method of the scheduler on an object that its constructor did "
+    "not create, so it has no `parts`"
 )
 CLOCK = (
-    "artefact: starts a process without the plugin, and on a busy machine waits too short for it"
+    "test setup: the test starts a process without the plugin, and on a busy machine does not wait "
+    "long enough for it"
 )
 TOKENS = "design: hits are counted to the token, not in whole blocks"
 COMPUTED = "design: the test frees requests that computed nothing; the tree keeps computed tokens"
 HASHES = "design: the tree replaces vLLM's hashes of blocks, which the test reads"
 EVICTION = "design: the tree has its own order of eviction"
 QUEUE = "design: the waiting queue is not a list, as vLLM's own priority queue is not"
-SOURCES = "design: the connector is asked once more where a hit was found, for the plugin's metrics"
+SOURCES = "design: the plugin asks a connector once more where a hit was found, for its metrics"
 
 REASONS: dict[str, str] = {
     "test_is_kv_cache_spec_uniform": CLOCK,

@@ -223,8 +223,8 @@ def _whole(value: float | None) -> int | None:
 def draw(rows: Sequence[Row]) -> Group:
     table = Table(box=None, pad_edge=False, collapse_padding=True)  # fits 80 columns
     table.add_column("server", overflow="fold")
-    numbers = ["run", "wait", "prompt\n/s", "output\n/s", "hits", "ever", "tree", "of"]
-    numbers += ["jumps\n/s", "forced\n/s"]
+    numbers = ["run", "wait", "prompt\n/s", "output\n/s", "hit%", "total\nhit%"]
+    numbers += ["tree", "cache\nsize", "jumps\n/s", "forced\n/s"]
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("plugin", no_wrap=True)

@@ -1,8 +1,8 @@
 """Counts in formats, refused above a bound before anything is compiled.
 
 Owns the bounds, and where a schema or a pattern counts. Pure: no vLLM, no compiler. Some compilers
-allocate in proportion to a count: `{"type": "array", "minItems": 60000000}`, 43 bytes, cost
-llguidance 5 GB.
+allocate in proportion to a count: `{"type": "array", "minItems": 60000000}` made llguidance
+allocate 5 GB.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tests.engine.test_fsm_like_stock import backend
 MIB = 1 << 20
 NEVER_DONE = "(a?)" * 25_000
 MANY_ITEMS = '{"type":"array","minItems":60000000}'
-"""43 bytes in a request. xgrammar refuses it, and llguidance takes 5 GB."""
+"""A short schema. xgrammar refuses it, and llguidance takes 5 GB."""
 
 SMALL_GRAMMAR = 'root ::= "a"'
 LARGE_GRAMMAR = "root ::= " + " | ".join(f'"{n:04}" [a-c]+' for n in range(400))

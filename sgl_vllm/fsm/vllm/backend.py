@@ -52,11 +52,9 @@ MAX_ERRORS = 8
 class BackendCounters:
     """Grammars and compilations since start."""
 
-    ours: int = counter(
-        "Formats compiled to automata of the plugin.", unit="formats", metric="grammars"
-    )
+    ours: int = counter("Formats compiled by the plugin.", unit="formats", metric="grammars")
     ours_cached: int = counter(
-        "Structured requests whose automaton was compiled already.",
+        "Structured requests whose format the plugin had already compiled.",
         unit="requests",
         metric="grammars_cached",
     )

@@ -2,7 +2,7 @@
 
 Owns the limits of those processes, and which formats are known to keep within them. vLLM's
 compilers cannot be interrupted and allocate whatever they want, so each format is compiled in such
-a process before it is compiled in the engine's: a format of 43 bytes can cost gigabytes.
+a process before it is compiled in the engine's: a short format can cost gigabytes.
 """
 
 from __future__ import annotations
