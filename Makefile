@@ -9,7 +9,7 @@ TEST_FOLDERS = $(wildcard $(foreach part,unit browser engine server,$(ROOT)/test
 .PHONY: help install demo test test-slow test-platforms unit gpu soak attack ray versions check reference options counters coverage map format clean distclean
 .DEFAULT_GOAL := help
 
-help:  ## what can be made
+help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' "$(ROOT)/Makefile" | expand -t 18
 
 install:  ## set up .venv (a second time: nothing to do)
@@ -22,7 +22,7 @@ test: check  ## lint, types and the tests: pure parts, pages, the engine, the se
 	@$(IN_ROOT) "$(BIN)/python" -m pytest -n 2 --dist loadfile --durations 40 $(TEST_FOLDERS)
 	@$(IN_ROOT) ! nvidia-smi -L >/dev/null 2>&1 || exec "$(BIN)/python" -m pytest tests/gpu
 
-test-slow: install  ## the tests that take long: workloads, examples, demo, data parallelism
+test-slow: install  ## slow tests: workloads, examples, demo, data parallelism
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest -m slow --durations 20 $(TEST_FOLDERS)
 
 test-platforms: install  ## engine tests on the V2 runner and with asynchronous scheduling
@@ -70,7 +70,7 @@ coverage: install  ## write the tables of docs/coverage.md from what the parts a
 map: install  ## write the map of packages in CONTRIBUTING.md from their docstrings
 	@$(IN_ROOT) "$(BIN)/python" -m tools.source_tree
 
-format: install  ## let ruff put the code in order
+format: install  ## format the code with ruff
 	@$(IN_ROOT) "$(BIN)/ruff" check --fix .
 	@$(IN_ROOT) "$(BIN)/ruff" format .
 

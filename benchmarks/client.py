@@ -2,8 +2,8 @@
 
     python -m benchmarks.client [--programs 2000] [--calls 3] [--latency-ms 20] [--rounds 3]
 
-A server in a process of its own answers every completion after the given latency, and does nothing
-else. Each way of asking runs in a process of its own, all programs at once, by turns in rounds:
+A server in a separate process answers every completion after the given latency, and does nothing
+else. Each way of asking runs in a separate process, all programs at once, in alternating rounds:
 
     by_hand   asyncio tasks that await `AsyncOpenAI().completions.create`, a call after the other
     sync      `run_batch` of a program that is a plain function
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Run every way by turns, each in a process of its own, and print the table."""
+    """Run the ways in alternation, each in a separate process, and print the table."""
     ways = arguments.only or list(WAYS)
     results: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     with Endpoint(arguments) as url, tqdm(total=arguments.rounds * len(ways)) as bar:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.overhead [--model shape:33m] [--off schedule ...] [--rounds 8]
 
-Stock vLLM and vLLM with the plugin run in this process, by turns in rounds of A B B A, with the
-same requests; a round's time is the processor time of all threads, which other programs on the
+Stock vLLM and vLLM with the plugin run in this process, alternating in rounds of A B B A, with
+the same requests; a round's time is the processor time of all threads, which other programs on the
 machine disturb least. Each round gives a ratio; the median of them is printed, and their middle
 half. A ratio of 1.01 means one percent more processor time with the plugin.
 """

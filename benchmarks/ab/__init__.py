@@ -1,4 +1,4 @@
-"""`python -m benchmarks.ab`: the same programs on stock vLLM and on vLLM with the plugin, by turns.
+"""`python -m benchmarks.ab`: the same programs on stock vLLM and the plugin, in alternating rounds.
 
 __main__.py   the command: arguments, Ctrl-C
 plan.py       what is to be compared

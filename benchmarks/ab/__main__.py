@@ -29,13 +29,13 @@ from sgl_vllm.config import choices_of
 from sgl_vllm.server_process import ServerFailed, sigterm_as_interrupt
 
 COMMENT = """\
-Stock vLLM and vLLM with `--plugin sgl_vllm` run by turns, A B A B ..., one at a time: same model,
-same flags, same programs, same concurrency, greedy. Each turn begins with a warm server and an
-empty prefix cache. Servers stay up between their turns as far as the memory holds them, and start
-anew where it does not: half a minute each on two cores.
+Stock vLLM and vLLM with `--plugin sgl_vllm` run in alternating rounds, A B A B ..., one at a time:
+same model, same flags, same programs, same concurrency, greedy. Each round begins with a warm
+server and an empty prefix cache. Servers stay up between their rounds if they fit into memory, and
+are started again otherwise: half a minute each on two cores.
 
-What is printed are medians over the rounds. A ratio above 1 is better for the plugin, always.
-Counts are the servers' own and exact; times mean something only as ratios of one run.
+The output shows medians over the rounds. A ratio above 1 always favors the plugin. Counts are the
+servers' own and exact; times mean something only as ratios of one run.
 docs/benchmarks.md says how to read the rest.
 
 With servers that run elsewhere (both started with VLLM_SERVER_DEV_MODE=1, so that their cache can

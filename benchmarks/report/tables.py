@@ -258,12 +258,12 @@ def caption(results: Results, option: str) -> str:
     """How to read the table, and what made it, in Markdown."""
     some_unknown = any(one.throughput.verdict is Verdict.UNKNOWN for one in results.results)
     reading = (
-        "Stock vLLM → vLLM with the plugin. Ratios: above 1 is better for the plugin, medians and, "
-        "in brackets, the least and the greatest of single rounds. *No difference*: the rounds are "
-        "as far apart as the ratio is from 1."
+        "Stock vLLM → vLLM with the plugin. A ratio above 1 is better for the plugin. Ratios are "
+        "medians over the rounds, with the lowest and the highest round in parentheses. *No "
+        "difference*: the rounds are as far apart as the ratio is from 1."
     )
     if some_unknown:
-        reading += " *One round*: how far rounds are apart is not known."
+        reading += " *One round*: the spread is not known."
     made = f"Made by `{MEASURED_BY}` and `{f'{SHOWN_BY} {option}'.strip()}`"
     facts = [made, *provenance(results)]
     return f"{reading}\n\n" + "; ".join(facts) + "."

@@ -1,4 +1,4 @@
-"""vLLM's own load generator, `vllm bench serve`, against stock vLLM and the plugin by turns.
+"""vLLM's own load generator, `vllm bench serve`, against stock vLLM and the plugin.
 
     python -m benchmarks.serve --help
 

@@ -1,4 +1,4 @@
-"""Puts the load of `vllm bench serve` on stock vLLM and on vLLM with the plugin, by turns.
+"""Runs `vllm bench serve` against stock vLLM and vLLM with the plugin, in alternating rounds.
 
 Owns the command: its arguments, whose turn it is, what is done in a turn, and how it ends.
 """

@@ -160,7 +160,7 @@ def tests(
 
 
 def comparison(model: str, concurrency: int) -> Step:
-    """Stock and plugin by turns on real servers, all workloads."""
+    """Stock and plugin in alternating rounds on real servers, all workloads."""
     options = {
         "--model": MODELS[model],
         "--concurrency": str(concurrency),

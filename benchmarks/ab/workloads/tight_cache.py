@@ -1,10 +1,10 @@
 """Many groups of requests, each with its own prefix, and a cache that holds a fifth of them.
 
-Requests come from the groups by turns, so in the order of arrival a prefix is met again only after
-most others, when such a cache has long forgotten it. As many run as fit into the cache, and many
-more wait: whoever chooses among them can serve those of one group together. What is gained grows
-with the number of waiting requests per group, here about three; the concurrency, which is stated
-with the result, says how many.
+Requests rotate through the groups, so in order of arrival a prefix returns only after most others,
+when such a cache has long evicted it. As many requests run as fit into the cache, and many more
+wait, so a scheduler can serve those of one group together. The gain grows with the number of
+waiting requests per group, here about three; the concurrency, which is stated with the result, says
+how many.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def server_args(block_size_tokens: int) -> tuple[str, ...]:
 
 WORKLOAD = Workload(
     name="tight_cache",
-    summary=f"{NUM_GROUPS} prefixes by turns, a cache that holds a fifth of them",
+    summary=f"{NUM_GROUPS} prefixes in rotation, a cache that holds a fifth of them",
     gain=(
         "Of those that wait, requests whose prefix is cached run together, before it is "
         "forgotten: the more wait per prefix, the less is computed again."
