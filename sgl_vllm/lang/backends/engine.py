@@ -64,7 +64,7 @@ _PLUGIN = "sgl_vllm"
 class Engine(OnVLLM):
     """A vLLM engine that runs `model`; `engine_args` are vLLM's own (``dtype=``, ...).
 
-    The engine is a process of its own. It starts on first use, or at the beginning of a ``with``
+    The engine runs in a separate process. It starts on first use, or at the beginning of a ``with``
     statement, and ends with `close` or at the end of the statement. If it is used after that, it
     starts again. As with vLLM, a script must start it under ``if __name__ == "__main__":``.
 
