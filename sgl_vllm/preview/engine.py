@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import argparse
 
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
-
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 

@@ -194,7 +194,7 @@ class Driver:
     @property
     def can_chunk(self) -> bool:
         """Whether a prompt may take several steps."""
-        return bool(self._scheduler.scheduler_config.enable_chunked_prefill)
+        return bool(self._engine.vllm_config.scheduler_config.enable_chunked_prefill)
 
     @contextlib.contextmanager
     def little_room(self, num_blocks: int) -> Iterator[None]:

@@ -17,17 +17,16 @@ from tests.engine.drafters import for_speculation, speculation
 from tests.engine.engine import Ask, Engine, greedy, words
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import (
-    JUDGE,
     NEAR_TIE,
     STOCK_WITHOUT_CACHE,
     Played,
     References,
     Setting,
     differences,
-    gap,
     play,
 )
 from tests.engine.programs import CARD, LETTER, Program, random_program
+from tests.engine.ties import JUDGE, gap
 
 METHODS = ("ngram", "draft_model", "eagle")
 LOOKAHEAD = {"ngram": 0, "draft_model": 0, "eagle": 1}

@@ -24,7 +24,6 @@ class VllmConfig:
 
     @property
     def use_v2_model_runner(self) -> bool: ...  # [preview]
-
     @property
     def num_prefill_lookahead_tokens(self) -> int: ...  # [radix] since 0.32
 
