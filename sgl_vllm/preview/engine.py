@@ -47,7 +47,7 @@ class _Parser(FlexibleArgumentParser):
 def preview(model: str, flags: Sequence[str], *, is_prediction: bool = False) -> Outlook:
     """What `vllm serve MODEL FLAGS --plugin sgl_vllm` would have on.
 
-    Reads the model's `config.json`, never its weights. Cost: about 0.2 s, after several seconds for
+    Reads the model's `config.json`, never its weights. Cost: 0.2 to 2 s, after several seconds for
     the imports and, once per architecture, for vLLM to inspect the model's class.
 
     Args:

@@ -114,6 +114,8 @@ class PlannedGpu(Platform):
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = "vllm.v1.worker.gpu_worker.Worker"
+        # The kernels for quantized weights are not here either. The KV cache is the same without.
+        vllm_config.quant_config = None
 
     @classmethod
     def get_attn_backend_cls(

@@ -3,15 +3,14 @@
 Owns how the layers are built and handed to vLLM. Does not own how vLLM groups them: that is
 `EngineCore`'s own code, which runs here as it runs at a start.
 
-The layers are built on PyTorch's `meta` device, where a tensor has a shape and no memory: 0.1 s
-and a few MB for any size. They are those of the whole model, not of one rank: how a model is split
-over devices changes the sizes of its layers, but not their kinds.
+The layers are built on PyTorch's `meta` device, where a tensor has a shape and no memory: two
+seconds for 671 billion parameters. They are those of the whole model, not of one rank: how a model
+is split over devices changes the sizes of its layers, but not their kinds.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from vllm.compilation.backends import set_model_tag
 from vllm.config import set_current_vllm_config
+from vllm.config.utils import replace
 from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 from vllm.distributed.parallel_state import (
     destroy_model_parallel,
@@ -68,7 +68,7 @@ def _build_draft_layers(config: VllmConfig) -> None:
     if speculation is None:
         return
     if speculation.uses_draft_model():
-        draft = dataclasses.replace(
+        draft = replace(
             config,
             model_config=speculation.draft_model_config,
             quant_config=None,

@@ -4,7 +4,8 @@ from enum import Enum
 
 from vllm.v1.attention.backend import AttentionBackend
 
-class KVCacheLayout(Enum): ...
+class KVCacheLayout(Enum):
+    LBNHC = ...
 
 def get_supported_kv_cache_layouts(
     backends: Iterable[type[AttentionBackend]],
