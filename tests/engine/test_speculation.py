@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from sgl_vllm.protocol.request_keys import SCORE_FROM
+from sgl_vllm.speculation import NO_DRAFTING
 from tests.engine.drafters import for_speculation, speculation
 from tests.engine.engine import Ask, Engine, greedy, words
 from tests.engine.one_by_one import decoding_one_by_one
@@ -29,13 +31,26 @@ from tests.engine.programs import CARD, LETTER, Program, random_program
 from tests.engine.ties import JUDGE, gap
 
 METHODS = ("ngram", "draft_model", "eagle")
+NUM_LAYERS = 4
+"""Of the model; those of a drafter come after them."""
 LOOKAHEAD = {"ngram": 0, "draft_model": 0, "eagle": 1}
 PROGRAM = for_speculation(random_program(3, num_calls=60))
+slow = (pytest.mark.slow, pytest.mark.timeout(600))
 SETTINGS = {
     "tiny cache": Setting({}, num_blocks=28),
     "prefill in chunks": Setting({}, num_blocks=36, max_num_batched_tokens=64),
     "exact jumps": Setting({"jump_mode": "exact"}, num_blocks=30, max_num_batched_tokens=128),
 }
+CASES = [
+    pytest.param(
+        method,
+        setting,
+        id=f"{method}, {name}",
+        marks=() if name == "tiny cache" and method != "draft_model" else slow,
+    )
+    for method in METHODS
+    for name, setting in SETTINGS.items()
+]
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +105,8 @@ def check_answers(start, program: Program, want: Played, got: Played) -> None:
         assert not real, f"{len(real)} requests got another answer:\n" + "\n\n".join(real[:3])
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("method", METHODS)
 def test_stock_with_the_speculation_agrees_with_the_reference(start, references, config_of, method):
     engine = start_for(start, Setting(None, num_blocks=40, speculation=config_of(method)))
@@ -97,8 +114,7 @@ def test_stock_with_the_speculation_agrees_with_the_reference(start, references,
     check_answers(start, PROGRAM, references.stock, got)
 
 
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "setting"), CASES)
 def test_every_request_gets_the_answer_it_gets_without_the_plugin(
     start, references, config_of, method, setting
 ):
@@ -160,38 +176,54 @@ def test_a_reply_is_found_to_its_last_accepted_token(drafting):
     assert cached in (num_final - 1, num_final)
 
 
-def test_a_drafter_proposes_after_a_hit_what_it_proposes_without(drafting):
-    """Its own KV of the shared prefix is that of the next request, to the last token."""
+@pytest.mark.parametrize("num_shared", [40, 47, 64, 65])
+def test_the_kv_after_a_hit_is_that_of_the_whole_prompt(drafting, num_shared):
+    """In the layers of the model and of its drafter, to the last token."""
     _, engine = drafting
+    cold, warm = kv_cold_and_warm(engine, num_shared)
+    torch.testing.assert_close(warm, cold, rtol=1e-3, atol=1e-3)
+
+
+def test_eagle_has_read_one_token_further_than_the_match(start, config_of):
+    """Why a hit ends one token before it."""
+    engine = start(plugin={}, num_gpu_blocks_override=200, speculative_config=config_of("eagle"))
+    engine.scheduler.parts.radix.drafting = NO_DRAFTING
+    cold, warm = kv_cold_and_warm(engine, 47)
+    torch.testing.assert_close(warm[:NUM_LAYERS], cold[:NUM_LAYERS], rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(warm[NUM_LAYERS:], cold[NUM_LAYERS:], rtol=1e-3, atol=1e-3)
+
+
+def kv_cold_and_warm(engine: Engine, num_shared: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The KV of a prompt that begins like an earlier one, without and with a cache."""
     assert engine.llm.reset_prefix_cache()
-    shared = engine.encode("The quick brown fox jumps over the lazy dog. " * 6)
-    asks = [Ask([*shared[:cut], *words(9, seed=cut)], greedy(24)) for cut in (40, 47, 64)]
-    cold, warm = [], []
-    for ask in asks:
-        assert engine.llm.reset_prefix_cache()
-        cold.append(proposed(engine, ask))
-    engine.run([Ask(shared, greedy(4))])
-    for ask in asks:
-        warm.append(proposed(engine, ask))
-    assert warm == cold and any(cold)
+    shared = words(num_shared, seed=1)
+    prompt = [*shared, *words(100 - num_shared, seed=2)]
+    cold = kv_of(engine, prompt)
+    assert engine.llm.reset_prefix_cache()
+    engine.run([Ask([*shared, *words(30, seed=3)], greedy(5))])
+    hits = engine.scheduler.parts.radix.counters.hit_tokens
+    warm = kv_of(engine, prompt)
+    assert engine.scheduler.parts.radix.counters.hit_tokens - hits >= num_shared - 1
+    return cold, warm
 
 
-def proposed(engine: Engine, ask: Ask) -> list[list[int]]:
-    """The drafts of a request, step by step."""
-    found: list[list[int]] = []
-    scheduler = engine.scheduler
-    update = scheduler.update_draft_token_ids
-
-    def recorded(drafts: Any) -> None:
-        found.extend(list(one) for one in drafts.draft_token_ids)
-        update(drafts)
-
-    scheduler.update_draft_token_ids = recorded
-    try:
-        engine.run([ask])
-    finally:
-        del scheduler.update_draft_token_ids  # the class has it
-    return found
+def kv_of(engine: Engine, prompt: list[int]) -> torch.Tensor:
+    """What the cache holds of the full blocks of a prompt, layer by layer."""
+    llm, scheduler = engine.llm.llm_engine, engine.scheduler
+    llm.add_request("seen", {"prompt_token_ids": prompt}, greedy(9))
+    llm.step()
+    (request_id,) = scheduler.requests
+    (block_ids,) = scheduler.kv_cache_manager.get_block_ids(request_id)
+    full = block_ids[: len(prompt) // scheduler.block_size]
+    runner = engine.core.model_executor.driver_worker.worker.model_runner
+    layers = runner.compilation_config.static_forward_context
+    (group,) = scheduler.kv_cache_config.kv_cache_groups
+    kv = torch.stack([layers[name].kv_cache[full] for name in group.layer_names])
+    llm.abort_request(["seen"])
+    while llm.has_unfinished_requests():
+        llm.step()
+    llm.step()
+    return kv
 
 
 # -- select ---------------------------------------------------------------------------------------
@@ -242,24 +274,33 @@ def constrained(engine: Engine) -> list[Ask]:
     ]
 
 
-def test_drafts_beside_jumps_never_cost_a_forward_pass(start, config_of):
-    """A request that jumps drops its drafts, and gets new ones after the forced tokens."""
+@pytest.fixture(scope="module")
+def without_drafts(start) -> tuple[int, list[list[int]]]:
     engine = start(plugin={})
-    asks = constrained(engine)
-    without, want = passes_of(engine, asks)
-    for method in METHODS:
-        engine = start(plugin={}, speculative_config=config_of(method))
-        passes, got = passes_of(engine, asks)
-        stats = engine.scheduler.sgl_vllm.stats()
-        assert stats.jump_forward.jumps >= len(asks)
-        assert got == want
-        assert passes <= without
+    return passes_of(engine, constrained(engine))
+
+
+@pytest.mark.parametrize("method", ["ngram", "eagle", pytest.param("draft_model", marks=slow)])
+def test_drafts_beside_jumps_change_nothing_and_never_cost_a_pass(
+    start, config_of, without_drafts, method
+):
+    """A request that jumps drops its drafts, and gets new ones after the forced tokens."""
+    engine = start(plugin={}, speculative_config=config_of(method))
+    with counting_drafts(engine) as drafts:
+        passes, replies = passes_of(engine, constrained(engine))
+    jumps = engine.scheduler.sgl_vllm.stats().jump_forward
+    assert jumps.jumps >= len(replies) and not jumps.errors
+    assert drafts["drafts"] > 0
+    assert (passes <= without_drafts[0], replies) == (True, without_drafts[1])
+    engine.check_nothing_is_left()
 
 
 # -- the self-check -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", ["ngram", *(pytest.param(method, marks=slow) for method in METHODS[1:])]
+)
 def test_the_self_check_runs_with_drafts_and_finds_no_difference(
     start, config_of, method, tmp_path, monkeypatch
 ):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from vllm.config.speculative import MTPModelTypes, SpeculativeMethod
 
 from sgl_vllm.speculation import METHODS, NO_DRAFTING, Drafting, drafting_of, is_tested, refusal
+
+SERVER_PAGE = Path(__file__).resolve().parents[2] / "docs" / "server.md"
 
 
 @dataclass
@@ -92,3 +95,8 @@ def test_what_is_not_verified_is_refused_with_the_reason(config, why):
 def test_a_method_that_no_test_runs_is_left_to_the_self_check():
     assert is_tested(Config(Speculative("ngram")))
     assert not is_tested(Config(Speculative("eagle3", reads_ahead=True), 1))
+
+
+def test_the_docs_name_every_method():
+    section = SERVER_PAGE.read_text().split("### Speculative decoding")[1].split("\n## ")[0]
+    assert [method for method in METHODS if f"`{method}`" not in section] == []
