@@ -132,13 +132,12 @@ class SglSchedulerMixin(Scheduler):
         return results
 
     def _update_request_with_output(
-        self, request: Request, new_token_ids: list[int], *args: Any, **kwargs: Any
+        self, request: Request, new_token_ids: list[int], is_stale: bool = False
     ) -> tuple[list[int], bool]:
         """Appends what a pass has sampled: several tokens, if drafts were accepted."""
         if self.parts.jump is not None:
-            is_stale = kwargs.get("is_stale", False)
             self.parts.jump.cut_accepted(request, new_token_ids, is_stale=is_stale)
-        return super()._update_request_with_output(request, new_token_ids, *args, **kwargs)
+        return super()._update_request_with_output(request, new_token_ids, is_stale)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """With synchronous scheduling, called after `update_from_output`, so after jumps."""
