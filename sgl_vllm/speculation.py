@@ -108,23 +108,13 @@ def drafting_of(vllm_config: VllmConfig) -> Drafting:
     if speculative is None:
         return NO_DRAFTING
     num_slots = 2 * (speculative.num_speculative_tokens or 0) + 1
-    return Drafting(_num_lookahead(vllm_config), num_slots)
-
-
-def _num_lookahead(vllm_config: VllmConfig) -> int:
-    return getattr(vllm_config, "num_prefill_lookahead_tokens", 0)
+    return Drafting(vllm_config.num_prefill_lookahead_tokens, num_slots)
 
 
 def _why_lookahead_is_refused(vllm_config: VllmConfig) -> str | None:
-    speculative = vllm_config.speculative_config
-    assert speculative is not None
-    if not speculative.use_eagle():
-        return None
-    if not hasattr(vllm_config, "num_prefill_lookahead_tokens"):
-        return "this vLLM does not say how many tokens its drafter reads ahead"
-    num_tokens = _num_lookahead(vllm_config)
+    num_tokens = vllm_config.num_prefill_lookahead_tokens
     if num_tokens > 1:
         return f"its drafter reads {num_tokens} tokens ahead, which is not verified"
-    if vllm_config.kv_transfer_config is not None:
+    if num_tokens and vllm_config.kv_transfer_config is not None:
         return "a KV connector does not know which tokens its drafter has read ahead"
     return None

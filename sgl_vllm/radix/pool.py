@@ -203,8 +203,10 @@ class RadixBlockPool(BlockPool):
         self, request: Request, blocks: Sequence[KVCacheBlock], num_blocks: int
     ) -> None:
         """Give those of the first `num_blocks` that have just entered the tree vLLM's hashes, and
-        emit their events. A second copy of cached tokens is not in the tree, so it gets no hash."""
-        first = num_blocks
+        emit their events. A second copy of cached tokens is not in the tree, so it gets no hash.
+        From vLLM 0.33 on, a block's hash beside EAGLE needs the token after the block."""
+        num_hashed = len(request.block_hashes) * self.hash_block_size // self.block_size
+        first = num_blocks = min(num_blocks, num_hashed)
         while first > 0 and blocks[first - 1].block_hash == _MARK:
             first -= 1
             blocks[first].reset_hash()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,11 +19,7 @@ class Speculative:
     """What the table reads of vLLM's `SpeculativeConfig`."""
 
     method: str | None
-    reads_ahead: bool = False
     num_speculative_tokens: int | None = 3
-
-    def use_eagle(self) -> bool:
-        return self.reads_ahead
 
 
 @dataclass
@@ -33,13 +29,6 @@ class Config:
     speculative_config: Any = None
     num_prefill_lookahead_tokens: int = 0
     kv_transfer_config: Any = None
-
-
-@dataclass
-class ConfigOfVllm031:
-    """An older one, which says nothing of how far a drafter reads ahead."""
-
-    speculative_config: Any = field(default_factory=lambda: Speculative("eagle", reads_ahead=True))
 
 
 def test_every_method_of_vllm_is_in_the_table():
@@ -71,7 +60,7 @@ def test_drafters_that_read_nothing_ahead_cost_no_token_of_a_hit(method):
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
 def test_drafters_that_read_one_token_ahead_are_allowed(method):
-    config = Config(Speculative(method, reads_ahead=True), num_prefill_lookahead_tokens=1)
+    config = Config(Speculative(method), num_prefill_lookahead_tokens=1)
     assert refusal(config) is None
     assert drafting_of(config).num_lookahead == 1
 
@@ -79,13 +68,12 @@ def test_drafters_that_read_one_token_ahead_are_allowed(method):
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (Config(Speculative("mtp", reads_ahead=True), 3), "mtp: its drafter reads 3 tokens ahead"),
-        (Config(Speculative("eagle", reads_ahead=True), 1, object()), "a KV connector"),
-        (Config(Speculative("dflash", reads_ahead=True), 1), "several tokens at once"),
+        (Config(Speculative("mtp"), 3), "mtp: its drafter reads 3 tokens ahead"),
+        (Config(Speculative("eagle"), 1, object()), "a KV connector"),
+        (Config(Speculative("dflash"), 1), "several tokens at once"),
         (Config(Speculative("suffix")), "no test of this project"),
         (Config(Speculative("of next year")), "of next year: it is not known to this version"),
         (Config(Speculative(None)), "not known"),
-        (ConfigOfVllm031(), "this vLLM does not say"),
     ],
 )
 def test_what_is_not_verified_is_refused_with_the_reason(config, why):
@@ -94,7 +82,7 @@ def test_what_is_not_verified_is_refused_with_the_reason(config, why):
 
 def test_a_method_that_no_test_runs_is_left_to_the_self_check():
     assert is_tested(Config(Speculative("ngram")))
-    assert not is_tested(Config(Speculative("eagle3", reads_ahead=True), 1))
+    assert not is_tested(Config(Speculative("eagle3"), 1))
 
 
 def test_the_docs_name_every_method():

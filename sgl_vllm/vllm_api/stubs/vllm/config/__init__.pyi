@@ -19,13 +19,13 @@ class VllmConfig:
     structured_outputs_config: StructuredOutputsConfig
     observability_config: ObservabilityConfig
     kv_events_config: KVEventsConfig | None  # [rank_routing, self_check]
-    kv_transfer_config: KVTransferConfig | None  # [radix, preview]
+    kv_transfer_config: KVTransferConfig | None
     quant_config: object | None  # [preview]
 
     @property
     def use_v2_model_runner(self) -> bool: ...  # [preview]
     @property
-    def num_prefill_lookahead_tokens(self) -> int: ...  # [radix] since 0.32
+    def num_prefill_lookahead_tokens(self) -> int: ...
 
 class CacheConfig:
     enable_prefix_caching: bool
