@@ -30,7 +30,8 @@ def set_up(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(backends.backends, "cpu", backends.Backend(compiler=None, driver=_Driver))
     _take_masks_of_integers(patch)
     _replace_top_k_kernel(patch)
-    _launch_quickly(patch)
+    _leave_out_what_nothing_needs(patch)
+    _sample_in_larger_blocks(patch)
 
 
 def _take_masks_of_integers(patch: pytest.MonkeyPatch) -> None:
@@ -73,13 +74,13 @@ def _replace_top_k_kernel(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _launch_quickly(patch: pytest.MonkeyPatch) -> None:
+def _leave_out_what_nothing_needs(patch: pytest.MonkeyPatch) -> None:
     """Leave out what the interpreter does for each launch or operation and nothing here needs.
 
     It copies tensors to the host and back, where they are already. It puts its functions in the
     place of the language's and takes them out again, for kernels that are compiled, which none is.
-    It computes all sums again in 64 bits, to find overflows. And it makes a table of types for each
-    value.
+    It computes all sums again in 64 bits, to find overflows. And it makes a table of types and a
+    shape for each value.
     """
     from triton.runtime import interpreter
 
@@ -113,3 +114,28 @@ def _launch_quickly(patch: pytest.MonkeyPatch) -> None:
         return known[scalar.name]
 
     patch.setattr(interpreter, "_get_np_dtype", known_type)
+
+    make, shapes = interpreter.tl.tensor.__init__, {}
+
+    def make_of_known_shape(self: Any, handle: Any, type_: Any) -> None:
+        key = tuple(type_.shape.values) if type_.is_block() else ()
+        if key not in shapes:
+            make(self, handle, type_)
+            shapes[key] = self.numel, self.shape
+        self.handle, self.type, self.dtype = handle, type_, type_.scalar
+        self.numel, self.shape = shapes[key]
+
+    patch.setattr(interpreter.tl.tensor, "__init__", make_of_known_shape)
+
+
+def _sample_in_larger_blocks(patch: pytest.MonkeyPatch) -> None:
+    """The kernel that samples takes 1,024 tokens of the vocabulary at a time, which suits a GPU.
+
+    With 4,096 the demo's vocabulary is one block, and the kernel's code runs once, not four times.
+    """
+    from vllm.v1.worker.gpu.sample import gumbel
+
+    code = gumbel.gumbel_sample.__code__
+    assert code.co_consts.count(1024) == 1
+    constants = tuple(4096 if constant == 1024 else constant for constant in code.co_consts)
+    patch.setattr(gumbel.gumbel_sample, "__code__", code.replace(co_consts=constants))
