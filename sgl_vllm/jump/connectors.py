@@ -112,8 +112,8 @@ class UnseenJumps:
         num_computed_tokens: int,
     ) -> tuple[int | None, bool]:
         """At a request's first admission vLLM counts all that is loaded as prompt. So a connector
-        sees the prompt of an opened request and one more token, which has to be computed."""
-        num_seen = request.num_prompt_tokens + 1
+        sees no more than the prompt of an opened request."""
+        num_seen = request.num_prompt_tokens
         if request not in self._opened or request.num_tokens <= num_seen:
             return original(request, num_computed_tokens)
         all_token_ids, block_hashes = request._all_token_ids, request.block_hashes

@@ -20,6 +20,12 @@ from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.test_jump_pressure import MAX_MODEL_LEN, Run, jobs, run, start_tiny
 
 ENDS_FORCED = r"[a-z]{3} is what we asked for, and [a-z]{2} is what we got in the end, after all"
+LONG_RUNS = (
+    r"[a-z]{3} is what we asked for, and nobody in the whole city has ever seen anything like it "
+    r"before or after, so that [a-z]{2} is what we got in the end, after all that we had been "
+    r"through, and this is all that can ever be said about it in so many words as we have here"
+)
+"""The first forced run fills whole blocks; `max_tokens` ends the request inside the second."""
 SHAPES = [
     # block size, blocks, at once, chunked, policy
     (32, 9, 4, True, "fcfs"),
@@ -175,23 +181,24 @@ def test_answers_beside_vllms_example_are_those_without(start, want, tmp_path, c
 
 
 def stored_and_computed(start, tmp_path) -> tuple[list[int], list[float], list[float]]:
-    """Of conversations that go on after an answer which ended in forced text, each once loaded and
-    once computed: loaded tokens beyond the prompt, and the log-probabilities of what comes next."""
+    """Of conversations that go on after an answer which ended inside forced text, each once loaded
+    and once computed: loaded tokens beyond the prompt, and how likely the next token is."""
     engine = start(
         {"tier_rule": "always"},
         kv_transfer_config=offloading(tmp_path),
         max_model_len=MAX_MODEL_LEN,
         num_gpu_blocks_override=40,
     )
-    grammar = StructuredOutputsParams(regex=ENDS_FORCED)
-    params = SamplingParams(temperature=0, max_tokens=120, structured_outputs=grammar)
-    prompts = [words(40 + 3 * number, seed=number) for number in range(12)]
+    grammar = StructuredOutputsParams(regex=LONG_RUNS)
+    params = SamplingParams(temperature=0, max_tokens=72, structured_outputs=grammar)
+    prompts = [words(20 + 3 * number, seed=number) for number in range(24)]
     turns = []
     for prompt in prompts:
         (result,) = engine.run([Ask(prompt, params)])
         engine.settle()
+        assert result.outputs[0].finish_reason == "length"
         turns.append([*prompt, *tokens_of(result), *words(40, seed=99)])
-    assert engine.scheduler.sgl_vllm.stats().jump_forward.forced_tokens > 100
+    assert engine.scheduler.sgl_vllm.stats().jump_forward.forced_tokens > 1000
     assert engine.llm.reset_prefix_cache()
     beyond, found = [], []
     for prompt, turn in zip(prompts, turns, strict=True):
