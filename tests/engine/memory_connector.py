@@ -221,6 +221,7 @@ class WitnessConnector(MemoryConnector):
             self.num_several += scheduler_output.num_scheduled_tokens[name] > 1
         for name, num_tokens in scheduler_output.num_scheduled_tokens.items():
             request = self._requests[name]
+            assert self._manager is not None
             assert self.tables[name] == self._manager.get_block_ids(name)[0]
             self._num_computed[name] = request.num_computed_tokens + num_tokens
         return super().build_connector_meta(scheduler_output)

@@ -34,7 +34,7 @@ SHAPES = [
 ]
 
 
-def behave(**behaviour: int) -> None:
+def behave(**behaviour: Any) -> None:
     vars(BEHAVIOUR).update(vars(Behaviour(**behaviour)))
 
 

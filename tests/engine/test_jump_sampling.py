@@ -102,7 +102,7 @@ def test_on_the_v1_runner_they_would_get_something_else_if_they_jumped(
 # -- canonical jumps -------------------------------------------------------------------------------
 
 PEOPLE = " people"
-BESIDE = {
+BESIDE: dict[str, tuple[dict[str, Any], bool]] = {
     "presence and frequency penalty": ({"presence_penalty": 0.9, "frequency_penalty": 0.4}, True),
     "bias beside the forced text": ({"logit_bias": {"Z": 9.0, "%": -50.0}}, True),
     "bias on a word of the forced text": ({"logit_bias": {PEOPLE: -100.0}}, False),

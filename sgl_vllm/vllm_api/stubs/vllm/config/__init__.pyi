@@ -91,7 +91,7 @@ class SpeculativeConfig:
     draft_model_config: ModelConfig  # [preview]
     draft_parallel_config: ParallelConfig  # [preview]
 
-    def use_eagle(self) -> bool: ...
+    def use_eagle(self) -> bool: ...  # [preview]
     def uses_draft_model(self) -> bool: ...  # [preview]
 
 class KVTransferConfig:  # [preview]
