@@ -36,7 +36,7 @@ class Round(Protocol[FiguresOfRound]):
 
 
 class ByTurns(ABC, Generic[Figures, Ratios]):
-    """What has rounds of both arms, by turns: `stock[i]` ran just before `sgl[i]`."""
+    """What has alternating rounds of both arms: `stock[i]` ran just before `sgl[i]`."""
 
     stock: tuple[Round[Figures], ...]
     sgl: tuple[Round[Figures], ...]

@@ -170,7 +170,7 @@ def prompts(case: Case, num_tokens: int) -> Iterator[list[int]]:
 
 
 def measure(case: Case, num_waiting: int, num_tokens: int, num_steps: int) -> dict[str, Cost]:
-    """Both arms, a step each by turns; the first tenth warms up."""
+    """Both arms in alternating steps; the first tenth warms up."""
     arms = {name: Arm(name, case, num_waiting, num_tokens) for name in ARMS}
     num_warm = max(10, num_steps // 10)
     bar = tqdm(range(num_warm + num_steps), desc=case.name, leave=False, disable=None)

@@ -156,7 +156,7 @@ class Ablation:
 
 @dataclass(frozen=True)
 class Comparison(ByTurns[Figures, Ratios]):
-    """Rounds of both arms, by turns: `stock[i]` ran just before `sgl[i]`.
+    """Alternating rounds of both arms: `stock[i]` ran just before `sgl[i]`.
 
     `server_args` are those that both servers were started with, or were to be, if not here.
     `structured` says whether a grammar holds the output: then passes are held against undecided

@@ -71,7 +71,7 @@ class Ratios:
 
 @dataclass(frozen=True)
 class DatasetResult(ByTurns[Figures, Ratios]):
-    """Rounds of both arms with one dataset, by turns: `stock[i]` ran just before `sgl[i]`.
+    """Alternating rounds of both arms with one dataset: `stock[i]` ran just before `sgl[i]`.
 
     `command` is `vllm bench serve` as it was called, without what says where.
     """

@@ -1,5 +1,5 @@
 """The plugin costs a step next to nothing where it cannot help, and asynchronous scheduling still
-overlaps: random prompts, nothing shared, by turns with stock in engines of their own."""
+overlaps: random prompts, nothing shared, alternating with stock in separate engines."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def choice(s: sgl.ProgramState, examples: str, question: str, right: str) -> Non
 
 
 def items(texts: Texts, num_requests: int) -> list[Item]:
-    """Subjects by turns, in each all questions in a random order before any again.
+    """Subjects in rotation, in each all questions in a random order before any again.
 
     Raises ValueError if the data has no subject with examples and a question, or is not as above.
     """

@@ -487,4 +487,4 @@ def test_help_lists_the_workloads(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     out = capsys.readouterr().out
     assert all(name in out for name in WORKLOADS)
-    assert "above 1 is better" in out
+    assert "A ratio above 1 always favors the plugin" in out
