@@ -26,7 +26,7 @@ def main() -> int:
     for platform, names in FILES.items():
         command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
         command += ["-p", "tests.platforms.plugin", "--vllm-platform", platform]
-        command += ["--durations", "10", *sys.argv[1:]]
+        command += ["--durations", "10", "-o", "timeout=300", *sys.argv[1:]]
         command += [str(ENGINE_TESTS / f"test_{name}.py") for name in names]
         if subprocess.run(command, cwd=ENGINE_TESTS.parents[1], check=False).returncode != 0:
             failed.append(platform)
