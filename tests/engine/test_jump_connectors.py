@@ -181,8 +181,8 @@ def test_answers_beside_vllms_example_are_those_without(start, want, tmp_path, c
 
 
 def stored_and_computed(start, tmp_path) -> tuple[list[int], list[float], list[float]]:
-    """Of conversations that go on after an answer which ended inside forced text, each once loaded
-    and once computed: loaded tokens beyond the prompt, and how likely the next token is."""
+    """Of conversations that go on in or after an answer which ended inside forced text, each once
+    loaded and once computed: loaded tokens beyond the prompt, and how likely the next token is."""
     engine = start(
         {"tier_rule": "always"},
         kv_transfer_config=offloading(tmp_path),
@@ -197,14 +197,16 @@ def stored_and_computed(start, tmp_path) -> tuple[list[int], list[float], list[f
         (result,) = engine.run([Ask(prompt, params)])
         engine.settle()
         assert result.outputs[0].finish_reason == "length"
-        turns.append([*prompt, *tokens_of(result), *words(40, seed=99)])
+        answer = tokens_of(result)
+        # Near what the first jump has filled, and after what the second has left uncomputed.
+        turns += [[*prompt, *answer[:40], 5, 6], [*prompt, *answer, *words(40, seed=99)]]
     assert engine.scheduler.sgl_vllm.stats().jump_forward.forced_tokens > 1000
     assert engine.llm.reset_prefix_cache()
     beyond, found = [], []
-    for prompt, turn in zip(prompts, turns, strict=True):
+    for number, turn in enumerate(turns):
         (loaded,) = engine.run([Ask(turn, greedy(1, logprobs=0))])
         engine.settle()
-        beyond.append(loaded.num_cached_tokens - len(prompt))
+        beyond.append(loaded.num_cached_tokens - len(prompts[number // 2]))
         found.append(loaded)
     afresh = greedy(1, logprobs=0, skip_reading_prefix_cache=True)
     computed = engine.run([Ask(turn, afresh) for turn in turns])
