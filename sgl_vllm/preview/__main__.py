@@ -9,12 +9,17 @@ may pretend to have another device.
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
+
+import httpx
 
 from sgl_vllm.vllm_api.probe import missing_hooks
 
 MARK = "sgl_vllm.preview "
 AS_ON_GPU = "--as-on-gpu"
+HUB_TIMEOUT_S = 10
 
 
 def main(arguments: list[str]) -> int:
@@ -24,21 +29,31 @@ def main(arguments: list[str]) -> int:
     if missing := missing_hooks("preview"):
         print(MARK + json.dumps({"refused": f"this vLLM lacks {', '.join(missing)}"}))
         return 2
+    if not Path(model).exists() and not _reaches_the_hub():
+        os.environ["HF_HUB_OFFLINE"] = (
+            "1"  # else vLLM tries for minutes; what is cached still counts
+        )
     if is_prediction:
         from sgl_vllm.preview import gpu
 
         gpu.pretend()
-    from sgl_vllm.config import OptionError
-    from sgl_vllm.plugin import ActivationError
     from sgl_vllm.preview.engine import Refused, preview
 
     try:
         outlook = preview(model, flags, is_prediction=is_prediction)
-    except (Refused, OptionError, ActivationError) as refusal:
+    except Refused as refusal:
         print(MARK + json.dumps({"refused": str(refusal)}))
         return 2
     print(MARK + outlook.to_json())
     return 0
+
+
+def _reaches_the_hub() -> bool:
+    try:
+        httpx.head(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=HUB_TIMEOUT_S)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def preview(model: str, flags: Sequence[str], *, is_prediction: bool = False) ->
         is_prediction: whether this process only pretends to have the device (`gpu.py`).
 
     Raises:
-        Refused: a flag is unknown or has a wrong value, or there is no such model.
-        OptionError, ActivationError: the plugin would refuse to start.
+        Refused: a flag is unknown or has a wrong value, there is no such model, or the plugin would
+            refuse to start.
     """
     register()
     config = resolve(model, flags)
@@ -112,7 +112,7 @@ def resolve(model: str, flags: Sequence[str]) -> VllmConfig:
 
 
 def _parsed(flags: Sequence[str]) -> argparse.Namespace:
-    arguments = make_arg_parser(_Parser()).parse_args(list(flags))
+    arguments = make_arg_parser(_Parser(add_help=False)).parse_args(list(flags))
     plugins = arguments.plugin or []
     arguments.plugin = plugins if PLUGIN_NAME in plugins else [*plugins, PLUGIN_NAME]
     return arguments
