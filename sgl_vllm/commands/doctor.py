@@ -23,7 +23,7 @@ from rich.table import Table
 
 from sgl_vllm import __version__
 from sgl_vllm.commands import doctor_model
-from sgl_vllm.preview.__main__ import AS_ON_GPU
+from sgl_vllm.preview.outlook import AS_ON_GPU
 from sgl_vllm.vllm_api import metadata_shim, versions
 from sgl_vllm.vllm_api.probe import PARTS
 

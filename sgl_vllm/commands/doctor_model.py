@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sgl_vllm.preview.__main__ import AS_ON_GPU, MARK
-from sgl_vllm.preview.outlook import Outlook, State
+from sgl_vllm.preview.outlook import AS_ON_GPU, MARK, Outlook, State
 
 TIMEOUT_S = 300
 """vLLM inspects a model's class in a process of its own, and may ask the Hugging Face hub."""

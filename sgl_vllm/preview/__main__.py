@@ -15,10 +15,9 @@ from pathlib import Path
 
 import httpx
 
+from sgl_vllm.preview.outlook import AS_ON_GPU, MARK
 from sgl_vllm.vllm_api.probe import missing_hooks
 
-MARK = "sgl_vllm.preview "
-AS_ON_GPU = "--as-on-gpu"
 HUB_TIMEOUT_S = 10
 
 
@@ -30,9 +29,7 @@ def main(arguments: list[str]) -> int:
         print(MARK + json.dumps({"refused": f"this vLLM lacks {', '.join(missing)}"}))
         return 2
     if not Path(model).exists() and not _reaches_the_hub():
-        os.environ["HF_HUB_OFFLINE"] = (
-            "1"  # else vLLM tries for minutes; what is cached still counts
-        )
+        os.environ["HF_HUB_OFFLINE"] = "1"  # what is cached counts; vLLM would try for minutes
     if is_prediction:
         from sgl_vllm.preview import gpu
 

@@ -7,6 +7,7 @@ one that runs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -100,10 +101,7 @@ def resolve(model: str, flags: Sequence[str]) -> VllmConfig:
         config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config()
     except Exception as error:
         if not Path(model).exists() and _comes_from_the_hub(error):
-            raise Refused(
-                f"{model} is not a folder here, and its config.json cannot be read from the "
-                f"Hugging Face hub: {_one_line(error)}"
-            ) from error
+            raise Refused(_not_found(model, error)) from error
         raise Refused(_one_line(error)) from error
     if config.parallel_config.data_parallel_size > 1 and not config.model_config.is_moe:
         # As vLLM does in the process of such an engine: its ranks know nothing of each other.
@@ -146,6 +144,18 @@ def _comes_from_the_hub(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _not_found(model: str, error: BaseException) -> str:
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        return (
+            f"{model} is neither a folder here nor in the cache of the Hugging Face hub, which "
+            "cannot be reached from here or is switched off by HF_HUB_OFFLINE"
+        )
+    return (
+        f"{model} is not a folder here, and its config.json cannot be read from the Hugging Face "
+        f"hub: {_one_line(error)}"
+    )
 
 
 def _one_line(error: BaseException) -> str:

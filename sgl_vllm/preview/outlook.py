@@ -13,6 +13,12 @@ from typing import Any  # Any: JSON
 
 from sgl_vllm.part import BY_OPTION
 
+MARK = "sgl_vllm.preview "
+"""What the line of an answer begins with, among those that vLLM logs."""
+
+AS_ON_GPU = "--as-on-gpu"
+"""The flag that asks for a prediction."""
+
 
 class State(enum.StrEnum):
     """What a part will be when the engine serves."""
