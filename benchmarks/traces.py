@@ -291,7 +291,7 @@ def _fork_join(writer: _Writer) -> Iterator[Program]:
 
 
 def _tight_cache(writer: _Writer) -> Iterator[Program]:
-    """Single calls that alternate between 100 groups, each with its own prefix: first come, first served
+    """Single calls, in turn from 100 groups that each have a prefix: first come, first served
     meets a prefix again when a small cache has long forgotten it."""
     prefixes = [writer.text(1000, 3000) for _ in range(100)]
     while True:
