@@ -33,7 +33,11 @@ from tests.unit.fsm.texts import accepts, random_text
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 NAMES = ("a", "b", "ab", "c", "x1")
 IN_PYTHON = {
-    **{"^a": "^a", "b$": r"b\Z", "^[ab]+$": r"^[ab]+\Z", "1": "1", "^c": "^c"},
+    "^a": "^a",
+    "b$": r"b\Z",
+    "^[ab]+$": r"^[ab]+\Z",
+    "1": "1",
+    "^c": "^c",
     "^x.$": "^x[^\n\r\u2028\u2029]\\Z",
 }
 """Patterns of ECMA-262, and what Python has to be asked instead: to it, `$` also stands before the
