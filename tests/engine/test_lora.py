@@ -80,6 +80,8 @@ def run(engine: Engine, asks: Sequence[Ask], adapters: Sequence[LoRARequest | No
     results: dict[int, Any] = {}
     for is_base in (False, True):
         turn = [n for n, adapter in enumerate(adapters) if (adapter is None) == is_base]
+        if not turn:
+            continue
         outputs = engine.llm.generate(
             [asks[n].as_prompt for n in turn],
             [asks[n].params for n in turn],
