@@ -37,7 +37,10 @@ def main(model: str, flags: Sequence[str], *, as_on_gpu: bool, as_json: bool) ->
     try:
         outlook = ask(model, flags, as_on_gpu=as_on_gpu)
     except NoAnswer as error:
-        print(json.dumps({"error": str(error)}) if as_json else f"sgl-vllm doctor: {error}")
+        if as_json:
+            print(json.dumps({"error": str(error)}))
+        else:
+            print(f"sgl-vllm doctor: {error}", file=sys.stderr)
         return 2
     if as_json:
         print(outlook.to_json(indent=2))

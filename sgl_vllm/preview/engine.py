@@ -7,10 +7,12 @@ one that runs.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -38,11 +40,6 @@ if TYPE_CHECKING:
 
 class Refused(Exception):
     """vLLM would not start an engine with these flags. The message is one line that says why."""
-
-
-class _Parser(FlexibleArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise Refused(message)
 
 
 def preview(model: str, flags: Sequence[str], *, is_prediction: bool = False) -> Outlook:
@@ -110,7 +107,14 @@ def resolve(model: str, flags: Sequence[str]) -> VllmConfig:
 
 
 def _parsed(flags: Sequence[str]) -> argparse.Namespace:
-    arguments = make_arg_parser(_Parser(add_help=False)).parse_args(list(flags))
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            parser = make_arg_parser(FlexibleArgumentParser(add_help=False))
+            arguments = parser.parse_args(list(flags))
+    except SystemExit:
+        _, _, message = printed.getvalue().rpartition("error: ")
+        raise Refused(" ".join(message.split())) from None
     plugins = arguments.plugin or []
     arguments.plugin = plugins if PLUGIN_NAME in plugins else [*plugins, PLUGIN_NAME]
     return arguments

@@ -130,7 +130,7 @@ def test_without_an_answer_there_is_one_line_that_says_why(
 ) -> None:
     answer(stdout, stderr, returncode=9)
     assert main(["doctor", "m"]) == 2
-    (line,) = capsys.readouterr().out.splitlines()
+    (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert main(["doctor", "--json", "m"]) == 2
     assert message in json.loads(capsys.readouterr().out)["error"]
