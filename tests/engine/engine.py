@@ -119,8 +119,8 @@ class Engine:
 
     def settle(self) -> None:
         """Let what a KV connector still sends or loads come to its end."""
-        while self.scheduler.has_requests():
-            self.core.step()
+        while self.scheduler.has_requests() or self.core.batch_queue:
+            self.core.step_fn()
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
