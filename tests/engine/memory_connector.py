@@ -8,6 +8,7 @@ the blocks. What it does is in `BEHAVIOUR`, which tests set.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -186,8 +187,8 @@ class WitnessConnector(MemoryConnector):
         self.tables: dict[str, list[int]] = {}
         self.num_several = 0
         """How often a running request got more than one token."""
-        self._manager = None
-        self._requests = {}
+        self._manager: Any = None
+        self._requests: dict[str, Any] = {}
         self._num_computed: dict[str, int] = {}
 
     def bind_kv_cache_manager(self, kv_cache_manager):
