@@ -20,7 +20,7 @@ FILES = {
     ),
     "v2-sync": ("jump_opening", "jump_forward", "select"),
     "v2-async": (
-        *("self_check", "programs", "same_answers", "jump_pressure"),
+        *("same_answers", "jump_modes", "jump_pressure"),
         *("jump_forward", "select", "radix"),
     ),
 }
