@@ -101,13 +101,13 @@ def test_on_the_v1_runner_they_would_get_something_else_if_they_jumped(
 
 # -- canonical jumps -------------------------------------------------------------------------------
 
-PEOPLE, IN_MILLIONS = " people", " in millions"
+PEOPLE, THE_PEOPLE = " people", "the people"
 BESIDE: dict[str, tuple[dict[str, Any], str | None]] = {
     "presence and frequency penalty": ({"presence_penalty": 0.9, "frequency_penalty": 0.4}, None),
     "bias beside the forced text": ({"logit_bias": {"Z": 9.0, "%": -50.0}}, None),
     "bias on a word of the forced text": ({"logit_bias": {PEOPLE: -100.0}}, PEOPLE),
     "bad word beside the forced text": ({"bad_words": ["q"]}, None),
-    "bad words in the forced text": ({"bad_words": ["in millions"]}, IN_MILLIONS),
+    "bad words in the forced text": ({"bad_words": [THE_PEOPLE]}, THE_PEOPLE),
     "seed": ({"seed": 7, "temperature": 0.8}, None),
     "scores of the prompt": ({"prompt_logprobs": 1}, None),
 }
@@ -135,7 +135,7 @@ def canonical(start) -> dict[str, Any]:
         "want": want,
         "got": got,
         "on V2": engine.scheduler.use_v2_model_runner,
-        "tokens": {text: engine.encode(text) for text in (PEOPLE, IN_MILLIONS)},
+        "tokens": {text: engine.encode(text) for text in (PEOPLE, THE_PEOPLE)},
     }
 
 
