@@ -181,7 +181,12 @@ DEPLOYMENTS = (
     Deployment(
         "draft model", flags=_speculation(method="draft_model", model="{models}/llama_draft")
     ),
-    Deployment("KV connector: `--kv-offloading-size`", flags=("--kv-offloading-size", "1")),
+    # vLLM's offloading does not start on a CPU.
+    Deployment(
+        "KV connector: `--kv-offloading-size`",
+        flags=("--kv-offloading-size", "1"),
+        devices=(GPU,),
+    ),
     Deployment(
         "KV events: `--kv-events-config`",
         flags=("--kv-events-config", '{"enable_kv_cache_events": true, "publisher": "zmq"}'),

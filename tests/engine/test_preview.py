@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,10 @@ class Case:
 
 
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
-OFFLOADING = {
-    "kv_connector": "OffloadingConnector",
+CONNECTOR = {
+    "kv_connector": "ExampleConnector",
     "kv_role": "kv_both",
-    "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 24, "block_size": 32},
+    "kv_connector_extra_config": {"shared_storage_path": tempfile.gettempdir()},
 }
 EVENTS = {"enable_kv_cache_events": True, "publisher": "null"}
 
@@ -77,7 +78,7 @@ CASES = [
     Case("checked at start", {"self_check": "on"}),
     Case("no prefix caching", arguments={"enable_prefix_caching": False}),
     Case("n-gram speculation", arguments={"speculative_config": SPECULATION}),
-    Case("a KV connector", arguments={"kv_transfer_config": OFFLOADING}),
+    Case("a KV connector", arguments={"kv_transfer_config": CONNECTOR}),
     Case("KV events", {"self_check": "auto"}, {"kv_events_config": EVENTS}),
     Case(
         "another structured-output backend",
@@ -153,7 +154,7 @@ def test_an_engine_has_the_parts_that_were_foreseen(start, models, outlooks, cas
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"kv_transfer_config": OFFLOADING}],
+    [{}, {"kv_transfer_config": CONNECTOR}],
     ids=["without a connector", "with a connector"],
 )
 def test_the_facts_of_a_planned_scheduler_are_those_of_the_one_that_vllm_makes(start, arguments):
