@@ -50,7 +50,7 @@ class Case:
 
     @property
     def engine_arguments(self) -> dict[str, Any]:
-        without_weights = {"load_format": "dummy", "skip_tokenizer_init": True}
+        without_weights = {"load_format": "dummy", "tokenizer": MODEL}
         return BASE | (without_weights if self.model else {}) | self.arguments
 
     def flags(self) -> list[str]:
@@ -99,6 +99,9 @@ PARAMETERS = [
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write_models(folder)
+    vocab_size = json.loads((Path(MODEL) / "config.json").read_text())["vocab_size"]
+    for path in folder.glob("*/config.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": vocab_size}))
     return folder
 
 
