@@ -4,7 +4,8 @@ override ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
 PYTHON3 ?= python3
 BIN := $(ROOT)/.venv/bin
 IN_ROOT := cd "$(ROOT)" &&
-TEST_FOLDERS = $(wildcard $(foreach part,unit browser engine server,$(ROOT)/tests/$(part)))
+# What takes longest first, so that both workers end together.
+TEST_FOLDERS = $(wildcard $(foreach part,engine server browser unit,$(ROOT)/tests/$(part)))
 
 .PHONY: help install demo test test-slow test-platforms unit gpu soak attack ray versions check reference options counters coverage map format clean distclean
 .DEFAULT_GOAL := help
@@ -19,7 +20,7 @@ demo: install  ## a program on stock vLLM and on vLLM with the plugin, side by s
 	@$(IN_ROOT) exec "$(BIN)/sgl-vllm" demo
 
 test: check  ## lint, types and the tests: pure parts, pages, the engine, the server
-	@$(IN_ROOT) "$(BIN)/python" -m pytest -n 2 --dist loadfile --durations 40 $(TEST_FOLDERS)
+	@$(IN_ROOT) "$(BIN)/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40 $(TEST_FOLDERS)
 	@$(IN_ROOT) ! nvidia-smi -L >/dev/null 2>&1 || exec "$(BIN)/python" -m pytest tests/gpu
 
 test-slow: install  ## slow tests: workloads, examples, demo, data parallelism

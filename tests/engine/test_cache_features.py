@@ -3,7 +3,6 @@ priorities, resets, aborts, and inputs that are more than tokens."""
 
 from __future__ import annotations
 
-import copy
 import logging
 import random
 
@@ -16,7 +15,6 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.radix.keys import CacheNamespace
-from sgl_vllm.radix.part import unsupported_reason
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.scheduler import assembly
@@ -392,14 +390,6 @@ def test_blocks_whose_release_is_deferred_are_cached_but_not_evictable(cache, en
     cache.manager.block_pool.free_blocks(reversed(blocks))
     assert engine.scheduler.parts.radix.tree.num_evictable_blocks == 4
     engine.check_nothing_is_left()
-
-
-def test_speculative_decoding_switches_the_tree_off(engine):
-    config = copy.copy(engine.scheduler.vllm_config)
-    assert unsupported_reason(config, engine.scheduler.kv_cache_config) is None
-    config.speculative_config = object()
-    reason = unsupported_reason(config, engine.scheduler.kv_cache_config)
-    assert reason is not None and "speculative" in reason
 
 
 # -- engines of their own -------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from tests.engine.test_same_answers import is_constrained, mixed_requests
 from tests.engine.test_select import CHOICE_TOKENS, PREFIX_TOKENS, choices, scores, scoring
 from tests.platforms import asynchronous
 
+pytestmark = pytest.mark.slow  # on v1-async, `make test-platforms` runs more of the same kind
+
 ON = {"self_check": "off"}
 
 

@@ -259,10 +259,17 @@ def passes_of(engine: Engine, asks: list[Ask]) -> tuple[int, list[list[int]]]:
     return engine.forward_passes, replies
 
 
+EXAMPLES = {
+    CARD: '{"city": "Berlin", "continent": "Europe", "people": 36}',
+    LETTER: "Dear Anna, thank you for your letter of March the 3th.",
+}
+
+
 def constrained(engine: Engine) -> list[Ask]:
+    """Each prompt has an example of its format, in which n-grams find drafts."""
     return [
         Ask(
-            engine.encode(f"Number {number}: "),
+            engine.encode(f"{EXAMPLES[regex]} Number {number}: "),
             SamplingParams(
                 temperature=0,
                 max_tokens=80,

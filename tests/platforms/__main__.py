@@ -12,7 +12,7 @@ from pathlib import Path
 
 ENGINE_TESTS = Path(__file__).parents[1] / "engine"
 
-# The longest first, because pytest-xdist hands files out in this order.
+# The longest first, because pytest-xdist hands files out in this order: both workers end together.
 FILES = {
     "v1-async": (
         *("self_check", "programs", "same_answers", "jump_pressure", "jump_modes"),
@@ -31,6 +31,7 @@ def main() -> int:
     failed = []
     for platform, names in FILES.items():
         command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
+        command += ["--no-loadscope-reorder"]
         command += ["-p", "tests.platforms.plugin", "--vllm-platform", platform]
         command += ["--durations", "10", "-o", "timeout=300", *sys.argv[1:]]
         command += [str(ENGINE_TESTS / f"test_{name}.py") for name in names]
