@@ -86,7 +86,7 @@ def start_vlm(start, tmp_path_factory) -> Callable[..., Engine]:
 
 @pytest.fixture(scope="module")
 def want(start_vlm) -> list[tuple[list[int], str | None]]:
-    stock = start_vlm()
+    stock = start_vlm(async_scheduling=False)
     with decoding_one_by_one(stock.scheduler):
         return answers(stock, mixed_requests(24))
 

@@ -110,7 +110,7 @@ def interleaved(
 
 @pytest.fixture(scope="module")
 def stock(start, adapters) -> dict[str, Any]:
-    engine = start(enable_prefix_caching=False, **SETTINGS)
+    engine = start(enable_prefix_caching=False, async_scheduling=False, **SETTINGS)
     asks, of = interleaved(adapters)
     with decoding_one_by_one(engine.scheduler):
         answers = [list(one.outputs[0].token_ids) for one in run(engine, asks, of)]
