@@ -52,7 +52,7 @@ class Platform:
         num_heads: int | None = ...,
     ) -> str: ...
     @classmethod
-    def get_mla_prefill_backend_cls(  # [preview]
+    def get_mla_prefill_backend_cls(  # [preview] since 0.32
         cls, mla_selector_config: Any
     ) -> type[Any]: ...
 
