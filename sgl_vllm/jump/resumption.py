@@ -39,6 +39,8 @@ class JumpedRequests:
         self._scheduler = scheduler
         self._counters = counters
         self._waiting: WeakSet[Request] = WeakSet()
+        self._in_runner: WeakSet[Request] = WeakSet()
+        """Those for which the V2 runner keeps a slot: all but the opened and the released ones."""
         self._num_as_prompt: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         """How many output tokens of a request the V1 runner takes for its prompt."""
         self.connector = connector
@@ -46,6 +48,7 @@ class JumpedRequests:
     def add(self, request: Request) -> None:
         """A running request has jumped, and waits with its blocks."""
         self._waiting.add(request)
+        self._in_runner.add(request)
         if self.connector is not None:
             self.connector.jumped(request)
 
@@ -62,12 +65,30 @@ class JumpedRequests:
         again. vLLM itself admits no waiting request in a step that preempts.
         """
         scheduler = self._scheduler
+        if self._lacks_slot(request):
+            return False
         if self.connector is None:
             return True
         if request.status == RequestStatus.PREEMPTED and request in self._waiting:
             # Loaded again after it had released its blocks. The runner has not got all its tokens.
             request.status = RequestStatus.WAITING
         return request.request_id not in scheduler.reset_preempted_req_ids
+
+    def _lacks_slot(self, request: Request) -> bool:
+        """Whether the V2 runner has no slot for a request that it does not know. It keeps those of
+        jumped requests while they wait, which vLLM does not count as running. Some of them may have
+        to wait longer than a request behind them, for a LoRA adapter or behind a load."""
+        scheduler = self._scheduler
+        if not scheduler.use_v2_model_runner or request in self._in_runner:
+            return False
+        room = scheduler.max_num_running_reqs - len(scheduler.running)
+        if len(self._in_runner) < room:
+            return False
+        num_kept = sum(
+            one.status == RequestStatus.WAITING and scheduler.requests.get(one.request_id) is one
+            for one in self._in_runner
+        )
+        return num_kept >= room
 
     def drop_drafts(self) -> None:
         """Drop what a drafter has proposed for them before they jumped."""
@@ -85,6 +106,7 @@ class JumpedRequests:
             if request not in self._waiting:
                 continue
             self._waiting.discard(request)
+            self._in_runner.discard(request)
             if scheduler.use_v2_model_runner:
                 continue
             self._num_as_prompt[request] = request.num_output_tokens
@@ -152,6 +174,7 @@ class JumpedRequests:
         scheduler = self._scheduler
         scheduler.kv_holding_waiting.remove_request(request)
         scheduler._free_request_blocks(request)
+        self._in_runner.discard(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         scheduler.reset_preempted_req_ids.add(request.request_id)

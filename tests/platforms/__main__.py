@@ -20,7 +20,7 @@ FILES = {
     ),
     "v2-sync": ("jump_opening", "jump_forward", "select"),
     "v2-async": (
-        *("same_answers", "jump_modes", "jump_pressure"),
+        *("same_answers", "jump_connectors", "jump_modes", "jump_pressure"),
         *("jump_forward", "select", "radix"),
     ),
 }

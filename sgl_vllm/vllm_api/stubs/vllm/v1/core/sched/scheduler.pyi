@@ -28,6 +28,7 @@ class Scheduler:
     use_v2_model_runner: bool
     requests: dict[str, Request]
     running: list[Request]
+    max_num_running_reqs: int  # [jump_forward]
     waiting: RequestQueue
     max_num_active_reqs: int  # [schedule]
     kv_holding_waiting: RequestQueue  # [jump_forward, self_check]
