@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Answer = Sequence[int]
-"""The runs of an answer in order: so many tokens that the model chose, or, negative, forced."""
+"""The runs of an answer in order: how many tokens the model chose or, if negative, were forced."""
 
 RECORDED = Path(__file__).parent / "jump_groups.json"
 PENALTIES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)

@@ -37,9 +37,9 @@ class Drafting:
     """What a drafter does to the KV cache, in tokens.
 
     Attributes:
-        num_lookahead: to compute its own KV of a token, it reads so many tokens after that one.
-        num_slots: a request has slots for at most so many tokens beyond its own: for drafts that
-            are verified, and for those that the drafter writes.
+        num_lookahead: how many tokens after a token it reads to compute its own KV of that token.
+        num_slots: the most slots that a request has beyond its own tokens: for drafts that are
+            verified, and for those that the drafter writes.
     """
 
     num_lookahead: int = 0

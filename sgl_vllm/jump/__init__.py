@@ -5,6 +5,8 @@ opening.py          forced tokens before the first forward pass
 resumption.py       how jumped requests run again, and get out of each other's way
 connectors.py       KV connectors do not see that a request has jumped
 forced_source.py    asks for forced tokens, and contains errors
+refused.py          forced tokens that a request's sampling parameters would change
+processors.py       custom logits processors beside which requests may jump
 unique.py           forced tokens by a grammar's bitmask alone (jump_mode=exact)
 forced_logprobs.py  log-probabilities of forced tokens
 report.py           which part of an output was forced

@@ -67,6 +67,7 @@ class Limits:
 
 
 def limits_of(scheduler: Scheduler) -> Limits:
+    """Those of an engine, from the configuration of its scheduler."""
     model_config = scheduler.vllm_config.model_config
     return Limits(
         has_logprobs=model_config.logprobs_mode in ("raw_logprobs", "processed_logprobs"),

@@ -28,7 +28,8 @@ class Coalescer(Generic[Answer]):
     async def call(self, key: Hashable, make: Callable[[], Awaitable[Answer]]) -> Answer:
         """The answer of `make()`, or of an equal call's.
 
-        A caller that is cancelled does not cancel the run. All who share a run get its exception.
+        A caller that is cancelled does not cancel the run. All callers that share
+        a run get its exception.
 
         Args:
             key: equal for calls whose answers are equal.

@@ -18,6 +18,9 @@ Row = Mapping[int, float]
 
 MAX_TOLERANCE = 2.0
 
+_ENDS = ("stop", "length")
+"""How an answer ends by itself."""
+
 
 @dataclass(slots=True)
 class Answer:
@@ -118,9 +121,6 @@ def _tokens_problem(got: Answer, want: Answer, tolerance: float, found: Agreemen
     if len(got.tokens) != len(want.tokens):
         return f"it has {len(got.tokens)} tokens, not {len(want.tokens)}"
     return None if got.finish_reason == want.finish_reason else _ended(got, want)
-
-
-_ENDS = ("stop", "length")
 
 
 def _ended(got: Answer, want: Answer) -> str:
