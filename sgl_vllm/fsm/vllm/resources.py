@@ -6,6 +6,7 @@ tokenizer of forced text.
 
 from __future__ import annotations
 
+import json
 import os
 
 import numpy as np
@@ -24,6 +25,9 @@ XGRAMMAR_CACHE_MB = 128
 default is 512; here xgrammar compiles only what has no automaton."""
 
 MAX_XGRAMMAR_THREADS = 8
+
+_KNOWN_SERIALIZATIONS = frozenset({"v16"})
+"""Versions of xgrammar's JSON whose strings hold a byte in each character."""
 
 
 class TokenizerResources:
@@ -77,7 +81,20 @@ def tokenizer_info(xgrammar: XgrammarBackend) -> TokenizerInfo:
 def bytes_of_tokens(xgrammar: XgrammarBackend) -> tuple[list[bytes], int]:
     """The bytes of each token, empty for special ones, and the token that ends a text."""
     info = tokenizer_info(xgrammar)
-    token_bytes = list(info.decoded_vocab)
+    token_bytes = decoded_vocabulary(info)
     for token in {*info.special_token_ids, *info.stop_token_ids}:
         token_bytes[token] = b""
     return token_bytes, int(info.stop_token_ids[0])
+
+
+def decoded_vocabulary(info: TokenizerInfo) -> list[bytes]:
+    """`info.decoded_vocab`, read in one call.
+
+    The property itself makes several calls into xgrammar for each token, and each of them gives up
+    the interpreter. Beside a busy engine loop, which keeps the interpreter for milliseconds at a
+    time, a small vocabulary then takes minutes.
+    """
+    described = json.loads(info.serialize_json())
+    if described["__VERSION__"] not in _KNOWN_SERIALIZATIONS:
+        return list(info.decoded_vocab)
+    return [text.encode("latin-1") for text in described["decoded_vocab"]]
