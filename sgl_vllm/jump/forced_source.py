@@ -135,8 +135,16 @@ class ForcedSource:
             self._exclude(request)
             return False
 
+    def record(self, request: Request, consequence: str) -> None:
+        """Count the exception being handled; call it from an `except` block.
+
+        Args:
+            consequence: what becomes of the request, for the log.
+        """
+        self._counters.errors += 1
+        self._breaker.record(f"request {request.request_id}, which {consequence}")
+
     def _exclude(self, request: Request) -> None:
         """Called from an `except` block."""
         self._excluded.add(request)
-        self._counters.errors += 1
-        self._breaker.record(f"request {request.request_id}, which decodes token by token")
+        self.record(request, "decodes token by token")

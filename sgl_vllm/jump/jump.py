@@ -74,8 +74,9 @@ class JumpForward:
     """Jumps the requests of one scheduler.
 
     After every step, the output of a request whose grammar forces tokens ends with all of them, and
-    the request waits for the forward pass that computes them. An unexpected error lets its request
-    go on token by token; after `MAX_ERRORS` of them, all requests do.
+    the request waits for the forward pass that computes them. After an unexpected error its request
+    goes on token by token, or ends with an error if tokens were already taken. After `MAX_ERRORS`
+    of them, all requests decode token by token.
 
     Args:
         mode: what counts as forced; see the option `jump_mode`.
@@ -170,7 +171,8 @@ class JumpForward:
     # -- after every forward pass -----------------------------------------------------------------
 
     def after_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
-        """Append forced tokens to every request that has just got a token."""
+        """Append forced tokens to every request that has just got a token. A request whose jump
+        fails half-way ends with an error; the others go on."""
         scheduler = self._scheduler
         left: set[Request] = set()
         self.openings.deliver(outputs)
@@ -180,27 +182,44 @@ class JumpForward:
             request = scheduler.requests.get(output.request_id)
             if request is None or not part.may_jump(request, self._limits):
                 continue
-            forced = self._take(request)
-            if forced and request.status == RequestStatus.RUNNING:
-                self._drop_in_flight(request)
-                self._append(request, forced, output)
+            is_running = request.status == RequestStatus.RUNNING
+            try:
+                has_jumped = self._jump(request, output)
+            except Exception:
+                # Its grammar may be ahead of its output, so it cannot decode token by token.
+                self._source.record(request, "ends with an error")
+                request.status = RequestStatus.FINISHED_ERROR
+                output.finish_reason = request.get_finished_reason()
+                has_jumped = True
+            if has_jumped and is_running:
                 left.add(request)
-            elif request in self._cut and request.status == RequestStatus.RUNNING:
-                # A jump has failed. The worker has more tokens of the request than vLLM, so it is
-                # resumed with what there is, like a jumped one.
-                self._drop_in_flight(request)
-                last = request.num_tokens - 1
-                request.num_computed_tokens = min(request.num_computed_tokens, last)
-                left.add(request)
-            elif forced:  # preempted while the token was in flight: it will compute all of it again
-                self._append(request, forced, output)
-                if request.is_finished():
-                    scheduler.waiting.remove_requests([request])
-                    scheduler.deferred_waiting.discard(request)
-                    self._free(request, output)
+            elif has_jumped and request.is_finished():
+                scheduler.waiting.remove_requests([request])
+                scheduler.deferred_waiting.discard(request)
+                self._free(request, output)
         if left:
             self._leave_running(left, outputs)
         self._cut.clear()
+
+    def _jump(self, request: Request, output: EngineCoreOutput) -> bool:
+        """Append the tokens forced after the last one of `request`. Whether it must be resumed with
+        the tokens that it has now, if it is running.
+
+        A request that was preempted while its token was in flight computes all of them again.
+        """
+        is_running = request.status == RequestStatus.RUNNING
+        forced = self._take(request)
+        if forced:
+            if is_running:
+                self._drop_in_flight(request)
+            self._append(request, forced, output)
+            return True
+        if not is_running or request not in self._cut:
+            return False
+        # A jump has failed. The worker has more tokens of the request than vLLM.
+        self._drop_in_flight(request)
+        request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+        return True
 
     def _take(self, request: Request) -> list[int]:
         """The forced tokens, if a jump over them pays. Otherwise none, and the grammar is as it
@@ -266,11 +285,11 @@ class JumpForward:
                 break
         num_after = request.num_output_tokens
         appended = forced[: num_after - num_before]
-        output.new_token_ids = [*output.new_token_ids, *appended]
         rows = output.new_logprobs
         if rows is not None:
             forced_rows = rows_of_forced(appended, rows, asked_tokens(request))
             output.new_logprobs = joined(rows, forced_rows)
+        output.new_token_ids = [*output.new_token_ids, *appended]
         self._record(request, num_before, num_after)
 
     def _record(self, request: Request, start: int, end: int) -> None:

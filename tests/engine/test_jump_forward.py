@@ -12,6 +12,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from sgl_vllm.fsm.forced_tokenizer import ForcedTokenizer
 from sgl_vllm.jump.forced_source import MAX_ERRORS
+from sgl_vllm.jump.jump import JumpForward
 from tests.engine.engine import Ask, Engine
 from tests.engine.one_by_one import decoding_one_by_one, jumps
 
@@ -163,6 +164,27 @@ def test_an_error_in_the_tokenization_ends_jumping_only(start, monkeypatch):
     stats = engine.scheduler.sgl_vllm.stats()
     assert stats.jump_forward.errors == MAX_ERRORS
     assert "switched off by errors" in stats.parts["jump_forward"]
+
+
+def test_an_error_half_way_through_a_jump_ends_its_request_only(start, monkeypatch):
+    engine: Engine = start(plugin={}, block_size=32)
+    asks = [Ask(engine.encode(f"A card of {name}: "), card()) for name in ("a", "b", "c")]
+    want = engine.tokens(asks)
+    append, planted = JumpForward._append, [RuntimeError("planted")]
+
+    def fail_once(jump, request, forced, output):
+        append(jump, request, forced, output)
+        if planted:
+            raise planted.pop()
+
+    monkeypatch.setattr(JumpForward, "_append", fail_once)
+    found = engine.tokens(asks)
+    assert [reason for _, reason in found].count("error") == 1
+    assert all(one == two for one, two in zip(found, want, strict=True) if one[1] != "error")
+    stats = engine.scheduler.sgl_vllm.stats()
+    assert stats.jump_forward.errors == 1
+    assert stats.parts["jump_forward"] == "on"
+    engine.check_nothing_is_left()
 
 
 @pytest.mark.parametrize(
