@@ -57,9 +57,13 @@ class State:
         first: the bytes that may come next, as bits (bit b for byte b).
         accepting: whether the text may end here.
         bitmask: what `masks.py` found out about this state.
+        forecast: what `forecast.py` knows about it.
     """
 
-    __slots__ = ("_forced", "_next", "accepting", "automaton", "bitmask", "first", "threads")
+    __slots__ = (
+        *("_forced", "_next", "accepting", "automaton"),
+        *("bitmask", "first", "forecast", "threads"),
+    )
 
     def __init__(self, automaton: Automaton, threads: tuple[Thread, ...], accepting: bool) -> None:
         self.automaton = automaton
@@ -71,6 +75,7 @@ class State:
         self._next: dict[int, State] = {}
         self._forced: tuple[bytes, State] | None = None
         self.bitmask: object = None
+        self.forecast: object = None
 
     def step(self, byte: int) -> State | None:
         """The state after one more byte; None if that byte is not legal."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from vllm.logger import init_logger
 from vllm.v1.request import Request
@@ -17,7 +17,9 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from sgl_vllm.degrade import CircuitBreaker
+from sgl_vllm.fsm.forecast import Forecast
 from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens, live_grammar
+from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.jump.unique import UniqueTokens
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class ForcedSource:
     Args:
         mode: a value of the option `jump_mode`.
         refused: which forced tokens requests do not take.
+        learns: whether `expects` will be asked, so that `take` must learn.
     """
 
     def __init__(
@@ -48,7 +51,11 @@ class ForcedSource:
         mode: str,
         refused: RefusedTokens,
         counters: JumpCounters,
+        *,
+        learns: bool = False,
     ) -> None:
+        self._learns = learns
+        self._forecasts: WeakKeyDictionary[Request, Forecast] = WeakKeyDictionary()
         self._refused = refused
         self._counters = counters
         self._manager = manager
@@ -73,10 +80,13 @@ class ForcedSource:
         if self._breaker.tripped or request in self._excluded:
             return []
         try:
+            forecast = self._forecast(request, of_last_token=True) if self._learns else None
             forced = self._taker.take(request)
         except Exception:
             self._exclude(request)
             return []
+        if forecast is not None:
+            forecast.learn(bool(forced))
         if forced and self._refuses(request, forced):
             self.take_back(request, len(forced))
             return []
@@ -121,6 +131,27 @@ class ForcedSource:
         finally:
             del all_token_ids[num_before:]
         return num_accepted if found else len(tokens)
+
+    def expects(self, request: Request) -> bool:
+        """Whether forced tokens are likely after the token that `request` is about to get."""
+        if self._breaker.tripped or request in self._excluded:
+            return False
+        try:
+            forecast = self._forecast(request, of_last_token=False)
+        except Exception:
+            self._exclude(request)
+            return False
+        return forecast is not None and forecast.expects_forced
+
+    def _forecast(self, request: Request, *, of_last_token: bool) -> Forecast | None:
+        """For the next token of a request, or for its last one. Grammars of vLLM's own backends do
+        not say where they are, so such a request has one for all its tokens."""
+        grammar = live_grammar(self._manager, request)
+        if grammar is None:
+            return None
+        if isinstance(grammar, SglGrammar):
+            return grammar.forecast(of_last_token=of_last_token)
+        return self._forecasts.setdefault(request, Forecast(is_likely=True))
 
     def take_back(self, request: Request, num_tokens: int) -> bool:
         """Roll the grammar back by the last tokens that it has accepted. Whether that worked."""

@@ -54,6 +54,10 @@ class JumpCounters:
         "Tokens sampled by a forward pass that was in flight at a jump, and dropped.",
         unit="tokens",
     )
+    held_passes: int = counter(
+        "Passes that waited for the one in flight, because forced text was expected after it.",
+        unit="passes",
+    )
     released_when_stuck: int = counter(
         "Jumped requests whose blocks were released because nothing else could run.",
         unit="requests",
@@ -98,11 +102,16 @@ class JumpForward:
         self.listeners = [*listeners]
         self._limits = part.limits_of(scheduler)
         self.counters = JumpCounters()
+        config = scheduler.vllm_config
+        self._may_hold = (
+            bool(config.scheduler_config.async_scheduling) and config.speculative_config is None
+        )
         self._source = ForcedSource(
             scheduler.structured_output_manager,
             mode,
             RefusedTokens(token_bytes, chooses_tokens=mode == "canonical"),
             self.counters,
+            learns=self._may_hold,
         )
         self.jumped = JumpedRequests(scheduler, self.counters, connector)
         self._cut: WeakSet[Request] = WeakSet()
@@ -139,6 +148,30 @@ class JumpForward:
     def before_update(self, model_output: ModelRunnerOutput) -> None:
         """Before vLLM reads what a forward pass has sampled."""
         self.openings.replace_sampled(model_output)
+
+    # -- before every forward pass ----------------------------------------------------------------
+
+    def holds_next_pass(self) -> bool:
+        """Whether the next pass had better wait for the one in flight, because forced text is
+        expected after each token that it samples.
+
+        Otherwise every token of the next pass would be stale. A pass held in vain costs the time in
+        which scheduling would have overlapped with a pass. Looks at the first running request, and
+        at the others only while forced text is expected after all of them.
+        """
+        scheduler = self._scheduler
+        if not self._may_hold or not scheduler.running or len(scheduler.waiting):
+            return False
+        if scheduler.kv_holding_waiting or not all(
+            request.num_output_placeholders
+            and not request.is_prefill_chunk
+            and part.may_jump(request, self._limits)
+            and self._source.expects(request)
+            for request in scheduler.running
+        ):
+            return False
+        self.counters.held_passes += 1
+        return True
 
     # -- beside speculative decoding --------------------------------------------------------------
 

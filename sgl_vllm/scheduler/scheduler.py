@@ -74,7 +74,13 @@ class SglSchedulerMixin(Scheduler):
             parts.queue.step_starts()
         if parts.victim is not None:
             parts.victim.step_starts()
+        # Requests that are not in `running` are not scheduled; all else in vLLM's step goes on.
+        held: list[Request] = []
+        if parts.jump is not None and parts.jump.holds_next_pass():
+            held, self.running = self.running, held
         output = super().schedule(*args, **kwargs)
+        if held:
+            self.running = held
         if parts.tiers is not None:
             parts.tiers.pass_begins(output)
         if parts.radix is not None:

@@ -1,0 +1,68 @@
+"""Forecasts whether forced text follows the next token, before that token is known.
+
+Owns the forecast: as a processor predicts branches, from how often it was so before. For an
+automaton each state has one, which all requests with the same format share; a state that no request
+has left yet is judged by some of the bytes that may come next. Pure.
+"""
+
+from __future__ import annotations
+
+from sgl_vllm.fsm.automaton import State
+from sgl_vllm.fsm.errors import TooComplexError
+
+WORTH_IT = 0.25
+"""From this share on, forced text is expected. A pass that waits in vain costs 2 to 3 ms; a stale
+one costs 6 ms with 8 billion weights on an H100, and more with larger models."""
+
+_WEIGHT_OF_LATEST = 1 / 8
+_LIKELY, _UNLIKELY = 0.6, 0.2
+
+_MAX_BYTES_TRIED = 4
+_MAX_THREADS_TRIED = 32
+"""A step of the automaton costs some microseconds for each thread."""
+
+
+class Forecast:
+    """How often forced text, or the end of the text, has followed, the latest times most.
+
+    Attributes:
+        share: from 0 to 1.
+    """
+
+    __slots__ = ("share",)
+
+    def __init__(self, is_likely: bool) -> None:
+        self.share = _LIKELY if is_likely else _UNLIKELY
+
+    @property
+    def expects_forced(self) -> bool:
+        """Whether it is likely enough after the next token."""
+        return self.share >= WORTH_IT
+
+    def learn(self, was_forced: bool) -> None:
+        """It has followed once more, or not."""
+        self.share += (was_forced - self.share) * _WEIGHT_OF_LATEST
+
+
+def forecast_of(state: State) -> Forecast:
+    """The forecast for the next token in a state of an automaton. Costs a few steps of the
+    automaton the first time."""
+    known = state.forecast
+    if not isinstance(known, Forecast):
+        known = state.forecast = Forecast(_is_mostly_forced(state))
+    return known
+
+
+def _is_mostly_forced(state: State) -> bool:
+    """Whether one byte only, or the end, may follow most of the bytes that may come next, or most
+    of some of them."""
+    if len(state.threads) > _MAX_THREADS_TRIED:
+        return False
+    legal = [byte for byte in range(256) if state.first >> byte & 1]
+    tried = legal[:: -(-len(legal) // _MAX_BYTES_TRIED) or 1]
+    try:
+        following = [one for one in map(state.step, tried) if one is not None]
+    except TooComplexError:
+        return False
+    forced = [one for one in following if one.first.bit_count() + one.accepting == 1]
+    return 2 * len(forced) > len(following)
