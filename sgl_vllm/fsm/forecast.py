@@ -10,10 +10,6 @@ from __future__ import annotations
 from sgl_vllm.fsm.automaton import State
 from sgl_vllm.fsm.errors import TooComplexError
 
-WORTH_IT = 0.25
-"""From this share on, forced text is expected. A pass that waits in vain costs 2 to 3 ms; a stale
-one costs 6 ms with 8 billion weights on an H100, and more with larger models."""
-
 _WEIGHT_OF_LATEST = 1 / 8
 _LIKELY, _UNLIKELY = 0.6, 0.2
 
@@ -31,13 +27,8 @@ class Forecast:
 
     __slots__ = ("share",)
 
-    def __init__(self, is_likely: bool) -> None:
+    def __init__(self, *, is_likely: bool) -> None:
         self.share = _LIKELY if is_likely else _UNLIKELY
-
-    @property
-    def expects_forced(self) -> bool:
-        """Whether it is likely enough after the next token."""
-        return self.share >= WORTH_IT
 
     def learn(self, was_forced: bool) -> None:
         """It has followed once more, or not."""
@@ -49,7 +40,7 @@ def forecast_of(state: State) -> Forecast:
     automaton the first time."""
     known = state.forecast
     if not isinstance(known, Forecast):
-        known = state.forecast = Forecast(_is_mostly_forced(state))
+        known = state.forecast = Forecast(is_likely=_is_mostly_forced(state))
     return known
 
 

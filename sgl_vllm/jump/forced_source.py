@@ -42,7 +42,7 @@ class ForcedSource:
     Args:
         mode: a value of the option `jump_mode`.
         refused: which forced tokens requests do not take.
-        learns: whether `expects` will be asked, so that `take` must learn.
+        learns: whether `likelihood` will be asked, so that `take` must learn.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class ForcedSource:
         self._refused = refused
         self._counters = counters
         self._manager = manager
-        is_canonical = mode == "canonical"
-        self._taker: _Taker = ForcedTokens(manager) if is_canonical else UniqueTokens(manager)
+        self._is_canonical = mode == "canonical"
+        self._taker: _Taker = ForcedTokens(manager) if self._is_canonical else UniqueTokens(manager)
         self._breaker = CircuitBreaker(
             "jump-forward",
             "all requests decode token by token",
@@ -85,11 +85,11 @@ class ForcedSource:
         except Exception:
             self._exclude(request)
             return []
-        if forecast is not None:
-            forecast.learn(bool(forced))
         if forced and self._refuses(request, forced):
             self.take_back(request, len(forced))
-            return []
+            forced = []
+        if forecast is not None:
+            forecast.learn(bool(forced))
         return forced
 
     def _refuses(self, request: Request, forced: list[int]) -> bool:
@@ -132,16 +132,16 @@ class ForcedSource:
             del all_token_ids[num_before:]
         return num_accepted if found else len(tokens)
 
-    def expects(self, request: Request) -> bool:
-        """Whether forced tokens are likely after the token that `request` is about to get."""
+    def likelihood(self, request: Request) -> float:
+        """How likely forced tokens are after the next one of `request`, from 0 to 1."""
         if self._breaker.tripped or request in self._excluded:
-            return False
+            return 0.0
         try:
             forecast = self._forecast(request, of_last_token=False)
         except Exception:
             self._exclude(request)
-            return False
-        return forecast is not None and forecast.expects_forced
+            return 0.0
+        return forecast.share if forecast is not None else 0.0
 
     def _forecast(self, request: Request, *, of_last_token: bool) -> Forecast | None:
         """For the next token of a request, or for its last one. Grammars of vLLM's own backends do
@@ -151,7 +151,7 @@ class ForcedSource:
             return None
         if isinstance(grammar, SglGrammar):
             return grammar.forecast(of_last_token=of_last_token)
-        return self._forecasts.setdefault(request, Forecast(is_likely=True))
+        return self._forecasts.setdefault(request, Forecast(is_likely=self._is_canonical))
 
     def take_back(self, request: Request, num_tokens: int) -> bool:
         """Roll the grammar back by the last tokens that it has accepted. Whether that worked."""

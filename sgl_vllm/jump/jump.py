@@ -152,24 +152,25 @@ class JumpForward:
     # -- before every forward pass ----------------------------------------------------------------
 
     def holds_next_pass(self) -> bool:
-        """Whether the next pass had better wait for the one in flight, because forced text is
-        expected after each token that it samples.
+        """Whether the next pass had better wait for the one in flight: if it is likely enough that
+        each running request jumps first, so that the pass would compute nothing but stale tokens.
 
-        Otherwise every token of the next pass would be stale. A pass held in vain costs the time in
-        which scheduling would have overlapped with a pass. Looks at the first running request, and
-        at the others only while forced text is expected after all of them.
+        Looks at one request after the other, and no further once that is too unlikely.
         """
         scheduler = self._scheduler
         if not self._may_hold or not scheduler.running or len(scheduler.waiting):
             return False
-        if scheduler.kv_holding_waiting or not all(
-            request.num_output_placeholders
-            and not request.is_prefill_chunk
-            and part.may_jump(request, self._limits)
-            and self._source.expects(request)
-            for request in scheduler.running
-        ):
+        if scheduler.kv_holding_waiting:
             return False
+        likelihood = 1.0
+        for request in scheduler.running:
+            if not request.num_output_placeholders or request.is_prefill_chunk:
+                return False  # it has no token in flight
+            if not part.may_jump(request, self._limits):
+                return False
+            likelihood *= self._source.likelihood(request)
+            if likelihood < part.WORTH_WAITING:
+                return False
         self.counters.held_passes += 1
         return True
 

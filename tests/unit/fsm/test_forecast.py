@@ -8,6 +8,7 @@ from sgl_vllm.fsm.automaton import Automaton, State
 from sgl_vllm.fsm.errors import TooComplexError
 from sgl_vllm.fsm.forecast import Forecast, forecast_of
 from sgl_vllm.fsm.regex import full_match
+from sgl_vllm.jump.part import WORTH_WAITING
 
 
 def start_of(pattern: str) -> State:
@@ -29,37 +30,36 @@ def start_of(pattern: str) -> State:
 def test_an_unseen_state_is_judged_by_what_follows_its_bytes(
     pattern: str, is_expected: bool
 ) -> None:
-    assert forecast_of(start_of(pattern)).expects_forced is is_expected
+    assert (forecast_of(start_of(pattern)).share >= WORTH_WAITING) is is_expected
 
 
 def test_requests_of_one_format_share_what_was_learned() -> None:
     automaton = Automaton(full_match("[a-z]{3,8}").expression)
     forecast_of(automaton.start).learn(True)
-    assert forecast_of(automaton.start).expects_forced
-    assert not forecast_of(start_of("[a-z]{3,8}")).expects_forced
+    assert forecast_of(automaton.start).share >= WORTH_WAITING
+    assert forecast_of(start_of("[a-z]{3,8}")).share < WORTH_WAITING
 
 
 def test_a_forecast_follows_what_happens() -> None:
     forecast = Forecast(is_likely=True)
     for _ in range(10):
         forecast.learn(False)
-    assert not forecast.expects_forced
+    assert forecast.share < WORTH_WAITING
     for _ in range(3):
         forecast.learn(True)
-    assert forecast.expects_forced
-    for happened in [True] + [False] * 7:  # one in eight is too few
-        forecast.learn(happened)
-    for _ in range(5):
-        for happened in [True] + [False] * 7:
-            forecast.learn(happened)
-    assert not forecast.expects_forced
+    assert forecast.share >= WORTH_WAITING
+    shares = []
+    for number in range(800):
+        forecast.learn(number % 8 == 0)
+        shares.append(forecast.share)
+    assert sum(shares[400:]) / 400 == pytest.approx(1 / 8, abs=0.02)
 
 
 def test_a_state_with_many_threads_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     start = start_of("|".join(f"{'a' * n}{chr(98 + n % 20)}" for n in range(40)))
     start.threads *= 40
     monkeypatch.setattr(State, "step", lambda *_: pytest.fail("a step of the automaton"))
-    assert not forecast_of(start).expects_forced
+    assert forecast_of(start).share < WORTH_WAITING
 
 
 def test_a_step_that_is_too_much_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,4 +68,4 @@ def test_a_step_that_is_too_much_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
 
     start = start_of("(true|false)")
     monkeypatch.setattr(State, "step", fail)
-    assert not forecast_of(start).expects_forced
+    assert forecast_of(start).share < WORTH_WAITING
