@@ -17,9 +17,8 @@ from tests.engine.engine import Ask, Engine, words
 NUM_REQUESTS = 8
 MAX_TOKENS = 96
 
-SPARE_PASSES = {"regex": 2, "schema": 3}
-"""Of each request: one in flight when it ended, and those after which a jump was not expected. In
-these schemas are strings of any length; the expression bounds its strings."""
+SPARE_PASSES = 3
+"""Of each request: one in flight when it ended, and one or two at jumps that were not expected."""
 
 MODES: dict[str, dict[str, Any]] = {
     "off": {"jump_forward": False},
@@ -93,9 +92,9 @@ def measured(start) -> dict[tuple[str, str, int], Passes]:
 @pytest.mark.parametrize("kind", ["regex", "schema"])
 def test_a_pass_decides_a_token(measured, kind, at_once):
     jumping = measured["canonical", kind, at_once]
-    assert jumping.num_passes <= jumping.num_undecided + SPARE_PASSES[kind] * NUM_REQUESTS
-    # Eight schemas at a time take as many passes as the longest answer.
-    assert jumping.num_passes < 0.9 * measured["off", kind, at_once].num_passes
+    assert jumping.num_passes <= jumping.num_undecided + SPARE_PASSES * NUM_REQUESTS
+    if at_once == 1:  # all at a time take as many passes as the longest answer
+        assert jumping.num_passes < 0.7 * measured["off", kind, at_once].num_passes
 
 
 @pytest.mark.parametrize("at_once", [1, NUM_REQUESTS])
