@@ -353,8 +353,8 @@ def results_of_tests(
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "", "--no-header"]
-        # All tests of a version may take over an hour.
-        command += ["--continue-on-collection-errors", "-o", "session_timeout=0"]
+        # All tests of a version may take over the hour that other sessions get.
+        command += ["--continue-on-collection-errors", "-o", "session_timeout=86400"]
         command += ["-p", "no:cacheprovider", f"--junitxml={report}"]
         if platform is not None:
             command += ["-p", "tests.platforms.plugin", "--vllm-platform", platform]
