@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -110,7 +111,11 @@ class VllmServer:
         self._log_is_ours = log_path is None
         self._on_wait = on_wait
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = free_port()
+        reserved = reserved_port()
+        self.port = int(reserved.getsockname()[1])
+        self._release_port = weakref.finalize(self, reserved.close)
+        if sys.platform != "linux":
+            self._release_port()
         self.url = f"http://127.0.0.1:{self.port}"
 
         on_cpu = (vllm := versions.installed_vllm()) is not None and vllm.build == "cpu"
@@ -175,6 +180,8 @@ class VllmServer:
             self._log_is_ours &= not isinstance(error, ServerFailed)
             self.stop()
             raise
+        finally:
+            self._release_port()
 
     def stop(self) -> None:
         """Ends the server and every process it started, and returns when all of them have ended."""
@@ -331,3 +338,16 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
+
+
+def reserved_port() -> socket.socket:
+    """A socket bound to a free TCP port, which on Linux no other process is given until it is
+    closed.
+
+    In the meantime a server that sets SO_REUSEADDR, as vLLM does, can bind the port and listen on
+    it, because this socket does not listen. Other systems refuse that.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved

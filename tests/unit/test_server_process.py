@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -149,6 +150,17 @@ def test_a_server_that_never_answers_fails_in_time(make_server: MakeServer, tmp_
     with pytest.raises(ServerFailed, match="was not ready after 1 s"):
         make_server("hangs", start_timeout_s=1).start()
     assert_all_gone(pids_of(tmp_path), within_s=2)
+
+
+def test_no_other_process_is_given_the_port_before_the_server_has_it(make_server: MakeServer):
+    server = make_server()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", server.port))
+    with server:  # the server itself can bind it
+        assert server.running
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", server.port))
 
 
 def test_waiting_is_reported(make_server: MakeServer) -> None:
