@@ -295,17 +295,18 @@ class RadixBlockPool(BlockPool):
     def _release_evicted(self, block_ids: Sequence[int]) -> None:
         """Remove the hashes of blocks that have left the tree. Those without a reference are handed
         out next."""
-        to_front = []
-        for block_id in block_ids:
-            block = self.blocks[block_id]
-            if self.hash_blocks:
+        evicted = [self.blocks[block_id] for block_id in block_ids]
+        if self.hash_blocks:
+            for block in evicted:
                 self._emit_block_removed_events(self._remove_cached_block_hashes(block))
-            else:
+        else:
+            for block in evicted:
                 block.reset_hash()
-            if block.ref_cnt == 0 and block.next_free_block is not None:
-                self.free_block_queue.remove(block)
-                to_front.append(block)
-        self.free_block_queue.prepend_n(to_front)
+        queue = self.free_block_queue
+        unused = [b for b in evicted if b.ref_cnt == 0 and b.next_free_block is not None]
+        for block in unused:
+            queue.remove(block)
+        queue.prepend_n(unused)
         self.pins.follow(block_ids)
 
     def _emit_block_removed_events(self, block_hashes: list[BlockHashWithGroupId]) -> None:
