@@ -7,7 +7,7 @@ IN_ROOT := cd "$(ROOT)" &&
 # What takes longest first, so that both workers end together.
 TEST_FOLDERS = $(wildcard $(foreach part,engine server browser unit,$(ROOT)/tests/$(part)))
 
-# A file at a time for each of two processes. What measures servers runs alone (`test-slow`).
+# A file at a time for each of two processes. Tests count; what measures times is a benchmark.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install demo test test-slow test-platforms unit gpu soak attack ray versions check reference options counters coverage map format clean distclean
@@ -27,8 +27,8 @@ test: check  ## lint, types and the tests: pure parts, pages, the engine, the se
 	@$(IN_ROOT) ! nvidia-smi -L >/dev/null 2>&1 || exec "$(BIN)/python" -m pytest tests/gpu
 
 test-slow: install  ## slow tests: workloads, examples, demo, data parallelism
-	@$(IN_ROOT) "$(BIN)/python" -m pytest -m slow $(PARALLEL) --durations 10 tests/engine tests/unit
-	@$(IN_ROOT) exec "$(BIN)/python" -m pytest -m slow --durations 20 tests/server tests/browser
+	@$(IN_ROOT) exec "$(BIN)/python" -m pytest -m slow $(PARALLEL) --durations 30 \
+		$(addprefix tests/,server engine unit browser)
 
 test-platforms: install  ## engine tests on the V2 runner and with asynchronous scheduling
 	@$(IN_ROOT) exec "$(BIN)/python" -m tests.platforms
