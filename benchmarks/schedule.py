@@ -171,10 +171,14 @@ def prompts(case: Case, num_tokens: int) -> Iterator[list[int]]:
 
 def measure(case: Case, num_waiting: int, num_tokens: int, num_steps: int) -> dict[str, Cost]:
     """Both arms in alternating steps; the first tenth warms up."""
+    from vllm.utils.gc_utils import freeze_gc_heap
+
     arms = {name: Arm(name, case, num_waiting, num_tokens) for name in ARMS}
     num_warm = max(10, num_steps // 10)
     bar = tqdm(range(num_warm + num_steps), desc=case.name, leave=False, disable=None)
     for number in bar:
+        if number == num_warm:
+            freeze_gc_heap()  # as the engine does once it has started
         for arm in arms.values():
             arm.step(is_measured=number >= num_warm)
     return {name: arm.cost() for name, arm in arms.items()}

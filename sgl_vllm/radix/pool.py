@@ -295,17 +295,17 @@ class RadixBlockPool(BlockPool):
     def _release_evicted(self, block_ids: Sequence[int]) -> None:
         """Remove the hashes of blocks that have left the tree. Those without a reference are handed
         out next."""
-        evicted = [self.blocks[block_id] for block_id in block_ids]
-        if self.hash_blocks:
-            for block in evicted:
+        blocks, queue, hash_blocks = self.blocks, self.free_block_queue, self.hash_blocks
+        unused = []
+        for block_id in block_ids:
+            block = blocks[block_id]
+            if hash_blocks:
                 self._emit_block_removed_events(self._remove_cached_block_hashes(block))
-        else:
-            for block in evicted:
+            else:
                 block.reset_hash()
-        queue = self.free_block_queue
-        unused = [b for b in evicted if b.ref_cnt == 0 and b.next_free_block is not None]
-        for block in unused:
-            queue.remove(block)
+            if block.ref_cnt == 0 and block.next_free_block is not None:
+                queue.remove(block)
+                unused.append(block)
         queue.prepend_n(unused)
         self.pins.follow(block_ids)
 
