@@ -377,22 +377,24 @@ class Options:
         return dataclasses.asdict(self)
 
 
-def words_to_mapping(words: Sequence[str]) -> dict[str, Any]:
-    """Command-line words to names and values; see `Options.from_words`."""
+def words_to_mapping(words: Sequence[str], source: str = "--plugin-config") -> dict[str, Any]:
+    """Command-line words to names and values; see `Options.from_words`.
+
+    Args:
+        source: where the words come from, for the message of an error.
+    """
     values: dict[str, Any] = {}
     for word in words:
         if word.lstrip().startswith("{"):
             try:
                 part = json.loads(word)
             except json.JSONDecodeError as error:
-                raise OptionError(f"--plugin-config {word!r} is not valid JSON: {error}") from None
+                raise OptionError(f"{source}: {word!r} is not valid JSON: {error}") from None
             values.update(part)
             continue
         name, equals, text = word.partition("=")
         if not equals:
-            raise OptionError(
-                f"--plugin-config takes a JSON object or key=value pairs, not {word!r}"
-            )
+            raise OptionError(f"{source} takes a JSON object or key=value pairs, not {word!r}")
         try:
             values[name] = json.loads(text.lower() if text in ("True", "False") else text)
         except json.JSONDecodeError:

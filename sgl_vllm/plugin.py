@@ -274,15 +274,21 @@ def _requested_options(engine_args: EngineArgs) -> Options | None:
     """
     from_config: Mapping[str, Any] | None
     from_config = (engine_args.additional_config or {}).get(CONFIG_KEY)
+    if from_config is not None and not isinstance(from_config, Mapping):
+        raise OptionError(
+            f"additional_config: {CONFIG_KEY!r} must be an object with options, not {from_config!r}"
+        )
     from_cli: Mapping[str, Any] | None = vars(engine_args).get(_CLI_OPTIONS)
     if from_config is None and from_cli is None and not _named_in_environment():
         return None
     values: Mapping[str, Any] = {}
     if text := os.environ.get(CONFIG_ENV):
-        try:
-            values = words_to_mapping([text])
-        except OptionError as error:
-            raise OptionError(f"environment variable {CONFIG_ENV}: {error}") from None
+        if "{" not in text and text.count("=") > 1:
+            raise OptionError(
+                f"environment variable {CONFIG_ENV} takes one key=value pair, not {text!r}; write "
+                "several as a JSON object"
+            )
+        values = words_to_mapping([text], f"environment variable {CONFIG_ENV}")
     return Options.from_mapping(values, from_config or {}, from_cli or {})
 
 

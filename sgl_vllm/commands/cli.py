@@ -12,7 +12,8 @@ from sgl_vllm.commands.client import ServerError
 from sgl_vllm.vllm_api import versions
 
 DESCRIPTION = """\
-SGLang's ideas in an unforked vLLM, and the SGLang language as its client.
+A plugin for vLLM: prefixes cached to the token, cache-aware scheduling, and jump-forward
+decoding of structured output; with SGLang's language as the client.
 
 The server is vLLM's own, with one more option:
     vllm serve MODEL --plugin sgl_vllm
@@ -76,7 +77,8 @@ def _parser() -> argparse.ArgumentParser:
         )
         module.declare(command)
         command.set_defaults(main=module.main)
-    command = commands.add_parser("version", help="print the versions of sgl-vllm and vLLM")
+    version_help = "print the versions of sgl-vllm and vLLM"
+    command = commands.add_parser("version", help=version_help, description=version_help)
     command.set_defaults(main=_print_version)
     return parser
 

@@ -98,7 +98,8 @@ class SglServer:
             raise ServerError(f"{self.url} is not a valid address: {error}") from None
         except httpx.TransportError as error:
             raise ServerError(
-                f"{self.base} does not answer: {str(error) or type(error).__name__}"
+                f"{self.base} does not answer: {str(error) or type(error).__name__}. Is a server "
+                "running there? vLLM's default port is 8000"
             ) from None
 
     def _ask(self, method: str, route: str, **options: Any) -> Json:

@@ -119,7 +119,7 @@ def run(model: Path | None = None, *, keep: bool = False, as_json: bool = False)
         try:
             comparison = compare(_model_folder(model), progress, as_json=as_json, keep=keep)
         except (DemoFailed, ServerFailed, sgl.BackendError, sgl.ProgramError) as failure:
-            progress.print(f"[red]demo:[/red] {escape(str(failure))}", soft_wrap=True)
+            progress.print(f"[red]sgl-vllm demo:[/red] {escape(str(failure))}", soft_wrap=True)
             return 1
         except KeyboardInterrupt:
             progress.print("interrupted; both servers are stopped")

@@ -26,15 +26,20 @@ NAME = "sgl-vllm-verify"
 
 def declare(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--output", type=Path, default=Path(), metavar="FOLDER", help="for the report (default: .)"
+        "--output",
+        type=Path,
+        default=Path(),
+        metavar="FOLDER",
+        help="for the report (default: the current one)",
     )
     command.add_argument(
         "--rounds", type=int, default=5, help="how often each comparison runs (default: 5)"
     )
     command.add_argument("model", metavar="MODEL", help="as for `vllm serve`")
-    command.add_argument(
+    flags = command.add_argument(
         "flags", nargs=argparse.REMAINDER, metavar="FLAGS", help="further flags of `vllm serve`"
     )
+    flags.required = False  # argparse counts them as missing together with MODEL
 
 
 def main(options: argparse.Namespace) -> int:

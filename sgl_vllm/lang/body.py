@@ -54,7 +54,7 @@ class Body:
         state.ret_value = self.func(state, *args, **{**self.bound, **kwargs})
 
     async def call_async(self, state: ProgramState, /, *args: object, **kwargs: object) -> None:
-        """Await a coroutine function; it is interrupted if the run is cancelled."""
+        """Await a coroutine function; it is interrupted if the run is canceled."""
         inner = AsyncProgramState(state._stream)
         call = functools.partial(self.func, inner, *args, **{**self.bound, **kwargs})
         state.ret_value = await state._stream.run.call(call)

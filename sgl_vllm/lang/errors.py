@@ -56,5 +56,5 @@ class ProgramError(Exception):
 
 
 class ProgramCancelled(Exception):
-    """The run was cancelled before this operation finished: the program's function raised an
+    """The run was canceled before this operation finished: the program's function raised an
     exception or was interrupted, or another branch was chosen."""

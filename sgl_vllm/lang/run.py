@@ -1,6 +1,6 @@
 """One run of a program: what all its streams share.
 
-Owns the run's backend, sampling defaults and usage, its streams, and how it is cancelled. What a
+Owns the run's backend, sampling defaults and usage, its streams, and how it is canceled. What a
 stream does is in `stream.py`; calling the program's function is in `body.py`.
 """
 
@@ -77,14 +77,14 @@ class Run:
 
     @property
     def cancel_reason(self) -> Exception | None:
-        """Why the run was cancelled; None while it may still run."""
+        """Why the run was canceled; None while it may still run."""
         return self._cancel_reason
 
     def cancel(self, reason: Exception | None = None) -> None:
         """Cancel the requests in flight, and fail every operation queued or submitted later."""
         if self._cancel_reason is None:
             self._cancel_reason = reason or ProgramCancelled(
-                "the program was cancelled before this operation finished"
+                "the program was canceled before this operation finished"
             )
         for stream in list(self.streams):
             self.background.soon(stream.cancel)
@@ -118,10 +118,10 @@ class Run:
     # --- coroutine functions -------------------------------------------------------------------
 
     async def call(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Await the program's own function, on any event loop, until the run is cancelled.
+        """Await the program's own function, on any event loop, until the run is canceled.
 
         Cancelling the run interrupts the function. The error raised is then that of the operation
-        that was cancelled, or else a ProgramError for the function itself.
+        that was canceled, or else a ProgramError for the function itself.
         """
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None

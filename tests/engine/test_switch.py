@@ -138,6 +138,25 @@ def test_what_cannot_be_is_refused_with_what_to_do(words, error, says):
         parse(*words).create_engine_config()
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{bad", "^environment variable SGL_VLLM_CONFIG: '{bad' is not valid JSON"),
+        ("radix", "^environment variable SGL_VLLM_CONFIG takes a JSON object or key=value pairs"),
+        ("radix=false select=false", "^environment variable .* write several as a JSON object$"),
+    ],
+)
+def test_an_error_in_the_environment_names_the_variable(monkeypatch, text, says):
+    monkeypatch.setenv("SGL_VLLM_CONFIG", text)
+    with pytest.raises(OptionError, match=says):
+        parse("--plugin", "sgl_vllm").create_engine_config()
+
+
+def test_options_in_additional_config_must_be_an_object():
+    with pytest.raises(OptionError, match=r"^additional_config: 'sgl_vllm' must be an object"):
+        parse("--additional-config", '{"sgl_vllm": "radix=false"}').create_engine_config()
+
+
 def test_registering_twice_wraps_once():
     before = EngineArgs.create_engine_config
     register()

@@ -256,7 +256,7 @@ def test_run_raises_what_the_function_raises_and_cancels_the_rest(server, backen
     assert error is not None and isinstance(error.__cause__, sgl.ProgramCancelled)
     assert time.monotonic() - started < 5
     state += sgl.gen("b")  # a cancelled run starts nothing new
-    with pytest.raises(sgl.ProgramError, match="was cancelled before this operation"):
+    with pytest.raises(sgl.ProgramError, match="was canceled before this operation"):
         state["b"]
 
 
