@@ -1,11 +1,14 @@
 """Forecasts whether forced text follows the next token, before that token is known.
 
 Owns the forecast: as a processor predicts branches, from how often it was so before. For an
-automaton each state has one, which all requests with the same format share; a state that no request
-has left yet is judged by some of the bytes that may come next. Pure.
+automaton each state has one, which all requests with the same format share. What is asked about a
+state that no request has left yet is answered from some of the bytes that may come next. Pure.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 from sgl_vllm.fsm.automaton import State
 from sgl_vllm.fsm.errors import TooComplexError
@@ -19,29 +22,45 @@ _MAX_THREADS_TRIED = 32
 
 
 class Forecast:
-    """How often forced text, or the end of the text, has followed, the latest times most.
+    """How often forced text, or the end of the text, has followed, the latest times most."""
 
-    Attributes:
-        share: from 0 to 1.
-    """
+    __slots__ = ("_share",)
 
-    __slots__ = ("share",)
-
-    def __init__(self, *, is_likely: bool) -> None:
-        self.share = _LIKELY if is_likely else _UNLIKELY
+    def __init__(self) -> None:
+        self._share: float | None = None
+        """From 0 to 1; None if nothing has happened or was guessed."""
 
     def learn(self, was_forced: bool) -> None:
         """It has followed once more, or not."""
-        self.share += (was_forced - self.share) * _WEIGHT_OF_LATEST
+        if self._share is None:
+            self._share = _LIKELY if was_forced else _UNLIKELY
+        else:
+            self._share += (was_forced - self._share) * _WEIGHT_OF_LATEST
+
+    def likelihood(self, guess: Callable[[], bool]) -> float:
+        """How likely it is to follow the next time, from 0 to 1.
+
+        Args:
+            guess: whether to expect it. Called if nothing has happened yet.
+        """
+        if self._share is None:
+            self.learn(guess())
+            assert self._share is not None
+        return self._share
 
 
 def forecast_of(state: State) -> Forecast:
-    """The forecast for the next token in a state of an automaton. Costs a few steps of the
-    automaton the first time."""
+    """The forecast for the next token in a state of an automaton. Takes no step of it."""
     known = state.forecast
     if not isinstance(known, Forecast):
-        known = state.forecast = Forecast(is_likely=_is_mostly_forced(state))
+        known = state.forecast = Forecast()
     return known
+
+
+def likelihood_of_forced(state: State) -> float:
+    """How likely forced text is after the next token in a state, from 0 to 1. Costs a few steps of
+    the automaton if nothing has happened there yet."""
+    return forecast_of(state).likelihood(partial(_is_mostly_forced, state))
 
 
 def _is_mostly_forced(state: State) -> bool:

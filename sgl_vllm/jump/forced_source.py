@@ -80,7 +80,7 @@ class ForcedSource:
         if self._breaker.tripped or request in self._excluded:
             return []
         try:
-            forecast = self._forecast(request, of_last_token=True) if self._learns else None
+            forecast = self._forecast_of_last_token(request) if self._learns else None
             forced = self._taker.take(request)
         except Exception:
             self._exclude(request)
@@ -137,21 +137,28 @@ class ForcedSource:
         if self._breaker.tripped or request in self._excluded:
             return 0.0
         try:
-            forecast = self._forecast(request, of_last_token=False)
+            grammar = live_grammar(self._manager, request)
+            if grammar is None:
+                return 0.0
+            if isinstance(grammar, SglGrammar):
+                return grammar.likelihood_of_forced()
+            return self._forecast_of_request(request).likelihood(lambda: self._is_canonical)
         except Exception:
             self._exclude(request)
             return 0.0
-        return forecast.share if forecast is not None else 0.0
 
-    def _forecast(self, request: Request, *, of_last_token: bool) -> Forecast | None:
-        """For the next token of a request, or for its last one. Grammars of vLLM's own backends do
-        not say where they are, so such a request has one for all its tokens."""
+    def _forecast_of_last_token(self, request: Request) -> Forecast | None:
+        """The forecast that what follows the last token of `request` confirms or not."""
         grammar = live_grammar(self._manager, request)
         if grammar is None:
             return None
         if isinstance(grammar, SglGrammar):
-            return grammar.forecast(of_last_token=of_last_token)
-        return self._forecasts.setdefault(request, Forecast(is_likely=self._is_canonical))
+            return grammar.forecast_of_last_token()
+        return self._forecast_of_request(request)
+
+    def _forecast_of_request(self, request: Request) -> Forecast:
+        """For all its tokens: grammars of vLLM's own backends do not say where they are."""
+        return self._forecasts.setdefault(request, Forecast())
 
     def take_back(self, request: Request, num_tokens: int) -> bool:
         """Roll the grammar back by the last tokens that it has accepted. Whether that worked."""

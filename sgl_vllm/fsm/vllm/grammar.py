@@ -16,7 +16,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.fsm.automaton import UNLIMITED, Automaton, State
 from sgl_vllm.fsm.errors import TooComplexError
-from sgl_vllm.fsm.forecast import Forecast, forecast_of
+from sgl_vllm.fsm.forecast import Forecast, forecast_of, likelihood_of_forced
 from sgl_vllm.fsm.vllm.resources import TokenizerResources
 
 logger = init_logger("vllm.sgl_vllm.fsm")
@@ -161,12 +161,13 @@ class SglGrammar(StructuredOutputGrammar):
         del self._path[1:]
         self._is_terminated = False
 
-    def forecast(self, *, of_last_token: bool = False) -> Forecast | None:
-        """Whether forced text is expected after the next token, or was after the last one; None if
-        there is none."""
-        if of_last_token:
-            return forecast_of(self._path[-2]) if len(self._path) > 1 else None
-        return forecast_of(self._path[-1])
+    def forecast_of_last_token(self) -> Forecast | None:
+        """The forecast that what follows the last token confirms or not; None before the first."""
+        return forecast_of(self._path[-2]) if len(self._path) > 1 else None
+
+    def likelihood_of_forced(self) -> float:
+        """How likely forced text is after the next token, from 0 to 1."""
+        return likelihood_of_forced(self._path[-1])
 
     def forced(self) -> tuple[bytes, int, int | None]:
         """What must come next.

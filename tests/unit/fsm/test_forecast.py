@@ -6,7 +6,7 @@ import pytest
 
 from sgl_vllm.fsm.automaton import Automaton, State
 from sgl_vllm.fsm.errors import TooComplexError
-from sgl_vllm.fsm.forecast import Forecast, forecast_of
+from sgl_vllm.fsm.forecast import Forecast, forecast_of, likelihood_of_forced
 from sgl_vllm.fsm.regex import full_match
 from sgl_vllm.jump.part import WORTH_WAITING
 
@@ -15,8 +15,18 @@ def start_of(pattern: str) -> State:
     return Automaton(full_match(pattern).expression).start
 
 
+def is_expected(state: State) -> bool:
+    """Whether forced text is likely enough after the next token for a pass to wait."""
+    return likelihood_of_forced(state) >= WORTH_WAITING
+
+
+@pytest.fixture
+def no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(State, "step", lambda *_: pytest.fail("a step of the automaton"))
+
+
 @pytest.mark.parametrize(
-    ("pattern", "is_expected"),
+    ("pattern", "expected"),
     [
         ("(Gryffindor|Hufflepuff|Ravenclaw|Slytherin)", True),
         ("(true|false)", True),
@@ -27,39 +37,65 @@ def start_of(pattern: str) -> State:
         ("[ab]?c*", False),
     ],
 )
-def test_an_unseen_state_is_judged_by_what_follows_its_bytes(
-    pattern: str, is_expected: bool
+def test_an_unseen_state_is_judged_by_what_follows_its_bytes(pattern: str, expected: bool) -> None:
+    assert is_expected(start_of(pattern)) is expected
+
+
+@pytest.mark.parametrize("pattern", ["(true|false)", "[a-z]{3,8}"])
+@pytest.mark.parametrize("was_forced", [True, False])
+def test_what_happened_once_is_expected_again_whatever_the_automaton_says(
+    pattern: str, was_forced: bool
 ) -> None:
-    assert (forecast_of(start_of(pattern)).share >= WORTH_WAITING) is is_expected
+    start = start_of(pattern)
+    forecast_of(start).learn(was_forced)
+    assert is_expected(start) is was_forced
+
+
+def test_learning_takes_no_step_of_the_automaton(no_steps: None) -> None:
+    start = start_of("(true|false)")
+    for was_forced in (True, False, True):
+        forecast_of(start).learn(was_forced)
+    assert is_expected(start)
+
+
+def test_a_guess_counts_as_what_happened_first() -> None:
+    asked, told = start_of("(true|false)"), start_of("(true|false)")
+    assert is_expected(asked)
+    forecast_of(told).learn(True)
+    for state in (asked, told):
+        forecast_of(state).learn(False)
+    assert likelihood_of_forced(asked) == likelihood_of_forced(told)
 
 
 def test_requests_of_one_format_share_what_was_learned() -> None:
     automaton = Automaton(full_match("[a-z]{3,8}").expression)
     forecast_of(automaton.start).learn(True)
-    assert forecast_of(automaton.start).share >= WORTH_WAITING
-    assert forecast_of(start_of("[a-z]{3,8}")).share < WORTH_WAITING
+    assert is_expected(automaton.start)
+    assert not is_expected(start_of("[a-z]{3,8}"))
 
 
 def test_a_forecast_follows_what_happens() -> None:
-    forecast = Forecast(is_likely=True)
+    def never_asked() -> bool:
+        raise AssertionError("something has happened already")
+
+    forecast = Forecast()
     for _ in range(10):
         forecast.learn(False)
-    assert forecast.share < WORTH_WAITING
+    assert forecast.likelihood(never_asked) < WORTH_WAITING
     for _ in range(3):
         forecast.learn(True)
-    assert forecast.share >= WORTH_WAITING
-    shares = []
+    assert forecast.likelihood(never_asked) >= WORTH_WAITING
+    likelihoods = []
     for number in range(800):
         forecast.learn(number % 8 == 0)
-        shares.append(forecast.share)
-    assert sum(shares[400:]) / 400 == pytest.approx(1 / 8, abs=0.02)
+        likelihoods.append(forecast.likelihood(never_asked))
+    assert sum(likelihoods[400:]) / 400 == pytest.approx(1 / 8, abs=0.02)
 
 
-def test_a_state_with_many_threads_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_with_many_threads_is_not_tried(no_steps: None) -> None:
     start = start_of("|".join(f"{'a' * n}{chr(98 + n % 20)}" for n in range(40)))
     start.threads *= 40
-    monkeypatch.setattr(State, "step", lambda *_: pytest.fail("a step of the automaton"))
-    assert forecast_of(start).share < WORTH_WAITING
+    assert not is_expected(start)
 
 
 def test_a_step_that_is_too_much_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,4 +104,4 @@ def test_a_step_that_is_too_much_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
 
     start = start_of("(true|false)")
     monkeypatch.setattr(State, "step", fail)
-    assert forecast_of(start).share < WORTH_WAITING
+    assert not is_expected(start)
