@@ -31,7 +31,7 @@ test-slow: install  ## slow tests: workloads, examples, demo, data parallelism
 		$(addprefix tests/,server engine unit browser)
 
 test-platforms: install  ## engine tests on the V2 runner and with asynchronous scheduling
-	@$(IN_ROOT) exec "$(BIN)/python" -m tests.platforms
+	@$(IN_ROOT) exec "$(BIN)/python" -m tests.platforms $(PARALLEL)
 
 unit: install  ## the tests of the pure parts (seconds)
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest "$(ROOT)/tests/unit"

@@ -1,5 +1,5 @@
 """Runs what matters most of tests/engine on every pair of model runner and scheduling that vLLM
-does not choose on a CPU: `make test-platforms`.
+does not choose on a CPU: `make test-platforms`. Its arguments go to pytest.
 
 Owns which files run where. They are those that run a model; the others see the same everywhere.
 """
@@ -12,7 +12,8 @@ from pathlib import Path
 
 ENGINE_TESTS = Path(__file__).parents[1] / "engine"
 
-# The longest first, because pytest-xdist hands files out in this order: both workers end together.
+# The longest first, because `make` has pytest-xdist hand files out in this order: both workers end
+# together.
 FILES = {
     "v1-async": (
         *("self_check", "programs", "same_answers", "jump_pressure", "jump_modes"),
@@ -30,8 +31,7 @@ def main() -> int:
     """The exit status: 1 if a test of any platform fails."""
     failed = []
     for platform, names in FILES.items():
-        command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
-        command += ["--no-loadscope-reorder"]
+        command = [sys.executable, "-m", "pytest"]
         command += ["-p", "tests.platforms.plugin", "--vllm-platform", platform]
         command += ["--durations", "10", "-o", "timeout=300", *sys.argv[1:]]
         command += [str(ENGINE_TESTS / f"test_{name}.py") for name in names]
