@@ -118,12 +118,12 @@ class JumpedRequests:
                 params = data.sampling_params = copy.copy(data.sampling_params)
                 params.min_tokens = max(0, params.min_tokens - request.num_output_tokens)
         # The runner takes the last `num_output_tokens` of all tokens as the output of a request
-        # that did not run in the step before.
+        # that did not run in the step before. Of one that did, it forgets what it has beyond them:
+        # drafts that it took for accepted.
         cached = scheduler_output.scheduled_cached_reqs
-        for index, request_id in enumerate(cached.req_ids) if cached.all_token_ids else ():
-            if request_id in cached.all_token_ids:
-                num_as_prompt = self._num_as_prompt.get(scheduler.requests[request_id], 0)
-                cached.num_output_tokens[index] -= num_as_prompt
+        for index, request_id in enumerate(cached.req_ids) if self._num_as_prompt else ():
+            num_as_prompt = self._num_as_prompt.get(scheduler.requests[request_id], 0)
+            cached.num_output_tokens[index] -= num_as_prompt
 
     def release_one_if_stuck(self, scheduler_output: SchedulerOutput) -> None:
         """Release the blocks of the last waiting jumped request if nothing could be scheduled.

@@ -199,6 +199,8 @@ class V1Runner(Runner):
             row.num_computed = cached.num_computed_tokens[index]
             num_output = cached.num_output_tokens[index]
             del row.output[num_output:]
+            if request_id in self._batch:  # with drafts, the real runner relies on it
+                assert len(row.output) == num_output
             new_blocks = cached.new_block_ids[index]
             if request_id in cached.resumed_req_ids:
                 assert request_id not in self._batch and new_blocks is not None
