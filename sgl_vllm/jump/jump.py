@@ -102,10 +102,7 @@ class JumpForward:
         self.listeners = [*listeners]
         self._limits = part.limits_of(scheduler)
         self.counters = JumpCounters()
-        config = scheduler.vllm_config
-        self._may_hold = (
-            bool(config.scheduler_config.async_scheduling) and config.speculative_config is None
-        )
+        self._may_hold = bool(scheduler.vllm_config.scheduler_config.async_scheduling)
         self._source = ForcedSource(
             scheduler.structured_output_manager,
             mode,
