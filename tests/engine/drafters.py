@@ -18,15 +18,32 @@ from safetensors.torch import load_file, save_file
 
 from sgl_vllm.demo import MODEL_PATH
 from tests.engine.programs import Call, Phase, Program
+from tests.platforms.platform import Platform
 
 NUM_DRAFTS = 3
 
 
-def speculation(method: str, folder: Path) -> dict[str, Any]:
-    """vLLM's `speculative_config` for a method; a drafter's weights are written to `folder`."""
+def why_it_cannot_run(method: str, platform: Platform) -> str | None:
+    """Why vLLM cannot run a method of `speculation` on a CPU with this platform; None if it can."""
+    if method == "ngram" and platform.is_async and not platform.uses_v2_runner:
+        return (
+            "vLLM schedules n-grams asynchronously with the method ngram_gpu only, whose drafter "
+            "for the V1 runner pins memory, which needs a GPU"
+        )
+    return None
+
+
+def speculation(method: str, folder: Path, *, is_async: bool = False) -> dict[str, Any]:
+    """vLLM's `speculative_config` for a method; a drafter's weights are written to `folder`.
+
+    Args:
+        is_async: whether the engine schedules asynchronously, for which n-grams have a method of
+            their own.
+    """
     drafts = {"method": method, "num_speculative_tokens": NUM_DRAFTS}
     if method == "ngram":
-        return drafts | {"prompt_lookup_min": 1, "prompt_lookup_max": 4}
+        name = "ngram_gpu" if is_async else "ngram"
+        return drafts | {"method": name, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
     if method == "draft_model":  # the model drafts for itself
         return drafts | {"model": str(MODEL_PATH)}
     assert method == "eagle"

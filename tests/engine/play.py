@@ -49,8 +49,6 @@ class Setting:
     """None leaves it to vLLM."""
     grammars_in_background: bool = False
     """As vLLM compiles them; it makes the step in which such a request starts a matter of time."""
-    speculation: dict[str, Any] | None = None
-    """vLLM's `speculative_config`."""
 
     @property
     def is_canonical(self) -> bool:
@@ -68,8 +66,6 @@ class Setting:
             more["num_gpu_blocks_override"] = self.num_blocks
         if self.async_scheduling is not None:
             more["async_scheduling"] = self.async_scheduling
-        if self.speculation is not None:
-            more["speculative_config"] = {**self.speculation}
         return {
             "max_model_len": MAX_MODEL_LEN,
             "enable_prefix_caching": self.caching,

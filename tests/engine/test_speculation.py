@@ -1,5 +1,8 @@
 """Radix, jumps and select beside speculative decoding: the answers are those of stock vLLM with the
-same speculation, and without any; hits lose at most the token that a drafter reads ahead."""
+same speculation, and without any; hits lose at most the token that a drafter reads ahead.
+
+On another platform (`tests/platforms`) the drafters are those of its model runner.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.speculation import NO_DRAFTING
-from tests.engine.drafters import for_speculation, speculation
+from tests.effort import requests
+from tests.engine.drafters import for_speculation, speculation, why_it_cannot_run
 from tests.engine.engine import Ask, Engine, greedy, words
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import (
     NEAR_TIE,
-    STOCK_WITHOUT_CACHE,
+    REFERENCE,
     Played,
     References,
     Setting,
@@ -28,13 +32,15 @@ from tests.engine.play import (
     play,
 )
 from tests.engine.programs import CARD, LETTER, Program, random_program
+from tests.engine.test_self_check import with_every_request
 from tests.engine.ties import JUDGE, gap
+from tests.platforms.platform import chosen
 
 METHODS = ("ngram", "draft_model", "eagle")
 NUM_LAYERS = 4
 """Of the model; those of a drafter come after them."""
 LOOKAHEAD = {"ngram": 0, "draft_model": 0, "eagle": 1}
-PROGRAM = for_speculation(random_program(3, num_calls=60))
+PROGRAM = for_speculation(random_program(3, num_calls=requests(60)))
 slow = (pytest.mark.slow, pytest.mark.timeout(600))
 SETTINGS = {
     "tiny cache": Setting({}, num_blocks=28),
@@ -54,15 +60,23 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def config_of(tmp_path_factory) -> Callable[[str], dict[str, Any]]:
+def start_drafting(request, start, tmp_path_factory) -> Callable[..., Engine]:
+    """`start_drafting(method, plugin={...})` starts an engine like `start`, with speculation.
+
+    Skips the test if vLLM cannot run the method on this platform.
+    """
+    platform = chosen(request.config)
     folder = tmp_path_factory.mktemp("drafters")
-    return lambda method: speculation(method, folder)
 
+    def start_engine(method: str, plugin: dict[str, Any] | None, **engine_args: Any) -> Engine:
+        if reason := why_it_cannot_run(method, platform):
+            pytest.skip(reason)
+        config = speculation(method, folder, is_async=platform.is_async)
+        engine: Engine = start(plugin=plugin, speculative_config=config, **engine_args)
+        assert engine.is_async == platform.is_async
+        return engine
 
-def start_for(start, setting: Setting) -> Engine:
-    engine = start(plugin=setting.plugin, **setting.engine_args)
-    setting.prepare(engine)
-    return engine
+    return start_engine
 
 
 @contextmanager
@@ -90,7 +104,8 @@ def counting_drafts(engine: Engine) -> Iterator[Counter[str]]:
 @pytest.fixture(scope="module")
 def references(start) -> References:
     """Without speculation and without a cache."""
-    engine = start_for(start, STOCK_WITHOUT_CACHE)
+    engine = start(plugin=None, **REFERENCE.engine_args)
+    REFERENCE.prepare(engine)
     with decoding_one_by_one(engine.scheduler):
         narrowed = play(engine, PROGRAM, None, give_up=False)
     return References(narrowed, play(engine, PROGRAM, narrowed.prompts, give_up=False))
@@ -105,27 +120,33 @@ def check_answers(start, program: Program, want: Played, got: Played) -> None:
         assert not real, f"{len(real)} requests got another answer:\n" + "\n\n".join(real[:3])
 
 
+@with_every_request
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("method", METHODS)
-def test_stock_with_the_speculation_agrees_with_the_reference(start, references, config_of, method):
-    engine = start_for(start, Setting(None, num_blocks=40, speculation=config_of(method)))
+def test_stock_with_the_speculation_agrees_with_the_reference(
+    start, start_drafting, references, method
+):
+    setting = Setting(None, num_blocks=40)
+    engine = start_drafting(method, setting.plugin, **setting.engine_args)
+    setting.prepare(engine)
     got = play(engine, PROGRAM, references.narrowed.prompts)
     check_answers(start, PROGRAM, references.stock, got)
 
 
+@with_every_request
 @pytest.mark.parametrize(("method", "setting"), CASES)
 def test_every_request_gets_the_answer_it_gets_without_the_plugin(
-    start, references, config_of, method, setting
+    start, start_drafting, references, method, setting
 ):
-    setting = Setting(**{**vars(setting), "speculation": config_of(method)})
-    engine = start_for(start, setting)
+    engine = start_drafting(method, setting.plugin, **setting.engine_args)
+    setting.prepare(engine)
     assert set(engine.scheduler.parts.states().values()) == {"on"}
     with counting_drafts(engine) as drafts:
         got = play(engine, PROGRAM, references.narrowed.prompts)
-    assert drafts["accepted"] > 20
-    assert got.counts["aborts"] >= 5 and got.counts["partial hits"] > 10
-    assert got.counts["forced tokens"] > 50 or not setting.is_canonical
+    assert drafts["accepted"] > requests(20)
+    assert got.counts["aborts"] >= requests(5) and got.counts["partial hits"] > requests(10)
+    assert got.counts["forced tokens"] > requests(50) or not setting.is_canonical
     check_answers(start, PROGRAM, references.expected_by(setting, PROGRAM), got)
 
 
@@ -133,10 +154,9 @@ def test_every_request_gets_the_answer_it_gets_without_the_plugin(
 
 
 @pytest.fixture(scope="module", params=METHODS)
-def drafting(request, start, config_of) -> tuple[str, Engine]:
+def drafting(request, start_drafting) -> tuple[str, Engine]:
     """An engine with all parts beside each method."""
-    config = config_of(request.param)
-    return request.param, start(plugin={}, num_gpu_blocks_override=200, speculative_config=config)
+    return request.param, start_drafting(request.param, plugin={}, num_gpu_blocks_override=200)
 
 
 def num_cached(engine: Engine, prompt: list[int], max_tokens: int = 1) -> int:
@@ -184,9 +204,9 @@ def test_the_kv_after_a_hit_is_that_of_the_whole_prompt(drafting, num_shared):
     torch.testing.assert_close(warm, cold, rtol=1e-3, atol=1e-3)
 
 
-def test_eagle_has_read_one_token_further_than_the_match(start, config_of):
+def test_eagle_has_read_one_token_further_than_the_match(start_drafting):
     """Why a hit ends one token before it."""
-    engine = start(plugin={}, num_gpu_blocks_override=200, speculative_config=config_of("eagle"))
+    engine = start_drafting("eagle", plugin={}, num_gpu_blocks_override=200)
     engine.scheduler.parts.radix.drafting = NO_DRAFTING
     cold, warm = kv_cold_and_warm(engine, 47)
     torch.testing.assert_close(warm[:NUM_LAYERS], cold[:NUM_LAYERS], rtol=1e-3, atol=1e-3)
@@ -215,14 +235,11 @@ def kv_of(engine: Engine, prompt: list[int]) -> torch.Tensor:
     (request_id,) = scheduler.requests
     (block_ids,) = scheduler.kv_cache_manager.get_block_ids(request_id)
     full = block_ids[: len(prompt) // scheduler.block_size]
-    runner = engine.core.model_executor.driver_worker.worker.model_runner
-    layers = runner.compilation_config.static_forward_context
+    layers = scheduler.vllm_config.compilation_config.static_forward_context
     (group,) = scheduler.kv_cache_config.kv_cache_groups
     kv = torch.stack([layers[name].kv_cache[full] for name in group.layer_names])
     llm.abort_request(["seen"])
-    while llm.has_unfinished_requests():
-        llm.step()
-    llm.step()
+    engine.settle()
     return kv
 
 
@@ -234,14 +251,14 @@ def test_scores_on_a_cached_prefix_are_stocks(drafting, num_scored):
     _, engine = drafting
     assert engine.llm.reset_prefix_cache()
     prefix = words(150, seed=9)
-    prompts = [[*prefix, *words(num_scored, seed=20 + n)] for n in range(4)]
+    prompts = [[*prefix, *words(num_scored, seed=20 + n)] for n in range(requests(4))]
     whole = {"temperature": 0, "max_tokens": 4, "prompt_logprobs": 0}
     want = engine.run([Ask(prompt, SamplingParams(**whole)) for prompt in prompts])
     engine.run([Ask(prefix, greedy())])
     engine.reset_counts()
     scored = SamplingParams(**whole, extra_args={SCORE_FROM: len(prefix)})
     got = [engine.run([Ask(prompt, scored)])[0] for prompt in prompts]
-    assert [one.num_cached_tokens for one in got] == [len(prefix) - 1] * 4
+    assert [one.num_cached_tokens for one in got] == [len(prefix) - 1] * len(prompts)
     for prompt, one, other in zip(prompts, got, want, strict=True):
         assert one.outputs[0].token_ids == other.outputs[0].token_ids
         for place in range(1, num_scored + 1):
@@ -289,10 +306,10 @@ def without_drafts(start) -> tuple[int, list[list[int]]]:
 
 @pytest.mark.parametrize("method", ["ngram", "eagle", pytest.param("draft_model", marks=slow)])
 def test_drafts_beside_jumps_change_nothing_and_never_cost_a_pass(
-    start, config_of, without_drafts, method
+    start_drafting, without_drafts, method
 ):
     """A request that jumps drops its drafts, and gets new ones after the forced tokens."""
-    engine = start(plugin={}, speculative_config=config_of(method))
+    engine = start_drafting(method, plugin={})
     with counting_drafts(engine) as drafts:
         passes, replies = passes_of(engine, constrained(engine))
     jumps = engine.scheduler.sgl_vllm.stats().jump_forward
@@ -305,17 +322,14 @@ def test_drafts_beside_jumps_change_nothing_and_never_cost_a_pass(
 # -- the self-check -------------------------------------------------------------------------------
 
 
+@with_every_request
 @pytest.mark.parametrize(
     "method", ["ngram", *(pytest.param(method, marks=slow) for method in METHODS[1:])]
 )
 def test_the_self_check_runs_with_drafts_and_finds_no_difference(
-    start, config_of, method, tmp_path, monkeypatch
+    start_drafting, method, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("SGL_VLLM_CACHE", str(tmp_path))
-    engine = start(
-        plugin={"self_check": "on"},
-        num_gpu_blocks_override=200,
-        speculative_config=config_of(method),
-    )
+    engine = start_drafting(method, plugin={"self_check": "on"}, num_gpu_blocks_override=200)
     assert engine.scheduler.parts.plan.runs
     assert set(engine.scheduler.parts.states().values()) == {"on"}

@@ -16,12 +16,12 @@ ENGINE_TESTS = Path(__file__).parents[1] / "engine"
 # together.
 FILES = {
     "v1-async": (
-        *("self_check", "programs", "same_answers", "jump_pressure", "jump_modes"),
+        *("self_check", "programs", "speculation", "same_answers", "jump_pressure", "jump_modes"),
         *("json_passes", "jump_opening", "jump_forward", "radix", "select"),
     ),
-    "v2-sync": ("jump_opening", "jump_forward", "select"),
+    "v2-sync": ("speculation", "jump_opening", "jump_forward", "select"),
     "v2-async": (
-        *("same_answers", "jump_connectors", "jump_modes", "jump_pressure"),
+        *("same_answers", "jump_connectors", "jump_modes", "speculation", "jump_pressure"),
         *("json_passes", "jump_forward", "select", "radix"),
     ),
 }
