@@ -152,7 +152,9 @@ class JumpForward:
         """Whether the next pass had better wait for the one in flight: if it is likely enough that
         each running request jumps first, so that the pass would compute nothing but stale tokens.
 
-        Looks at one request after the other, and no further once that is too unlikely.
+        Looks at one request after the other, and no further once that is too unlikely. The drafts
+        of a pass that waits are dropped: vLLM masks what follows a draft only while a step is in
+        flight.
         """
         scheduler = self._scheduler
         if not self._may_hold or not scheduler.running or len(scheduler.waiting):
@@ -169,6 +171,8 @@ class JumpForward:
             if likelihood < part.WORTH_WAITING:
                 return False
         self.counters.held_passes += 1
+        for request in scheduler.running:
+            request.spec_token_ids = []
         return True
 
     # -- beside speculative decoding --------------------------------------------------------------

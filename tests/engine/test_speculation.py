@@ -319,6 +319,29 @@ def test_drafts_beside_jumps_change_nothing_and_never_cost_a_pass(
     engine.check_nothing_is_left()
 
 
+def test_a_pass_that_waited_verifies_no_drafts(start_drafting):
+    """vLLM would not mask what follows them."""
+    engine = start_drafting("eagle", plugin={})
+    if not engine.is_async:
+        pytest.skip("no pass waits for one in flight")
+    scheduler = engine.scheduler
+    schedule, counters = scheduler.schedule, scheduler.parts.jump.counters
+    after_waiting: list[dict[str, list[int]]] = []
+    num_held = 0
+
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        nonlocal num_held
+        output = schedule(*args, **kwargs)
+        if output.num_scheduled_tokens and counters.held_passes > num_held:
+            num_held = counters.held_passes
+            after_waiting.append(output.scheduled_spec_decode_tokens)
+        return output
+
+    scheduler.schedule = recording
+    passes_of(engine, constrained(engine))
+    assert after_waiting and not any(after_waiting)
+
+
 # -- the self-check -------------------------------------------------------------------------------
 
 
