@@ -58,10 +58,11 @@ class SlotCopier:
 
     Args:
         kv_caches: a view [num_blocks, num_heads, slots, content] of each layer, as vLLM's workers
-            have them (content: the key and the value of a head). Any type, any strides but in the
-            last dimension, which is contiguous: blocks may lie inside or outside of layers, and
-            heads inside or outside of slots. Layers that share a cache are copied once. A cache
-            with keys and values apart is given as two views of each layer.
+            have them (content: the key and the value of a head; with MLA, which has one head, the
+            latent vector). Any type, any strides but in the last dimension, which is contiguous:
+            blocks may lie inside or outside of layers, and heads inside or outside of slots. Layers
+            that share a cache are copied once. A cache with keys and values apart is given as two
+            views of each layer.
         block_size: slots of a block that `copy` names, if the cache's own blocks are smaller parts
             of it, one after the other; the cache's if None.
 

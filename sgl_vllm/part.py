@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 BY_OPTION = "by option"
 """The reason of a part that an option switches off. All other reasons are worth a warning."""
 
+NO_PREFIX_CACHING = (
+    "prefix caching is off (by --no-enable-prefix-caching, or by vLLM for this model)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerFacts:

@@ -13,6 +13,8 @@ nothing:
     EngineArgs.create_engine_config  sets our scheduler class in the resolved configuration
     SamplingParams._validate_structured_outputs, validate_xgrammar_grammar
                                      check counts in formats first; once the plugin is active
+    core.generate_scheduler_kv_cache_config
+                                     keeps the kinds of all layers, for our scheduler to see
     EngineCore._initialize_kv_caches, core.enable_envs_cache
                                      in EngineCore's __init__, the latter last of all. Then our
                                      scheduler chooses the block hasher, prepares workers, and
@@ -119,6 +121,7 @@ def register() -> None:
 
     add_method(EngineCore, "sgl_vllm_call", _engine_call)
     wrap(EngineCore, "_initialize_kv_caches")(_initialize_kv_caches)
+    wrap(core, "generate_scheduler_kv_cache_config")(_generate_scheduler_kv_cache_config)
     wrap(core, "enable_envs_cache")(_enable_envs_cache)
     wrap(EngineArgs, "add_cli_args")(_add_cli_args)
     wrap(EngineArgs, "from_cli_args")(_from_cli_args)
@@ -151,6 +154,17 @@ def _initialize_kv_caches(
     global _starting
     _starting = weakref.ref(engine)
     return original(engine, *args, **kwargs)
+
+
+def _generate_scheduler_kv_cache_config(
+    original: Callable[[list[KVCacheConfig]], KVCacheConfig], kv_cache_configs: list[KVCacheConfig]
+) -> KVCacheConfig:
+    """vLLM's scheduler gets the spec of each group's first layer, whatever the others are."""
+    from sgl_vllm.radix.layouts import keep_layer_specs
+
+    config = original(kv_cache_configs)
+    keep_layer_specs(config, kv_cache_configs)
+    return config
 
 
 def _enable_envs_cache(original: Callable[[], None]) -> None:

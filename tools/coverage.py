@@ -173,11 +173,23 @@ DEPLOYMENTS = (
     Deployment("chunked local attention: Llama 4", "llama4"),
     Deployment("recurrent hybrid: Qwen3-Next", "qwen3_next"),
     Deployment("recurrent hybrid: Nemotron-H", "nemotron_h"),
-    # On a CPU it depends on the instruction set whether vLLM caches prefixes of these.
-    Deployment("MLA: DeepSeek V3", "deepseek_v3", devices=(GPU,)),
+    Deployment("MLA: DeepSeek V3, Kimi K2", "deepseek_v3", devices=(GPU,)),
+    # With AMX, vLLM has another backend, which caches prefixes.
+    Deployment(
+        "MLA without AMX: `--attention-backend CPU_MLA`",
+        "deepseek_v3",
+        ("--attention-backend", "CPU_MLA"),
+        devices=(CPU,),
+    ),
     Deployment("n-gram speculation", flags=_speculation(method="ngram")),
     Deployment("EAGLE 3", flags=_speculation(method="eagle3", model="{models}/llama_eagle3")),
     Deployment("MTP (GLM-4.5)", "glm4_moe", _speculation(method="mtp", num_speculative_tokens=1)),
+    Deployment(
+        "MLA with MTP: DeepSeek V3",
+        "deepseek_v3",
+        _speculation(method="mtp", num_speculative_tokens=1),
+        devices=(GPU,),
+    ),
     Deployment(
         "draft model", flags=_speculation(method="draft_model", model="{models}/llama_draft")
     ),

@@ -49,7 +49,8 @@ as much memory again while it copies."""
 
 def max_copies(config: KVCacheConfig) -> int | None:
     """The copies of blocks that stay within `MAX_COPY_BYTES`; None if blocks have no memory."""
-    num_bytes = sum(tensor.size for tensor in config.kv_cache_tensors)
+    # There is a tensor for each shape of layers; `size` is that of the allocation they all share.
+    num_bytes = max((tensor.size for tensor in config.kv_cache_tensors), default=0)
     return max(1, MAX_COPY_BYTES * config.num_blocks // num_bytes) if num_bytes else None
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from vllm.config import VllmConfig
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from sgl_vllm.part import EngineView, Part, returns_routed_experts
+from sgl_vllm.part import NO_PREFIX_CACHING, EngineView, Part, returns_routed_experts
+from sgl_vllm.radix.layouts import why_refused
 from sgl_vllm.speculation import refusal
 
 
@@ -13,11 +14,9 @@ def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
     """Why the tree cannot serve this model or configuration; None if it can."""
     parallel = vllm_config.parallel_config
     if not vllm_config.cache_config.enable_prefix_caching:
-        return "prefix caching is off (--no-enable-prefix-caching)"
-    if len(kv_cache_config.kv_cache_groups) != 1:
-        return "the model has several KV-cache groups (sliding window, Mamba or hybrid)"
-    if type(kv_cache_config.kv_cache_groups[0].kv_cache_spec) is not FullAttentionSpec:
-        return "the model's KV cache is not plain full attention"
+        return NO_PREFIX_CACHING
+    if (reason := why_refused(kv_cache_config)) is not None:
+        return reason
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         return "context parallelism splits blocks over workers"
     if (reason := refusal(vllm_config)) is not None:

@@ -24,7 +24,7 @@ from vllm.v1.request import Request
 
 from sgl_vllm.counters import counter
 from sgl_vllm.degrade import CircuitBreaker
-from sgl_vllm.part import EngineView, Part
+from sgl_vllm.part import NO_PREFIX_CACHING, EngineView, Part
 from sgl_vllm.protocol.hints import read_hints
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.node import Node
@@ -42,7 +42,7 @@ WANTED_WINDOW = 128
 
 def _unsupported(engine: EngineView) -> str | None:
     is_caching = engine.vllm_config.cache_config.enable_prefix_caching
-    return None if is_caching else "prefix caching is off (--no-enable-prefix-caching)"
+    return None if is_caching else NO_PREFIX_CACHING
 
 
 PART = Part("schedule", _unsupported)

@@ -87,6 +87,7 @@ CASES = [
     ),
     Case("sliding window", model="gemma3"),
     Case("recurrent hybrid", model="qwen3_next", arguments={"dtype": "bfloat16"}),
+    Case("MLA", model="deepseek_v3", arguments={"attention_backend": "CPU_MLA"}),
 ]
 QUICK = {"defaults", "a KV connector", "n-gram speculation", "sliding window"}
 PARAMETERS = [

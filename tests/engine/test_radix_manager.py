@@ -10,10 +10,15 @@ from vllm import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+)
 from vllm.v1.request import Request, RequestStatus
 
-from sgl_vllm.radix.manager import RadixKVCacheManager
+from sgl_vllm.radix.manager import RadixKVCacheManager, max_copies
 from tests.engine.machine import Machine
 from tools.engine_harness.scheduler import runner_output
 
@@ -80,6 +85,16 @@ def test_the_copies_of_a_step_are_bounded():
         prompts = ([*PREFIX, 1, 2, 1000 + next(other)] for _ in range(4))
         found = [cache.allocate(cache.request(prompt)) for prompt in prompts]
         assert found == [len(PREFIX) + 2, len(PREFIX) + 2, len(PREFIX), len(PREFIX)]
+
+
+def test_the_bytes_of_layers_of_several_shapes_are_counted_once():
+    """Such as an index beside MLA. Blocks of 8 MiB, in one allocation."""
+    tensors = [
+        KVCacheTensor(size=100 * (8 << 20), layers=["latent"], layer_stride=0, block_stride=0),
+        KVCacheTensor(size=100 * (8 << 20), layers=["index"], layer_stride=0, block_stride=0),
+    ]
+    assert max_copies(KVCacheConfig(100, tensors, kv_cache_groups=[])) == 8
+    assert max_copies(KVCacheConfig(100, [], kv_cache_groups=[])) is None
 
 
 @pytest.mark.parametrize("status", ["FINISHED_ABORTED", "FINISHED_ERROR"])

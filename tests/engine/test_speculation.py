@@ -16,10 +16,12 @@ import torch
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
+from benchmarks.models import Shape, write_shape_model
 from sgl_vllm.protocol.request_keys import SCORE_FROM
+from sgl_vllm.radix.layouts import layer_specs
 from sgl_vllm.speculation import NO_DRAFTING
 from tests.effort import requests
-from tests.engine.drafters import for_speculation, speculation, why_it_cannot_run
+from tests.engine.drafters import NUM_DRAFTS, for_speculation, speculation, why_it_cannot_run
 from tests.engine.engine import Ask, Engine, greedy, words
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import (
@@ -211,6 +213,26 @@ def test_eagle_has_read_one_token_further_than_the_match(start_drafting):
     cold, warm = kv_cold_and_warm(engine, 47)
     torch.testing.assert_close(warm[:NUM_LAYERS], cold[:NUM_LAYERS], rtol=1e-3, atol=1e-3)
     assert not torch.allclose(warm[NUM_LAYERS:], cold[NUM_LAYERS:], rtol=1e-3, atol=1e-3)
+
+
+def test_a_drafter_with_smaller_keys_shares_the_models_blocks(start, tmp_path):
+    """vLLM's scheduler sees a group of layers like the model's first. The drafter's differ."""
+    stock = start()
+    vocab_size = stock.scheduler.vllm_config.model_config.get_vocab_size()
+    asks = [Ask([*words(100), *words(9, seed=seed)], greedy(12)) for seed in range(1, 5)]
+    want = [stock.tokens([ask]) for ask in asks]
+    write_shape_model(Shape("llama", 64, 128, 1, 2, 1, vocab_size, 1024), tmp_path)
+    drafts = {"method": "draft_model", "model": str(tmp_path), "num_speculative_tokens": NUM_DRAFTS}
+    engine = start({}, num_gpu_blocks_override=200, speculative_config=drafts)
+    [specs] = layer_specs(engine.scheduler.kv_cache_config)
+    assert len({spec.page_size_bytes for spec in specs}) == 2
+    [group] = engine.scheduler.kv_cache_config.kv_cache_groups
+    assert group.kv_cache_spec.page_size_bytes == max(spec.page_size_bytes for spec in specs)
+    assert set(engine.scheduler.parts.states().values()) == {"on"}
+    assert num_cached(engine, [*words(100), 7]) == 0
+    assert num_cached(engine, [*words(100), 8]) == 100
+    assert [engine.tokens([ask]) for ask in asks] == want
+    engine.check_nothing_is_left()
 
 
 def kv_cold_and_warm(engine: Engine, num_shared: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -32,6 +32,7 @@ MAY_IMPORT_VLLM = (
     "sgl_vllm.preview.gpu",
     "sgl_vllm.radix.pool",
     "sgl_vllm.radix.part",
+    "sgl_vllm.radix.layouts",
     "sgl_vllm.radix.manager",
     "sgl_vllm.scheduler.queue",
     "sgl_vllm.scheduler.scheduler",

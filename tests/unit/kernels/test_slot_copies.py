@@ -18,10 +18,12 @@ BLOCK_SIZE, NUM_BLOCKS = 4, 6
 class Runner:
     """What of vLLM's model runners is used. Its own update copies whole blocks."""
 
-    def __init__(self, slots: int = BLOCK_SIZE, order: Sequence[int] = (0, 1, 2, 3, 4)) -> None:
+    def __init__(
+        self, slots: int = BLOCK_SIZE, order: Sequence[int] = (0, 1, 2, 3, 4), num_heads: int = 2
+    ) -> None:
         """`order` in memory of layers, blocks, heads, slots and content."""
         generator = torch.Generator().manual_seed(0)
-        sizes = (3, NUM_BLOCKS * BLOCK_SIZE // slots, 2, slots, 8)
+        sizes = (3, NUM_BLOCKS * BLOCK_SIZE // slots, num_heads, slots, 8)
         whole = torch.randn([sizes[axis] for axis in order], generator=generator)
         self.kv_caches = list(whole.permute([order.index(axis) for axis in range(5)]))
         self.kv_cache_config = SimpleNamespace(num_blocks=NUM_BLOCKS)
@@ -75,13 +77,14 @@ def test_a_copy_that_no_starting_request_owns_has_all_slots() -> None:
 
 
 @pytest.mark.parametrize("kind", [RunnerV1, RunnerV2])
+@pytest.mark.parametrize("num_heads", [2, 1], ids=["keys and values", "one latent vector (MLA)"])
 @pytest.mark.parametrize(
     ("slots", "order"), [(4, (0, 1, 2, 3, 4)), (4, (1, 0, 3, 2, 4)), (2, (0, 1, 3, 2, 4))]
 )
 def test_both_runners_copy_the_matched_slots_alone(
-    kind: type[Runner], slots: int, order: Sequence[int]
+    kind: type[Runner], slots: int, order: Sequence[int], num_heads: int
 ) -> None:
-    runner = kind(slots, order)
+    runner = kind(slots, order, num_heads)
     before = [cache.clone() for cache in runner.kv_caches]
     assert use_in_worker(SimpleNamespace(model_runner=runner), BLOCK_SIZE) is None
     assert all(map(torch.equal, runner.kv_caches, before)), "the trial has left something"
@@ -117,6 +120,9 @@ def test_what_the_kernel_cannot_copy_is_left_to_vllm(monkeypatch: pytest.MonkeyP
     unlike = RunnerV2()
     unlike.kv_caches[1] = unlike.kv_caches[1][:, :1]
     assert "layer by layer" in refusal(unlike)
+    with_index = RunnerV2(num_heads=1)  # smaller vectors beside those of MLA
+    with_index.kv_caches.append(torch.zeros(NUM_BLOCKS, 1, BLOCK_SIZE, 2))
+    assert "layer by layer" in refusal(with_index)
     assert "12 blocks of 2 slots" in refusal(RunnerV2(slots=2), block_size=2)
     without_cache = RunnerV2()
     del without_cache.kv_caches

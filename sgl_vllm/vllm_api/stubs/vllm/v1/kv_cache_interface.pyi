@@ -1,9 +1,22 @@
 # [radix, preview]
+from collections.abc import Collection
+from fractions import Fraction
+
 class KVCacheSpec:
     block_size: int  # [preview]
 
-class AttentionSpec(KVCacheSpec): ...
+    @property
+    def prefix_cacheable(self) -> bool: ...
+    @property
+    def prefix_replay_tokens(self) -> int: ...
+
+class AttentionSpec(KVCacheSpec):
+    tokens_per_state: int | Fraction
+
 class FullAttentionSpec(AttentionSpec): ...
+class MLAAttentionSpec(FullAttentionSpec): ...
+
+def iter_layer_specs(kv_cache_spec: KVCacheSpec) -> Collection[KVCacheSpec]: ...
 
 class KVCacheGroupSpec:
     kv_cache_spec: KVCacheSpec

@@ -1,0 +1,99 @@
+"""Which layouts of the KV cache the tree serves.
+
+Owns the list of vLLM's kinds of layers that the tree serves, why others are refused, and the kinds
+of all layers of a group, of which vLLM shows its scheduler only the first. Does not own the other
+reasons for which the tree is off (`part.py`).
+
+The tree needs three things of a layer:
+
+- what it keeps of a token depends on that token and those before it, and on nothing else;
+- it keeps one state per token, so a hit can end at any of them;
+- it keeps them for all tokens of a request, until the request ends.
+
+Layers of one group share a block table, so they may differ in all else: a block's size in bytes,
+keys and values or one latent vector (MLA), an index beside them (DeepSeek V3.2, GLM-5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    iter_layer_specs,
+)
+
+SERVED: frozenset[type[KVCacheSpec]] = frozenset({FullAttentionSpec, MLAAttentionSpec})
+"""The kinds of layers that the tree serves. Types, because subclasses of these keep other things:
+`RSWASpec`, `SinkFullAttentionSpec`, `HiddenStateCacheSpec`."""
+
+_REFUSED = {
+    "SlidingWindowSpec": "keep only the last tokens of a request",
+    "SlidingWindowMLASpec": "keep only the last tokens of a request",
+    "ChunkedLocalAttentionSpec": "keep only the last chunk of a request",
+    "RSWASpec": "drop tokens between the prompt and the last ones",
+    "MambaSpec": "keep one state per request, not one per token",
+    "SinkFullAttentionSpec": "keep attention sinks in blocks that belong to no request",
+    "HiddenStateCacheSpec": "keep hidden states by block, for others to read",
+    "CrossAttentionSpec": "depend on the encoder's input, not on the tokens before",
+}
+"""Why, by the name of the kind. All others are refused too."""
+
+_LAYER_SPECS = "_sgl_vllm_layer_specs"
+"""Attribute of a scheduler's `KVCacheConfig`: what `layer_specs` returns."""
+
+
+def keep_layer_specs(config: KVCacheConfig, of_workers: Sequence[KVCacheConfig]) -> None:
+    """Keep with a scheduler's configuration what vLLM has left out of it.
+
+    Args:
+        of_workers: the configurations it was made of. All have the same groups, each of the layers
+            of one worker.
+    """
+    vars(config)[_LAYER_SPECS] = [
+        [spec for group in groups for spec in iter_layer_specs(group.kv_cache_spec)]
+        for groups in zip(*(one.kv_cache_groups for one in of_workers), strict=False)
+    ]
+
+
+def layer_specs(config: KVCacheConfig) -> Sequence[Collection[KVCacheSpec]]:
+    """For each group the specs of its layers; equal ones may be there once. Without those that
+    `keep_layer_specs` keeps, a group is what its own spec says."""
+    kept: Sequence[Collection[KVCacheSpec]] | None = vars(config).get(_LAYER_SPECS)
+    if kept is not None:
+        return kept
+    return [iter_layer_specs(group.kv_cache_spec) for group in config.kv_cache_groups]
+
+
+def why_refused(config: KVCacheConfig) -> str | None:
+    """Why the tree cannot serve this KV cache, for a log line; None if it can."""
+    groups = layer_specs(config)
+    for specs in groups:
+        for spec in specs:
+            if (reason := _missing_property(spec)) is not None:
+                return f"{type(spec).__name__} layers {reason}"
+    if len(groups) > 1:
+        return "the model has several KV-cache groups (sliding window, Mamba or hybrid)"
+    if not groups:
+        return "the model has no KV cache"
+    for spec in groups[0]:
+        if type(spec) not in SERVED:
+            name = type(spec).__name__
+            return f"{name} layers {_REFUSED.get(name, 'are not known to this version')}"
+    return None
+
+
+def _missing_property(spec: KVCacheSpec) -> str | None:
+    """What a kind of layers lacks that is in a group of any number."""
+    if spec.prefix_replay_tokens:
+        num_tokens = spec.prefix_replay_tokens
+        return f"compute the last {num_tokens} tokens of a hit again (prefix_replay_tokens)"
+    if not spec.prefix_cacheable:
+        return "keep what requests cannot share (prefix_cacheable is False)"
+    if isinstance(spec, AttentionSpec) and spec.tokens_per_state != 1:
+        return f"do not keep one state per token (tokens_per_state is {spec.tokens_per_state})"
+    return None
