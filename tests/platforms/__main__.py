@@ -17,7 +17,7 @@ ENGINE_TESTS = Path(__file__).parents[1] / "engine"
 FILES = {
     "v1-async": (
         *("self_check", "programs", "speculation", "same_answers", "jump_pressure", "jump_modes"),
-        *("json_passes", "jump_opening", "jump_forward", "radix", "select"),
+        *("json_passes", "jump_opening", "jump_forward", "mla", "radix", "select"),
     ),
     "v2-sync": ("speculation", "jump_opening", "jump_forward", "select"),
     "v2-async": (
