@@ -28,6 +28,9 @@ def check_tree(tree: RadixTree) -> None:
             assert tree.order.holds(node), "an evictable leaf is in no queue"
         num_tokens += node.end - node.start
         num_nodes += 1
+    if tree.windows is not None:
+        tree.windows.check(tree.nodes())
+        owners |= {i: tree.blocks.owners[i] for i in tree.blocks.owners if i in tree.windows}
     assert owners == tree.blocks.owners
     assert tree.blocks.locked <= owners.keys()
     assert (num_tokens, num_nodes) == (tree.num_tokens, tree.num_nodes)

@@ -13,6 +13,10 @@ before the forward pass.
     blocks   |--shared--|--shared--|    |--copy---|--new--|--new--|
     indexed  when scheduled, for whole-block hits (as in vLLM)      the rest when computed
 
+A model with window groups (`components/windows.py`) copies one block of each group. vLLM frees what
+has left a window when it allocates the request's next tokens, and may hand it out in the same call.
+So what is computed enters the tree before that.
+
 With speculative decoding, the tree has accepted tokens only. A drafter's own KV of a token may
 depend on the next one (EAGLE), where another request goes on in its own way. So a match of m tokens
 gives a hit of m - 1 there.
@@ -30,8 +34,10 @@ from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
+from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.eviction import POLICIES
-from sgl_vllm.radix.node import NO_MATCH, Match, Namespace
+from sgl_vllm.radix.groups import Groups
+from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, holder_of
 from sgl_vllm.radix.pins import Pins, max_pinned_blocks
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.request_state import RequestState
@@ -61,6 +67,7 @@ class RadixKVCacheManager(KVCacheManager):
     """The same object as `block_pool`."""
     counters: RadixCounters
     policy: str
+    groups: Groups
     block_size: int
     scheduler: SchedulerView
     drafting: Drafting
@@ -89,19 +96,20 @@ class RadixKVCacheManager(KVCacheManager):
             ttl_s: evict what has not been used for this many seconds; 0 for never.
             pin_share: at most this share of the cache can be pinned.
             max_pins: at most this many pins at a time.
-            max_copies: at most this many hits in a step end inside a block, which is then copied.
-                Further ones are cut to whole blocks. None for no limit.
+            max_copies: at most this many blocks are copied in a step, for hits that end inside
+                them. Further hits are cut to whole blocks. None for no limit.
             has_connector: a KV connector looks blocks up by vLLM's hashes.
             drafting: what speculative decoding does to the cache.
             scheduler: the scheduler above. None if there is no queue and no scored request.
         """
-        block_size = manager.coordinator.single_type_managers[0].block_size
+        groups = Groups(manager.coordinator.single_type_managers)
         manager = adopt(manager, cls)
         manager.scheduler = scheduler or NoScheduler()
-        longest = -(-manager.max_model_len // block_size) + 1 + manager.watermark_blocks
+        longest = groups.num_blocks_of_longest(manager.max_model_len) + len(groups)
+        longest += manager.watermark_blocks
         manager.pool = RadixBlockPool.adopt(
             manager.block_pool,
-            block_size,
+            groups,
             POLICIES[policy],
             hash_blocks=has_connector or manager.enable_kv_cache_events,
             max_pinned_blocks=max_pinned_blocks(
@@ -112,7 +120,8 @@ class RadixKVCacheManager(KVCacheManager):
         )
         manager.counters = RadixCounters()
         manager.policy = policy
-        manager.block_size = block_size
+        manager.groups = groups
+        manager.block_size = groups.block_size
         manager.drafting = drafting
         manager._ttl_s = ttl_s
         manager._max_copies = sys.maxsize if max_copies is None else max_copies
@@ -156,20 +165,31 @@ class RadixKVCacheManager(KVCacheManager):
     def _match(self, request: Request) -> Match:
         return self.pool.match(self.pool.states.of(request))
 
+    def num_cached(self, match: Match) -> int:
+        """How many tokens of a match made since the last change a request can read."""
+        return self.pool.guarded(self._num_cached, match) or 0
+
+    def _num_cached(self, match: Match) -> int:
+        assert self.tree is not None
+        return self.tree.longest_hit(match, match.num_tokens)
+
     def num_shared_now(self, request: Request) -> int:
         """How many tokens a lookup in the middle of a step would find. Unlike `match`, it counts
         only whole blocks of what this step computes."""
         return self.pool.guarded(self._num_shared_now, request) or 0
 
     def _num_shared_now(self, request: Request) -> int:
-        assert self.tree is not None
+        tree = self.tree
+        assert tree is not None
         match = self._match(request)
-        num_inside = match.num_tokens % self.block_size
-        if num_inside:
-            last_block = self.tree.block_ids(match, match.num_tokens)[-1]
-            if not self.pool.is_computed(last_block):
-                return match.num_tokens - num_inside
-        return match.num_tokens
+        num_tokens = tree.longest_hit(match, match.num_tokens)
+        num_inside = num_tokens % self.block_size
+        if num_inside and not self.pool.are_computed(
+            ids[-1]
+            for ids in (tree.block_ids(match, num_tokens), *tree.window_ids(match, num_tokens))
+        ):
+            return tree.longest_hit(match, num_tokens - num_inside)
+        return num_tokens
 
     def get_computed_blocks(
         self, request: Request, max_cache_hit_length: int | None = None
@@ -193,10 +213,11 @@ class RadixKVCacheManager(KVCacheManager):
         if self.pool.tree is None:
             stock_limit = [] if max_cache_hit_length is None else [max_cache_hit_length]
             blocks, num_tokens, boundary = super().get_computed_blocks(request, *stock_limit)
-            if num_tokens > limit:
-                num_tokens = limit - limit % self.block_size
-                kept = list(blocks.blocks[0][: num_tokens // self.block_size])
-                blocks = self.create_kv_cache_blocks((kept,))
+            if num_tokens > limit:  # and a shorter hit needs other blocks of a window group
+                shorter, num_tokens, _ = self.coordinator.find_longest_cache_hit(
+                    request.block_hashes, limit
+                )
+                blocks = self.create_kv_cache_blocks(shorter)
             return blocks, num_tokens, boundary
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
@@ -207,44 +228,58 @@ class RadixKVCacheManager(KVCacheManager):
         """The cached blocks of `request`, for at most `limit` tokens."""
         tree, state = self.pool.tree, self.pool.states.of(request)
         match = self.pool.match(state)
-        num_tokens = min(match.num_tokens - self.drafting.num_lookahead, limit)
-        if num_tokens <= 0:
+        limit = min(match.num_tokens - self.drafting.num_lookahead, limit)
+        if limit <= 0:
             return None
         assert tree is not None and state is not None
-        block_ids = tree.block_ids(match, num_tokens)
+        num_tokens = tree.longest_hit(match, limit)
+        block_ids = [tree.block_ids(match, num_tokens), *tree.window_ids(match, num_tokens)]
         num_inside = num_tokens % self.block_size
         if num_inside and (
-            self._num_copies >= self._max_copies
-            or not self.pool.is_computed(block_ids[-1])
+            not self._may_copy()
+            or not self.pool.are_computed(ids[-1] for ids in block_ids)
             or not self._has_room_for_copy(request, block_ids)
         ):
-            num_tokens -= num_inside
-            block_ids.pop()
-            if not block_ids:
-                return None
-        state.found, state.num_found = match, num_tokens
-        all_blocks = self.block_pool.blocks
-        blocks = ([all_blocks[block_id] for block_id in block_ids],)
+            limit = num_tokens - num_inside
+            num_tokens = tree.longest_hit(match, limit)
+            block_ids = [tree.block_ids(match, num_tokens), *tree.window_ids(match, num_tokens)]
+        if not num_tokens:
+            return None
+        # What is behind a hole was not read.
+        state.found = match if num_tokens == limit else holder_of(match, num_tokens)
+        state.num_found = num_tokens
+        blocks = self.groups.in_vllms_order([self._blocks_with(ids) for ids in block_ids])
         if (
             self.enable_kv_cache_events
             and getattr(request, "kv_cache_report_mode", "incremental") == "full"
         ):
-            whole = blocks[0][: num_tokens // self.block_size]
+            whole = blocks[self.groups.full][: num_tokens // self.block_size]
             self.coordinator.emit_cached_block_events(request, (whole,))
         return KVCacheBlocks(blocks), num_tokens
 
-    def _has_room_for_copy(self, request: Request, block_ids: list[int]) -> bool:
-        """Whether the request fits while it also holds the block that it copies from.
+    def _blocks_with(self, block_ids: list[int]) -> list[KVCacheBlock]:
+        blocks, null_block = self.block_pool.blocks, self.block_pool.null_block
+        if HOLE in block_ids[:1]:  # they are in front
+            return [blocks[i] if i != HOLE else null_block for i in block_ids]
+        return [blocks[i] for i in block_ids]
+
+    def _may_copy(self) -> bool:
+        """Whether one more hit in this step may end inside a block. The first one may."""
+        return not self._num_copies or self._num_copies + len(self.groups) <= self._max_copies
+
+    def _has_room_for_copy(self, request: Request, block_ids: list[list[int]]) -> bool:
+        """Whether the request fits while it also holds the blocks that it copies from.
 
         Without this check, a request that needs every block of the cache is never admitted.
         """
         pool = self.block_pool
         num_slots = min(request.num_tokens + self.drafting.num_slots, self.max_model_len)
-        num_needed = -(-num_slots // self.block_size) + 1 + self.watermark_blocks
+        num_needed = self.groups.num_blocks_of_longest(num_slots) + len(self.groups)
+        num_needed += self.watermark_blocks
         num_free = pool.get_num_free_blocks()
         if num_needed <= num_free:
             return True
-        num_in_use = sum(pool.blocks[block_id].ref_cnt > 0 for block_id in block_ids)
+        num_in_use = sum(pool.blocks[i].ref_cnt > 0 for ids in block_ids for i in ids if i != HOLE)
         return num_needed <= num_free + num_in_use
 
     def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
@@ -280,6 +315,8 @@ class RadixKVCacheManager(KVCacheManager):
         **kwargs: Any,
     ) -> KVCacheBlocks | None:
         """Records copies of blocks, and how many of the tokens a KV connector is going to load."""
+        if self.groups.num_skipped:
+            self.pool.guarded(self._index_before_windows_move, request)
         blocks = super().allocate_slots(
             request,
             num_new_tokens,
@@ -289,7 +326,7 @@ class RadixKVCacheManager(KVCacheManager):
             **kwargs,
         )
         if blocks is not None and num_new_computed_tokens % self.block_size:
-            self._num_copies += 1
+            self._num_copies += len(self.groups)
         if num_external_computed_tokens and blocks is not None:
             state = self.pool.states.of(request)
             if state is not None:
@@ -311,21 +348,20 @@ class RadixKVCacheManager(KVCacheManager):
 
     def _retain(self, request: Request) -> None:
         """Put what `request` has computed into the tree, before its blocks are released."""
-        request_id = request.request_id
-        manager = self.coordinator.single_type_managers[0]
-        blocks = manager.req_to_blocks.get(request_id)
-        if blocks and self.enable_caching:
+        groups = self.groups.blocks_of(request)
+        if groups[0] and self.enable_caching:
             state = self.pool.states.of(request)
-            num_scheduled = manager.num_cached_block.get(request_id, 0)
+            num_scheduled = self.groups.num_scheduled(request)
             if num_scheduled * self.block_size > request.num_computed_tokens:
                 # It was taken out of the step that would have computed it, or its load has failed.
                 # Only blocks of its own leave the tree, not those that it found in the cache.
                 num_kept = max(request.num_computed_tokens, state.num_found if state else 0)
-                self.pool.unindex(blocks[num_kept // self.block_size : num_scheduled])
+                for blocks in groups:
+                    self.pool.unindex(blocks[num_kept // self.block_size : num_scheduled])
             num_tokens = self._num_to_index(request, state)
             # After a failed load vLLM counts blocks as computed that another failed request loads.
             if num_tokens > 0 and request.status != RequestStatus.FINISHED_ERROR:
-                is_cached = self.pool.index(request, blocks, num_tokens, is_last_use=True)
+                is_cached = self.pool.index(request, num_tokens, is_last_use=True)
                 self.counters.retained_tails += is_cached and num_tokens % self.block_size != 0
         self.pool.discard_request(request)
 
@@ -333,9 +369,19 @@ class RadixKVCacheManager(KVCacheManager):
         """Put the first tokens of a running request into the tree, if it still has its blocks."""
         if request.num_computed_tokens < num_tokens:
             return
-        blocks = self.coordinator.single_type_managers[0].req_to_blocks.get(request.request_id)
-        if blocks and self.enable_caching:
-            self.pool.index(request, blocks, num_tokens)
+        if self.groups.blocks_of(request)[0] and self.enable_caching:
+            self.pool.index(request, num_tokens)
+
+    def _index_before_windows_move(self, request: Request) -> None:
+        """Put the whole blocks that a running request has computed into the tree, unless they have
+        been there."""
+        state = self.pool.states.of(request)
+        if state is None:
+            return
+        num_tokens = self._num_to_index(request, state)
+        num_tokens -= num_tokens % self.block_size
+        if num_tokens > state.num_indexed:
+            self._index(request, num_tokens)
 
     def _num_to_index(self, request: Request, state: RequestState | None) -> int:
         """How many of the request's tokens other requests may share.
@@ -348,8 +394,7 @@ class RadixKVCacheManager(KVCacheManager):
         num_computed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
         num_tokens = min(num_computed, request.num_tokens)
         if state is not None and 0 < num_tokens <= state.num_loaded:
-            cached = self.coordinator.single_type_managers[0].num_cached_block
-            num_tokens = min(num_tokens, cached.get(request.request_id, 0) * self.block_size)
+            num_tokens = min(num_tokens, self.groups.num_scheduled(request) * self.block_size)
         return num_tokens
 
     def estimate_cached_tokens(self, request: Request) -> int:
@@ -371,16 +416,20 @@ class RadixKVCacheManager(KVCacheManager):
 
     @property
     def gauges(self) -> RadixGauges:
-        tree, block_size = self.tree, self.block_size
+        tree = self.tree
         return RadixGauges(
             tree_nodes=tree.num_nodes if tree is not None else 0,
             tree_tokens=tree.num_tokens if tree is not None else 0,
             tree_blocks=tree.num_blocks if tree is not None else 0,
-            cache_tokens=(self.block_pool.num_gpu_blocks - 1) * block_size,
-            protected_tokens=tree.num_protected_blocks * block_size if tree is not None else 0,
-            pinned_tokens=len(self.pins.block_ids) * block_size,
-            block_size=block_size,
+            cache_tokens=self._as_tokens(self.block_pool.num_gpu_blocks - 1),
+            protected_tokens=self._as_tokens(tree.num_protected_blocks if tree is not None else 0),
+            pinned_tokens=self._as_tokens(len(self.pins.block_ids)),
+            block_size=self.block_size,
         )
+
+    def _as_tokens(self, num_blocks: int) -> int:
+        """How many tokens fit into blocks, if each has one in every group."""
+        return num_blocks * self.block_size // len(self.groups)
 
     def snapshot(self, max_nodes: int, max_tokens: int) -> CacheSnapshot | None:
         """The shape of the cache; None if the tree is off. Of tenants with a `cache_salt` it has

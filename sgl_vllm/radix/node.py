@@ -5,7 +5,7 @@ Changes nothing: `tree.py` owns every change. Pure: no vLLM, no torch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, common_prefix_length
@@ -19,8 +19,11 @@ class Node:
 
     Invariant: `block_ids` are the blocks of those sequences from number `start // block_size` on. A
     leaf owns all blocks up to its end, an internal node only those that it fills (see `tree.py`).
+    Each list in `windows` is as long.
 
     Attributes:
+        windows: for each window group of the tree, its blocks beside `block_ids`, or `HOLE`
+            (`components/windows.py`).
         parent: None for a root, and for a node that is no longer in the tree.
         children: by their first token.
         serial: identifies the node in snapshots.
@@ -40,16 +43,24 @@ class Node:
         "serial",
         "start",
         "tokens",
+        "windows",
     )
 
     def __init__(
-        self, parent: Node | None, start: int, tokens: Tokens, block_ids: list[int], priority: int
+        self,
+        parent: Node | None,
+        start: int,
+        tokens: Tokens,
+        block_ids: list[int],
+        priority: int,
+        windows: tuple[list[int], ...] = (),
     ) -> None:
         self.parent = parent
         self.start = start
         self.end = start + len(tokens) // TOKEN_BYTES
         self.tokens = tokens
         self.block_ids = block_ids
+        self.windows = windows
         self.children: dict[Tokens, Node] = {}
         self.serial = 0
         self.num_hits = 0
@@ -79,12 +90,14 @@ class InsertResult(NamedTuple):
         own_leaf: the leaf that holds the end of the sequence, if this caller's inserts made it. Its
             next insert, of a longer sequence, may start from there.
         taken: blocks that the tree owns from now on.
-        evicted: blocks that it owns no longer.
+        evicted: blocks that it owns no longer, of all groups.
+        taken_windows: blocks of window groups that the tree owns from now on.
     """
 
     own_leaf: Node | None
     taken: list[int]
     evicted: list[int]
+    taken_windows: Sequence[int] = ()
 
 
 def subtree(top: Node) -> Iterator[Node]:
@@ -117,19 +130,33 @@ def descend(node: Node, tokens: Tokens, matched: int) -> tuple[Node, int]:
 
 def block_ids_of(match: Match, num_tokens: int, block_size: int) -> list[int]:
     """The blocks that hold the first `num_tokens` of `match` (`RadixTree.block_ids`)."""
-    path = []
-    node = match.node
-    while node is not None and node.parent is not None:
-        path.append(node)
-        node = node.parent
+    path = path_to(match.node)
     block_ids: list[int] = []
-    for node in reversed(path):
+    for node in path:
         block_ids += node.block_ids
     num_blocks = -(-num_tokens // block_size)
     if len(block_ids) < num_blocks:  # the match ends in a block that children of the node own
-        block_ids.append(_first_block_below(path[0]))
+        block_ids.append(_first_block_below(path[-1]))
     del block_ids[num_blocks:]
     return block_ids
+
+
+def path_to(node: Node | None) -> list[Node]:
+    """The nodes that hold tokens from the root down to `node`, which is the last."""
+    path = []
+    while node is not None and node.parent is not None:
+        path.append(node)
+        node = node.parent
+    path.reverse()
+    return path
+
+
+def holder_of(match: Match, num_tokens: int) -> Match:
+    """The first `num_tokens` of a match, at least one, with the deepest node that holds some."""
+    node = match.node
+    while node is not None and node.start >= num_tokens:
+        node = node.parent
+    return Match(num_tokens, node)
 
 
 def _first_block_below(node: Node) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, pack
 
 if TYPE_CHECKING:
@@ -158,5 +159,8 @@ class Pins:
     ) -> tuple[tuple[KVCacheBlock, ...], int]:
         """The blocks of the longest cached prefix, and how many tokens of it they hold."""
         match = tree.match_prefix(namespace, tokens)
-        block_ids = tree.block_ids(match, match.num_tokens)
-        return tuple(self._pool.blocks[block_id] for block_id in block_ids), match.num_tokens
+        num_tokens = tree.longest_hit(match, match.num_tokens)
+        block_ids = tree.block_ids(match, num_tokens)
+        for ids in tree.window_ids(match, num_tokens):
+            block_ids += [block_id for block_id in ids if block_id != HOLE]
+        return tuple(self._pool.blocks[block_id] for block_id in block_ids), num_tokens

@@ -11,7 +11,8 @@ vLLM keeps all blocks without a reference in one queue and hands them out from i
 
 A block in the tree carries a hash, vLLM's or `_MARK`, so vLLM puts it at the back when it is freed.
 An evicted block loses its hash and comes to the front. When there are too few empty blocks, the
-tree evicts (`get_new_blocks`). vLLM still counts the whole queue as free.
+tree evicts (`get_new_blocks`). vLLM still counts the whole queue as free. All KV-cache groups of a
+model take their blocks from here (`groups.py`).
 
 After an unexpected error the tree is switched off with one error in the log, and vLLM's own prefix
 cache is used: `tree` is None from then on.
@@ -29,6 +30,7 @@ from vllm.v1.request import Request
 
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.radix.eviction import EvictionPolicy
+from sgl_vllm.radix.groups import Groups, ids_with_holes
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.node import NO_MATCH, Match
 from sgl_vllm.radix.pins import Pins
@@ -56,12 +58,13 @@ class RadixBlockPool(BlockPool):
     pins: Pins
     counters: EvictionCounters
     block_size: int
+    groups: Groups
     hash_blocks: bool
     """Whether vLLM's block hashes and its map of them are kept too."""
     _scheduler: SchedulerView
     _breaker: CircuitBreaker
-    _scheduled: dict[str, tuple[Request, list[KVCacheBlock], int]]
-    """By request id, the whole blocks that this step will compute and that are not in the tree yet.
+    _scheduled: dict[str, tuple[Request, int]]
+    """By request id, up to where this step will fill whole blocks that are not in the tree yet.
     Most of them enter it with the rest of their request."""
     _in_this_step: set[int]
     """Blocks that this step will compute and that are in the tree, because a request that might
@@ -71,7 +74,7 @@ class RadixBlockPool(BlockPool):
     def adopt(
         cls,
         pool: BlockPool,
-        block_size: int,
+        groups: Groups,
         policy: EvictionPolicy,
         *,
         hash_blocks: bool,
@@ -82,17 +85,18 @@ class RadixBlockPool(BlockPool):
         """Turn a freshly constructed stock pool into this one, in place.
 
         Args:
-            block_size: tokens per block.
+            groups: the KV-cache groups whose blocks it has.
             hash_blocks: keep vLLM's block hashes and its map too, for KV events and connectors.
             max_pinned_blocks: at most this many blocks can be pinned.
             max_pins: at most this many pins at a time.
         """
         pool = adopt(pool, cls)
-        pool.tree = RadixTree(block_size, policy)
+        pool.tree = RadixTree(groups.block_size, policy, window_groups=groups.num_skipped)
         pool.states = RequestStates()
         pool.pins = Pins(pool, max_pinned_blocks, max_pins)
         pool.counters = EvictionCounters()
-        pool.block_size = block_size
+        pool.block_size = groups.block_size
+        pool.groups = groups
         pool.hash_blocks = hash_blocks
         pool._scheduler = scheduler
         pool._breaker = CircuitBreaker(
@@ -120,9 +124,9 @@ class RadixBlockPool(BlockPool):
         self.states.discard(request)
         self._scheduled.pop(request.request_id, None)
 
-    def is_computed(self, block_id: int) -> bool:
-        """Whether the block may be copied from before this step's forward pass."""
-        return block_id not in self._in_this_step
+    def are_computed(self, block_ids: Iterable[int]) -> bool:
+        """Whether the blocks may be copied from before this step's forward pass."""
+        return self._in_this_step.isdisjoint(block_ids)
 
     def step_starts(self) -> None:
         """All that was scheduled so far is computed before the next forward pass."""
@@ -143,20 +147,15 @@ class RadixBlockPool(BlockPool):
     def _index_scheduled(self) -> None:
         """Put the whole blocks that this step will compute into the tree, so they can be shared."""
         scheduled, self._scheduled = self._scheduled, {}
-        for request, blocks, num_tokens in scheduled.values():
-            self.index(request, blocks, num_tokens)
+        for request, num_tokens in scheduled.values():
+            self.index(request, num_tokens)
             first, last = request.num_computed_tokens, num_tokens
-            new_blocks = blocks[first // self.block_size : last // self.block_size]
-            self._in_this_step.update([block.block_id for block in new_blocks])
+            for blocks in self.groups.blocks_of(request):
+                new_blocks = blocks[first // self.block_size : last // self.block_size]
+                self._in_this_step.update([block.block_id for block in new_blocks])
 
-    def index(
-        self,
-        request: Request,
-        blocks: Sequence[KVCacheBlock],
-        num_tokens: int,
-        is_last_use: bool = False,
-    ) -> bool:
-        """Put the first `num_tokens` of `request` into the tree; `blocks` hold their KV.
+    def index(self, request: Request, num_tokens: int, is_last_use: bool = False) -> bool:
+        """Put the first `num_tokens` of `request` into the tree; its blocks hold their KV.
 
         Args:
             is_last_use: the request ends or is preempted, so its tokens count as used now.
@@ -168,6 +167,7 @@ class RadixBlockPool(BlockPool):
         if state is None or self.tree is None:
             return False
         tree, own = self.tree, state.own
+        blocks, *windows = self.groups.blocks_of(request)
         first_block = 0
         if not tree.leads_to(own, num_tokens):
             own = None
@@ -180,19 +180,25 @@ class RadixBlockPool(BlockPool):
         tokens = state.tokens
         if len(tokens) > TOKEN_BYTES * num_tokens:
             tokens = tokens[: TOKEN_BYTES * num_tokens]
-        new_blocks = blocks[first_block : -(-num_tokens // self.block_size)]
-        state.own, taken, evicted = tree.insert(
+        is_new = slice(first_block, -(-num_tokens // self.block_size))
+        new_blocks = blocks[is_new]
+        state.own, taken, evicted, taken_windows = tree.insert(
             state.namespace,
             tokens,
             [block.block_id for block in new_blocks],
             own,
             request.priority,
+            [ids_with_holes(blocks[is_new]) for blocks in windows],
         )
+        state.num_indexed = num_tokens
         if is_last_use:
             tree.record_use(state.own or state.found.node, request.priority)
         for block in new_blocks[len(new_blocks) - len(taken) :]:
             if block.block_hash is None:
                 block.set_block_hash(_MARK, num_tokens)
+        for block_id in taken_windows:
+            if self.blocks[block_id].block_hash is None:
+                self.blocks[block_id].set_block_hash(_MARK, num_tokens)
         if evicted:
             self._release_evicted(evicted)
         if self.hash_blocks:
@@ -215,7 +221,7 @@ class RadixBlockPool(BlockPool):
     def unindex(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Take blocks whose KV has not been computed after all out of the tree."""
         if self.tree is not None:
-            for block in blocks:
+            for block in blocks:  # null blocks are not in it
                 self._release_evicted(self.tree.evict_block(block.block_id))
 
     def cache_full_blocks(
@@ -228,20 +234,43 @@ class RadixBlockPool(BlockPool):
         kv_cache_group_id: int,
         block_mask: list[bool] | None = None,
     ) -> None:
-        """Called by vLLM when more blocks of `request` are full, or will be after this step."""
-        if self.tree is not None:
-            self._scheduled[request.request_id] = (request, blocks, num_full_blocks * block_size)
+        """Called by vLLM for each group when more blocks of `request` are full, or will be after
+        this step."""
+        if self.tree is not None and kv_cache_group_id == self.groups.full:
+            self._scheduled[request.request_id] = (request, num_full_blocks * block_size)
             if self.hash_blocks:
                 self.guarded(self._index_scheduled)
         if self.tree is None:
             # A request that started while the tree was on has to be hashed from its first block.
             request.update_block_hashes()
             first = 0
-            while first < num_full_blocks and blocks[first].block_hash is not None:
+            while first < num_full_blocks and (
+                blocks[first].block_hash is not None or blocks[first].is_null
+            ):
                 first += 1
+            # Where another request has left its window earlier, only a later block has its hash.
+            mask = [block.block_hash is None for block in blocks[first:num_full_blocks]]
             super().cache_full_blocks(
-                request, blocks, first, num_full_blocks, block_size, kv_cache_group_id
+                request, blocks, first, num_full_blocks, block_size, kv_cache_group_id, mask
             )
+
+    def cache_partial_block(
+        self,
+        request: Request,
+        block: KVCacheBlock,
+        num_tokens: int,
+        kv_cache_group_id: int,
+        block_size: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> BlockHashWithGroupId | None:
+        """Called by vLLM, if `prefix_match_unit` is smaller than its blocks, when a prompt that
+        ends inside a block is computed. The tree has it anyway."""
+        if self.tree is not None:
+            return None
+        return super().cache_partial_block(
+            request, block, num_tokens, kv_cache_group_id, block_size, *args, **kwargs
+        )
 
     # -- allocate and free --------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class RequestState:
         own: the leaf that its inserts made.
         found: what its last lookup matched.
         num_found: how many cached tokens that lookup gave it.
+        num_indexed: how many of its tokens have entered the tree with its last insert.
         num_loaded: its cached tokens plus those that a KV connector loads for it; 0 without a load.
     """
 
@@ -40,6 +41,7 @@ class RequestState:
     own: Node | None = None
     found: Match = NO_MATCH
     num_found: int = 0
+    num_indexed: int = 0
     num_loaded: int = 0
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any  # Any: JSON
 
+from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.node import Namespace, Node, subtree
 from sgl_vllm.radix.tokens import TOKEN_BYTES, unpack
 from sgl_vllm.radix.tree import RadixTree
@@ -27,7 +28,7 @@ class NodeSnapshot:
         id: identifies the node as long as it lives; of a node that is split, the lower half.
         parent: index in `TreeSnapshot.nodes`; None for a node that starts a sequence.
         namespace: a number. Nodes of different namespaces share nothing.
-        num_tokens, num_blocks: its own, without its children's.
+        num_tokens, num_blocks: its own, without its children's. Blocks of all KV-cache groups.
         hits: requests that read it from the cache.
         age_s: since its last use.
         wanted: whether a waiting request matches it.
@@ -145,15 +146,16 @@ def take_snapshot(
     while queue and len(nodes) < max_nodes:
         node, parent, number = queue.popleft()
         queue.extend((child, len(nodes), number) for child in node.children.values())
+        block_ids = _block_ids(node)
         nodes.append(
             NodeSnapshot(
                 id=node.serial,
                 parent=parent,
                 namespace=number,
                 num_tokens=node.end - node.start,
-                num_blocks=len(node.block_ids),
-                num_locked_blocks=sum(i in tree.blocks.locked for i in node.block_ids),
-                num_pinned_blocks=sum(i in pinned for i in node.block_ids),
+                num_blocks=len(block_ids),
+                num_locked_blocks=sum(i in tree.blocks.locked for i in block_ids),
+                num_pinned_blocks=sum(i in pinned for i in block_ids),
                 hits=node.num_hits,
                 age_s=round(now - node.last_used, 3),
                 wanted=node in wanted,
@@ -179,5 +181,11 @@ def _totals(roots: Collection[Node]) -> IsolatedTotals:
         namespaces=len(roots),
         num_tokens=sum(node.end - node.start for node in nodes),
         num_nodes=len(nodes) - len(roots),
-        num_blocks=sum(len(node.block_ids) for node in nodes),
+        num_blocks=sum(len(_block_ids(node)) for node in nodes),
     )
+
+
+def _block_ids(node: Node) -> list[int]:
+    """All blocks of a node, of every group."""
+    windows = [block_id for ids in node.windows for block_id in ids if block_id != HOLE]
+    return node.block_ids + windows

@@ -19,6 +19,9 @@ shared start. So an internal node that ends inside a block owns no block for tha
 block belongs to exactly one node**: a leaf owns the blocks up to its end, an internal node only
 those that it fills.
 
+A model may have further groups of KV caches, whose layers read only a part of what precedes a
+token. `components/windows.py` keeps their blocks beside those above, if there are any.
+
 The idea is RadixAttention (Zheng et al., arXiv 2312.07104, section 3), here over paged blocks.
 """
 
@@ -28,6 +31,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from sgl_vllm.radix.blocks import BlockTable
+from sgl_vllm.radix.components.windows import NumSkipped, Windows
 from sgl_vllm.radix.eviction import EvictionPolicy, lru
 from sgl_vllm.radix.eviction_order import EvictionOrder
 from sgl_vllm.radix.node import (
@@ -59,8 +63,11 @@ class RadixTree:
         block_size: tokens per block.
         policy: which leaf is evicted first.
         clock: seconds, monotonic.
+        window_groups: for each further group, what its layers skip.
 
     Attributes:
+        num_groups: groups of KV caches, full attention included.
+        windows: the blocks of the further groups; None if there are none.
         version: changes whenever a match could come out differently.
         num_tokens: cached tokens.
         num_nodes: nodes that hold tokens, so roots do not count.
@@ -72,6 +79,7 @@ class RadixTree:
         block_size: int,
         policy: EvictionPolicy = lru,
         clock: Callable[[], float] = time.monotonic,
+        window_groups: Sequence[NumSkipped] = (),
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size must be positive, not {block_size}")
@@ -84,12 +92,14 @@ class RadixTree:
         self.blocks = BlockTable(block_size)
         self.order = EvictionOrder(policy, self.blocks)
         self.watchers = Watchers()
+        self.num_groups = 1 + len(window_groups)
+        self.windows = Windows(window_groups, self.blocks, self.watchers) if window_groups else None
         self._namespaces: dict[Node, Namespace] = {}  # of roots
         self._num_created = 0
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that the tree owns: protected and evictable ones."""
+        """Blocks that the tree owns, of all groups: protected and evictable ones."""
         return len(self.blocks.owners)
 
     @property
@@ -121,6 +131,14 @@ class RadixTree:
         node, num_tokens = descend(root, tokens, 0)
         return Match(num_tokens, node) if num_tokens else NO_MATCH
 
+    def longest_hit(self, match: Match, num_tokens: int) -> int:
+        """How many tokens of a match a request can read, of at most `num_tokens`: all of them,
+        unless a window group lacks blocks. `match` is made since the last change."""
+        num_tokens = min(match.num_tokens, num_tokens)
+        if self.windows is None or num_tokens <= 0:
+            return max(0, num_tokens)
+        return self.windows.longest_hit(match, num_tokens)
+
     def block_ids(self, match: Match, num_tokens: int) -> list[int]:
         """The blocks that hold the first `num_tokens` of a match made since the last change.
 
@@ -128,6 +146,11 @@ class RadixTree:
         so there are ceil(num_tokens / block_size). The last may hold more tokens than asked for.
         """
         return block_ids_of(match, num_tokens, self.block_size)
+
+    def window_ids(self, match: Match, num_tokens: int) -> list[list[int]]:
+        """For each window group its blocks beside `block_ids`, of a `longest_hit`: `HOLE` for those
+        that the hit does not need."""
+        return self.windows.block_ids(match, num_tokens) if self.windows is not None else []
 
     def record_hit(self, match: Match, priority: int = 0) -> None:
         """A request of `priority` reads what it matched. A node that is read in part is split, so
@@ -161,6 +184,7 @@ class RadixTree:
         block_ids: Sequence[int],
         own_leaf: Node | None = None,
         priority: int = 0,
+        windows: Sequence[Sequence[int]] = (),
     ) -> InsertResult:
         """Record that `block_ids` hold the KV of `tokens`, from the first token on.
 
@@ -179,6 +203,8 @@ class RadixTree:
                 the tree already must be at the same place there.
             own_leaf: from the result of the caller's last insert of a prefix of `tokens`, if
                 `leads_to` holds. Saves the way down from the root, and lets the leaf grow in place.
+            windows: for each window group its blocks beside `block_ids`, as many; `HOLE` for those
+                that the caller does not have. They also fill holes of cached tokens.
 
         Raises:
             ValueError: too few blocks for the tokens, or a block is elsewhere in the tree.
@@ -198,13 +224,15 @@ class RadixTree:
                 root = self.roots[namespace] = Node(None, 0, b"", [], 0)
                 self._namespaces[root] = namespace
             node, matched = descend(root, tokens, 0)
+        filled: list[int] = []
+        if self.windows is not None:
+            filled = self.windows.fill(node, matched, windows, first_block, own_leaf)
         if matched == num_tokens:
-            return InsertResult(own_leaf if node is own_leaf else None, [], [])
+            return InsertResult(own_leaf if node is own_leaf else None, [], [], filled)
         if matched < node.end:
             node = self._split(node, matched)
-        taken = list(
-            block_ids[matched // size - first_block : -(-num_tokens // size) - first_block]
-        )
+        is_new = slice(matched // size - first_block, -(-num_tokens // size) - first_block)
+        taken = list(block_ids[is_new])
         # The leaf's partial last block and the first of these start alike: one of them is enough.
         has_tail = matched % size != 0 and not node.children
         tail = node.block_ids[-1] if has_tail else None
@@ -212,6 +240,8 @@ class RadixTree:
         if not self.blocks.owners.keys().isdisjoint(elsewhere):
             raise ValueError(f"one of the blocks {taken} is already in the tree, at another place")
         evicted: list[int] = []
+        had_tail = node if has_tail else None
+        old_end = node.end
         if node is own_leaf and not node.children and (tail is None or tail == taken[0]):
             taken = elsewhere
             self.watchers.notify(node, tokens[matched * TOKEN_BYTES : (matched + 1) * TOKEN_BYTES])
@@ -228,6 +258,8 @@ class RadixTree:
                 node,
                 Node(node, matched, tokens[matched * TOKEN_BYTES :], taken[:], priority),
             )
+            if self.windows is not None:
+                node.windows = self.windows.no_blocks()
             first_token = node.tokens[:TOKEN_BYTES]
             parent.children[first_token] = node
             self._count(node)
@@ -236,6 +268,12 @@ class RadixTree:
         self.blocks.add(taken, node)
         self.num_tokens += num_tokens - matched
         self.version += 1
+        if self.windows is not None:
+            taken_windows, replaced = self.windows.append(
+                node, [ids[is_new] for ids in windows], had_tail
+            )
+            self.windows.grew(node, old_end)
+            return InsertResult(node, taken, evicted + replaced, filled + taken_windows)
         return InsertResult(node, taken, evicted)
 
     @staticmethod
@@ -260,6 +298,8 @@ class RadixTree:
         node.parent, node.start = upper, position
         node.tokens = node.tokens[cut:]
         del node.block_ids[:num_upper_blocks]
+        if self.windows is not None:
+            self.windows.split(node, upper)
         upper.children[node.tokens[:TOKEN_BYTES]] = node
         self._count(upper)
         return upper
@@ -280,29 +320,36 @@ class RadixTree:
         """These blocks are in use no longer. Ids that are not in the tree are ignored."""
         for leaf in self.blocks.unlock(block_ids):
             self.order.add(leaf)
+        if self.windows is not None:
+            self.windows.unlocked(block_ids)
 
     # -- evict --------------------------------------------------------------------------------
 
     def evict(self, num_blocks: int, wanted: Collection[Node] = ()) -> list[int]:
         """Evict `num_blocks` that are not locked, or as many as there are.
 
-        Partial last blocks of leaves are evicted first, then leaves from their end, in the order of
-        the policy (`EvictionOrder`). Nodes in `wanted` come after all others.
+        Spare blocks of window groups are evicted first (`components/windows.py`), then partial last
+        blocks of leaves, then leaves from their end, in the order of the policy (`EvictionOrder`).
+        Nodes in `wanted` come after all others.
 
-        At last only blocks before locked ones may be left: of two requests that computed the same
-        tokens, the one whose copy is in the tree has ended. They are evicted together with all that
-        continues them, which costs a scan of all blocks.
+        At last only blocks before locked ones may be left: windows that end where a node in use
+        does, and of two requests that computed the same tokens, the blocks of the one whose copy is
+        in the tree, if it has ended. The latter are evicted together with all that continues them.
+        Both cost a scan of all blocks.
 
-        Returns every block evicted, which in that last case are more than `num_blocks`.
+        Returns every block evicted, which in that last case are more than `num_blocks`. With window
+        groups there may be more in any case, because the blocks at the end of a leaf go together.
         """
-        evicted: list[int] = []
-        num_left = min(num_blocks, self.num_evictable_blocks)
-        while num_left > 0:
+        blocks, evicted = self.blocks, list[int]()
+        num_left = min(num_blocks, blocks.num_evictable)
+        num_kept = blocks.num_evictable - num_left
+        if self.windows is not None:
+            evicted += self.windows.evict_spare(num_left)
+        while (num_left := blocks.num_evictable - num_kept) > 0:
             leaf = self.order.pop(wanted)
             if leaf is not None:
-                cut = self._evict_end(leaf, 1 if leaf.end % self.block_size else num_left)
-                num_left -= len(cut)
-                evicted += cut
+                num_at_end = -(-num_left // self.num_groups)
+                evicted += self._evict_end(leaf, 1 if leaf.end % self.block_size else num_at_end)
             elif wanted:
                 wanted = ()  # only wanted leaves are left
             else:
@@ -311,7 +358,10 @@ class RadixTree:
         return evicted
 
     def _evict_above_locked(self, num_blocks: int, evicted: list[int]) -> None:
-        for block_id in [i for i in self.blocks.owners if i not in self.blocks.locked]:
+        unlocked = [i for i in self.blocks.owners if i not in self.blocks.locked]
+        if self.windows is not None:
+            unlocked.sort(key=self.windows.__contains__, reverse=True)  # a hole cuts nothing off
+        for block_id in unlocked:
             if num_blocks <= 0:
                 break
             num_before = self.num_evictable_blocks
@@ -332,7 +382,8 @@ class RadixTree:
         return evicted
 
     def evict_block(self, block_id: int) -> list[int]:
-        """Evict `block_id` and all that continues it, locked or not.
+        """Evict `block_id` and all that continues it, locked or not. Nothing continues the block of
+        a window group.
 
         Returns every block evicted; none if `block_id` is not in the tree.
         """
@@ -340,6 +391,9 @@ class RadixTree:
         if node is None:
             return []
         self.version += 1
+        if self.windows is not None and block_id in self.windows:
+            self.windows.make_hole(block_id)
+            return [block_id]
         evicted: list[int] = []
         for child in node.children.values():
             self._remove_subtree(child, evicted)
@@ -355,13 +409,16 @@ class RadixTree:
         self.roots.clear()
         self._namespaces.clear()
         self.blocks.clear()
+        if self.windows is not None:
+            self.windows.clear()
         self.order.clear()
         self.num_tokens = 0
         self.num_nodes = 0
         self.version += 1
 
     def _evict_end(self, leaf: Node, num_blocks: int) -> list[int]:
-        """Evict up to `num_blocks` unlocked blocks from the end of `leaf`."""
+        """Evict up to `num_blocks` unlocked blocks of full attention from the end of `leaf`, and
+        what is beside them in window groups."""
         num_kept = len(leaf.block_ids)
         min_kept = max(0, num_kept - num_blocks)
         while num_kept > min_kept and leaf.block_ids[num_kept - 1] not in self.blocks.locked:
@@ -372,12 +429,14 @@ class RadixTree:
     def _remove_subtree(self, top: Node, evicted: list[int]) -> None:
         for node in subtree(top):
             self.watchers.notify(node)
-            evicted += node.block_ids
-            self._remove(node)
+            self._remove(node, evicted)
 
-    def _remove(self, node: Node) -> None:
+    def _remove(self, node: Node, evicted: list[int]) -> None:
         """Remove `node` but for its entry in its parent's children."""
+        evicted += node.block_ids
         self.blocks.remove(node.block_ids)
+        if self.windows is not None:
+            evicted += self.windows.cut(node)
         self.num_tokens -= node.end - node.start
         self.num_nodes -= 1
         node.parent = None
@@ -393,9 +452,10 @@ class RadixTree:
             parent = node.parent
             assert parent is not None
             self.watchers.notify(node)
-            evicted += node.block_ids
-            self._remove(node)
+            self._remove(node, evicted)
             del parent.children[node.tokens[:TOKEN_BYTES]]
+            if self.windows is not None:  # it may have held the part of a block that they share
+                self.watchers.notify(parent)
             if parent.parent is None and not parent.children:
                 del self.roots[self._namespaces.pop(parent)]
             if parent.parent is None or parent.children:
@@ -408,6 +468,8 @@ class RadixTree:
             self.blocks.remove(cut)
             evicted += cut
             del node.block_ids[num_kept:]
+            if self.windows is not None:
+                evicted += self.windows.cut(node, num_kept)
             self.num_tokens -= node.end - end
             node.tokens = node.tokens[: (end - node.start) * TOKEN_BYTES]
             node.end = end

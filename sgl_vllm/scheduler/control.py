@@ -140,7 +140,9 @@ class EngineControl:
         if radix is None or not self._options.radix_slot_copy:
             return
         reasons: Collection[str | None] = ["it needs a GPU"]
-        if self._vllm_config.device_config.device_type == "cuda":
+        if len(radix.groups) > 1:
+            reasons = ["the model has several KV-cache groups"]
+        elif self._vllm_config.device_config.device_type == "cuda":
             reasons = collective_rpc(slot_copies.use_in_worker, args=(radix.block_size,))
         for reason in {*reasons} - {None}:
             logger.warning("sgl-vllm: radix_slot_copy has no effect: %s", reason)

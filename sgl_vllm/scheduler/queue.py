@@ -172,8 +172,9 @@ class CacheAwareQueue(RequestQueue):
             return list(self._waiting)
         self._scores.refresh()
         self.counters.ordered_steps += 1
-        pool = self._scheduler.kv_cache_manager.block_pool
-        room_tokens = pool.get_num_free_blocks() * self._scheduler.block_size
+        manager = self._scheduler.kv_cache_manager
+        room_tokens = manager.block_pool.get_num_free_blocks() * self._scheduler.block_size
+        room_tokens //= len(manager.coordinator.single_type_managers)
         last: Collection[Hashable] = ()
         if self._fairness is not None:
             last = self._fairness.without_credit(self._waiting.tenants)

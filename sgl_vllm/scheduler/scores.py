@@ -100,6 +100,8 @@ class PrefixScores:
         if len(next_tokens) == MIN_BRANCH_TOKENS * TOKEN_BYTES:
             branch = hash((match.node or state.namespace, match.num_tokens, next_tokens)) >> 1
             branch &= _MAX_BRANCH
+        if self._tree.windows is not None:  # behind a hole nothing can be read
+            match = match._replace(num_tokens=self._radix.num_cached(match))
         self._waiting.score(request, match, branch)
 
     def _match_stock(self, request: Request) -> Match:

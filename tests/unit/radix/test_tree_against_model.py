@@ -236,7 +236,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
 
     def insert_into_tree(self, request: Running, length: int) -> tuple[list[int], list[int]]:
         own_leaf = request.own_leaf if self.tree.leads_to(request.own_leaf, length) else None
-        request.own_leaf, taken, evicted = self.tree.insert(
+        request.own_leaf, taken, evicted, _ = self.tree.insert(
             request.namespace,
             pack(request.tokens[:length]),
             request.blocks[own_leaf.end // self.size if own_leaf else 0 :],

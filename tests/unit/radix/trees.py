@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sgl_vllm.radix.node import InsertResult, Namespace
 from sgl_vllm.radix.tokens import Tokens, pack
 from sgl_vllm.radix.tree import RadixTree
@@ -35,3 +37,13 @@ def num_cached(tree: RadixTree, tokens: str) -> int:
 
 def hit(tree: RadixTree, tokens: str, priority: int = 0) -> None:
     tree.record_hit(tree.match_prefix("", letters(tokens)), priority)
+
+
+def sliding_window(num_tokens: int) -> Callable[[int], int]:
+    """What a layer skips that reads a token and those before it, so many in all."""
+    return lambda num_computed: max(0, num_computed - num_tokens + 1)
+
+
+def chunks(num_tokens: int) -> Callable[[int], int]:
+    """What a layer skips that reads its own chunk of so many tokens."""
+    return lambda num_computed: num_computed // num_tokens * num_tokens

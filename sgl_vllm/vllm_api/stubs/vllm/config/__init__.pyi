@@ -18,7 +18,7 @@ class VllmConfig:
     speculative_config: SpeculativeConfig | None
     structured_outputs_config: StructuredOutputsConfig
     observability_config: ObservabilityConfig
-    kv_events_config: KVEventsConfig | None  # [rank_routing, self_check]
+    kv_events_config: KVEventsConfig | None  # [radix, rank_routing, self_check]
     kv_transfer_config: KVTransferConfig | None
     quant_config: object | None  # [preview]
 
@@ -108,7 +108,7 @@ class ObservabilityConfig:
     otlp_traces_endpoint: str | None
 
 class KVEventsConfig:  # [rank_routing]
-    enable_kv_cache_events: bool
+    enable_kv_cache_events: bool  # [radix, rank_routing]
     publisher: str
     endpoint: str
     replay_endpoint: str | None

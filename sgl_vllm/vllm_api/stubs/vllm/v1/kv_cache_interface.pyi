@@ -3,7 +3,7 @@ from collections.abc import Collection
 from fractions import Fraction
 
 class KVCacheSpec:
-    block_size: int  # [preview]
+    block_size: int
 
     @property
     def prefix_cacheable(self) -> bool: ...
@@ -15,6 +15,8 @@ class AttentionSpec(KVCacheSpec):
 
 class FullAttentionSpec(AttentionSpec): ...
 class MLAAttentionSpec(FullAttentionSpec): ...
+class ChunkedLocalAttentionSpec(AttentionSpec): ...  # [radix]
+class SlidingWindowSpec(AttentionSpec): ...  # [radix]
 
 def iter_layer_specs(kv_cache_spec: KVCacheSpec) -> Collection[KVCacheSpec]: ...
 

@@ -1,11 +1,13 @@
 # [radix]
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, FreeKVCacheBlockQueue, KVCacheBlock
 from vllm.v1.request import Request
 
 class BlockPool:
     blocks: list[KVCacheBlock]
+    null_block: KVCacheBlock
     free_block_queue: FreeKVCacheBlockQueue
     num_gpu_blocks: int
     hash_block_size: int
@@ -24,6 +26,16 @@ class BlockPool:
         kv_cache_group_id: int,
         block_mask: list[bool] | None = ...,
     ) -> None: ...
+    def cache_partial_block(
+        self,
+        request: Request,
+        block: KVCacheBlock,
+        num_tokens: int,
+        kv_cache_group_id: int,
+        block_size: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> BlockHashWithGroupId | None: ...
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]: ...
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None: ...
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None: ...

@@ -1,0 +1,1 @@
+"""KV-cache groups beside the tree's own full attention."""

@@ -1,0 +1,161 @@
+"""What window groups need for a hit, what they give up first, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sgl_vllm.radix.components.windows import HOLE
+from sgl_vllm.radix.invariants import check_tree
+from sgl_vllm.radix.tree import RadixTree
+from tests.unit.radix.trees import Clock, chunks, letters, sliding_window
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+
+
+def make_tree(*kinds: Callable[[int], int], block_size: int = 2) -> RadixTree:
+    return RadixTree(block_size, clock=Clock(), window_groups=kinds)
+
+
+def put(tree: RadixTree, tokens: str, blocks: list[int], *windows: list[int]) -> None:
+    """Insert a sequence and unlock its blocks."""
+    tree.insert("", letters(tokens), blocks, windows=windows)
+    for ids in (blocks, *windows):
+        tree.unlock(ids)
+    check_tree(tree)
+
+
+def hit(tree: RadixTree, tokens: str) -> int:
+    """How many of the tokens a request can read."""
+    match = tree.match_prefix("", letters(tokens))
+    return tree.longest_hit(match, len(tokens))
+
+
+def window(tree: RadixTree, tokens: str) -> list[int]:
+    """The blocks of the only window group that a request reads."""
+    match = tree.match_prefix("", letters(tokens))
+    (ids,) = tree.window_ids(match, tree.longest_hit(match, len(tokens)))
+    return ids
+
+
+def test_a_hit_reads_the_blocks_of_its_window_only() -> None:
+    tree = make_tree(sliding_window(4))
+    put(tree, "abcdefgh", [10, 11, 12, 13], [20, 21, 22, 23])
+    assert window(tree, "abcdefgh") == [HOLE, HOLE, 22, 23]  # f, g, h, and the next token
+    assert window(tree, "abcdefg") == [HOLE, HOLE, 22, 23]
+    assert window(tree, "abcdef") == [HOLE, 21, 22]
+    assert window(tree, "abc") == [20, 21]
+
+
+def test_a_hit_reads_the_blocks_of_its_chunk_only() -> None:
+    tree = make_tree(chunks(4))
+    put(tree, "abcdefgh", [10, 11, 12, 13], [20, 21, 22, 23])
+    assert window(tree, "abcdefg") == [HOLE, HOLE, 22, 23]
+    assert window(tree, "abcd") == [HOLE, HOLE], "the next token begins a chunk"
+    assert window(tree, "abc") == [20, 21]
+
+
+@pytest.mark.parametrize(
+    ("gone", "longest_hits"),
+    [
+        # Of each prefix a, ab, ... abcdefgh, how many tokens can be read. The window has 4 tokens.
+        (20, [0, 0, 0, 0, 5, 6, 7, 8]),
+        (21, [1, 2, 2, 2, 2, 2, 7, 8]),
+        (23, [1, 2, 3, 4, 5, 6, 6, 6]),
+    ],
+)
+def test_a_hole_costs_the_hits_that_read_it_and_no_others(gone, longest_hits) -> None:
+    tree = make_tree(sliding_window(4))
+    put(tree, "abcdefgh", [10, 11, 12, 13], [20, 21, 22, 23])
+    assert tree.evict_block(gone) == [gone]
+    check_tree(tree)
+    assert [hit(tree, "abcdefgh"[:length]) for length in range(1, 9)] == longest_hits
+
+
+def test_the_group_that_has_least_decides() -> None:
+    tree = make_tree(sliding_window(2), sliding_window(6))
+    put(tree, "abcdefgh", [10, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33])
+    tree.evict_block(31)
+    assert hit(tree, "abcdefgh") == 2
+    tree.evict_block(20)
+    assert hit(tree, "abcdefgh") == 0
+
+
+def test_a_request_that_computes_the_tokens_again_fills_the_holes() -> None:
+    tree = make_tree(sliding_window(4))
+    put(tree, "abcdefgh", [10, 11, 12, 13], [20, 21, 22, 23])
+    for block in (21, 22):
+        tree.evict_block(block)
+    inserted = tree.insert("", letters("abcdefxy"), [40, 41, 42, 43], windows=[[50, 51, 52, 53]])
+    assert (inserted.taken, inserted.taken_windows) == ([43], [51, 52, 53])
+    assert window(tree, "abcdefgh") == [HOLE, HOLE, 52, 23]
+    check_tree(tree)
+
+
+def test_a_block_that_is_half_full_fills_no_hole_of_a_fuller_one() -> None:
+    tree = make_tree(sliding_window(4), block_size=4)
+    put(tree, "abcdefgh", [10, 11], [20, 21])
+    tree.evict_block(21)
+    tree.insert("", letters("abcdef"), [40, 41], windows=[[50, 51]])
+    assert hit(tree, "abcdefgh") == 4
+
+
+def test_sequences_that_fork_inside_a_block_read_their_own_copies() -> None:
+    tree = make_tree(sliding_window(3), block_size=4)
+    put(tree, "abcdefg", [10, 11], [20, 21])
+    put(tree, "abcdexy", [10, 12], [20, 22])
+    assert window(tree, "abcdefg") == [HOLE, 21]
+    assert window(tree, "abcdexy") == [HOLE, 22]
+    tree.evict_block(21)
+    assert window(tree, "abcde") == [20, 22], "what they share is in either"
+    assert hit(tree, "abcdefg") == 4
+
+
+def test_spare_blocks_go_before_any_prefix_and_the_window_at_its_end_stays() -> None:
+    """What a fork in the middle would read is worth less than the end of any sequence."""
+    tree = make_tree(sliding_window(4))
+    put(tree, ALPHABET[:12], [10, 11, 12, 13, 14, 15], [20, 21, 22, 23, 24, 25])
+    put(tree, "zyxw", [16, 17], [26, 27])
+    assert tree.evict(4) == [20, 21, 22, 23]
+    assert (hit(tree, ALPHABET[:12]), hit(tree, "zyxw")) == (12, 4)
+    assert hit(tree, ALPHABET[:8]) == 0
+    check_tree(tree)
+
+
+def test_a_fork_keeps_the_window_in_front_of_it() -> None:
+    tree = make_tree(sliding_window(4))
+    put(tree, ALPHABET[:12], [10, 11, 12, 13, 14, 15], [20, 21, 22, 23, 24, 25])
+    put(tree, "abcdefXY", [10, 11, 12, 30], [20, 21, 22, 40])
+    assert set(tree.evict(2)) == {20, 23}
+    assert [hit(tree, prompt) for prompt in ("abcdefZ", ALPHABET[:12])] == [6, 12]
+
+
+def test_the_blocks_at_the_end_of_a_leaf_go_together() -> None:
+    tree = make_tree(sliding_window(100), sliding_window(100))
+    put(tree, "abcdef", [10, 11, 12], [20, 21, 22], [30, 31, 32])
+    assert tree.num_evictable_blocks == 9
+    assert set(tree.evict(1)) == {12, 22, 32}
+    assert hit(tree, "abcdef") == 4
+    check_tree(tree)
+
+
+def test_a_window_in_front_of_what_is_in_use_goes_last_and_cuts_nothing_off() -> None:
+    tree = make_tree(sliding_window(3))
+    tree.insert("", letters("abcdef"), [10, 11, 12], windows=[[20, 21, 22]])
+    tree.insert("", letters("abcdXY"), [10, 11, 32], windows=[[20, 21, 42]])
+    tree.unlock([20, 21, 12, 22])  # what runs is at its end, "abcdXY"
+    assert set(tree.evict(3)) == {20, 12, 22}
+    assert hit(tree, "abcd") == 4
+    assert tree.evict(1) == [21]
+    assert (hit(tree, "abcd"), hit(tree, "abcdXY")) == (0, 6)
+    check_tree(tree)
+
+
+def test_locked_blocks_of_a_window_stay() -> None:
+    tree = make_tree(sliding_window(3))
+    tree.insert("", letters("abcdef"), [10, 11, 12], windows=[[20, 21, 22]])
+    assert tree.evict(9) == []
+    tree.unlock([20, 21])
+    assert set(tree.evict(9)) == {20, 21}
+    check_tree(tree)
