@@ -1,12 +1,15 @@
 """What the prefix cache costs: the radix tree against vLLM's own, in one run, on one machine.
 
-    python -m benchmarks.radix [--block-size 16 128] [--json FILE]
+    python -m benchmarks.radix [--block-size 16 128] [--windows TOKENS ...] [--json FILE]
 
 For every request both sides do what the engine does: build the `Request` (with vLLM's block hashes
 where the side needs them), look it up, allocate, free, which indexes it. Rounds of the two sides
 alternate, and the ratio is of their medians. The requests share the first half of their prompts;
 the cache holds `cached` tokens of other prompts, and room for all, so nothing is evicted, except in
 the rows that say so: there every request evicts as much as it takes (`--evict`: only these).
+
+With `--windows`, the model has a KV-cache group of a sliding window for each number, as `--windows
+1024 1024 1024 1024 1024` for Gemma 3, and vLLM's side is its coordinator for hybrid models.
 
 "cached tokens" is what the measured requests found in all. Absolute times mean little on a shared
 machine; `ratio` (radix / vLLM) is what counts: 1 or less.
@@ -22,10 +25,11 @@ import statistics
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -33,7 +37,13 @@ from vllm import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.request import Request
 
 from sgl_vllm.radix.manager import RadixKVCacheManager
@@ -47,14 +57,25 @@ _PARAMS = SamplingParams(max_tokens=1)
 class Side:
     """One prefix cache with the engine's way of calling it."""
 
-    def __init__(self, radix: bool, block_size: int, num_blocks: int, max_model_len: int) -> None:
-        spec = FullAttentionSpec(
-            block_size=block_size, num_kv_heads=1, head_size=64, dtype=torch.float32
-        )
+    def __init__(
+        self,
+        radix: bool,
+        block_size: int,
+        num_blocks: int,
+        max_model_len: int,
+        windows: Sequence[int] = (),
+    ) -> None:
+        layer: dict[str, Any] = {"block_size": block_size, "num_kv_heads": 1, "head_size": 64}
+        layer["dtype"] = torch.float32
+        specs: list[KVCacheSpec] = [FullAttentionSpec(**layer)]
+        specs += [SlidingWindowSpec(**layer, sliding_window=window) for window in windows]
         config = KVCacheConfig(
             num_blocks=num_blocks,
             kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            kv_cache_groups=[
+                KVCacheGroupSpec([f"layer {number}"], spec) for number, spec in enumerate(specs)
+            ],
+            prefix_cache_retention_interval=0 if windows else None,  # vLLM's default
         )
         self.manager = KVCacheManager(
             config,
@@ -110,16 +131,23 @@ class Row:
         return self.radix_us / self.vllm_us
 
 
-def measure(block_size: int, cached: int, prompt: int, evicting: bool, rounds: int) -> Row:
+def measure(
+    block_size: int,
+    cached: int,
+    prompt: int,
+    evicting: bool,
+    rounds: int,
+    windows: Sequence[int] = (),
+) -> Row:
     rng = random.Random(cached + prompt)
 
     def words(count: int) -> list[int]:
         return [rng.randrange(VOCABULARY) for _ in range(count)]
 
     room = prompt + 2 * block_size if evicting else (rounds + 4) * (prompt + 2 * block_size)
-    num_blocks = 1 + (cached + room) // block_size
+    num_blocks = 1 + (cached + room) // block_size * (1 + len(windows))
     max_model_len = max(prompt + 1, 1024)
-    sides = [Side(radix, block_size, num_blocks, max_model_len) for radix in (False, True)]
+    sides = [Side(radix, block_size, num_blocks, max_model_len, windows) for radix in (False, True)]
     filling = [words(min(cached, 1000)) for _ in range(max(1, cached // 1000))]
     shared = words(prompt // 2)
     prompts = [shared + words(prompt - prompt // 2) for _ in range(rounds + 2)]
@@ -171,6 +199,14 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, nargs="+", default=[16, 128], metavar="N")
     parser.add_argument("--rounds", type=int, default=60, metavar="N", help="requests per case")
     parser.add_argument("--evict", action="store_true", help="only the cases that have to evict")
+    parser.add_argument(
+        "--windows",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="TOKENS",
+        help="sliding windows, each of a KV-cache group beside full attention",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     arguments = parser.parse_args()
     cases = [
@@ -183,7 +219,7 @@ def main() -> None:
     rows = []
     for block_size, cached, prompt, evicting in tqdm(cases, unit="case", file=sys.stderr):
         rounds = max(15, arguments.rounds // (4 if prompt > 10_000 else 1))
-        rows.append(measure(block_size, cached, prompt, evicting, rounds))
+        rows.append(measure(block_size, cached, prompt, evicting, rounds, arguments.windows))
     print(f"vLLM {version('vllm')}; per request: match, allocate, free, and vLLM's hashing")
     print("block  cached  prompt  evicts    vLLM us  radix us  ratio   cached tokens vLLM / radix")
     for row in rows:

@@ -30,7 +30,7 @@ from benchmarks.comparison import Result
 from benchmarks.cost_model import Batch, CostModel
 from benchmarks.traces import Call, Trace
 from sgl_vllm.scheduler.scheduler import SglSchedulerMixin
-from tools.engine_harness.kv_memory import KvMemory
+from tools.engine_harness.kv_memory import KvMemory, Reader
 from tools.engine_harness.scheduler import make_block_hasher, make_scheduler, runner_output
 from tools.engine_harness.settings import EngineSettings
 
@@ -270,14 +270,14 @@ class Simulation:
         return _Step(scheduled, output, self._busy_until_s)
 
     def _check_kv(self, memory: KvMemory, scheduled: SchedulerOutput) -> None:
-        requests = []
+        readers = []
         for request_id, num_new in scheduled.num_scheduled_tokens.items():
             call = self._served[request_id].call
             end = self._scheduler.requests[request_id].num_computed_tokens
             (block_ids,) = self._scheduler.kv_cache_manager.get_block_ids(request_id)
             contents = memory.contents(np.concatenate([call.prompt, call.reply])[:end])
-            requests.append((request_id, block_ids, contents, end - num_new))
-        memory.run(scheduled.kv_cache_block_copies or (), requests)
+            readers.append(Reader(request_id, block_ids, contents, end - num_new))
+        memory.run(scheduled.kv_cache_block_copies or (), readers)
 
     def _finish(self, step: _Step) -> None:
         self._clock.now_s = max(self._clock.now_s, step.end_s)

@@ -32,8 +32,12 @@ class Groups:
         managers: vLLM's, one for each group; if there are several, one is of full attention.
 
     Attributes:
+        num_groups: all of them.
         block_size: tokens per block.
         full: number of the group that the tree takes for its own.
+        full_blocks: by request id, the blocks of full attention that a request holds. vLLM's.
+        num_cached_blocks: by request id, how many of these vLLM has cached, scheduled ones
+            included. vLLM's.
         num_skipped: for each further group what its layers skip, as vLLM frees its blocks.
     """
 
@@ -42,34 +46,34 @@ class Groups:
         full = (i for i, spec in enumerate(specs) if isinstance(spec, FullAttentionSpec))
         self.full = next(full, 0)
         order = [self.full, *(i for i in range(len(managers)) if i != self.full)]
-        self._managers = [managers[number] for number in order]
         self._places = [order.index(number) for number in range(len(managers))]
-        self.block_size = self._managers[0].block_size
-        self.num_skipped: list[NumSkipped] = [
-            manager.get_num_skipped_tokens for manager in self._managers[1:]
-        ]
+        first, *others = [managers[number] for number in order]
+        self.num_groups = len(managers)
+        self.block_size = first.block_size
+        self.num_skipped: list[NumSkipped] = [one.get_num_skipped_tokens for one in others]
+        self.full_blocks = first.req_to_blocks
+        self.num_cached_blocks = first.num_cached_block
+        self._window_blocks = [one.req_to_blocks for one in others]
+        self._most_blocks = [one.max_admission_blocks_per_request for one in others]
 
-    def __len__(self) -> int:
-        return len(self._managers)
-
-    def blocks_of(self, request: Request) -> list[list[KVCacheBlock]]:
-        """The blocks of a request in the tree's order; empty lists if it holds none."""
+    def window_blocks_of(self, request: Request) -> list[list[KVCacheBlock]]:
+        """The blocks of a request in each window group. Null blocks are those that it has given
+        back."""
+        if not self._window_blocks:
+            return []
         request_id = request.request_id
-        return [manager.req_to_blocks.get(request_id, []) for manager in self._managers]
-
-    def num_scheduled(self, request: Request) -> int:
-        """How many whole blocks of `request` vLLM has cached, scheduled ones included."""
-        return self._managers[0].num_cached_block.get(request.request_id, 0)
+        return [blocks.get(request_id) or [] for blocks in self._window_blocks]
 
     def in_vllms_order(self, lists: Sequence[Of]) -> tuple[Of, ...]:
         """One thing for each group, from the tree's order into vLLM's."""
         return tuple([lists[place] for place in self._places])
 
-    def num_blocks_of_longest(self, num_tokens: int) -> int:
-        """At most so many blocks hold a request of `num_tokens`."""
-        num_blocks = -(-num_tokens // self.block_size)
-        most = [manager.max_admission_blocks_per_request for manager in self._managers]
-        return sum(num_blocks if one is None else min(num_blocks, one) for one in most)
+    def max_blocks(self, num_tokens: int) -> int:
+        """At most so many blocks hold a request of `num_tokens` at a time."""
+        num_blocks = total = -(-num_tokens // self.block_size)
+        for most in self._most_blocks:
+            total += num_blocks if most is None else min(num_blocks, most)
+        return total
 
 
 def ids_with_holes(blocks: Sequence[KVCacheBlock]) -> list[int]:

@@ -8,7 +8,8 @@ The tree needs three things of a layer:
 
 - what it keeps of a token depends on that token and those before it, and on nothing else;
 - it keeps one state per token, so a hit can end at any of them;
-- it keeps them for all tokens of a request, until the request ends.
+- it keeps them for all tokens of a request, until the request ends. Beside such layers there may be
+  groups of layers that read a window of these tokens only (`components/windows.py`).
 
 Layers of one group share a block table, so they may differ in all else: a block's size in bytes,
 keys and values or one latent vector (MLA), an index beside them (DeepSeek V3.2, GLM-5).
@@ -20,16 +21,23 @@ from collections.abc import Collection, Sequence
 
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
     MLAAttentionSpec,
+    SlidingWindowSpec,
     iter_layer_specs,
 )
 
 SERVED: frozenset[type[KVCacheSpec]] = frozenset({FullAttentionSpec, MLAAttentionSpec})
-"""The kinds of layers that the tree serves. Types, because subclasses of these keep other things:
-`RSWASpec`, `SinkFullAttentionSpec`, `HiddenStateCacheSpec`."""
+"""The kinds of layers that the tree serves in the only group. Types, because subclasses of these keep
+other things: `RSWASpec`, `SinkFullAttentionSpec`, `HiddenStateCacheSpec`."""
+
+SERVED_TOGETHER: frozenset[type[KVCacheSpec]] = frozenset(
+    {FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec}
+)
+"""The kinds of layers that the tree serves in one of several groups."""
 
 _REFUSED = {
     "SlidingWindowSpec": "keep only the last tokens of a request",
@@ -39,6 +47,7 @@ _REFUSED = {
     "MambaSpec": "keep one state per request, not one per token",
     "SinkFullAttentionSpec": "keep attention sinks in blocks that belong to no request",
     "HiddenStateCacheSpec": "keep hidden states by block, for others to read",
+    "MLAAttentionSpec": "beside other groups are not tested",
     "CrossAttentionSpec": "depend on the encoder's input, not on the tokens before",
 }
 """Why, by the name of the kind. All others are refused too."""
@@ -72,18 +81,31 @@ def layer_specs(config: KVCacheConfig) -> Sequence[Collection[KVCacheSpec]]:
 def why_refused(config: KVCacheConfig) -> str | None:
     """Why the tree cannot serve this KV cache, for a log line; None if it can."""
     groups = layer_specs(config)
-    for specs in groups:
-        for spec in specs:
-            if (reason := _missing_property(spec)) is not None:
-                return f"{type(spec).__name__} layers {reason}"
-    if len(groups) > 1:
-        return "the model has several KV-cache groups (sliding window, Mamba or hybrid)"
     if not groups:
         return "the model has no KV cache"
-    for spec in groups[0]:
-        if type(spec) not in SERVED:
+    served = SERVED if len(groups) == 1 else SERVED_TOGETHER
+    specs = [spec for group in groups for spec in group]
+    for spec in specs:
+        if (reason := _missing_property(spec)) is not None:
+            return f"{type(spec).__name__} layers {reason}"
+    for spec in specs:
+        if type(spec) not in served:
             name = type(spec).__name__
             return f"{name} layers {_REFUSED.get(name, 'are not known to this version')}"
+    return _why_not_together(config, groups) if len(groups) > 1 else None
+
+
+def _why_not_together(
+    config: KVCacheConfig, groups: Sequence[Collection[KVCacheSpec]]
+) -> str | None:
+    """Why groups of served kinds cannot be served beside each other; None if they can."""
+    kinds = [{type(spec) for spec in group} for group in groups]
+    if any(len(of_group) > 1 for of_group in kinds):
+        return "one of the model's KV-cache groups has layers of several kinds"
+    if {FullAttentionSpec} not in kinds:
+        return "none of the model's KV-cache groups is full attention"
+    if len({group.kv_cache_spec.block_size for group in config.kv_cache_groups}) > 1:
+        return "the model's KV-cache groups have blocks of different sizes"
     return None
 
 

@@ -25,6 +25,7 @@ gives a hit of m - 1 there.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any  # Any: arguments of vLLM's
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -105,7 +106,7 @@ class RadixKVCacheManager(KVCacheManager):
         groups = Groups(manager.coordinator.single_type_managers)
         manager = adopt(manager, cls)
         manager.scheduler = scheduler or NoScheduler()
-        longest = groups.num_blocks_of_longest(manager.max_model_len) + len(groups)
+        longest = groups.max_blocks(manager.max_model_len) + groups.num_groups
         longest += manager.watermark_blocks
         manager.pool = RadixBlockPool.adopt(
             manager.block_pool,
@@ -184,11 +185,11 @@ class RadixKVCacheManager(KVCacheManager):
         match = self._match(request)
         num_tokens = tree.longest_hit(match, match.num_tokens)
         num_inside = num_tokens % self.block_size
-        if num_inside and not self.pool.are_computed(
-            ids[-1]
-            for ids in (tree.block_ids(match, num_tokens), *tree.window_ids(match, num_tokens))
-        ):
-            return tree.longest_hit(match, num_tokens - num_inside)
+        if num_inside:
+            last_blocks = tree.block_ids(match, num_tokens)[-1:]
+            last_blocks += [ids[-1] for ids in tree.window_ids(match, num_tokens)]
+            if not self.pool.are_computed(last_blocks):
+                return tree.longest_hit(match, num_tokens - num_inside)
         return num_tokens
 
     def get_computed_blocks(
@@ -232,23 +233,31 @@ class RadixKVCacheManager(KVCacheManager):
         if limit <= 0:
             return None
         assert tree is not None and state is not None
-        num_tokens = tree.longest_hit(match, limit)
-        block_ids = [tree.block_ids(match, num_tokens), *tree.window_ids(match, num_tokens)]
+        num_tokens = limit
+        windows: Sequence[list[int]] = ()
+        if tree.windows is not None:
+            num_tokens = tree.longest_hit(match, limit)
+            windows = tree.window_ids(match, num_tokens)
+        block_ids = tree.block_ids(match, num_tokens)
         num_inside = num_tokens % self.block_size
-        if num_inside and (
-            not self._may_copy()
-            or not self.pool.are_computed(ids[-1] for ids in block_ids)
-            or not self._has_room_for_copy(request, block_ids)
-        ):
+        if num_inside and not self._may_copy(request, block_ids, windows):
             limit = num_tokens - num_inside
             num_tokens = tree.longest_hit(match, limit)
-            block_ids = [tree.block_ids(match, num_tokens), *tree.window_ids(match, num_tokens)]
+            del block_ids[num_tokens // self.block_size :]
+            windows = tree.window_ids(match, num_tokens)
         if not num_tokens:
             return None
         # What is behind a hole was not read.
         state.found = match if num_tokens == limit else holder_of(match, num_tokens)
         state.num_found = num_tokens
-        blocks = self.groups.in_vllms_order([self._blocks_with(ids) for ids in block_ids])
+        all_blocks = self.block_pool.blocks
+        blocks: tuple[list[KVCacheBlock], ...] = ([all_blocks[i] for i in block_ids],)
+        if windows:
+            null_block = self.block_pool.null_block
+            blocks += tuple(
+                [all_blocks[i] if i != HOLE else null_block for i in ids] for ids in windows
+            )
+            blocks = self.groups.in_vllms_order(blocks)
         if (
             self.enable_kv_cache_events
             and getattr(request, "kv_cache_report_mode", "incremental") == "full"
@@ -257,29 +266,31 @@ class RadixKVCacheManager(KVCacheManager):
             self.coordinator.emit_cached_block_events(request, (whole,))
         return KVCacheBlocks(blocks), num_tokens
 
-    def _blocks_with(self, block_ids: list[int]) -> list[KVCacheBlock]:
-        blocks, null_block = self.block_pool.blocks, self.block_pool.null_block
-        if HOLE in block_ids[:1]:  # they are in front
-            return [blocks[i] if i != HOLE else null_block for i in block_ids]
-        return [blocks[i] for i in block_ids]
+    def _may_copy(
+        self, request: Request, block_ids: list[int], windows: Sequence[list[int]]
+    ) -> bool:
+        """Whether the hit that these blocks hold may end inside the last of each group."""
+        if self._num_copies and self._num_copies + self.groups.num_groups > self._max_copies:
+            return False
+        last_blocks = block_ids[-1:]
+        if windows:
+            last_blocks += [ids[-1] for ids in windows]
+            block_ids = block_ids + [i for ids in windows for i in ids if i != HOLE]
+        return self.pool.are_computed(last_blocks) and self._has_room_for_copy(request, block_ids)
 
-    def _may_copy(self) -> bool:
-        """Whether one more hit in this step may end inside a block. The first one may."""
-        return not self._num_copies or self._num_copies + len(self.groups) <= self._max_copies
-
-    def _has_room_for_copy(self, request: Request, block_ids: list[list[int]]) -> bool:
+    def _has_room_for_copy(self, request: Request, block_ids: list[int]) -> bool:
         """Whether the request fits while it also holds the blocks that it copies from.
 
         Without this check, a request that needs every block of the cache is never admitted.
         """
         pool = self.block_pool
         num_slots = min(request.num_tokens + self.drafting.num_slots, self.max_model_len)
-        num_needed = self.groups.num_blocks_of_longest(num_slots) + len(self.groups)
+        num_needed = self.groups.max_blocks(num_slots) + self.groups.num_groups
         num_needed += self.watermark_blocks
         num_free = pool.get_num_free_blocks()
         if num_needed <= num_free:
             return True
-        num_in_use = sum(pool.blocks[i].ref_cnt > 0 for ids in block_ids for i in ids if i != HOLE)
+        num_in_use = sum(pool.blocks[block_id].ref_cnt > 0 for block_id in block_ids)
         return num_needed <= num_free + num_in_use
 
     def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
@@ -326,7 +337,7 @@ class RadixKVCacheManager(KVCacheManager):
             **kwargs,
         )
         if blocks is not None and num_new_computed_tokens % self.block_size:
-            self._num_copies += len(self.groups)
+            self._num_copies += self.groups.num_groups
         if num_external_computed_tokens and blocks is not None:
             state = self.pool.states.of(request)
             if state is not None:
@@ -348,20 +359,21 @@ class RadixKVCacheManager(KVCacheManager):
 
     def _retain(self, request: Request) -> None:
         """Put what `request` has computed into the tree, before its blocks are released."""
-        groups = self.groups.blocks_of(request)
-        if groups[0] and self.enable_caching:
+        blocks = self.groups.full_blocks.get(request.request_id)
+        if blocks and self.enable_caching:
             state = self.pool.states.of(request)
-            num_scheduled = self.groups.num_scheduled(request)
+            num_scheduled = self.groups.num_cached_blocks.get(request.request_id, 0)
             if num_scheduled * self.block_size > request.num_computed_tokens:
                 # It was taken out of the step that would have computed it, or its load has failed.
                 # Only blocks of its own leave the tree, not those that it found in the cache.
                 num_kept = max(request.num_computed_tokens, state.num_found if state else 0)
-                for blocks in groups:
-                    self.pool.unindex(blocks[num_kept // self.block_size : num_scheduled])
+                is_unsure = slice(num_kept // self.block_size, num_scheduled)
+                for each in (blocks, *self.groups.window_blocks_of(request)):
+                    self.pool.unindex(each[is_unsure])
             num_tokens = self._num_to_index(request, state)
             # After a failed load vLLM counts blocks as computed that another failed request loads.
             if num_tokens > 0 and request.status != RequestStatus.FINISHED_ERROR:
-                is_cached = self.pool.index(request, num_tokens, is_last_use=True)
+                is_cached = self.pool.index(request, blocks, num_tokens, is_last_use=True)
                 self.counters.retained_tails += is_cached and num_tokens % self.block_size != 0
         self.pool.discard_request(request)
 
@@ -369,8 +381,9 @@ class RadixKVCacheManager(KVCacheManager):
         """Put the first tokens of a running request into the tree, if it still has its blocks."""
         if request.num_computed_tokens < num_tokens:
             return
-        if self.groups.blocks_of(request)[0] and self.enable_caching:
-            self.pool.index(request, num_tokens)
+        blocks = self.groups.full_blocks.get(request.request_id)
+        if blocks and self.enable_caching:
+            self.pool.index(request, blocks, num_tokens)
 
     def _index_before_windows_move(self, request: Request) -> None:
         """Put the whole blocks that a running request has computed into the tree, unless they have
@@ -394,7 +407,8 @@ class RadixKVCacheManager(KVCacheManager):
         num_computed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
         num_tokens = min(num_computed, request.num_tokens)
         if state is not None and 0 < num_tokens <= state.num_loaded:
-            num_tokens = min(num_tokens, self.groups.num_scheduled(request) * self.block_size)
+            num_cached = self.groups.num_cached_blocks.get(request.request_id, 0)
+            num_tokens = min(num_tokens, num_cached * self.block_size)
         return num_tokens
 
     def estimate_cached_tokens(self, request: Request) -> int:
@@ -429,7 +443,7 @@ class RadixKVCacheManager(KVCacheManager):
 
     def _as_tokens(self, num_blocks: int) -> int:
         """How many tokens fit into blocks, if each has one in every group."""
-        return num_blocks * self.block_size // len(self.groups)
+        return num_blocks * self.block_size // self.groups.num_groups
 
     def snapshot(self, max_nodes: int, max_tokens: int) -> CacheSnapshot | None:
         """The shape of the cache; None if the tree is off. Of tenants with a `cache_salt` it has

@@ -63,8 +63,8 @@ class RadixBlockPool(BlockPool):
     """Whether vLLM's block hashes and its map of them are kept too."""
     _scheduler: SchedulerView
     _breaker: CircuitBreaker
-    _scheduled: dict[str, tuple[Request, int]]
-    """By request id, up to where this step will fill whole blocks that are not in the tree yet.
+    _scheduled: dict[str, tuple[Request, list[KVCacheBlock], int]]
+    """By request id, the whole blocks that this step will compute and that are not in the tree yet.
     Most of them enter it with the rest of their request."""
     _in_this_step: set[int]
     """Blocks that this step will compute and that are in the tree, because a request that might
@@ -124,7 +124,7 @@ class RadixBlockPool(BlockPool):
         self.states.discard(request)
         self._scheduled.pop(request.request_id, None)
 
-    def are_computed(self, block_ids: Iterable[int]) -> bool:
+    def are_computed(self, block_ids: list[int]) -> bool:
         """Whether the blocks may be copied from before this step's forward pass."""
         return self._in_this_step.isdisjoint(block_ids)
 
@@ -147,15 +147,22 @@ class RadixBlockPool(BlockPool):
     def _index_scheduled(self) -> None:
         """Put the whole blocks that this step will compute into the tree, so they can be shared."""
         scheduled, self._scheduled = self._scheduled, {}
-        for request, num_tokens in scheduled.values():
-            self.index(request, num_tokens)
+        for request, blocks, num_tokens in scheduled.values():
+            self.index(request, blocks, num_tokens)
             first, last = request.num_computed_tokens, num_tokens
-            for blocks in self.groups.blocks_of(request):
-                new_blocks = blocks[first // self.block_size : last // self.block_size]
-                self._in_this_step.update([block.block_id for block in new_blocks])
+            is_new = slice(first // self.block_size, last // self.block_size)
+            for of_group in (blocks, *self.groups.window_blocks_of(request)):
+                self._in_this_step.update([block.block_id for block in of_group[is_new]])
 
-    def index(self, request: Request, num_tokens: int, is_last_use: bool = False) -> bool:
-        """Put the first `num_tokens` of `request` into the tree; its blocks hold their KV.
+    def index(
+        self,
+        request: Request,
+        blocks: Sequence[KVCacheBlock],
+        num_tokens: int,
+        is_last_use: bool = False,
+    ) -> bool:
+        """Put the first `num_tokens` of `request` into the tree. `blocks` hold their KV, beside
+        what the request has in window groups.
 
         Args:
             is_last_use: the request ends or is preempted, so its tokens count as used now.
@@ -167,7 +174,6 @@ class RadixBlockPool(BlockPool):
         if state is None or self.tree is None:
             return False
         tree, own = self.tree, state.own
-        blocks, *windows = self.groups.blocks_of(request)
         first_block = 0
         if not tree.leads_to(own, num_tokens):
             own = None
@@ -182,13 +188,14 @@ class RadixBlockPool(BlockPool):
             tokens = tokens[: TOKEN_BYTES * num_tokens]
         is_new = slice(first_block, -(-num_tokens // self.block_size))
         new_blocks = blocks[is_new]
+        windows = self.groups.window_blocks_of(request) if self.groups.num_skipped else ()
         state.own, taken, evicted, taken_windows = tree.insert(
             state.namespace,
             tokens,
             [block.block_id for block in new_blocks],
             own,
             request.priority,
-            [ids_with_holes(blocks[is_new]) for blocks in windows],
+            [ids_with_holes(window[is_new]) for window in windows] if windows else (),
         )
         state.num_indexed = num_tokens
         if is_last_use:
@@ -237,7 +244,7 @@ class RadixBlockPool(BlockPool):
         """Called by vLLM for each group when more blocks of `request` are full, or will be after
         this step."""
         if self.tree is not None and kv_cache_group_id == self.groups.full:
-            self._scheduled[request.request_id] = (request, num_full_blocks * block_size)
+            self._scheduled[request.request_id] = (request, blocks, num_full_blocks * block_size)
             if self.hash_blocks:
                 self.guarded(self._index_scheduled)
         if self.tree is None:

@@ -340,16 +340,23 @@ class RadixTree:
         Returns every block evicted, which in that last case are more than `num_blocks`. With window
         groups there may be more in any case, because the blocks at the end of a leaf go together.
         """
-        blocks, evicted = self.blocks, list[int]()
-        num_left = min(num_blocks, blocks.num_evictable)
-        num_kept = blocks.num_evictable - num_left
-        if self.windows is not None:
-            evicted += self.windows.evict_spare(num_left)
-        while (num_left := blocks.num_evictable - num_kept) > 0:
+        evicted: list[int] = []
+        num_left = min(num_blocks, self.num_evictable_blocks)
+        windows = self.windows
+        if windows is not None:
+            evicted += windows.evict_spare(num_left)
+            num_left -= len(evicted)
+        while num_left > 0:
             leaf = self.order.pop(wanted)
-            if leaf is not None:
-                num_at_end = -(-num_left // self.num_groups)
-                evicted += self._evict_end(leaf, 1 if leaf.end % self.block_size else num_at_end)
+            if leaf is not None and windows is None:
+                cut = self._evict_end(leaf, 1 if leaf.end % self.block_size else num_left)
+                num_left -= len(cut)
+                evicted += cut
+            elif leaf is not None:
+                num_before = self.num_evictable_blocks
+                num_ends = 1 if leaf.end % self.block_size else -(-num_left // self.num_groups)
+                evicted += self._evict_end(leaf, num_ends)
+                num_left -= num_before - self.num_evictable_blocks  # of windows, some are in use
             elif wanted:
                 wanted = ()  # only wanted leaves are left
             else:

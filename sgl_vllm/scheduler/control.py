@@ -140,7 +140,7 @@ class EngineControl:
         if radix is None or not self._options.radix_slot_copy:
             return
         reasons: Collection[str | None] = ["it needs a GPU"]
-        if len(radix.groups) > 1:
+        if radix.groups.num_groups > 1:
             reasons = ["the model has several KV-cache groups"]
         elif self._vllm_config.device_config.device_type == "cuda":
             reasons = collective_rpc(slot_copies.use_in_worker, args=(radix.block_size,))

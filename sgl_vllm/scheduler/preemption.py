@@ -74,7 +74,7 @@ class CheapestVictim:
     def _loss(self, request: Request) -> tuple[bool, int]:
         """Whether the request is spared, and its exclusive blocks. Preempting a request with no
         exclusive block frees nothing, so it is spared too."""
-        blocks = self._radix.groups.blocks_of(request)[0]  # of full attention
+        blocks = self._radix.groups.full_blocks.get(request.request_id, [])
         # A block is shared only together with all blocks before it.
         num_exclusive = len(blocks) - bisect_left(blocks, True, key=lambda b: b.ref_cnt == 1)
         is_spared = request.num_preemptions >= MAX_PREEMPTIONS or not num_exclusive

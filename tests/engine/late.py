@@ -27,7 +27,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsTensors, ModelRunnerOutput
 
-from tools.engine_harness.kv_memory import KvMemory
+from tools.engine_harness.kv_memory import KvMemory, Reader
 from tools.engine_harness.scheduler import make_block_hasher, make_scheduler, runner_output
 from tools.engine_harness.settings import SGL, STOCK, EngineSettings
 
@@ -42,13 +42,14 @@ class Row:
 
     Attributes:
         prompt, output: as the runner was told, and as it has sampled since.
+        blocks: a list for each KV-cache group.
         fed: of every computed position, the token that is there.
         scores: of prompt tokens, each by the pass that computed the token before; None if the
             request does not ask for them, or not any more.
     """
 
     prompt: list[int]
-    blocks: list[int]
+    blocks: list[list[int]]
     num_computed: int
     output: list[int] = field(default_factory=list)
     fed: list[int] = field(default_factory=list)
@@ -57,6 +58,10 @@ class Row:
     @property
     def tokens(self) -> list[int]:
         return self.prompt + self.output
+
+    def add_blocks(self, new_blocks: Sequence[Sequence[int]]) -> None:
+        for blocks, more in zip(self.blocks, new_blocks, strict=True):
+            blocks += more
 
 
 class Runner(ABC):
@@ -71,6 +76,7 @@ class Runner(ABC):
         self.num_passes = 0
         self.sessions: set[str] = set()
         self._memory = KvMemory(num_blocks + 1, scheduler.block_size)
+        self._groups = scheduler.kv_cache_manager.coordinator.single_type_managers
         self._chosen: dict[str, int | None] = {}
         self._scores: dict[str, LogprobsTensors] = {}
 
@@ -90,7 +96,11 @@ class Runner(ABC):
             assert len(tokens) == num_tokens and UNKNOWN not in tokens, (request_id, tokens)
             row.fed = (row.fed if len(row.fed) >= start else row.tokens)[:start] + tokens
             contents = KvMemory.contents(np.array(row.fed))
-            reads.append((request_id, row.blocks, contents, start))
+            for number, (blocks, group) in enumerate(zip(row.blocks, self._groups, strict=True)):
+                # What a block holds is of no use to another group.
+                of_group = contents + np.uint64(number)
+                num_unread = group.get_num_skipped_tokens(start)
+                reads.append(Reader(request_id, blocks, of_group, start, num_unread))
             is_chunk = end < self.num_known(request_id)
             self._chosen[request_id] = None if is_chunk else int(contents[-1] >> np.uint64(20))
             row.num_computed = end
@@ -187,11 +197,10 @@ class V1Runner(Runner):
             self._leave_batch(request_id)
         for new in scheduled.scheduled_new_reqs:
             self._leave_batch(new.req_id)
-            (blocks,) = new.block_ids
             assert new.prompt_token_ids is not None
             known = self.rows.get(new.req_id)
             self.rows[new.req_id] = row = Row(
-                list(new.prompt_token_ids), list(blocks), new.num_computed_tokens
+                list(new.prompt_token_ids), [*map(list, new.block_ids)], new.num_computed_tokens
             )
             row.scores = known.scores if known is not None else no_scores_yet(new)
         for index, request_id in enumerate(cached.req_ids):
@@ -204,9 +213,9 @@ class V1Runner(Runner):
             new_blocks = cached.new_block_ids[index]
             if request_id in cached.resumed_req_ids:
                 assert request_id not in self._batch and new_blocks is not None
-                row.blocks = list(new_blocks[0])
+                row.blocks = [*map(list, new_blocks)]
             elif new_blocks is not None:
-                row.blocks += new_blocks[0]
+                row.add_blocks(new_blocks)
             if request_id not in self._batch and self.is_async and num_output > 0:
                 row.output = cached.all_token_ids[request_id][-num_output:]
         self._batch |= scheduled.num_scheduled_tokens.keys()
@@ -256,7 +265,7 @@ class V2Runner(Runner):
             assert row.num_computed == cached.num_computed_tokens[index]
             new_blocks = cached.new_block_ids[index]
             if new_blocks is not None:
-                row.blocks += new_blocks[0]
+                row.add_blocks(new_blocks)
 
     def _add(self, new: NewRequestData) -> None:
         assert new.prompt_token_ids is not None and new.prefill_token_ids is not None
@@ -266,10 +275,10 @@ class V2Runner(Runner):
             assert new.prompt_token_ids == known.prompt
         num_prompt = len(new.prompt_token_ids)
         assert new.prefill_token_ids[:num_prompt] == new.prompt_token_ids
-        (blocks,) = new.block_ids
+        blocks = [*map(list, new.block_ids)]
         output = new.prefill_token_ids[num_prompt:]
         self.rows[new.req_id] = Row(
-            list(new.prompt_token_ids), list(blocks), new.num_computed_tokens, output
+            list(new.prompt_token_ids), blocks, new.num_computed_tokens, output
         )
         self._prefill_len[new.req_id] = len(new.prefill_token_ids)
         if not output:
@@ -325,6 +334,8 @@ class LateCore(EngineCore):
         block_size: int = 32,
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 512,
+        sliding_windows: tuple[int, ...] = (),
+        attention_chunks: tuple[int, ...] = (),
         **scheduler_args: Any,
     ) -> None:
         settings = EngineSettings(
@@ -335,6 +346,8 @@ class LateCore(EngineCore):
             max_num_batched_tokens=max_num_batched_tokens,
             async_scheduling=async_scheduling,
             plugin={"self_check": "off", **(plugin or {})},
+            sliding_windows=sliding_windows,
+            attention_chunks=attention_chunks,
         )
         arm = STOCK if stock else SGL
         scheduler: Any = make_scheduler(arm, settings, with_tokenizer=True, **scheduler_args)

@@ -492,18 +492,9 @@ def test_priorities_preempt_as_in_stock(start, monkeypatch):
     assert taken_back, "no request was taken out of the step it was scheduled in"
 
 
-@pytest.mark.parametrize(
-    ("reason", "layer_types"),
-    [
-        ("SlidingWindowSpec layers keep only the last", ["sliding_attention"] * 4),
-        ("several KV-cache groups", ["sliding_attention", "full_attention"] * 2),
-    ],
-)
-def test_a_model_the_tree_does_not_support_runs_on_vllms_own_cache(
-    start, monkeypatch, reason, layer_types
-):
+def test_a_model_the_tree_does_not_support_runs_on_vllms_own_cache(start, monkeypatch):
     prompts = [words(200), words(200)[:150] + words(30, seed=1)]
-    overrides = {"sliding_window": 64, "layer_types": layer_types}
+    overrides = {"sliding_window": 64, "layer_types": ["sliding_attention"] * 4}
 
     def run(plugin) -> tuple[Engine, list]:
         engine = start(
@@ -516,6 +507,7 @@ def test_a_model_the_tree_does_not_support_runs_on_vllms_own_cache(
     warnings = []
     monkeypatch.setattr(assembly.logger, "log", lambda level, *args: warnings.append((level, args)))
     engine, results = run({})
+    reason = "SlidingWindowSpec layers keep only the last"
     assert reason in engine.scheduler.parts.states()["radix"]
     assert engine.scheduler.parts.radix is None
     [(level, said)] = warnings

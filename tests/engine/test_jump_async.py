@@ -137,11 +137,10 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def want() -> tuple[list[Job], dict[str, Answer]]:
-    """Half of the jobs go on where another's answer ends, on what that has left in the cache."""
-    jobs = mixed_jobs(50, seed=1)
-    answers = wanted(jobs)
+def with_continuations(
+    jobs: list[Job], answers: dict[str, Answer]
+) -> tuple[list[Job], dict[str, Answer]]:
+    """And again as many jobs that go on where another's answer ends, on what it has left."""
     again = [
         dataclasses.replace(
             job, name=f"{job.name} again", prompt=[*job.prompt, *answers[job.name].tokens, 7]
@@ -150,6 +149,13 @@ def want() -> tuple[list[Job], dict[str, Answer]]:
         if len(job.prompt) + len(answers[job.name].tokens) < MAX_MODEL_LEN - 60
     ]
     return [*jobs, *again], answers | wanted(again)
+
+
+@pytest.fixture(scope="module")
+def want() -> tuple[list[Job], dict[str, Answer]]:
+    """Half of the jobs go on where another's answer ends, on what that has left in the cache."""
+    jobs = mixed_jobs(50, seed=1)
+    return with_continuations(jobs, wanted(jobs))
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

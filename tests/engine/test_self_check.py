@@ -480,14 +480,22 @@ def test_beside_a_connector_that_nobody_has_read_nothing_is_checked_unless_asked
 
 
 @with_every_request
-@pytest.mark.parametrize("every", [["sliding_attention"], ["sliding_attention", "full_attention"]])
-def test_a_model_without_radix_has_its_other_parts_checked(start, every):
-    overrides = {"sliding_window": 64, "layer_types": every * (4 // len(every))}
+def test_a_model_without_radix_has_its_other_parts_checked(start):
+    overrides = {"sliding_window": 64, "layer_types": ["sliding_attention"] * 4}
     engine = start(plugin={}, hf_overrides=overrides, **SETTINGS)
     states = engine.scheduler.sgl_vllm.stats().parts
     assert {name for name in ALL if states[name] == "on"} == {"schedule", "fsm", "jump_forward"}
     assert "self-check" not in states["radix"] + states["select"]
     assert all(json.loads(text)["name"] in NAMES for text in structured(engine))
+    engine.check_nothing_is_left()
+
+
+@with_every_request
+def test_a_model_with_windows_in_some_layers_has_all_parts_checked(start):
+    overrides = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    engine = start(plugin={"self_check": "on"}, hf_overrides=overrides, **SETTINGS)
+    states = engine.scheduler.sgl_vllm.stats().parts
+    assert {name for name in ALL if states[name] == "on"} == set(ALL)
     engine.check_nothing_is_left()
 
 

@@ -64,8 +64,11 @@ def test_every_pass_reads_what_was_computed_for_its_tokens(
     assert num_slots < num_copies * BLOCK_SIZE * 0.8
 
 
-def control(device: str, radix: bool = True, asked_for: bool = True) -> EngineControl:
-    tree: Any = SimpleNamespace(block_size=BLOCK_SIZE)
+def control(
+    device: str, radix: bool = True, asked_for: bool = True, num_groups: int = 1
+) -> EngineControl:
+    groups = SimpleNamespace(num_groups=num_groups)
+    tree: Any = SimpleNamespace(block_size=BLOCK_SIZE, groups=groups)
     scheduler: Any = None
     engine: Any = None
     config: Any = SimpleNamespace(device_config=SimpleNamespace(device_type=device))
@@ -96,6 +99,8 @@ def test_workers_are_told_where_it_can_work_and_why_not_is_said_once(
     assert calls == warnings == []
     control("cpu").prepare_workers(collective_rpc)
     assert calls == [] and warnings == ["sgl-vllm: radix_slot_copy has no effect: it needs a GPU"]
+    control("cuda", num_groups=2).prepare_workers(collective_rpc)
+    assert calls == [] and "several KV-cache groups" in warnings.pop()
     control("cuda").prepare_workers(collective_rpc)
     assert calls == [(use_in_worker, (BLOCK_SIZE,))]
     assert warnings[1:] == ["sgl-vllm: radix_slot_copy has no effect: the layers differ"]

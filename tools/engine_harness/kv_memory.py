@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,23 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 
 class WrongKvError(Exception):
     """A pass would read a key and value that were computed for other tokens."""
+
+
+class Reader(NamedTuple):
+    """What a request computes and reads in a pass, in one of its KV-cache groups.
+
+    Attributes:
+        contents: of every token up to the last of this pass.
+        num_before: how many of these were there before.
+        num_unread: so many tokens from the first on are read by none that is computed. Their blocks
+            may be any.
+    """
+
+    request_id: str
+    block_ids: list[int]
+    contents: NDArray[np.uint64]
+    num_before: int
+    num_unread: int = 0
 
 
 class KvMemory:
@@ -32,13 +50,9 @@ class KvMemory:
     def run(
         self,
         copies: Sequence[KVCacheBlockCopy],
-        requests: Sequence[tuple[str, list[int], NDArray[np.uint64], int]],
+        readers: Sequence[Reader],
     ) -> None:
         """One pass: first the copies, then all writes, then all reads.
-
-        Args:
-            requests: id, blocks, the contents up to the last token of this pass, and how many of
-                these were there before.
 
         Raises:
             WrongKvError: a request would read something else.
@@ -47,15 +61,16 @@ class KvMemory:
             sources = self._slots[[copy.src_block_id for copy in copies]]
             self._slots[[copy.dst_block_id for copy in copies]] = sources
         size = self._slots.shape[1]
-        for _, block_ids, contents, num_before in requests:
-            positions = np.arange(num_before, len(contents))
-            blocks = np.array(block_ids)[positions // size]
-            self._slots[blocks, positions % size] = contents[num_before:]
-        for request_id, block_ids, contents, num_before in requests:
-            found = self._slots[block_ids[: -(-len(contents) // size)]].reshape(-1)
-            wrong = np.flatnonzero(found[: len(contents)] != contents)
+        for one in readers:
+            positions = np.arange(one.num_before, len(one.contents))
+            blocks = np.array(one.block_ids)[positions // size]
+            self._slots[blocks, positions % size] = one.contents[one.num_before :]
+        for one in readers:
+            found = self._slots[one.block_ids[: -(-len(one.contents) // size)]].reshape(-1)
+            is_wrong = found[: len(one.contents)] != one.contents
+            wrong = np.flatnonzero(is_wrong[one.num_unread :]) + one.num_unread
             if len(wrong):
                 raise WrongKvError(
-                    f"request {request_id} with {num_before} tokens computed reads a wrong key and "
-                    f"value for token {wrong[0]}"
+                    f"request {one.request_id} with {one.num_before} tokens computed reads a wrong "
+                    f"key and value for token {wrong[0]}"
                 )

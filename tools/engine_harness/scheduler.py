@@ -17,7 +17,14 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -64,13 +71,12 @@ def make_scheduler(
     scheduler_config.async_scheduling = settings.async_scheduling
     num_blocks = settings.num_blocks + 1  # vLLM keeps one as the null block
     vllm_config.cache_config.num_gpu_blocks = num_blocks
-    layer = FullAttentionSpec(
-        block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
-    )
     kv_cache_config = KVCacheConfig(
         num_blocks=num_blocks,
         kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], layer)],
+        kv_cache_groups=_groups(settings),
+        # As vLLM resolves it where layers have windows.
+        prefix_cache_retention_interval=0 if settings.sliding_windows else None,
     )
     scheduler_class: type[Scheduler]
     if arm == STOCK:
@@ -89,6 +95,21 @@ def make_scheduler(
         # The scheduler plays an engine on a GPU.
         scheduler.waiting.sharing.min_saved_tokens = MIN_SAVED_TOKENS
     return scheduler
+
+
+def _groups(settings: EngineSettings) -> list[KVCacheGroupSpec]:
+    """Windows first, as vLLM numbers the groups of a model whose first layer has one."""
+    size, kind = settings.block_size, {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    specs: list[KVCacheSpec] = [
+        SlidingWindowSpec(block_size=size, sliding_window=window, **kind)
+        for window in settings.sliding_windows
+    ]
+    specs.append(FullAttentionSpec(block_size=size, **kind))
+    specs += [
+        ChunkedLocalAttentionSpec(block_size=size, attention_chunk_size=chunk, **kind)
+        for chunk in settings.attention_chunks
+    ]
+    return [KVCacheGroupSpec([f"layer {number}"], spec) for number, spec in enumerate(specs)]
 
 
 def runner_output(request_ids: list[str], sampled: list[list[int]]) -> ModelRunnerOutput:

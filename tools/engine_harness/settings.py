@@ -14,7 +14,9 @@ STOCK, SGL = "stock", "sgl"
 class EngineSettings:
     """What of an engine's configuration matters here; named as vLLM's options.
 
-    `num_blocks` counts usable blocks, `plugin` is what `--plugin-config` would give.
+    `num_blocks` counts usable blocks, `plugin` is what `--plugin-config` would give. Each of
+    `sliding_windows` and `attention_chunks` is a KV-cache group of layers that read so many tokens,
+    beside one of full attention.
     """
 
     num_blocks: int
@@ -23,6 +25,8 @@ class EngineSettings:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     async_scheduling: bool = True
+    sliding_windows: tuple[int, ...] = ()
+    attention_chunks: tuple[int, ...] = ()
     plugin: Mapping[str, Any] = field(default_factory=dict)
 
     @property

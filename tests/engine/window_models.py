@@ -1,0 +1,68 @@
+"""Small models with random weights whose layers read different parts of what precedes a token."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from sgl_vllm.demo import MODEL_PATH
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": (
+        "gemma3_text",
+        {"head_dim": 32, "sliding_window": 64, "layer_types": [_SLIDING] * 3 + [_FULL]},
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            "head_dim": 32,
+            "sliding_window": 64,
+            "layer_types": [_SLIDING, _FULL] * 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "llama4": (
+        "llama4_text",
+        {
+            "head_dim": 32,
+            "intermediate_size_mlp": 128,
+            "attention_chunk_size": 64,
+            "interleave_moe_layer_step": 0,
+            "moe_layers": [],
+            "no_rope_layers": [1, 1, 1, 0],
+        },
+    ),
+}
+"""By name: transformers' kind of model, and what its configuration has beside `_COMMON`."""
+
+_COMMON = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def write_model(name: str, folder: Path) -> str:
+    """Write a model, with the demo model's tokenizer, into a new folder. Returns its path."""
+    demo = json.loads((MODEL_PATH / "config.json").read_text())
+    special = {key: demo[key] for key in ("vocab_size", "bos_token_id", "eos_token_id")}
+    kind, more = CONFIGS[name]
+    config = AutoConfig.for_model(kind, **_COMMON, **special, pad_token_id=0, **more)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).to(torch.float32).save_pretrained(folder)
+    for file in _TOKENIZER:
+        shutil.copy(MODEL_PATH / file, folder / file)
+    return str(folder)
