@@ -64,6 +64,13 @@ class Groups:
         request_id = request.request_id
         return [blocks.get(request_id) or [] for blocks in self._window_blocks]
 
+    def window_ids(self, request: Request, first: int, end: int) -> list[list[int]]:
+        """The ids of these blocks from number `first` to `end`, `HOLE` for null blocks."""
+        return [
+            [HOLE if block.is_null else block.block_id for block in blocks[first:end]]
+            for blocks in self.window_blocks_of(request)
+        ]
+
     def in_vllms_order(self, lists: Sequence[Of]) -> tuple[Of, ...]:
         """One thing for each group, from the tree's order into vLLM's."""
         return tuple([lists[place] for place in self._places])
@@ -74,8 +81,3 @@ class Groups:
         for most in self._most_blocks:
             total += num_blocks if most is None else min(num_blocks, most)
         return total
-
-
-def ids_with_holes(blocks: Sequence[KVCacheBlock]) -> list[int]:
-    """The ids of a window group's blocks."""
-    return [HOLE if block.is_null else block.block_id for block in blocks]

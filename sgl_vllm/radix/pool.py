@@ -30,7 +30,7 @@ from vllm.v1.request import Request
 
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.radix.eviction import EvictionPolicy
-from sgl_vllm.radix.groups import Groups, ids_with_holes
+from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.node import NO_MATCH, Match
 from sgl_vllm.radix.pins import Pins
@@ -149,10 +149,11 @@ class RadixBlockPool(BlockPool):
         scheduled, self._scheduled = self._scheduled, {}
         for request, blocks, num_tokens in scheduled.values():
             self.index(request, blocks, num_tokens)
-            first, last = request.num_computed_tokens, num_tokens
-            is_new = slice(first // self.block_size, last // self.block_size)
-            for of_group in (blocks, *self.groups.window_blocks_of(request)):
-                self._in_this_step.update([block.block_id for block in of_group[is_new]])
+            first = request.num_computed_tokens // self.block_size
+            last = num_tokens // self.block_size
+            self._in_this_step.update([block.block_id for block in blocks[first:last]])
+            for window in self.groups.window_blocks_of(request):
+                self._in_this_step.update([block.block_id for block in window[first:last]])
 
     def index(
         self,
@@ -186,16 +187,15 @@ class RadixBlockPool(BlockPool):
         tokens = state.tokens
         if len(tokens) > TOKEN_BYTES * num_tokens:
             tokens = tokens[: TOKEN_BYTES * num_tokens]
-        is_new = slice(first_block, -(-num_tokens // self.block_size))
-        new_blocks = blocks[is_new]
-        windows = self.groups.window_blocks_of(request) if self.groups.num_skipped else ()
+        end_block = -(-num_tokens // self.block_size)
+        new_blocks = blocks[first_block:end_block]
         state.own, taken, evicted, taken_windows = tree.insert(
             state.namespace,
             tokens,
             [block.block_id for block in new_blocks],
             own,
             request.priority,
-            [ids_with_holes(window[is_new]) for window in windows] if windows else (),
+            () if tree.windows is None else self.groups.window_ids(request, first_block, end_block),
         )
         state.num_indexed = num_tokens
         if is_last_use:

@@ -231,8 +231,8 @@ class RadixTree:
             return InsertResult(own_leaf if node is own_leaf else None, [], [], filled)
         if matched < node.end:
             node = self._split(node, matched)
-        is_new = slice(matched // size - first_block, -(-num_tokens // size) - first_block)
-        taken = list(block_ids[is_new])
+        begin, end = matched // size - first_block, -(-num_tokens // size) - first_block
+        taken = list(block_ids[begin:end])
         # The leaf's partial last block and the first of these start alike: one of them is enough.
         has_tail = matched % size != 0 and not node.children
         tail = node.block_ids[-1] if has_tail else None
@@ -270,7 +270,7 @@ class RadixTree:
         self.version += 1
         if self.windows is not None:
             taken_windows, replaced = self.windows.append(
-                node, [ids[is_new] for ids in windows], had_tail
+                node, [ids[begin:end] for ids in windows], had_tail
             )
             self.windows.grew(node, old_end)
             return InsertResult(node, taken, evicted + replaced, filled + taken_windows)

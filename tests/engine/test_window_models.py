@@ -92,6 +92,8 @@ def common_prefix(one: list[int], other: list[int]) -> int:
 
 @pytest.mark.parametrize("block_size", [32, pytest.param(128, marks=SLOW)])
 def test_every_hit_is_the_longest_common_prefix_and_changes_no_answer(model, block_size):
+    if model.name == "llama4" and block_size > 64:
+        pytest.skip("vLLM takes chunks of whole blocks only")
     asks = chats_and_forks(seed=3, count=24)
     stock = model.start(enable_prefix_caching=False, block_size=block_size)
     want = [tokens_of(stock.run([ask])[0]) for ask in asks]
@@ -142,7 +144,7 @@ def references(model, program) -> References:
     ],
 )
 def test_every_request_of_a_random_program_gets_stocks_answer(model, program, references, setting):
-    is_tiny = setting.num_blocks is None
+    must_preempt = setting is TINY_CACHE and requests(4) == 4
     setting = model.adapted(setting)
     engine = model.start_for(setting)
     played = play(engine, program, references.narrowed.prompts)
@@ -151,7 +153,7 @@ def test_every_request_of_a_random_program_gets_stocks_answer(model, program, re
     assert counts["partial hits"] > requests(10)
     assert counts["forced tokens"] > requests(40) or not setting.is_canonical
     assert counts["select scores"] > 0 and counts["aborts"] > 0
-    assert counts["preemptions"] > 0 or not is_tiny
+    assert counts["preemptions"] > 0 or not must_preempt
     found = list(differences(program, references.expected_by(setting, program), played))
     if found:
         judge = model.start(None, **JUDGE)
