@@ -31,8 +31,8 @@ from vllm.v1.kv_cache_interface import (
 )
 
 SERVED: frozenset[type[KVCacheSpec]] = frozenset({FullAttentionSpec, MLAAttentionSpec})
-"""The kinds of layers that the tree serves in the only group. Types, because subclasses of these keep
-other things: `RSWASpec`, `SinkFullAttentionSpec`, `HiddenStateCacheSpec`."""
+"""The kinds of layers that the tree serves in a single group. Types, because subclasses of these
+keep other things: `RSWASpec`, `SinkFullAttentionSpec`, `HiddenStateCacheSpec`."""
 
 SERVED_TOGETHER: frozenset[type[KVCacheSpec]] = frozenset(
     {FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec}

@@ -6,6 +6,7 @@ The specs are vLLM's own, and so are their groups and what of these reaches a sc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -188,10 +189,32 @@ def test_a_layer_is_seen_on_another_stage_of_a_pipeline():
     assert reason(scheduler_config(worker_config([FULL]), worker_config([spec]))) == why
 
 
-@pytest.mark.parametrize("other", [WINDOW, MAMBA, MLA], ids=lambda spec: type(spec).__name__)
-def test_several_groups_are_refused(other):
-    why = "the model has several KV-cache groups (sliding window, Mamba or hybrid)"
-    assert reason(scheduler_config(worker_config([FULL], [other]))) == why
+def test_windows_and_chunks_are_served_beside_full_attention():
+    chunks = ChunkedLocalAttentionSpec(**SIZES, head_size=128, attention_chunk_size=64)
+    assert reason(scheduler_config(worker_config([FULL], [WINDOW], [chunks]))) is None
+    assert reason(scheduler_config(worker_config([WINDOW], [FULL, FULL]))) is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "why"),
+    [
+        ([[FULL], [MAMBA]], "MambaSpec layers keep one state per request, not one per token"),
+        ([[FULL], [MLA]], "MLAAttentionSpec layers beside other groups are not tested"),
+        ([[WINDOW], [WINDOW]], "none of the model's KV-cache groups is full attention"),
+        (
+            [[FULL], [FULL, WINDOW]],
+            "one of the model's KV-cache groups has layers of several kinds",
+        ),
+    ],
+)
+def test_other_groups_are_refused(groups, why):
+    assert reason(scheduler_config(worker_config(*groups))) == why
+
+
+def test_groups_with_blocks_of_different_sizes_are_refused():
+    larger = replace(WINDOW, block_size=2 * BLOCK_SIZE)
+    why = "the model's KV-cache groups have blocks of different sizes"
+    assert reason(scheduler_config(worker_config([FULL], [larger]))) == why
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if "V4" in name or "HiSparse" in name])
