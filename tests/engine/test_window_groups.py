@@ -177,7 +177,7 @@ def serve_without_checks(core: LateCore, jobs: list[Job]) -> None:
 def test_a_score_is_found_behind_a_prefix_in_windows():
     core = make_core("gemma 3", block_size=16)
     prompt = [10 + place % 900 for place in range(180)]
-    whole = {"prompt_logprobs": 0, "max_tokens": 1}
+    whole: dict[str, Any] = {"prompt_logprobs": 0, "max_tokens": 1}
     core.send("whole", prompt, params(**whole))
     core.finish()
     core.send("from 150", prompt, params(**whole, extra_args={"sgl_score_from": 150}))

@@ -82,6 +82,8 @@ def reason(config: KVCacheConfig) -> str | None:
             decode_context_parallel_size=1, prefill_context_parallel_size=1
         ),
         speculative_config=None,
+        kv_transfer_config=None,
+        kv_events_config=None,
     )
     return unsupported_reason(vllm_config, config)
 

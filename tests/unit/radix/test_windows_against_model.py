@@ -127,15 +127,17 @@ class WindowsAgainstModel(RuleBasedStateMachine):
 
     @rule(num_blocks=st.integers(1, 9), data=st.data())
     def evict(self, num_blocks, data):
-        wanted = set()
+        wanted: set[Node] = set()
         if self.inserted and data.draw(st.booleans(), "some are wanted"):
             namespace, tokens = data.draw(st.sampled_from(self.inserted))
-            wanted = {self.tree.match_prefix(namespace, pack(tokens)).node} - {None}
-        num_evictable = self.tree.num_evictable_blocks
+            node = self.tree.match_prefix(namespace, pack(tokens)).node
+            wanted = set() if node is None else {node}
+        num_evictable, in_tree = self.tree.num_evictable_blocks, self.blocks_in_tree()
         evicted = self.tree.evict(num_blocks, wanted)
         free = [block for block in evicted if not self.holders[block]]
         assert len(free) >= min(num_blocks, num_evictable)
-        assert len(evicted) == len(set(evicted)) and not any(b in self.tree for b in evicted)
+        assert len(evicted) == len(set(evicted))
+        assert in_tree - self.blocks_in_tree() == set(evicted)
 
     @rule(age=st.integers(0, 40))
     def expire(self, age):
@@ -148,10 +150,10 @@ class WindowsAgainstModel(RuleBasedStateMachine):
         of_windows = sorted(b for b, held in self.content.items() if held.group and b in self.tree)
         is_any = not of_windows or data.draw(st.integers(0, 3), "0 for any") == 0
         block = data.draw(st.sampled_from(sorted(self.content) if is_any else of_windows))
-        before = {b for b in self.content if b in self.tree}
+        before = self.blocks_in_tree()
         evicted = self.tree.evict_block(block)
         assert block not in self.tree
-        assert {b for b in self.content if b in self.tree} == before - set(evicted)
+        assert self.blocks_in_tree() == before - set(evicted)
         if block in before and self.content[block].group:
             assert evicted == [block]
 
@@ -258,6 +260,9 @@ class WindowsAgainstModel(RuleBasedStateMachine):
             tokens = [*earlier[:length], *tokens[:9]]
         return namespace, tokens
 
+    def blocks_in_tree(self) -> set[int]:
+        return {block for block in self.content if block in self.tree}
+
     def draw_running(self, data) -> Running:
         return self.running[data.draw(st.integers(0, len(self.running) - 1))]
 
@@ -303,11 +308,13 @@ class WindowsAgainstModel(RuleBasedStateMachine):
         end = -(-length // self.size)
         full, *windows = [ids[first_block:end] for ids in request.blocks]
         before = [(entry, self.hit_of(*entry)[1]) for entry in self.inserted]
+        in_tree = self.blocks_in_tree()
         request.own_leaf, taken, evicted, taken_windows = self.tree.insert(
             request.namespace, pack(request.tokens[:length]), full, own_leaf, windows=windows
         )
         assert {*taken, *taken_windows} <= {block for ids in request.blocks for block in ids}
-        assert not any(block in self.tree for block in evicted)
+        assert self.blocks_in_tree() - in_tree == {*taken, *taken_windows} - in_tree
+        assert in_tree - self.blocks_in_tree() == set(evicted)
         if length:
             self.inserted.append((request.namespace, request.tokens[:length]))
         if any(HOLE in ids for ids in windows):
