@@ -36,6 +36,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "windows and chunks": {"sliding_windows": (9, 70), "attention_chunks": (24,)},
     "wide windows": {"sliding_windows": (200,)},
 }
+QUICK = ("gemma 3", "windows and chunks")
+SOME_SLOW = [
+    pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in LAYOUTS
+]
 RUNNERS = [(V1Runner, False), (V1Runner, True), (V2Runner, True)]
 SHAPES = [
     # block size, blocks, at once, tokens a step, policy
@@ -62,7 +66,7 @@ def want():
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("runner", "is_async"), RUNNERS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", SOME_SLOW)
 def test_every_request_gets_the_same_tokens(want, layout, runner, is_async, shape):
     jobs, answers = want
     block_size, num_blocks, at_once, max_tokens, policy = shape
@@ -113,7 +117,7 @@ def common_prefix(one: list[int], other: list[int]) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize("block_size", [16, pytest.param(32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_with_room_for_all_every_hit_is_the_longest_common_prefix(layout, block_size):
     """Chats, and forks at any token of a prompt or an answer."""
