@@ -41,7 +41,9 @@ def test_variables_are_the_same_and_calls_and_prompt_tokens_fewer(stock, functio
     assert [variables(state) for state in ahead] == [variables(state) for state in plain]
     assert [state.text() for state in ahead] == [state.text() for state in plain]
     for before, after in zip(plain, ahead, strict=True):
-        assert after.usage.calls + after.usage.saved_calls == before.usage.calls
+        # In another batch, a near tie may go the other way, and an answer is asked for again.
+        num_calls = after.usage.calls + after.usage.saved_calls
+        assert before.usage.calls <= num_calls <= before.usage.calls + 1
     without = sum((state.usage for state in plain), sgl.Usage())
     usage = sum((state.usage for state in ahead), sgl.Usage())
     print(f"\n{function.__name__}: calls {without.calls} -> {usage.calls}, ", end="")
