@@ -297,7 +297,7 @@ def _requested_options(engine_args: EngineArgs) -> Options | None:
         return None
     values: Mapping[str, Any] = {}
     if text := os.environ.get(CONFIG_ENV):
-        if "{" not in text and text.count("=") > 1:
+        if "{" not in text and sum("=" in word for word in text.split()) > 1:
             raise OptionError(
                 f"environment variable {CONFIG_ENV} takes one key=value pair, not {text!r}; write "
                 "several as a JSON object"

@@ -2,7 +2,7 @@
 
 Owns which group is the tree's own full attention, the order of the others, and a request's blocks
 in that order. Does not own what the tree makes of them (`components/windows.py`), nor which layouts
-are refused (`part.py`).
+are refused (`layouts.py`).
 
 vLLM numbers the groups by the model's layers: the first may be any kind. The tree's order is: full
 attention, then its window groups.
@@ -76,7 +76,7 @@ class Groups:
         return tuple([lists[place] for place in self._places])
 
     def max_blocks(self, num_tokens: int) -> int:
-        """At most so many blocks hold a request of `num_tokens` at a time."""
+        """The most blocks that a request of `num_tokens` holds at a time."""
         num_blocks = total = -(-num_tokens // self.block_size)
         for most in self._most_blocks:
             total += num_blocks if most is None else min(num_blocks, most)

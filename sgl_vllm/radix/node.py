@@ -128,19 +128,25 @@ def descend(node: Node, tokens: Tokens, matched: int) -> tuple[Node, int]:
     return node, position // TOKEN_BYTES
 
 
-def block_ids_of(match: Match, num_tokens: int, block_size: int) -> list[int]:
-    """The blocks that hold the first `num_tokens` of `match` (`RadixTree.block_ids`)."""
+def path_to(node: Node | None) -> list[Node]:
+    """The nodes that hold tokens from the root's child down to `node`."""
     path = []
-    node = match.node
     while node is not None and node.parent is not None:
         path.append(node)
         node = node.parent
+    path.reverse()
+    return path
+
+
+def block_ids_of(match: Match, num_tokens: int, block_size: int) -> list[int]:
+    """The blocks that hold the first `num_tokens` of `match` (`RadixTree.block_ids`)."""
+    path = path_to(match.node)
     block_ids: list[int] = []
-    for node in reversed(path):
+    for node in path:
         block_ids += node.block_ids
     num_blocks = -(-num_tokens // block_size)
     if len(block_ids) < num_blocks:  # the match ends in a block that children of the node own
-        block_ids.append(_first_block_below(path[0]))
+        block_ids.append(_first_block_below(path[-1]))
     del block_ids[num_blocks:]
     return block_ids
 

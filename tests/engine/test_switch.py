@@ -152,6 +152,12 @@ def test_an_error_in_the_environment_names_the_variable(monkeypatch, text, says)
         parse("--plugin", "sgl_vllm").create_engine_config()
 
 
+def test_one_pair_in_the_environment_may_have_a_second_equals_sign(monkeypatch):
+    monkeypatch.setenv("SGL_VLLM_CONFIG", "tenant_from=header:a=b")
+    with pytest.raises(OptionError, match="tenant_from"):  # its value is refused, not its form
+        parse("--plugin", "sgl_vllm").create_engine_config()
+
+
 def test_options_in_additional_config_must_be_an_object():
     with pytest.raises(OptionError, match=r"^additional_config: 'sgl_vllm' must be an object"):
         parse("--additional-config", '{"sgl_vllm": "radix=false"}').create_engine_config()

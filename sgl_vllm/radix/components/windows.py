@@ -30,7 +30,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from sgl_vllm.radix.blocks import BlockTable
-from sgl_vllm.radix.node import Match, Node
+from sgl_vllm.radix.node import Match, Node, path_to
 from sgl_vllm.radix.watchers import Watchers
 
 HOLE = -1
@@ -104,12 +104,7 @@ class Windows:
     def _lists(self, node: Node | None, num_tokens: int) -> list[list[int]]:
         """For each group the blocks from number 0 to the end of `node`. If `num_tokens` end inside
         a block that children of the node own, that of any of them."""
-        path = []
-        step = node
-        while step is not None and step.parent is not None:
-            path.append(step)
-            step = step.parent
-        path.reverse()
+        path = path_to(node)
         lists = []
         for group in range(self.num_groups):
             ids: list[int] = []

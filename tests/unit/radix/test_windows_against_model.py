@@ -319,7 +319,7 @@ class WindowsAgainstModel(RuleBasedStateMachine):
             self.inserted.append((request.namespace, request.tokens[:length]))
         if any(HOLE in ids for ids in windows):
             return
-        for (namespace, tokens), num_tokens in before:  # nobody's hit becomes shorter
+        for (namespace, tokens), num_tokens in before:  # no hit becomes shorter
             assert self.hit_of(namespace, tokens)[1] >= num_tokens
 
 

@@ -40,10 +40,10 @@ def hit(tree: RadixTree, tokens: str, priority: int = 0) -> None:
 
 
 def sliding_window(num_tokens: int) -> Callable[[int], int]:
-    """What a layer skips that reads a token and those before it, so many in all."""
+    """What a layer skips that reads the last `num_tokens`, the current one included."""
     return lambda num_computed: max(0, num_computed - num_tokens + 1)
 
 
 def chunks(num_tokens: int) -> Callable[[int], int]:
-    """What a layer skips that reads its own chunk of so many tokens."""
+    """What a layer skips that reads its own chunk of `num_tokens`."""
     return lambda num_computed: num_computed // num_tokens * num_tokens
