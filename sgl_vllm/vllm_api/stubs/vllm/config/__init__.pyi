@@ -29,6 +29,7 @@ class VllmConfig:
 
 class CacheConfig:
     enable_prefix_caching: bool
+    prefix_match_unit: int | None  # [radix]
     cache_dtype: str  # [self_check]
     block_size: int  # [routes, rank_routing]
     num_gpu_blocks: int | None  # [rank_routing]
@@ -50,6 +51,10 @@ class ModelConfig:
 
     @property
     def is_encoder_decoder(self) -> bool: ...  # [self_check, jump_forward]
+    @property
+    def is_hybrid(self) -> bool: ...  # [radix, jump_forward, select]
+    @property
+    def is_attention_free(self) -> bool: ...  # [radix, jump_forward, select]
     @property
     def is_diffusion(self) -> bool: ...  # [self_check]
     @property
