@@ -25,14 +25,26 @@ def main() -> None:
             prompt = [rng.randrange(10, 4000) for _ in range(PROMPT_TOKENS)]
             body = {"model": "demo", "prompt": prompt, "max_tokens": 2, "stream": True}
             sent_at = time.monotonic()
-            with client.stream("POST", "/v1/completions", json=body) as answer:
-                answer.raise_for_status()
-                has_begun = False
-                for line in answer.iter_lines():
-                    if not has_begun and line.startswith("data: {"):
-                        has_begun = True
-                        print(sent_at, time.monotonic() - sent_at, flush=True)
+            while not _first_token(client, body, sent_at):
+                pass
             time.sleep(PAUSE_S)
+
+
+def _first_token(client: httpx.Client, body: dict[str, object], sent_at: float) -> bool:
+    """Print when the request was sent and how long its first token took. False if the server closed
+    the connection before it saw the request, which it does with one that has been idle for 5 s."""
+    has_begun = False
+    try:
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            answer.raise_for_status()
+            for line in answer.iter_lines():
+                if not has_begun and line.startswith("data: {"):
+                    has_begun = True
+                    print(sent_at, time.monotonic() - sent_at, flush=True)
+    except httpx.RemoteProtocolError:
+        if has_begun:
+            raise
+    return has_begun
 
 
 if __name__ == "__main__":
