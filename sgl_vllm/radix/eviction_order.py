@@ -84,11 +84,16 @@ class EvictionOrder:
     would not keep that partial block, so it must not cost a block that both would keep. Then all
     leaves come, in the policy's order. Wanted leaves are set aside.
 
+    Args:
+        tails_first: False if a leaf is of no use without its partial last block.
+
     Invariant: every evictable leaf of the tree is queued or set aside.
     """
 
-    def __init__(self, policy: EvictionPolicy, blocks: BlockTable) -> None:
-        self._block_size = blocks.block_size
+    def __init__(
+        self, policy: EvictionPolicy, blocks: BlockTable, *, tails_first: bool = True
+    ) -> None:
+        self._block_size = blocks.block_size if tails_first else 1
         self._tails = LeafQueue(lru, blocks.has_evictable_tail)
         self._leaves = LeafQueue(policy, blocks.is_evictable)
         self._oldest = LeafQueue(lru, blocks.is_evictable)

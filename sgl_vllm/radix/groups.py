@@ -1,11 +1,11 @@
 """The KV-cache groups of a model, as the tree sees them.
 
 Owns which group is the tree's own full attention, the order of the others, and a request's blocks
-in that order. Does not own what the tree makes of them (`components/windows.py`), nor which layouts
-are refused (`layouts.py`).
+in that order. Does not own what the tree makes of them (`components/`), nor which layouts are
+refused (`layouts.py`).
 
 vLLM numbers the groups by the model's layers: the first may be any kind. The tree's order is: full
-attention, then its window groups.
+attention, then its window groups, then its recurrent groups.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
 from sgl_vllm.radix.components.windows import HOLE, NumSkipped
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 Of = TypeVar("Of")
+
+MAX_STATE_BLOCKS = 3
+"""Blocks of a recurrent group that a request holds at a time: its state before and after a pass,
+and a state to copy from."""
 
 
 class Groups:
@@ -38,23 +42,29 @@ class Groups:
         full_blocks: by request id, the blocks of full attention that a request holds. vLLM's.
         num_cached_blocks: by request id, how many of these vLLM has cached, scheduled ones
             included. vLLM's.
-        num_skipped: for each further group what its layers skip, as vLLM frees its blocks.
+        num_skipped: for each window group what its layers skip, as vLLM frees its blocks.
+        recurrent: vLLM's managers of the recurrent groups.
     """
 
     def __init__(self, managers: Sequence[SingleTypeKVCacheManager]) -> None:
+        numbers = range(len(managers))
         specs = [manager.kv_cache_spec for manager in managers]
-        full = (i for i, spec in enumerate(specs) if isinstance(spec, FullAttentionSpec))
+        full = (number for number in numbers if isinstance(specs[number], FullAttentionSpec))
         self.full = next(full, 0)
-        order = [self.full, *(i for i in range(len(managers)) if i != self.full)]
-        self._places = [order.index(number) for number in range(len(managers))]
-        first, *others = [managers[number] for number in order]
+        recurrent = [number for number in numbers if isinstance(specs[number], MambaSpec)]
+        windows = [number for number in numbers if number not in (self.full, *recurrent)]
+        order = [self.full, *windows, *recurrent]
+        self._places = [order.index(number) for number in numbers]
+        first = managers[self.full]
         self.num_groups = len(managers)
         self.block_size = first.block_size
-        self.num_skipped: list[NumSkipped] = [one.get_num_skipped_tokens for one in others]
+        self.num_skipped: list[NumSkipped] = [managers[i].get_num_skipped_tokens for i in windows]
+        self.recurrent: list[SingleTypeKVCacheManager] = [managers[i] for i in recurrent]
         self.full_blocks = first.req_to_blocks
         self.num_cached_blocks = first.num_cached_block
-        self._window_blocks = [one.req_to_blocks for one in others]
-        self._most_blocks = [one.max_admission_blocks_per_request for one in others]
+        self._window_blocks = [managers[i].req_to_blocks for i in windows]
+        self._most_blocks = [managers[i].max_admission_blocks_per_request for i in windows]
+        self._most_blocks += [MAX_STATE_BLOCKS for _ in recurrent]
 
     def window_blocks_of(self, request: Request) -> list[list[KVCacheBlock]]:
         """The blocks of a request in each window group. Null blocks are those that it has given
@@ -70,6 +80,30 @@ class Groups:
             [HOLE if block.is_null else block.block_id for block in blocks[first:end]]
             for blocks in self.window_blocks_of(request)
         ]
+
+    def states_of(self, request: Request, begin: int, end: int) -> dict[int, list[int]]:
+        """By position, the blocks of the states that a request has after whole blocks of tokens,
+        from position `begin` on up to `end`, and at `end` itself.
+
+        A block holds the state after its last token once the request has gone beyond that token.
+        vLLM gives most of them back a pass later.
+
+        Args:
+            end: a multiple of the block size, or the tokens that the request has computed by now.
+        """
+        size = self.block_size
+        positions = [*range((begin // size + 1) * size, end, size), end]
+        states = {position: self.state_at(request, position) for position in positions}
+        return {position: ids for position, ids in states.items() if ids is not None}
+
+    def state_at(self, request: Request, position: int) -> list[int] | None:
+        """The block of each recurrent group in which a request keeps its state after `position`
+        tokens; None if it has given any of them back."""
+        number = (position - 1) // self.block_size
+        blocks = [one.req_to_blocks.get(request.request_id) or [] for one in self.recurrent]
+        if any(number >= len(one) or one[number].is_null for one in blocks):
+            return None
+        return [one[number].block_id for one in blocks]
 
     def in_vllms_order(self, lists: Sequence[Of]) -> tuple[Of, ...]:
         """One thing for each group, from the tree's order into vLLM's."""

@@ -31,6 +31,9 @@ def check_tree(tree: RadixTree) -> None:
     if tree.windows is not None:
         tree.windows.check(tree.nodes())
         owners |= {i: tree.blocks.owners[i] for i in tree.blocks.owners if i in tree.windows}
+    if tree.states is not None:
+        tree.states.check(tree.nodes())
+        owners |= {i: tree.blocks.owners[i] for i in tree.blocks.owners if i in tree.states}
     assert owners == tree.blocks.owners
     assert tree.blocks.locked <= owners.keys()
     assert (num_tokens, num_nodes) == (tree.num_tokens, tree.num_nodes)

@@ -8,8 +8,11 @@ The tree needs three things of a layer:
 
 - what it keeps of a token depends on that token and those before it, and on nothing else;
 - it keeps one state per token, so a hit can end at any of them;
-- it keeps them for all tokens of a request, until the request ends. Beside such layers there may be
-  groups of layers that read a window of these tokens only (`components/windows.py`).
+- it keeps them for all tokens of a request, until the request ends.
+
+Beside such layers there may be groups of layers that read a window of these tokens only
+(`components/windows.py`), and of recurrent layers, which keep one state per request
+(`components/states.py`).
 
 Layers of one group share a block table, so they may differ in all else: a block's size in bytes,
 keys and values or one latent vector (MLA), an index beside them (DeepSeek V3.2, GLM-5).
@@ -25,6 +28,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
+    MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
     iter_layer_specs,
@@ -35,7 +39,7 @@ SERVED: frozenset[type[KVCacheSpec]] = frozenset({FullAttentionSpec, MLAAttentio
 keep other things: `RSWASpec`, `SinkFullAttentionSpec`, `HiddenStateCacheSpec`."""
 
 SERVED_TOGETHER: frozenset[type[KVCacheSpec]] = frozenset(
-    {FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec}
+    {FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec, MambaSpec}
 )
 """The kinds of layers that the tree serves in one of several groups."""
 
@@ -116,6 +120,11 @@ def _missing_property(spec: KVCacheSpec) -> str | None:
         return f"compute the last {num_tokens} tokens of a hit again (prefix_replay_tokens)"
     if not spec.prefix_cacheable:
         return "keep what requests cannot share (prefix_cacheable is False)"
+    if isinstance(spec, MambaSpec) and spec.mamba_cache_mode != "align":
+        return (
+            "do not keep their state where a hit could end "
+            f"(mamba_cache_mode is {spec.mamba_cache_mode})"
+        )
     if isinstance(spec, AttentionSpec) and spec.tokens_per_state != 1:
         return f"do not keep one state per token (tokens_per_state is {spec.tokens_per_state})"
     return None

@@ -13,9 +13,9 @@ before the forward pass.
     blocks   |--shared--|--shared--|    |--copy---|--new--|--new--|
     indexed  when scheduled, for whole-block hits (as in vLLM)      the rest when computed
 
-A model with window groups (`components/windows.py`) copies one block of each group. vLLM frees what
-has left a window when it allocates the request's next tokens, and may hand it out in the same call.
-So what is computed enters the tree before that.
+A model with several groups (`components/`) copies one block of each. vLLM frees what has left a
+window, and states that the request has gone beyond, when it allocates the request's next tokens,
+and may hand it out in the same call. So what is computed enters the tree before that.
 
 With speculative decoding, the tree has accepted tokens only. A drafter's own KV of a token may
 depend on the next one (EAGLE), where another request goes on in its own way. So a match of m tokens
@@ -35,6 +35,8 @@ from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
+from sgl_vllm.radix.checkpoints import Checkpoints
+from sgl_vllm.radix.components.states import States
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.groups import Groups
@@ -72,6 +74,8 @@ class RadixKVCacheManager(KVCacheManager):
     block_size: int
     scheduler: SchedulerView
     drafting: Drafting
+    checkpoints: Checkpoints | None
+    """None for a model without recurrent layers."""
     _ttl_s: float
     _max_copies: int
     _num_copies: int  # in this step
@@ -124,6 +128,7 @@ class RadixKVCacheManager(KVCacheManager):
         manager.groups = groups
         manager.block_size = groups.block_size
         manager.drafting = drafting
+        manager.checkpoints = Checkpoints(manager.pool, groups) if groups.recurrent else None
         manager._ttl_s = ttl_s
         manager._max_copies = sys.maxsize if max_copies is None else max_copies
         manager._num_copies = 0
@@ -188,6 +193,7 @@ class RadixKVCacheManager(KVCacheManager):
         if num_inside:
             last_blocks = tree.block_ids(match, num_tokens)[-1:]
             last_blocks += [ids[-1] for ids in tree.window_ids(match, num_tokens)]
+            last_blocks += tree.state_ids(match, num_tokens)
             if not self.pool.are_computed(last_blocks):
                 return tree.longest_hit(match, num_tokens - num_inside)
         return num_tokens
@@ -229,22 +235,23 @@ class RadixKVCacheManager(KVCacheManager):
         """The cached blocks of `request`, for at most `limit` tokens."""
         tree, state = self.pool.tree, self.pool.states.of(request)
         match = self.pool.match(state)
+        if self.checkpoints is not None and state is not None:
+            self._note_branch(request, state, match, limit)
         limit = min(match.num_tokens - self.drafting.num_lookahead, limit)
         if limit <= 0:
             return None
         assert tree is not None and state is not None
         num_tokens = limit
-        windows: Sequence[list[int]] = ()
-        if tree.windows is not None:
+        beside: Sequence[list[int]] = ()
+        if self.groups.num_groups > 1:
             num_tokens = tree.longest_hit(match, limit)
-            windows = tree.window_ids(match, num_tokens)
+            beside = self._blocks_beside(match, num_tokens)
         block_ids = tree.block_ids(match, num_tokens)
-        num_inside = num_tokens % self.block_size
-        if num_inside and not self._may_copy(request, block_ids, windows):
-            limit = num_tokens - num_inside
+        while num_tokens % self.block_size and not self._may_copy(request, block_ids, beside):
+            limit = num_tokens - num_tokens % self.block_size
             num_tokens = tree.longest_hit(match, limit)
-            del block_ids[num_tokens // self.block_size :]
-            windows = tree.window_ids(match, num_tokens)
+            del block_ids[-(-num_tokens // self.block_size) :]
+            beside = self._blocks_beside(match, num_tokens)
         if not num_tokens:
             return None
         # What is behind a hole was not read.
@@ -252,10 +259,10 @@ class RadixKVCacheManager(KVCacheManager):
         state.num_found = num_tokens
         all_blocks = self.block_pool.blocks
         blocks: tuple[list[KVCacheBlock], ...] = ([all_blocks[i] for i in block_ids],)
-        if windows:
+        if beside:
             null_block = self.block_pool.null_block
             blocks += tuple(
-                [all_blocks[i] if i != HOLE else null_block for i in ids] for ids in windows
+                [all_blocks[i] if i != HOLE else null_block for i in ids] for ids in beside
             )
             blocks = self.groups.in_vllms_order(blocks)
         if (
@@ -266,16 +273,35 @@ class RadixKVCacheManager(KVCacheManager):
             self.coordinator.emit_cached_block_events(request, (whole,))
         return KVCacheBlocks(blocks), num_tokens
 
+    def _note_branch(self, request: Request, state: RequestState, match: Match, limit: int) -> None:
+        """Note where `request` leaves a checkpoint: where what is cached ends, or what another
+        waiting request shares with it."""
+        tree = self.tree
+        assert tree is not None
+        num_shared = max(match.num_tokens, self.scheduler.num_shared_with_sibling(request))
+        num_cached = tree.longest_hit(match, limit)
+        Checkpoints.note_branch(state, min(num_shared, limit), num_cached)
+
+    def _blocks_beside(self, match: Match, num_tokens: int) -> list[list[int]]:
+        """For each group but full attention the blocks of a hit, as many as of full attention:
+        `HOLE` for those that the hit does not need."""
+        tree = self.tree
+        assert tree is not None
+        num_holes = -(-num_tokens // self.block_size) - 1
+        beside = tree.window_ids(match, num_tokens)
+        beside += [[HOLE] * num_holes + [i] for i in tree.state_ids(match, num_tokens)]
+        return beside
+
     def _may_copy(
-        self, request: Request, block_ids: list[int], windows: Sequence[list[int]]
+        self, request: Request, block_ids: list[int], beside: Sequence[list[int]]
     ) -> bool:
         """Whether the hit that these blocks hold may end inside the last of each group."""
         if self._num_copies and self._num_copies + self.groups.num_groups > self._max_copies:
             return False
         last_blocks = block_ids[-1:]
-        if windows:
-            last_blocks += [ids[-1] for ids in windows]
-            block_ids = block_ids + [i for ids in windows for i in ids if i != HOLE]
+        if beside:
+            last_blocks += [ids[-1] for ids in beside]
+            block_ids = block_ids + [i for ids in beside for i in ids if i != HOLE]
         return self.pool.are_computed(last_blocks) and self._has_room_for_copy(request, block_ids)
 
     def _has_room_for_copy(self, request: Request, block_ids: list[int]) -> bool:
@@ -326,8 +352,12 @@ class RadixKVCacheManager(KVCacheManager):
         **kwargs: Any,
     ) -> KVCacheBlocks | None:
         """Records copies of blocks, and how many of the tokens a KV connector is going to load."""
-        if self.groups.num_skipped:
-            self.pool.guarded(self._index_before_windows_move, request)
+        leaves_checkpoint = False
+        if self.groups.num_groups > 1:
+            self.pool.guarded(self._index_before_blocks_go, request)
+            leaves_checkpoint = bool(
+                self.pool.guarded(self._begin_checkpoint, request, num_new_tokens)
+            )
         blocks = super().allocate_slots(
             request,
             num_new_tokens,
@@ -336,6 +366,20 @@ class RadixKVCacheManager(KVCacheManager):
             num_external_computed_tokens=num_external_computed_tokens,
             **kwargs,
         )
+        if leaves_checkpoint and self.checkpoints is not None:
+            if blocks is not None:
+                self.pool.guarded(self.checkpoints.finish, request)
+                self.counters.checkpoints += 1
+            else:
+                self.checkpoints.withdraw(request)
+                blocks = super().allocate_slots(
+                    request,
+                    num_new_tokens,
+                    num_new_computed_tokens,
+                    *args,
+                    num_external_computed_tokens=num_external_computed_tokens,
+                    **kwargs,
+                )
         if blocks is not None and num_new_computed_tokens % self.block_size:
             self._num_copies += self.groups.num_groups
         if num_external_computed_tokens and blocks is not None:
@@ -370,31 +414,69 @@ class RadixKVCacheManager(KVCacheManager):
                 is_unsure = slice(num_kept // self.block_size, num_scheduled)
                 for each in (blocks, *self.groups.window_blocks_of(request)):
                     self.pool.unindex(each[is_unsure])
-            num_tokens = self._num_to_index(request, state)
+            num_tokens, states = self._num_to_index(request, state), None
+            if self.groups.recurrent and state is not None:
+                num_tokens, states = self._states_left(request, state, num_tokens)
             # After a failed load vLLM counts blocks as computed that another failed request loads.
             if num_tokens > 0 and request.status != RequestStatus.FINISHED_ERROR:
-                is_cached = self.pool.index(request, blocks, num_tokens, is_last_use=True)
+                is_cached = self.pool.index(
+                    request, blocks, num_tokens, is_last_use=True, states=states
+                )
                 self.counters.retained_tails += is_cached and num_tokens % self.block_size != 0
         self.pool.discard_request(request)
 
-    def _index(self, request: Request, num_tokens: int) -> None:
+    def _states_left(
+        self, request: Request, state: RequestState, num_tokens: int
+    ) -> tuple[int, States]:
+        """The states that a request leaves behind when it releases its blocks, and how many tokens
+        have to enter the tree with them.
+
+        Passes in flight go on, so its last state is that after all tokens of theirs. It is of use
+        only if these tokens are known by now. Passes that read it come later.
+        """
+        if request.num_computed_tokens <= request.num_tokens:
+            num_tokens = request.num_computed_tokens
+        else:
+            num_tokens -= num_tokens % self.block_size
+        return num_tokens, self.groups.states_of(request, state.num_with_states, num_tokens)
+
+    def _index(self, request: Request, num_tokens: int, states: States | None = None) -> None:
         """Put the first tokens of a running request into the tree, if it still has its blocks."""
         if request.num_computed_tokens < num_tokens:
             return
         blocks = self.groups.full_blocks.get(request.request_id)
         if blocks and self.enable_caching:
-            self.pool.index(request, blocks, num_tokens)
+            self.pool.index(request, blocks, num_tokens, states=states)
 
-    def _index_before_windows_move(self, request: Request) -> None:
-        """Put the whole blocks that a running request has computed into the tree, unless they have
-        been there."""
+    def _index_before_blocks_go(self, request: Request) -> None:
+        """Put the whole blocks that a running request has computed into the tree, and its states
+        after them, unless they have been there."""
         state = self.pool.states.of(request)
         if state is None:
             return
         num_tokens = self._num_to_index(request, state)
         num_tokens -= num_tokens % self.block_size
-        if num_tokens > state.num_indexed:
-            self._index(request, num_tokens)
+        if not self.groups.recurrent:
+            if num_tokens > state.num_indexed:
+                self._index(request, num_tokens)
+        elif num_tokens > state.num_with_states:
+            states = self.groups.states_of(request, state.num_with_states, num_tokens)
+            self._index(request, num_tokens, states)
+            state.num_with_states = num_tokens
+
+    def _begin_checkpoint(self, request: Request, num_new_tokens: int) -> bool:
+        state = self.pool.states.of(request)
+        if self.checkpoints is None or state is None:
+            return False
+        return self.checkpoints.begin(request, state, num_new_tokens)
+
+    def cut_to_branch(self, request: Request, start: int, num_new_tokens: int) -> int:
+        """How many of the tokens from `start` on the next pass computes: `num_new_tokens`, or fewer
+        if the request stops to leave a checkpoint."""
+        state = self.pool.states.of(request)
+        if self.checkpoints is None or state is None or self.tree is None:
+            return num_new_tokens
+        return self.checkpoints.cut_to_branch(state, start, num_new_tokens)
 
     def _num_to_index(self, request: Request, state: RequestState | None) -> int:
         """How many of the request's tokens other requests may share.
@@ -435,6 +517,7 @@ class RadixKVCacheManager(KVCacheManager):
             tree_nodes=tree.num_nodes if tree is not None else 0,
             tree_tokens=tree.num_tokens if tree is not None else 0,
             tree_blocks=tree.num_blocks if tree is not None else 0,
+            tree_states=tree.num_states if tree is not None else 0,
             cache_tokens=self._as_tokens(self.block_pool.num_gpu_blocks - 1),
             protected_tokens=self._as_tokens(tree.num_protected_blocks if tree is not None else 0),
             pinned_tokens=self._as_tokens(len(self.pins.block_ids)),

@@ -14,6 +14,10 @@ Namespace = Hashable
 """Sequences of different namespaces share nothing. In vLLM a `CacheNamespace`."""
 
 
+_NO_STATES: dict[int, tuple[int, ...]] = {}
+"""Of every node of a tree without recurrent groups. Stays empty."""
+
+
 class Node:
     """A run of tokens, `[start, end)` of every cached sequence that passes through it.
 
@@ -24,6 +28,7 @@ class Node:
     Attributes:
         windows: for each window group of the tree, its blocks beside `block_ids`, or `HOLE`
             (`components/windows.py`).
+        states: by position, the blocks of the recurrent groups (`components/states.py`).
         parent: None for a root, and for a node that is no longer in the tree.
         children: by their first token.
         serial: identifies the node in snapshots.
@@ -42,6 +47,7 @@ class Node:
         "priority",
         "serial",
         "start",
+        "states",
         "tokens",
         "windows",
     )
@@ -61,6 +67,7 @@ class Node:
         self.tokens = tokens
         self.block_ids = block_ids
         self.windows = windows
+        self.states = _NO_STATES
         self.children: dict[Tokens, Node] = {}
         self.serial = 0
         self.num_hits = 0
@@ -91,13 +98,13 @@ class InsertResult(NamedTuple):
             next insert, of a longer sequence, may start from there.
         taken: blocks that the tree owns from now on.
         evicted: blocks that it owns no longer, of all groups.
-        taken_windows: blocks of window groups that the tree owns from now on.
+        taken_beside: blocks of further groups that the tree owns from now on.
     """
 
     own_leaf: Node | None
     taken: list[int]
     evicted: list[int]
-    taken_windows: Sequence[int] = ()
+    taken_beside: Sequence[int] = ()
 
 
 def subtree(top: Node) -> Iterator[Node]:

@@ -36,6 +36,10 @@ def _why_not_beside(vllm_config: VllmConfig) -> str | None:
         return "the model has several KV-cache groups, and KV events are on"
     if vllm_config.speculative_config is not None:
         return "the model has several KV-cache groups, and speculative decoding is on"
+    if vllm_config.model_config.is_hybrid and vllm_config.cache_config.prefix_match_unit:
+        return (
+            "with recurrent layers, prefix_match_unit moves the states that vLLM leaves in blocks"
+        )
     return None
 
 

@@ -163,4 +163,5 @@ class Pins:
         block_ids = tree.block_ids(match, num_tokens)
         for ids in tree.window_ids(match, num_tokens):
             block_ids += [block_id for block_id in ids if block_id != HOLE]
+        block_ids += tree.state_ids(match, num_tokens)
         return tuple(self._pool.blocks[block_id] for block_id in block_ids), num_tokens

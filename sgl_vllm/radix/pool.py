@@ -29,6 +29,7 @@ from vllm.v1.core.kv_cache_utils import BlockHashWithGroupId, KVCacheBlock
 from vllm.v1.request import Request
 
 from sgl_vllm.degrade import CircuitBreaker
+from sgl_vllm.radix.components.states import States
 from sgl_vllm.radix.eviction import EvictionPolicy
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.invariants import check_tree
@@ -91,7 +92,12 @@ class RadixBlockPool(BlockPool):
             max_pins: at most this many pins at a time.
         """
         pool = adopt(pool, cls)
-        pool.tree = RadixTree(groups.block_size, policy, window_groups=groups.num_skipped)
+        pool.tree = RadixTree(
+            groups.block_size,
+            policy,
+            window_groups=groups.num_skipped,
+            num_recurrent_groups=len(groups.recurrent),
+        )
         pool.states = RequestStates()
         pool.pins = Pins(pool, max_pinned_blocks, max_pins)
         pool.counters = EvictionCounters()
@@ -128,6 +134,10 @@ class RadixBlockPool(BlockPool):
         """Whether the blocks may be copied from before this step's forward pass."""
         return self._in_this_step.isdisjoint(block_ids)
 
+    def computed_in_this_step(self, block_ids: Iterable[int]) -> None:
+        """The blocks are in the tree, and hold what they should from this step's pass on."""
+        self._in_this_step.update(block_ids)
+
     def step_starts(self) -> None:
         """All that was scheduled so far is computed before the next forward pass."""
         if self._scheduled:
@@ -140,9 +150,10 @@ class RadixBlockPool(BlockPool):
 
     def _expire(self, ttl_s: float) -> None:
         assert self.tree is not None
-        num_tokens = self.tree.num_tokens
+        num_tokens, num_states = self.tree.num_tokens, self.tree.num_states
         self._release_evicted(self.tree.expire(self.tree.clock() - ttl_s))
         self.counters.expired_tokens += num_tokens - self.tree.num_tokens
+        self.counters.evicted_states += num_states - self.tree.num_states
 
     def _index_scheduled(self) -> None:
         """Put the whole blocks that this step will compute into the tree, so they can be shared."""
@@ -161,11 +172,13 @@ class RadixBlockPool(BlockPool):
         blocks: Sequence[KVCacheBlock],
         num_tokens: int,
         is_last_use: bool = False,
+        states: States | None = None,
     ) -> bool:
         """Put the first `num_tokens` of `request` into the tree. `blocks` hold their KV, beside
         what the request has in window groups.
 
         Args:
+            states: states after prefixes of these tokens.
             is_last_use: the request ends or is preempted, so its tokens count as used now.
 
         Returns:
@@ -179,7 +192,7 @@ class RadixBlockPool(BlockPool):
         if not tree.leads_to(own, num_tokens):
             own = None
         elif own is not None:
-            if own.end == num_tokens:
+            if own.end == num_tokens and not states:
                 if is_last_use:
                     tree.record_use(own, request.priority)
                 return True
@@ -189,13 +202,14 @@ class RadixBlockPool(BlockPool):
             tokens = tokens[: TOKEN_BYTES * num_tokens]
         end_block = -(-num_tokens // self.block_size)
         new_blocks = blocks[first_block:end_block]
-        state.own, taken, evicted, taken_windows = tree.insert(
+        state.own, taken, evicted, taken_beside = tree.insert(
             state.namespace,
             tokens,
             [block.block_id for block in new_blocks],
             own,
             request.priority,
             () if tree.windows is None else self.groups.window_ids(request, first_block, end_block),
+            states,
         )
         state.num_indexed = num_tokens
         if is_last_use:
@@ -203,7 +217,7 @@ class RadixBlockPool(BlockPool):
         for block in new_blocks[len(new_blocks) - len(taken) :]:
             if block.block_hash is None:
                 block.set_block_hash(_MARK, num_tokens)
-        for block_id in taken_windows:
+        for block_id in taken_beside:
             if self.blocks[block_id].block_hash is None:
                 self.blocks[block_id].set_block_hash(_MARK, num_tokens)
         if evicted:
@@ -291,10 +305,11 @@ class RadixBlockPool(BlockPool):
     def _evict(self, num_blocks: int) -> None:
         assert self.tree is not None
         tree = self.tree
-        num_tokens = tree.num_tokens
+        num_tokens, num_states = tree.num_tokens, tree.num_states
         evicted = tree.evict(num_blocks, self._scheduler.wanted_nodes())
         self.counters.evicted_blocks += len(evicted)
         self.counters.evicted_tokens += num_tokens - tree.num_tokens
+        self.counters.evicted_states += num_states - tree.num_states
         self._release_evicted(evicted)
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:

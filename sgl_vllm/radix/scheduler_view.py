@@ -23,6 +23,9 @@ class SchedulerView(Protocol):
         A hit must end before the token in front of it, whose forward pass gives the score.
         """
 
+    def num_shared_with_sibling(self, request: Request) -> int:
+        """How many tokens of a waiting request another one, which also waits, begins with."""
+
     def wanted_nodes(self) -> Collection[Node]:
         """The nodes that waiting requests match, to be evicted last. Asked once per eviction; equal
         answers within one step must be the same object."""
@@ -33,6 +36,9 @@ class NoScheduler:
 
     def first_scored_token(self, request: Request) -> int | None:
         return None
+
+    def num_shared_with_sibling(self, request: Request) -> int:
+        return 0
 
     def wanted_nodes(self) -> Collection[Node]:
         return ()

@@ -188,4 +188,5 @@ def _totals(roots: Collection[Node]) -> IsolatedTotals:
 def _block_ids(node: Node) -> list[int]:
     """All blocks of a node, of every group."""
     windows = [block_id for ids in node.windows for block_id in ids if block_id != HOLE]
-    return node.block_ids + windows
+    states = [block_id for ids in node.states.values() for block_id in ids]
+    return node.block_ids + windows + states

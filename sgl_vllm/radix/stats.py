@@ -74,6 +74,10 @@ class RadixCounters:
     retained_tails: int = counter(
         "Partial last blocks kept in the cache for later requests.", unit="blocks"
     )
+    checkpoints: int = counter(
+        "Copies of a running request's recurrent state that were kept for later requests.",
+        unit="states",
+    )
 
     def record_tier_hit(self, tier: str, num_tokens: int) -> None:
         """Count tokens that a KV connector loads, by vLLM's name of the tier they come from."""
@@ -95,6 +99,9 @@ class EvictionCounters:
     evicted_blocks: int = counter("KV blocks evicted from the tree to make room.", unit="blocks")
     evicted_tokens: int = counter("Tokens in these blocks.", unit="tokens")
     expired_tokens: int = counter("Tokens evicted because of `radix_ttl_s`.", unit="tokens")
+    evicted_states: int = counter(
+        "States of recurrent layers evicted from the tree for either reason.", unit="states"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,10 @@ class RadixGauges:
     tree_nodes: int = gauge("Nodes of the radix tree.", unit="nodes")
     tree_tokens: int = gauge("Tokens that the radix tree holds.", unit="tokens")
     tree_blocks: int = gauge("KV blocks that the radix tree holds.", unit="blocks")
+    tree_states: int = gauge(
+        "Prefixes after which the radix tree holds the state of the model's recurrent layers.",
+        unit="states",
+    )
     cache_tokens: int = gauge("Tokens that fit into all KV blocks.", unit="tokens")
     protected_tokens: int = gauge(
         "Size of the tree's blocks that cannot be evicted now, because a running request or a pin "

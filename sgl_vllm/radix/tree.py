@@ -19,8 +19,9 @@ shared start. So an internal node that ends inside a block owns no block for tha
 block belongs to exactly one node**: a leaf owns the blocks up to its end, an internal node only
 those that it fills.
 
-A model may have further groups of KV caches, whose layers read only a part of what precedes a
-token. `components/windows.py` keeps their blocks beside those above, if there are any.
+A model may have further groups of KV caches: of layers that read only a part of what precedes a
+token (`components/windows.py`), and of recurrent layers, which have one state instead of a KV per
+token (`components/states.py`). These keep their blocks beside those above.
 
 The idea is RadixAttention (Zheng et al., arXiv 2312.07104, section 3), here over paged blocks.
 """
@@ -31,6 +32,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from sgl_vllm.radix.blocks import BlockTable
+from sgl_vllm.radix.components.states import RecurrentStates, States
 from sgl_vllm.radix.components.windows import NumSkipped, Windows
 from sgl_vllm.radix.eviction import EvictionPolicy, lru
 from sgl_vllm.radix.eviction_order import EvictionOrder
@@ -63,11 +65,13 @@ class RadixTree:
         block_size: tokens per block.
         policy: which leaf is evicted first.
         clock: seconds, monotonic.
-        window_groups: for each further group, what its layers skip.
+        window_groups: for each group of layers that read a window, what they skip.
+        num_recurrent_groups: how many groups of recurrent layers there are.
 
     Attributes:
         num_groups: groups of KV caches, full attention included.
-        windows: the blocks of the further groups; None if there are none.
+        windows: the blocks of the window groups; None if there are none.
+        states: those of the recurrent groups; None if there are none.
         version: changes whenever a match could come out differently.
         num_tokens: cached tokens.
         num_nodes: nodes that hold tokens, so roots do not count.
@@ -80,6 +84,7 @@ class RadixTree:
         policy: EvictionPolicy = lru,
         clock: Callable[[], float] = time.monotonic,
         window_groups: Sequence[NumSkipped] = (),
+        num_recurrent_groups: int = 0,
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size must be positive, not {block_size}")
@@ -90,10 +95,16 @@ class RadixTree:
         self.num_nodes = 0
         self.roots: dict[Namespace, Node] = {}
         self.blocks = BlockTable(block_size)
-        self.order = EvictionOrder(policy, self.blocks)
+        # The state after a leaf's last token would go with its partial last block.
+        self.order = EvictionOrder(policy, self.blocks, tails_first=not num_recurrent_groups)
         self.watchers = Watchers()
-        self.num_groups = 1 + len(window_groups)
+        self.num_groups = 1 + len(window_groups) + num_recurrent_groups
         self.windows = Windows(window_groups, self.blocks, self.watchers) if window_groups else None
+        self.states = (
+            RecurrentStates(num_recurrent_groups, self.blocks, self.watchers)
+            if num_recurrent_groups
+            else None
+        )
         self._namespaces: dict[Node, Namespace] = {}  # of roots
         self._num_created = 0
 
@@ -101,6 +112,11 @@ class RadixTree:
     def num_blocks(self) -> int:
         """Blocks that the tree owns, of all groups: protected and evictable ones."""
         return len(self.blocks.owners)
+
+    @property
+    def num_states(self) -> int:
+        """Prefixes after which the state of recurrent layers is kept."""
+        return len(self.states) if self.states is not None else 0
 
     @property
     def num_protected_blocks(self) -> int:
@@ -133,11 +149,19 @@ class RadixTree:
 
     def longest_hit(self, match: Match, num_tokens: int) -> int:
         """How many tokens of a match a request can read, of at most `num_tokens`: all of them,
-        unless a window group lacks blocks. `match` is made since the last change."""
+        unless a window group lacks blocks or there is no state. `match` is made since the last
+        change."""
         num_tokens = min(match.num_tokens, num_tokens)
-        if self.windows is None or num_tokens <= 0:
-            return max(0, num_tokens)
-        return self.windows.longest_hit(match, num_tokens)
+        while num_tokens > 0:
+            if self.windows is not None:
+                num_tokens = self.windows.longest_hit(match, num_tokens)
+            if self.states is None:
+                return num_tokens
+            position = self.states.longest_hit(match, num_tokens)
+            if position == num_tokens:
+                return num_tokens
+            num_tokens = position  # where a window group may lack other blocks
+        return 0
 
     def block_ids(self, match: Match, num_tokens: int) -> list[int]:
         """The blocks that hold the first `num_tokens` of a match made since the last change.
@@ -151,6 +175,11 @@ class RadixTree:
         """For each window group its blocks beside `block_ids`, of a `longest_hit`: `HOLE` for those
         that the hit does not need."""
         return self.windows.block_ids(match, num_tokens) if self.windows is not None else []
+
+    def state_ids(self, match: Match, num_tokens: int) -> list[int]:
+        """For each recurrent group the block of the state after `num_tokens`, of a `longest_hit` of
+        at least one token."""
+        return self.states.block_ids(match, num_tokens) if self.states is not None else []
 
     def record_hit(self, match: Match, priority: int = 0) -> None:
         """A request of `priority` reads what it matched. A node that is read in part is split, so
@@ -185,6 +214,7 @@ class RadixTree:
         own_leaf: Node | None = None,
         priority: int = 0,
         windows: Sequence[Sequence[int]] = (),
+        states: States | None = None,
     ) -> InsertResult:
         """Record that `block_ids` hold the KV of `tokens`, from the first token on.
 
@@ -205,6 +235,7 @@ class RadixTree:
                 `leads_to` holds. Saves the way down from the root, and lets the leaf grow in place.
             windows: for each window group its blocks beside `block_ids`, as many; `HOLE` for those
                 that the caller does not have. They also fill holes of cached tokens.
+            states: states after prefixes of `tokens`.
 
         Raises:
             ValueError: too few blocks for the tokens, or a block is elsewhere in the tree.
@@ -228,6 +259,7 @@ class RadixTree:
         if self.windows is not None:
             filled = self.windows.fill(node, matched, windows, first_block, own_leaf)
         if matched == num_tokens:
+            filled += self._add_states(node, states)
             return InsertResult(own_leaf if node is own_leaf else None, [], [], filled)
         if matched < node.end:
             node = self._split(node, matched)
@@ -260,6 +292,8 @@ class RadixTree:
             )
             if self.windows is not None:
                 node.windows = self.windows.no_blocks()
+            if self.states is not None:
+                node.states = {}
             first_token = node.tokens[:TOKEN_BYTES]
             parent.children[first_token] = node
             self._count(node)
@@ -273,8 +307,20 @@ class RadixTree:
                 node, [ids[begin:end] for ids in windows], had_tail
             )
             self.windows.grew(node, old_end)
-            return InsertResult(node, taken, evicted + replaced, filled + taken_windows)
-        return InsertResult(node, taken, evicted)
+            filled += taken_windows
+            evicted += replaced
+        if self.states is not None:
+            self.states.grew(node, old_end)
+            filled += self._add_states(node, states)
+        return InsertResult(node, taken, evicted, filled)
+
+    def _add_states(self, node: Node, states: States | None) -> list[int]:
+        """States of a sequence that ends in `node`. Returns the blocks taken."""
+        if self.states is None or not states:
+            return []
+        taken = self.states.add(node, states)
+        self.version += bool(taken)
+        return taken
 
     @staticmethod
     def leads_to(own_leaf: Node | None, num_tokens: int) -> bool:
@@ -300,6 +346,8 @@ class RadixTree:
         del node.block_ids[:num_upper_blocks]
         if self.windows is not None:
             self.windows.split(node, upper)
+        if self.states is not None:
+            self.states.split(node, upper)
         upper.children[node.tokens[:TOKEN_BYTES]] = node
         self._count(upper)
         return upper
@@ -322,33 +370,38 @@ class RadixTree:
             self.order.add(leaf)
         if self.windows is not None:
             self.windows.unlocked(block_ids)
+        if self.states is not None:
+            self.states.unlocked(block_ids)
 
     # -- evict --------------------------------------------------------------------------------
 
     def evict(self, num_blocks: int, wanted: Collection[Node] = ()) -> list[int]:
         """Evict `num_blocks` that are not locked, or as many as there are.
 
-        Spare blocks of window groups are evicted first (`components/windows.py`), then partial last
-        blocks of leaves, then leaves from their end, in the order of the policy (`EvictionOrder`).
-        Nodes in `wanted` come after all others.
+        Spare states and spare blocks of window groups are evicted first (`components/`), then
+        partial last blocks of leaves, then leaves from their end, in the order of the policy
+        (`EvictionOrder`). Nodes in `wanted` come after all others.
 
         At last only blocks before locked ones may be left: windows that end where a node in use
         does, and of two requests that computed the same tokens, the blocks of the one whose copy is
         in the tree, if it has ended. The latter are evicted together with all that continues them.
         Both cost a scan of all blocks.
 
-        Returns every block evicted, which in that last case are more than `num_blocks`. With window
-        groups there may be more in any case, because the blocks at the end of a leaf go together.
+        Returns every block evicted, which in that last case are more than `num_blocks`. With
+        several groups there may be more in any case, because the blocks at the end of a leaf go
+        together, and with recurrent groups all behind the last state that is left.
         """
         evicted: list[int] = []
         num_left = min(num_blocks, self.num_evictable_blocks)
-        windows = self.windows
-        if windows is not None:
-            evicted += windows.evict_spare(num_left)
-            num_left -= len(evicted)
+        for component in (self.states, self.windows):
+            if component is not None and num_left > 0:
+                spare = component.evict_spare(num_left)
+                self.version += bool(spare)
+                num_left -= len(spare)
+                evicted += spare
         while num_left > 0:
             leaf = self.order.pop(wanted)
-            if leaf is not None and windows is None:
+            if leaf is not None and self.num_groups == 1:
                 cut = self._evict_end(leaf, 1 if leaf.end % self.block_size else num_left)
                 num_left -= len(cut)
                 evicted += cut
@@ -366,14 +419,20 @@ class RadixTree:
 
     def _evict_above_locked(self, num_blocks: int, evicted: list[int]) -> None:
         unlocked = [i for i in self.blocks.owners if i not in self.blocks.locked]
-        if self.windows is not None:
-            unlocked.sort(key=self.windows.__contains__, reverse=True)  # a hole cuts nothing off
+        if self.num_groups > 1:
+            unlocked.sort(key=self._cuts_nothing_off, reverse=True)
         for block_id in unlocked:
             if num_blocks <= 0:
                 break
             num_before = self.num_evictable_blocks
             evicted += self.evict_block(block_id)
             num_blocks -= num_before - self.num_evictable_blocks
+
+    def _cuts_nothing_off(self, block_id: int) -> bool:
+        """Whether it can be evicted alone: it is of no group of full attention."""
+        return (self.windows is not None and block_id in self.windows) or (
+            self.states is not None and block_id in self.states
+        )
 
     def expire(self, unused_since: float) -> list[int]:
         """Evict what is not locked and has not been used since `unused_since`, on the tree's clock.
@@ -390,7 +449,7 @@ class RadixTree:
 
     def evict_block(self, block_id: int) -> list[int]:
         """Evict `block_id` and all that continues it, locked or not. Nothing continues the block of
-        a window group.
+        a window group; with one of a recurrent group goes the state that it is part of.
 
         Returns every block evicted; none if `block_id` is not in the tree.
         """
@@ -401,6 +460,8 @@ class RadixTree:
         if self.windows is not None and block_id in self.windows:
             self.windows.make_hole(block_id)
             return [block_id]
+        if self.states is not None and block_id in self.states:
+            return self.states.drop(block_id)
         evicted: list[int] = []
         for child in node.children.values():
             self._remove_subtree(child, evicted)
@@ -418,6 +479,8 @@ class RadixTree:
         self.blocks.clear()
         if self.windows is not None:
             self.windows.clear()
+        if self.states is not None:
+            self.states.clear()
         self.order.clear()
         self.num_tokens = 0
         self.num_nodes = 0
@@ -425,13 +488,37 @@ class RadixTree:
 
     def _evict_end(self, leaf: Node, num_blocks: int) -> list[int]:
         """Evict up to `num_blocks` unlocked blocks of full attention from the end of `leaf`, and
-        what is beside them in window groups."""
+        what is beside them in other groups; more if no state is left at the end then."""
         num_kept = len(leaf.block_ids)
         min_kept = max(0, num_kept - num_blocks)
+        if self.states is not None:
+            min_kept = min(min_kept, self.states.num_useful_blocks(leaf))
         while num_kept > min_kept and leaf.block_ids[num_kept - 1] not in self.blocks.locked:
             num_kept -= 1
         self.version += 1
+        if num_kept == 0 and self.states is not None:
+            self._leave_shared_block(leaf)
         return self._cut(leaf, (leaf.start // self.block_size + num_kept) * self.block_size)
+
+    def _end_of_own_blocks(self, node: Node) -> int:
+        """How many tokens of the sequences through `node` are in its own blocks and those before
+        them."""
+        end = (node.start // self.block_size + len(node.block_ids)) * self.block_size
+        return min(end, node.end)
+
+    def _leave_shared_block(self, leaf: Node) -> None:
+        """Give the parent of a leaf the block that they share, if the leaf is its only child, so
+        that the state at the parent's end stays of use."""
+        parent = leaf.parent
+        assert parent is not None
+        if leaf.start % self.block_size == 0 or leaf.start not in parent.states:
+            return
+        if len(parent.children) == 1:
+            block_id = leaf.block_ids.pop(0)
+            parent.block_ids.append(block_id)
+            self.blocks.assign([block_id], parent)
+            if self.windows is not None:
+                self.windows.move_first(leaf, parent)
 
     def _remove_subtree(self, top: Node, evicted: list[int]) -> None:
         for node in subtree(top):
@@ -444,6 +531,8 @@ class RadixTree:
         self.blocks.remove(node.block_ids)
         if self.windows is not None:
             evicted += self.windows.cut(node)
+        if self.states is not None:
+            evicted += self.states.cut(node, node.start)
         self.num_tokens -= node.end - node.start
         self.num_nodes -= 1
         node.parent = None
@@ -467,7 +556,7 @@ class RadixTree:
                 del self.roots[self._namespaces.pop(parent)]
             if parent.parent is None or parent.children:
                 return evicted
-            node, end = parent, parent.end // self.block_size * self.block_size
+            node, end = parent, self._end_of_own_blocks(parent)
         if end < node.end:
             self.watchers.notify(node)
             num_kept = end // self.block_size - node.start // self.block_size
@@ -477,6 +566,8 @@ class RadixTree:
             del node.block_ids[num_kept:]
             if self.windows is not None:
                 evicted += self.windows.cut(node, num_kept)
+            if self.states is not None:
+                evicted += self.states.cut(node, end)
             self.num_tokens -= node.end - end
             node.tokens = node.tokens[: (end - node.start) * TOKEN_BYTES]
             node.end = end

@@ -136,6 +136,12 @@ class PartsSchedulerView:
         select = self.parts.select
         return select.first_token(request) if select is not None else None
 
+    def num_shared_with_sibling(self, request: Request) -> int:
+        queue = self.parts.queue
+        if queue is None or queue.sharing is None:
+            return 0
+        return queue.sharing.num_shared_with_sibling(request)
+
     def wanted_nodes(self) -> Collection[Node]:
         queue = self.parts.queue
         return queue.wanted() if queue is not None else ()

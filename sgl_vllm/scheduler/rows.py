@@ -196,6 +196,15 @@ class WaitingRows(Generic[Item]):
             return 1
         return int(np.count_nonzero(self._rows["branch"][self._rows["waits"]] == branch))
 
+    def sibling_of(self, item: Item) -> Item | None:
+        """Another waiting item with the branch of `item`; None if there is none. O(rows)."""
+        branch = self.branch_of(item)
+        if branch == NO_GROUP:
+            return None
+        slots = np.flatnonzero((self._rows["branch"] == branch) & self._rows["waits"])
+        others = (self._items[slot] for slot in slots[:2])
+        return next((other for other in others if other is not item), None)
+
     # -- rows -------------------------------------------------------------------------------------
 
     def _resize(self, num_rows: int) -> None:

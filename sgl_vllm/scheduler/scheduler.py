@@ -189,6 +189,21 @@ class SglSchedulerMixin(Scheduler):
         finally:
             request._all_token_ids = all_token_ids
 
+    def _mamba_block_aligned_split(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_local_computed_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+    ) -> int:
+        """How many tokens a pass computes of a model with recurrent layers."""
+        num_before = num_new_local_computed_tokens, num_external_computed_tokens
+        num_new_tokens = super()._mamba_block_aligned_split(request, num_new_tokens, *num_before)
+        if self.parts.radix is None:
+            return num_new_tokens
+        start = request.num_computed_tokens + sum(num_before)
+        return self.parts.radix.cut_to_branch(request, start, num_new_tokens)
+
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, *args: Any, **kwargs: Any
     ) -> bool:

@@ -8,6 +8,9 @@ holding a request back saves work where blocks are large, or where a prompt is c
 
     step 1     leader     [0 ........... 500)          sibling waits, though it could share [0, 384)
     step 2     sibling    [500 .. 505)                 and not [384 .. 505), with blocks of 128
+
+With recurrent layers a sibling can go on only where the leader leaves a checkpoint
+(`radix/checkpoints.py`). So the leader is told what a sibling shares with it before it is admitted.
 """
 
 from __future__ import annotations
@@ -71,6 +74,18 @@ class PrefillSharing:
         self._leader_of_branch = {}
         self._unfinished_prompts = None
 
+    def num_shared_with_sibling(self, request: Request) -> int:
+        """How many tokens of waiting `request` another waiting request begins with; 0 if they share
+        a few only."""
+        sibling = self._waiting.sibling_of(request) if request in self._waiting else None
+        if sibling is None:
+            return 0
+        state = self._radix.pool.states.of(request)
+        of_sibling = self._radix.pool.states.of(sibling)
+        if state is None or of_sibling is None or state.namespace != of_sibling.namespace:
+            return 0
+        return common_prefix_length(state.tokens, of_sibling.tokens)
+
     def must_wait(self, request: Request) -> bool:
         """Whether `request` is held back until the next step."""
         if (
@@ -112,6 +127,8 @@ class PrefillSharing:
                 continue
             num_common = common_prefix_length(other_state.tokens, state.tokens)
             num_common = min(num_common, request.num_tokens - 1)
+            if self._radix.checkpoints is not None:
+                num_common = other_state.branch if other_state.branch <= num_common else 0
             num_on_branch = num_on_branch or self._waiting.num_on_branch(request)
             num_saved = (num_common - num_shared) * num_on_branch
             if num_saved >= self.min_saved_tokens:

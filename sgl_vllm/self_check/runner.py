@@ -239,7 +239,7 @@ class _Check:
     def _shape(self) -> Shape:
         scheduler = self._engine.scheduler
         has_one_kind = len(self._parts.engine.kv_cache_config.kv_cache_groups) == 1
-        # Blocks of recurrent models hold up to some thousand tokens, and hits in them are vLLM's.
+        # Blocks of recurrent models hold up to some thousand tokens.
         block_size = scheduler.block_size if has_one_kind else min(32, scheduler.block_size)
         return Shape(
             block_size,

@@ -5,7 +5,7 @@ scheduling a step is scheduled before the tokens of the one before are known. Th
 vLLM's V1 and V2 runners keep, by the same rules, and know only what the scheduler tells them.
 
 What a pass samples depends on every token that it has fed for the request so far, and `KvMemory`
-holds that these are the tokens whose keys and values it reads.
+holds that these are the tokens whose keys and values it reads, and after which it finds its states.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from vllm import SamplingParams
 from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import MambaManager
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsTensors, ModelRunnerOutput
 
-from tools.engine_harness.kv_memory import KvMemory, Reader
+from tools.engine_harness.kv_memory import KvMemory, Reader, StateStep
 from tools.engine_harness.scheduler import make_block_hasher, make_scheduler, runner_output
 from tools.engine_harness.settings import SGL, STOCK, EngineSettings
 
@@ -75,8 +77,10 @@ class Runner(ABC):
         self.rows: dict[str, Row] = {}
         self.num_passes = 0
         self.sessions: set[str] = set()
+        self._block_size = scheduler.block_size
         self._memory = KvMemory(num_blocks + 1, scheduler.block_size)
         self._groups = scheduler.kv_cache_manager.coordinator.single_type_managers
+        self._state_columns: dict[str, int] = {}
         self._chosen: dict[str, int | None] = {}
         self._scores: dict[str, LogprobsTensors] = {}
 
@@ -87,7 +91,7 @@ class Runner(ABC):
             result.set_result(EMPTY_MODEL_RUNNER_OUTPUT)
             return result
         self.num_passes += 1
-        reads = []
+        reads, states = [], []
         self._chosen, self._scores = {}, {}
         for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
             row = self.rows[request_id]
@@ -96,9 +100,13 @@ class Runner(ABC):
             assert len(tokens) == num_tokens and UNKNOWN not in tokens, (request_id, tokens)
             row.fed = (row.fed if len(row.fed) >= start else row.tokens)[:start] + tokens
             contents = KvMemory.contents(np.array(row.fed))
+            columns = self.move_state(request_id, start, end)
             for number, (blocks, group) in enumerate(zip(row.blocks, self._groups, strict=True)):
                 # What a block holds is of no use to another group.
                 of_group = contents + np.uint64(number)
+                if isinstance(group, MambaManager):
+                    states.append(state_step(request_id, blocks, columns, of_group, start))
+                    continue
                 num_unread = group.get_num_skipped_tokens(start)
                 reads.append(Reader(request_id, blocks, of_group, start, num_unread))
             is_chunk = end < self.num_known(request_id)
@@ -110,9 +118,16 @@ class Runner(ABC):
                 if end >= len(row.prompt):
                     self._scores[request_id] = self.score_rows(row, row.scores)
                     row.scores = None
-        self._memory.run(scheduled.kv_cache_block_copies or (), reads)
+        self._memory.run(scheduled.kv_cache_block_copies or (), reads, states)
         result.set_result(None)
         return result
+
+    def move_state(self, request_id: str, start: int, end: int) -> tuple[int, int]:
+        """By `preprocess_mamba`: the column of a block table in which the request's state is before
+        a pass, -1 if there is none yet, and the one to which it goes."""
+        before = self._state_columns.get(request_id, (start - 1) // self._block_size)
+        after = self._state_columns[request_id] = (end - 1) // self._block_size
+        return before, after
 
     def sample_tokens(self, grammar: GrammarOutput | None, non_block: bool = False) -> Any:
         legal = {}
@@ -157,6 +172,19 @@ class Runner(ABC):
     def score_rows(self, row: Row, scores: dict[int, float]) -> LogprobsTensors: ...
 
 
+def state_step(
+    request_id: str,
+    blocks: list[int],
+    columns: tuple[int, int],
+    contents: NDArray[np.uint64],
+    start: int,
+) -> StateStep:
+    before, after = columns
+    source = blocks[before] if before >= 0 else None
+    last = contents[start - 1] if start else None
+    return StateStep(request_id, source, blocks[after], last, contents[-1])
+
+
 def score(content: int, token: int) -> float:
     """What the model makes of a prompt token after these."""
     return -((content >> 20) + token) % 1000 / 100
@@ -191,6 +219,10 @@ class V1Runner(Runner):
             self.rows.pop(request_id, None)
             self._leave_batch(request_id)
         cached = scheduled.scheduled_cached_reqs
+        # By `cleanup_mamba_state_idx`.
+        preempted = scheduled.preempted_req_ids or set()
+        for request_id in scheduled.finished_req_ids | preempted | cached.resumed_req_ids:
+            self._state_columns.pop(request_id, None)
         for request_id in self._batch - (
             scheduled.num_scheduled_tokens.keys() - cached.resumed_req_ids
         ):
@@ -281,6 +313,7 @@ class V2Runner(Runner):
             list(new.prompt_token_ids), blocks, new.num_computed_tokens, output
         )
         self._prefill_len[new.req_id] = len(new.prefill_token_ids)
+        self._state_columns[new.req_id] = (new.num_computed_tokens - 1) // self._block_size
         if not output:
             self.rows[new.req_id].scores = no_scores_yet(new)
 
@@ -336,6 +369,7 @@ class LateCore(EngineCore):
         max_num_batched_tokens: int = 512,
         sliding_windows: tuple[int, ...] = (),
         attention_chunks: tuple[int, ...] = (),
+        num_recurrent_groups: int = 0,
         **scheduler_args: Any,
     ) -> None:
         settings = EngineSettings(
@@ -348,6 +382,7 @@ class LateCore(EngineCore):
             plugin={"self_check": "off", **(plugin or {})},
             sliding_windows=sliding_windows,
             attention_chunks=attention_chunks,
+            num_recurrent_groups=num_recurrent_groups,
         )
         arm = STOCK if stock else SGL
         scheduler: Any = make_scheduler(arm, settings, with_tokenizer=True, **scheduler_args)

@@ -13,20 +13,21 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-
 from sgl_vllm.radix.tree import RadixTree
-from tests.engine.late import LateCore, Runner, V1Runner, V2Runner
-from tests.engine.test_jump_async import (
-    Job,
+from tests.engine.jobs import (
+    cached_tokens,
     check,
+    common_prefix,
     jump_counts,
+    leave_copies_out,
     mixed_jobs,
     params,
     serve,
+    serve_without_checks,
     wanted,
     with_continuations,
 )
+from tests.engine.late import LateCore, Runner, V1Runner, V2Runner
 from tools.engine_harness.kv_memory import WrongKvError
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -91,30 +92,10 @@ def test_every_request_gets_the_same_tokens(want, layout, runner, is_async, shap
 
 
 def test_without_the_copies_of_partial_blocks_a_pass_reads_what_is_not_there(want, monkeypatch):
-    monkeypatch.setattr(
-        KVCacheManager, "take_kv_cache_block_copies", lambda manager: ([], _retained(manager))
-    )
+    leave_copies_out(monkeypatch)
     jobs, _ = want
     with pytest.raises(WrongKvError):
         serve(make_core("gpt-oss", num_blocks=900, block_size=16), jobs)
-
-
-def _retained(manager: KVCacheManager) -> list[Any]:
-    groups = manager.coordinator.single_type_managers
-    return [block for one in groups for pair in one.take_pending_cow_copies() for block in pair]
-
-
-def cached_tokens(core: LateCore, prompt: list[int], length: int = 1) -> int:
-    """How many tokens a request finds that runs alone."""
-    name, counters = f"{len(core.answers)}", core.scheduler.sgl_vllm.stats().radix
-    core.send(name, prompt, params(max_tokens=length, ignore_eos=True))
-    core.finish()
-    return core.scheduler.sgl_vllm.stats().radix.hit_tokens - counters.hit_tokens
-
-
-def common_prefix(one: list[int], other: list[int]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 @pytest.mark.parametrize("block_size", [16, pytest.param(32, marks=pytest.mark.slow)])
@@ -167,15 +148,6 @@ def test_an_error_in_the_tree_leaves_vllms_own_cache_to_serve(want, monkeypatch)
         pool = core.scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == 120
         assert len(pool.cached_block_hash_to_block) > 0
-
-
-def serve_without_checks(core: LateCore, jobs: list[Job]) -> None:
-    for job in jobs:
-        core.send(job.name, job.prompt, job.params, **job.options)
-    for _ in range(20_000):
-        if not core.is_busy:
-            break
-        core.advance()
 
 
 def test_a_score_is_found_behind_a_prefix_in_windows():

@@ -21,8 +21,8 @@ FILES = {
     ),
     "v2-sync": ("speculation", "jump_opening", "jump_forward", "select"),
     "v2-async": (
-        *("same_answers", "jump_connectors", "jump_modes", "speculation", "jump_pressure"),
-        *("json_passes", "jump_forward", "select", "radix"),
+        *("same_answers", "jump_connectors", "recurrent_models", "jump_modes", "speculation"),
+        *("jump_pressure", "json_passes", "jump_forward", "select", "radix"),
     ),
 }
 

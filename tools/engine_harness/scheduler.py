@@ -23,6 +23,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
+    MambaSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import ModelRunnerOutput
@@ -64,7 +65,11 @@ def make_scheduler(
     vllm_config = VllmConfig(
         model_config=model_config,
         scheduler_config=scheduler_config,
-        cache_config=CacheConfig(block_size=settings.block_size, enable_prefix_caching=True),
+        cache_config=CacheConfig(
+            block_size=settings.block_size,
+            enable_prefix_caching=True,
+            mamba_cache_mode="align" if settings.num_recurrent_groups else "none",
+        ),
         additional_config={CONFIG_KEY: dict(settings.plugin)} if arm == SGL else {},
     )
     # A CPU as the platform switches it off, but no pass runs here.
@@ -75,8 +80,10 @@ def make_scheduler(
         num_blocks=num_blocks,
         kv_cache_tensors=[],
         kv_cache_groups=_groups(settings),
-        # As vLLM resolves it where layers have windows.
-        prefix_cache_retention_interval=0 if settings.sliding_windows else None,
+        # As vLLM resolves it where layers have windows, or are recurrent.
+        prefix_cache_retention_interval=(
+            0 if settings.sliding_windows or settings.num_recurrent_groups else None
+        ),
     )
     scheduler_class: type[Scheduler]
     if arm == STOCK:
@@ -98,12 +105,17 @@ def make_scheduler(
 
 
 def _groups(settings: EngineSettings) -> list[KVCacheGroupSpec]:
-    """Windows first, as vLLM numbers the groups of a model whose first layer has one."""
+    """Windows and recurrent layers first, as vLLM numbers the groups of a model that begins so."""
     size, kind = settings.block_size, {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     specs: list[KVCacheSpec] = [
         SlidingWindowSpec(block_size=size, sliding_window=window, **kind)
         for window in settings.sliding_windows
     ]
+    specs += [
+        MambaSpec(
+            block_size=size, shapes=((1,),), dtypes=(torch.float32,), mamba_cache_mode="align"
+        )
+    ] * settings.num_recurrent_groups
     specs.append(FullAttentionSpec(block_size=size, **kind))
     specs += [
         ChunkedLocalAttentionSpec(block_size=size, attention_chunk_size=chunk, **kind)

@@ -16,7 +16,7 @@ class EngineSettings:
 
     `num_blocks` counts usable blocks, `plugin` is what `--plugin-config` would give. Each of
     `sliding_windows` and `attention_chunks` is a KV-cache group of layers that read so many tokens,
-    beside one of full attention.
+    beside one of full attention. There are `num_recurrent_groups` more, of recurrent layers.
     """
 
     num_blocks: int
@@ -27,6 +27,7 @@ class EngineSettings:
     async_scheduling: bool = True
     sliding_windows: tuple[int, ...] = ()
     attention_chunks: tuple[int, ...] = ()
+    num_recurrent_groups: int = 0
     plugin: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -218,6 +218,14 @@ class Windows:
             self._blocks.assign([i for i in ids[:num_blocks] if i != HOLE], upper)
             del ids[:num_blocks]
 
+    def move_first(self, node: Node, parent: Node) -> None:
+        """`parent` has got the first block of full attention of `node`."""
+        for ids, of_parent in zip(node.windows, parent.windows, strict=True):
+            block_id = ids.pop(0)
+            of_parent.append(block_id)
+            if block_id != HOLE:
+                self._blocks.assign([block_id], parent)
+
     # -- evict --------------------------------------------------------------------------------
 
     def cut(self, node: Node, num_kept: int = 0) -> list[int]:

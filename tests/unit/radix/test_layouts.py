@@ -82,6 +82,7 @@ def reason(config: KVCacheConfig) -> str | None:
             decode_context_parallel_size=1, prefill_context_parallel_size=1
         ),
         speculative_config=None,
+        model_config=SimpleNamespace(is_hybrid=False, is_attention_free=False),
         kv_transfer_config=None,
         kv_events_config=None,
     )
@@ -110,7 +111,9 @@ def test_layers_that_keep_one_state_for_each_token_are_served(layers):
     assert reason(scheduler_config(worker_config(layers))) is None
 
 
-MAMBA = MambaSpec(block_size=BLOCK_SIZE, shapes=((4, 4),), dtypes=(torch.float32,))
+MAMBA = MambaSpec(
+    block_size=BLOCK_SIZE, shapes=((4, 4),), dtypes=(torch.float32,), mamba_cache_mode="align"
+)
 REFUSED: dict[str, tuple[KVCacheSpec, str]] = {
     "sliding window": (WINDOW, "SlidingWindowSpec layers keep only the last tokens of a request"),
     "sliding window, MLA": (
@@ -122,6 +125,14 @@ REFUSED: dict[str, tuple[KVCacheSpec, str]] = {
         "ChunkedLocalAttentionSpec layers keep only the last chunk of a request",
     ),
     "recurrent": (MAMBA, "MambaSpec layers keep one state per request, not one per token"),
+    "recurrent, with a state at the end of a request only": (
+        replace(MAMBA, mamba_cache_mode="none"),
+        "MambaSpec layers do not keep their state where a hit could end (mamba_cache_mode is none)",
+    ),
+    "recurrent, with a state in every block": (
+        replace(MAMBA, mamba_cache_mode="all"),
+        "MambaSpec layers do not keep their state where a hit could end (mamba_cache_mode is all)",
+    ),
     "R-SWA": (
         RSWASpec(**SIZES, head_size=128, rswa_window=128),
         "RSWASpec layers drop tokens between the prompt and the last ones",
@@ -197,10 +208,22 @@ def test_windows_and_chunks_are_served_beside_full_attention():
     assert reason(scheduler_config(worker_config([WINDOW], [FULL, FULL]))) is None
 
 
+def test_recurrent_layers_are_served_beside_full_attention():
+    assert reason(scheduler_config(worker_config([FULL], [MAMBA], [MAMBA]))) is None
+    assert reason(scheduler_config(worker_config([MAMBA], [FULL], [WINDOW]))) is None
+
+
+@pytest.mark.parametrize("name", [name for name in REFUSED if name.startswith("recurrent, ")])
+def test_recurrent_layers_are_served_in_one_mode_only(name):
+    spec, why = REFUSED[name]
+    assert reason(scheduler_config(worker_config([FULL], [spec]))) == why
+
+
 @pytest.mark.parametrize(
     ("groups", "why"),
     [
-        ([[FULL], [MAMBA]], "MambaSpec layers keep one state per request, not one per token"),
+        ([[MAMBA], [MAMBA]], "none of the model's KV-cache groups is full attention"),
+        ([[MAMBA], [WINDOW]], "none of the model's KV-cache groups is full attention"),
         ([[FULL], [MLA]], "MLAAttentionSpec layers beside other groups are not tested"),
         ([[WINDOW], [WINDOW]], "none of the model's KV-cache groups is full attention"),
         (

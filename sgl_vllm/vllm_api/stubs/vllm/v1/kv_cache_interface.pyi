@@ -18,6 +18,9 @@ class MLAAttentionSpec(FullAttentionSpec): ...
 class ChunkedLocalAttentionSpec(AttentionSpec): ...  # [radix]
 class SlidingWindowSpec(AttentionSpec): ...  # [radix]
 
+class MambaSpec(KVCacheSpec):  # [radix]
+    mamba_cache_mode: str
+
 def iter_layer_specs(kv_cache_spec: KVCacheSpec) -> Collection[KVCacheSpec]: ...
 
 class KVCacheGroupSpec:

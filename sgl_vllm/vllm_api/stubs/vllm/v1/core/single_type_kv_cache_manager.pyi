@@ -9,4 +9,7 @@ class SingleTypeKVCacheManager:
     req_to_blocks: dict[str, list[KVCacheBlock]]
     num_cached_block: dict[str, int]
 
+    _partial_hit_reqs: dict[str, tuple[int, KVCacheBlock]]
+    _pending_cow_copies: list[tuple[KVCacheBlock, KVCacheBlock]]
+
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int: ...

@@ -65,6 +65,13 @@ class Scheduler:
     @property
     def pause_state(self) -> PauseState: ...  # [jump_forward]
     def _handle_blocked_waiting_request(self, request: Request) -> bool: ...  # [jump_forward]
+    def _mamba_block_aligned_split(  # [radix]
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_local_computed_tokens: int = ...,
+        num_external_computed_tokens: int = ...,
+    ) -> int: ...
     def _get_local_prefix_cache_hit(
         self,
         request: Request,

@@ -1,0 +1,106 @@
+"""Copies of a running request's recurrent state, kept for other requests.
+
+Owns where such a copy, a *checkpoint*, is made, and having vLLM make it. Does not own states that
+requests leave behind anyway, at the end of a block or at their own end (`manager.py`), nor what
+becomes of a state in the tree (`components/states.py`).
+
+A recurrent layer overwrites its state with every token. So a request that finds 900 cached tokens
+of its prompt, but a state after 400 of them only, computes 500 tokens again, and so would the next.
+It stops once at the branch, the end of its match, and leaves a copy of its state there:
+
+    cached        |---------------S-------------------|---- another prompt
+    prompt        |-- hit, 400 ---|== computed, 500 ==|== the rest ==
+                                                      ^ one more pass, and a checkpoint
+
+It also leaves one at the end of its prompt, where no pass has to stop, unless that would evict
+something else than states that are as unlikely to be used. Conversations whose template drops a
+part of the last answer continue from there.
+
+The copy is one that vLLM makes for its own prefix cache (`MambaManager.allocate_new_blocks`): it
+takes a block of each recurrent group, and both endpoints stay allocated until it is done.
+
+Idea: Marconi (Pan et al., arXiv 2411.19379) keeps states where prefixes branch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sgl_vllm.radix.groups import Groups
+from sgl_vllm.radix.request_state import RequestState
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from sgl_vllm.radix.pool import RadixBlockPool
+
+MIN_GAIN = 32
+"""Tokens that a later request saves by a checkpoint at a branch, at least. It costs up to two more
+passes once: one ends at the branch, and vLLM ends one at the next block."""
+
+
+class Checkpoints:
+    """The checkpoints of one cache.
+
+    Args:
+        pool: the blocks, and the tree over them.
+        groups: with at least one recurrent group.
+    """
+
+    def __init__(self, pool: RadixBlockPool, groups: Groups) -> None:
+        self._pool = pool
+        self._groups = groups
+
+    @staticmethod
+    def note_branch(state: RequestState, num_matched: int, num_tokens: int) -> None:
+        """A request may read `num_matched` tokens of a match and has a state after `num_tokens`."""
+        state.branch = num_matched if num_matched - num_tokens >= MIN_GAIN else 0
+
+    @staticmethod
+    def cut_to_branch(state: RequestState, start: int, num_new_tokens: int) -> int:
+        """How many of the tokens from `start` on a pass computes that ends at the branch, if the
+        request has one among them."""
+        num_before = state.branch - start
+        return num_before if 0 < num_before < num_new_tokens else num_new_tokens
+
+    def begin(self, request: Request, state: RequestState, num_new_tokens: int) -> bool:
+        """Ask vLLM for a checkpoint of what a running request has computed, when it next allocates
+        blocks for it, if there is reason and room for one. Whether it was asked."""
+        position = request.num_computed_tokens
+        if position not in (state.branch, request.num_prompt_tokens):
+            return False
+        tree, groups = self._pool.tree, self._groups
+        number, num_inside = divmod(position, groups.block_size)
+        block_ids = groups.state_at(request, position) if num_inside else None
+        if block_ids is None or tree is None or tree.states is None:
+            return False  # at the end of a block the state stays there by itself
+        num_needed = (num_new_tokens // groups.block_size + 1) * groups.num_groups
+        num_needed += len(groups.recurrent)
+        num_free = self._pool.get_num_free_blocks()
+        if position != state.branch:  # it must not cost what is likely to be used
+            num_free += tree.states.num_spare_blocks - tree.num_evictable_blocks
+        if num_free < num_needed:
+            return False
+        for manager, block_id in zip(groups.recurrent, block_ids, strict=True):
+            source = number, self._pool.blocks[block_id]
+            manager._partial_hit_reqs[request.request_id] = source
+        return True
+
+    def withdraw(self, request: Request) -> None:
+        """Undo `begin`: there are no blocks for it."""
+        for manager in self._groups.recurrent:
+            manager._partial_hit_reqs.pop(request.request_id, None)
+
+    def finish(self, request: Request) -> None:
+        """Put the checkpoint that `begin` has asked for, and vLLM will make before the next pass,
+        into the tree."""
+        position = request.num_computed_tokens
+        number = (position - 1) // self._groups.block_size
+        copies = []
+        for manager in self._groups.recurrent:
+            source = manager.req_to_blocks[request.request_id][number]
+            copies += [copy for block, copy in manager._pending_cow_copies if block is source]
+        blocks = self._groups.full_blocks[request.request_id]
+        block_ids = [block.block_id for block in copies]
+        self._pool.index(request, blocks, position, states={position: block_ids})
+        self._pool.computed_in_this_step(block_ids)

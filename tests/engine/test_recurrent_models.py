@@ -1,0 +1,242 @@
+"""Rule 4 and hits on a model with recurrent layers (Qwen3-Next: three of linear attention for each
+of full attention). The model is small and random, and computes in bfloat16, so log-probabilities
+move by a rounding step with how a request is cut into passes, in stock vLLM too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.single_type_kv_cache_manager import MambaManager
+from vllm.v1.kv_cache_interface import MambaSpec
+
+from sgl_vllm.radix.checkpoints import MIN_GAIN
+from sgl_vllm.radix.components.states import RecurrentStates
+from tests.effort import requests
+from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
+from tests.engine.one_by_one import decoding_one_by_one
+from tests.engine.play import REFERENCE, Played, References, Setting, differences, play
+from tests.engine.programs import Program, random_program
+from tests.engine.recurrent_models import DTYPE, write_model
+from tests.engine.sessions import Reply, again, in_order, num_shared, session, wrong
+from tests.engine.ties import JUDGE, gap
+
+ROUNDING = {"tolerance": 0.006, "near_tie": 0.006}
+"""Of logits: the step between neighbors in bfloat16 is 0.004 there."""
+
+
+@pytest.fixture(scope="module")
+def start_recurrent(start, tmp_path_factory) -> Callable[..., Engine]:
+    """`start`, with a Qwen3-Next whose prefixes are cached unless asked not to."""
+    path = write_model("qwen3_next", tmp_path_factory.mktemp("models") / "qwen3_next")
+    arguments = {"model": path, "dtype": DTYPE, "enable_prefix_caching": True}
+    return lambda plugin=None, **more: start(plugin, **{**arguments, **more})
+
+
+@pytest.fixture(scope="module")
+def cold(start_recurrent) -> list[list[Reply]]:
+    """The session on stock vLLM without a cache."""
+    return session(start_recurrent(enable_prefix_caching=False), max(11, requests(22)))
+
+
+@pytest.fixture(scope="module")
+def engine(cold, start_recurrent) -> Engine:
+    return start_recurrent({}, num_gpu_blocks_override=2000)
+
+
+def hits_by_states(replies: Sequence[Reply], block_size: int) -> list[int]:
+    """For each of these requests, which ran one after another, the longest of its prefixes after
+    which one before it has left its state: at its own end, at the end of its prompt, at the ends of
+    blocks, and where what was cached of its prompt ended."""
+    found: list[int] = []
+    computed: list[list[int]] = []
+    states: set[tuple[int, ...]] = set()
+    for reply in replies:
+        prompt, most = reply.prompt, len(reply.prompt) - 1
+        hit = max((n for n in range(1, most + 1) if tuple(prompt[:n]) in states), default=0)
+        found.append(hit)
+        shared = max((num_shared(prompt, tokens) for tokens in computed), default=0)
+        branch = min(shared, most)
+        ends = {len(prompt), len(reply.computed), *range(block_size, len(prompt), block_size)}
+        ends |= {branch} if branch - hit >= MIN_GAIN else set()
+        states |= {tuple(reply.computed[:end]) for end in ends}
+        computed.append(reply.computed)
+    return found
+
+
+def test_every_part_is_on(engine):
+    assert set(engine.scheduler.parts.states().values()) == {"on"}
+    groups = engine.scheduler.kv_cache_config.kv_cache_groups
+    assert sum(isinstance(group.kv_cache_spec, MambaSpec) for group in groups) == 3
+
+
+def test_a_hit_ends_at_the_last_state_that_a_request_has_left(cold, engine):
+    assert engine.llm.reset_prefix_cache()
+    one_by_one = [[reply] for reply in in_order(cold)]
+    warm = in_order(again(engine, one_by_one))
+    want = hits_by_states(warm, engine.scheduler.block_size)
+    assert [reply.num_cached for reply in warm] == want
+    assert sum(want) > 0.6 * sum(len(reply.prompt) for reply in warm)
+    assert not wrong(in_order(cold), warm, **ROUNDING)
+    engine.check_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_more_is_found_than_by_vllms_own_cache_and_less_is_computed(cold, engine, start_recurrent):
+    def hits_and_computed(engine: Engine) -> tuple[int, int]:
+        engine.reset_counts()
+        warm = in_order(again(engine, cold))
+        assert not wrong(in_order(cold), warm, **ROUNDING)
+        return sum(reply.num_cached for reply in warm), engine.computed_tokens
+
+    assert engine.llm.reset_prefix_cache()
+    hits, computed = hits_and_computed(engine)
+    engine.check_nothing_is_left()
+    stock = start_recurrent(num_gpu_blocks_override=2000, block_size=16, prefix_match_unit=16)
+    stock_hits, stock_computed = hits_and_computed(stock)
+    assert hits > stock_hits and computed < stock_computed
+
+
+def test_only_the_first_of_many_siblings_computes_what_they_share(start_recurrent):
+    engine = start_recurrent({}, num_gpu_blocks_override=2000, max_num_batched_tokens=2048)
+    shared = words(750)
+    asks = [Ask(shared + words(100, seed=seed), greedy(4)) for seed in range(1, 13)]
+    alone = [engine.run([ask])[0] for ask in asks[:1]]
+    assert engine.llm.reset_prefix_cache()
+    engine.reset_counts()
+    results = engine.run(asks)
+    assert sorted(result.num_cached_tokens for result in results) == [0] + [750] * 11
+    assert engine.computed_tokens == 750 + 12 * (100 + 3)
+    assert tokens_of(results[0]) == tokens_of(alone[0])
+    engine.check_nothing_is_left()
+
+
+def test_requests_that_preempt_each_other_get_the_answers_they_get_alone(
+    start_recurrent, monkeypatch
+):
+    """Both go on beyond the end of a block, and there is room for one."""
+    asks = [Ask(words(530, seed=seed), greedy(30)) for seed in (1, 2)]
+    engine = start_recurrent({}, max_model_len=600, num_gpu_blocks_override=14)
+    alone = [tokens_of(engine.run([ask])[0]) for ask in asks]
+    assert engine.llm.reset_prefix_cache()
+    preempted = []
+    preempt = engine.scheduler._preempt_request
+    monkeypatch.setattr(
+        engine.scheduler,
+        "_preempt_request",
+        lambda request, *args, **more: (preempted.append(request), preempt(request, *args, **more)),
+    )
+    assert [tokens_of(result) for result in engine.run(asks)] == alone
+    assert preempted
+    engine.check_nothing_is_left()
+
+
+def test_the_self_check_finds_the_states_right(start_recurrent):
+    engine = start_recurrent({"self_check": "on"}, num_gpu_blocks_override=400)
+    assert set(engine.scheduler.parts.states().values()) == {"on"}
+    assert engine.scheduler.kv_cache_manager.gauges.tree_states == 0, "nothing is left of it"
+
+
+@pytest.mark.slow
+def test_the_self_check_finds_states_that_are_not_copied(start_recurrent, monkeypatch):
+    take = KVCacheManager.take_kv_cache_block_copies
+
+    def take_without_states(manager: KVCacheManager) -> tuple[list[Any], list[Any]]:
+        managers = manager.coordinator.single_type_managers
+        recurrent = [one for one in managers if isinstance(one, MambaManager)]
+        of_states = {copy.block_id for one in recurrent for _, copy in one._pending_cow_copies}
+        copies, retained = take(manager)
+        return [copy for copy in copies if copy.dst_block_id not in of_states], retained
+
+    monkeypatch.setattr(KVCacheManager, "take_kv_cache_block_copies", take_without_states)
+    engine = start_recurrent({"self_check": "on"}, num_gpu_blocks_override=400)
+    states = engine.scheduler.parts.states()
+    assert states["radix"] != "on" and states["schedule"] == "on"
+
+
+def test_an_error_in_the_tree_leaves_vllms_own_cache_to_serve(start_recurrent, monkeypatch):
+    prompt = words(600)
+    engine = start_recurrent({}, num_gpu_blocks_override=400)
+    want = tokens_of(engine.run([Ask(prompt, greedy(20))])[0])
+
+    def broken(*args: object, **more: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(RecurrentStates, "longest_hit", broken)
+    results = [engine.run([Ask(prompt, greedy(20))])[0] for _ in range(3)]
+    assert [tokens_of(result) for result in results] == [want] * 3
+    assert results[-1].num_cached_tokens == 544, "whole blocks"
+    assert "switched off by errors" in engine.scheduler.sgl_vllm.stats().parts["radix"]
+
+
+def test_without_the_copies_of_states_answers_are_wrong(cold, start_recurrent):
+    engine = start_recurrent({}, num_gpu_blocks_override=2000)
+    manager = engine.scheduler.kv_cache_manager
+    take = manager.take_kv_cache_block_copies
+    manager.take_kv_cache_block_copies = lambda: ([], take()[1])
+    broken = in_order(again(engine, cold))
+    assert len(wrong(in_order(cold), broken, **ROUNDING)) > len(broken) / 3
+
+
+# -- random programs ------------------------------------------------------------------------------
+
+SETTINGS = {
+    "tiny cache, prefill in chunks": Setting({}, num_blocks=20, max_num_batched_tokens=560),
+    "tiny cache, exact jumps, by priority": Setting(
+        {"jump_mode": "exact", "schedule_cheapest_victim": True}, num_blocks=24, policy="priority"
+    ),
+    "room for all": Setting({}, num_blocks=1000),
+}
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return random_program(seed=42, num_calls=requests(100))
+
+
+def start_for(start_recurrent: Callable[..., Engine], setting: Setting) -> Engine:
+    engine = start_recurrent(setting.plugin, **setting.engine_args)
+    setting.prepare(engine)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def references(start_recurrent, program) -> References:
+    """What stock answers without a cache."""
+    engine = start_for(start_recurrent, REFERENCE)
+    with decoding_one_by_one(engine.scheduler):
+        narrowed = play(engine, program, None, give_up=False)
+    return References(narrowed, play(engine, program, narrowed.prompts, give_up=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_request_of_a_random_program_gets_stocks_answer(
+    start_recurrent, program, references, name
+):
+    setting = SETTINGS[name]
+    engine = start_for(start_recurrent, setting)
+    played = play(engine, program, references.narrowed.prompts)
+    assert engine.scheduler.parts.states()["radix"] == "on"
+    counts = played.counts
+    assert counts["partial hits"] > 0 and counts["aborts"] > 0 and counts["select scores"] > 0
+    assert counts["forced tokens"] > requests(20) or not setting.is_canonical
+    check_answers(start_recurrent, program, references.expected_by(setting, program), played)
+
+
+def check_answers(
+    start_recurrent: Callable[..., Engine], program: Program, want: Played, got: Played
+) -> None:
+    """Fail on any difference but a near tie of two tokens."""
+    found = list(differences(program, want, got, logprob_tolerance=ROUNDING["tolerance"]))
+    if found:
+        judge = start_recurrent(**JUDGE)
+        gaps = [gap(judge, one) for one in found]
+        real = [
+            f"{far} apart\n{one}"
+            for one, far in zip(found, gaps, strict=True)
+            if far > ROUNDING["near_tie"]
+        ]
+        assert not real, f"{len(real)} requests got another answer:\n" + "\n\n".join(real[:3])
