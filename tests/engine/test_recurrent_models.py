@@ -11,6 +11,7 @@ import pytest
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.single_type_kv_cache_manager import MambaManager
 from vllm.v1.kv_cache_interface import MambaSpec
+from vllm.v1.request import Request
 
 from sgl_vllm.radix.checkpoints import MIN_GAIN
 from sgl_vllm.radix.components.states import RecurrentStates
@@ -121,13 +122,14 @@ def test_requests_that_preempt_each_other_get_the_answers_they_get_alone(
     engine = start_recurrent({}, max_model_len=600, num_gpu_blocks_override=14)
     alone = [tokens_of(engine.run([ask])[0]) for ask in asks]
     assert engine.llm.reset_prefix_cache()
-    preempted = []
+    preempted: list[Request] = []
     preempt = engine.scheduler._preempt_request
-    monkeypatch.setattr(
-        engine.scheduler,
-        "_preempt_request",
-        lambda request, *args, **more: (preempted.append(request), preempt(request, *args, **more)),
-    )
+
+    def and_note(request: Request, *args: Any, **more: Any) -> None:
+        preempted.append(request)
+        preempt(request, *args, **more)
+
+    monkeypatch.setattr(engine.scheduler, "_preempt_request", and_note)
     assert [tokens_of(result) for result in engine.run(asks)] == alone
     assert preempted
     engine.check_nothing_is_left()
