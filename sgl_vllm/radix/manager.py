@@ -355,9 +355,10 @@ class RadixKVCacheManager(KVCacheManager):
         leaves_checkpoint = False
         if self.groups.num_groups > 1:
             self.pool.guarded(self._index_before_blocks_go, request)
-            leaves_checkpoint = bool(
-                self.pool.guarded(self._begin_checkpoint, request, num_new_tokens)
-            )
+            if self.checkpoints is not None:
+                leaves_checkpoint = bool(
+                    self.pool.guarded(self._begin_checkpoint, request, num_new_tokens)
+                )
         blocks = super().allocate_slots(
             request,
             num_new_tokens,

@@ -20,7 +20,7 @@ from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import REFERENCE, Played, References, Setting, differences, play
 from tests.engine.programs import Program, random_program
-from tests.engine.recurrent_models import DTYPE, write_model
+from tests.engine.recurrent_models import DTYPE, write_qwen3_next
 from tests.engine.sessions import Reply, again, in_order, num_shared, session, wrong
 from tests.engine.ties import JUDGE, gap
 
@@ -31,7 +31,7 @@ ROUNDING = {"tolerance": 0.006, "near_tie": 0.006}
 @pytest.fixture(scope="module")
 def start_recurrent(start, tmp_path_factory) -> Callable[..., Engine]:
     """`start`, with a Qwen3-Next whose prefixes are cached unless asked not to."""
-    path = write_model("qwen3_next", tmp_path_factory.mktemp("models") / "qwen3_next")
+    path = write_qwen3_next(tmp_path_factory.mktemp("models") / "qwen3_next")
     arguments = {"model": path, "dtype": DTYPE, "enable_prefix_caching": True}
     return lambda plugin=None, **more: start(plugin, **{**arguments, **more})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sgl_vllm.demo import MODEL_PATH
 
@@ -57,12 +57,22 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.jso
 
 def write_model(name: str, folder: Path) -> str:
     """Write a model, with the demo model's tokenizer, into a new folder. Returns its path."""
+    return save(random_model(*CONFIGS[name]).to(torch.float32), folder)
+
+
+def random_model(kind: str, more: dict[str, Any]) -> PreTrainedModel:
+    """A model of transformers' `kind`, with `more` in its configuration beside `_COMMON`."""
     demo = json.loads((MODEL_PATH / "config.json").read_text())
     special = {key: demo[key] for key in ("vocab_size", "bos_token_id", "eos_token_id")}
-    kind, more = CONFIGS[name]
     config = AutoConfig.for_model(kind, **_COMMON, **special, pad_token_id=0, **more)
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).to(torch.float32).save_pretrained(folder)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def save(model: PreTrainedModel, folder: Path) -> str:
+    """Write a model, with the demo model's tokenizer, into a new folder. Returns its path."""
+    model.save_pretrained(folder)
     for file in _TOKENIZER:
         shutil.copy(MODEL_PATH / file, folder / file)
     return str(folder)
