@@ -13,7 +13,7 @@ from itertools import count
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.invariants import check_tree
@@ -21,6 +21,7 @@ from sgl_vllm.radix.node import Match, Node, holder_of
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.radix.tree import RadixTree
 from tests.effort import examples
+from tests.unit.radix.lives import LivesOfATree
 from tests.unit.radix.trees import chunks, sliding_window
 
 NAMESPACES = st.sampled_from("xy")
@@ -58,7 +59,7 @@ class Running:
         return [block for ids in lists for block in ids if block != HOLE]
 
 
-class StatesAgainstModel(RuleBasedStateMachine):
+class StatesAgainstModel(LivesOfATree):
     """Requests arrive, hold what they hit and go on from there in blocks of their own. What they
     compute and some of their states enter the tree before they give them back."""
 
@@ -324,25 +325,6 @@ class StatesAgainstModel(RuleBasedStateMachine):
             self.watch_from_now(watcher, namespace, tokens)
 
     # -- inside -------------------------------------------------------------------------------
-
-    def num_skipped(self, group: int, num_tokens: int) -> int:
-        return self.kinds[group - 1](num_tokens) if group else 0
-
-    def hit_of(self, namespace: str, tokens: list[int]) -> tuple[Match, int]:
-        match = self.tree.match_prefix(namespace, pack(tokens))
-        return match, self.tree.longest_hit(match, len(tokens))
-
-    def watch_from_now(self, watcher: int, namespace: str, tokens: list[int]) -> None:
-        match = self.tree.match_prefix(namespace, pack(tokens))
-        self.tree.watchers.watch(watcher, namespace, pack(tokens), match)
-        self.watching[watcher] = namespace, tokens, self.hit_of(namespace, tokens)
-
-    def draw_continuation(self, data, namespace, tokens):
-        if self.inserted and data.draw(st.integers(0, 3), "0 if it shares by chance only"):
-            namespace, earlier = data.draw(st.sampled_from(self.inserted))
-            length = len(earlier) - data.draw(st.integers(0, len(earlier) - 1), "so many cut off")
-            tokens = [*earlier[:length], *tokens[:9]]
-        return namespace, tokens
 
     def draw_running(self, data) -> Running:
         return self.running[data.draw(st.integers(0, len(self.running) - 1))]

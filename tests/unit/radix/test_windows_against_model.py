@@ -12,7 +12,7 @@ from itertools import count
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.invariants import check_tree
@@ -20,6 +20,7 @@ from sgl_vllm.radix.node import Match, Node
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.radix.tree import RadixTree
 from tests.effort import examples
+from tests.unit.radix.lives import LivesOfATree
 from tests.unit.radix.trees import chunks, sliding_window
 
 NAMESPACES = st.sampled_from("xy")
@@ -48,7 +49,7 @@ class Running:
     own_leaf: Node | None = None
 
 
-class WindowsAgainstModel(RuleBasedStateMachine):
+class WindowsAgainstModel(LivesOfATree):
     """Requests arrive and hold what they hit and fresh blocks for the rest. They are inserted
     before they drop what leaves their windows, as the cache's manager does it; they decode, and
     end."""
@@ -240,25 +241,6 @@ class WindowsAgainstModel(RuleBasedStateMachine):
             self.watch_from_now(watcher, namespace, tokens)
 
     # -- inside -------------------------------------------------------------------------------
-
-    def num_skipped(self, group: int, num_tokens: int) -> int:
-        return self.kinds[group - 1](num_tokens) if group else 0
-
-    def hit_of(self, namespace: str, tokens: list[int]) -> tuple[Match, int]:
-        match = self.tree.match_prefix(namespace, pack(tokens))
-        return match, self.tree.longest_hit(match, len(tokens))
-
-    def watch_from_now(self, watcher: int, namespace: str, tokens: list[int]) -> None:
-        match = self.tree.match_prefix(namespace, pack(tokens))
-        self.tree.watchers.watch(watcher, namespace, pack(tokens), match)
-        self.watching[watcher] = namespace, tokens, self.hit_of(namespace, tokens)
-
-    def draw_continuation(self, data, namespace, tokens):
-        if self.inserted and data.draw(st.integers(0, 3), "0 if it shares by chance only"):
-            namespace, earlier = data.draw(st.sampled_from(self.inserted))
-            length = len(earlier) - data.draw(st.integers(0, len(earlier) - 1), "so many cut off")
-            tokens = [*earlier[:length], *tokens[:9]]
-        return namespace, tokens
 
     def blocks_in_tree(self) -> set[int]:
         return {block for block in self.content if block in self.tree}
