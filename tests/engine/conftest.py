@@ -3,6 +3,7 @@ seconds and its scheduler can be looked into."""
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,8 @@ from sgl_vllm.server_process import CPU_ENVIRONMENT, QUIET_ENVIRONMENT
 from tests.engine.engine import Engine
 
 ENVIRONMENT = {
-    **CPU_ENVIRONMENT,
+    # `Engine` says how large the cache is. This could do so in whole GiB only.
+    **{name: value for name, value in CPU_ENVIRONMENT.items() if name != "VLLM_CPU_KVCACHE_SPACE"},
     **QUIET_ENVIRONMENT,
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -59,8 +61,25 @@ def small_heap(environment: None) -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.fixture(scope="package")
+def quick_starts(environment: None) -> Iterator[None]:
+    """What vLLM does again at each start, although the answer cannot differ in one process: it asks
+    `lscpu` for the cores, twice, and searches all modules for kernels to replace."""
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.utils import cpu_resource_utils
+
+    with pytest.MonkeyPatch.context() as patch:
+        cores = functools.cache(cpu_resource_utils._get_cpu_list)
+        patch.setattr(cpu_resource_utils, "_get_cpu_list", cores)
+        replace_kernels = functools.cache(CpuPlatform.register_triton_kernel_overrides)
+        patch.setattr(
+            CpuPlatform, "register_triton_kernel_overrides", staticmethod(replace_kernels)
+        )
+        yield
+
+
 @pytest.fixture(scope="module")
-def start(small_heap: None) -> Iterator[Callable[..., Engine]]:
+def start(quick_starts: None, small_heap: None) -> Iterator[Callable[..., Engine]]:
     """Start an engine: `start(plugin={...})` with the plugin and its options, `start()` stock.
 
     Each is stopped when the next one starts, so at most one runs at a time.

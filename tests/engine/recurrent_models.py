@@ -11,8 +11,8 @@ from tests.engine.window_models import random_model, save
 
 QWEN3_NEXT: dict[str, Any] = {
     "head_dim": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
     "num_experts": 4,

@@ -12,7 +12,7 @@ import sgl_vllm as sgl
 from sgl_vllm.lang.backends.base import TextPrompt
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.server_process import VllmServer
-from tests.engine.engine import MODEL
+from tests.engine.engine import KV_CACHE_BYTES, MODEL
 
 LONG = "Once upon a time there was a hare who lived at the edge of a large and dark forest. " * 4
 MAX_MODEL_LEN = 1024
@@ -25,6 +25,7 @@ def engine_of(**options) -> sgl.Engine:
         "max_model_len": MAX_MODEL_LEN,
         "max_num_seqs": 16,
         "block_size": 32,
+        "kv_cache_memory_bytes": KV_CACHE_BYTES,
     }
     return sgl.Engine(MODEL, **{**defaults, **options})
 
