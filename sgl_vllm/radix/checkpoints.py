@@ -10,11 +10,11 @@ It stops once at the branch, the end of its match, and leaves a copy of its stat
 
     cached        |---------------S-------------------|---- another prompt
     prompt        |-- hit, 400 ---|== computed, 500 ==|== the rest ==
-                                                      ^ one more pass, and a checkpoint
+                                                      ^ a checkpoint; up to two more passes
 
-It also leaves one at the end of its prompt, where no pass has to stop, unless that would evict
-something else than states that are as unlikely to be used. Conversations whose template drops a
-part of the last answer continue from there.
+It also leaves one at the end of its prompt, where a pass ends anyway, if empty blocks and spare
+states (`components/states.py`) suffice for it. Conversations whose template drops a part of the
+last answer continue from there.
 
 The copy is one that vLLM makes for its own prefix cache (`MambaManager.allocate_new_blocks`): it
 takes a block of each recurrent group, and both endpoints stay allocated until it is done.
@@ -52,20 +52,21 @@ class Checkpoints:
         self._groups = groups
 
     @staticmethod
-    def note_branch(state: RequestState, num_matched: int, num_tokens: int) -> None:
-        """A request may read `num_matched` tokens of a match and has a state after `num_tokens`."""
-        state.branch = num_matched if num_matched - num_tokens >= MIN_GAIN else 0
+    def note_branch(state: RequestState, branch: int, num_hit: int) -> None:
+        """Leave a checkpoint after `branch` tokens if the hit, of `num_hit` tokens, is at least
+        `MIN_GAIN` tokens shorter."""
+        state.branch = branch if branch - num_hit >= MIN_GAIN else 0
 
     @staticmethod
     def cut_to_branch(state: RequestState, start: int, num_new_tokens: int) -> int:
-        """How many of the tokens from `start` on a pass computes that ends at the branch, if the
-        request has one among them."""
+        """The length of the pass of `num_new_tokens` from `start` on, shortened to end at the
+        branch if that is inside it."""
         num_before = state.branch - start
         return num_before if 0 < num_before < num_new_tokens else num_new_tokens
 
     def begin(self, request: Request, state: RequestState, num_new_tokens: int) -> bool:
         """Ask vLLM for a checkpoint of what a running request has computed, when it next allocates
-        blocks for it, if there is reason and room for one. Whether it was asked."""
+        blocks for it, if there is reason and room for one. Returns whether it was requested."""
         position = request.num_computed_tokens
         if position not in (state.branch, request.num_prompt_tokens):
             return False

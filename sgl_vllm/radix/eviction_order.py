@@ -80,9 +80,9 @@ class LeafQueue:
 class EvictionOrder:
     """The evictable leaves of one tree.
 
-    Leaves that end inside a block come first, least recently used first: a cache of whole blocks
-    would not keep that partial block, so it must not cost a block that both would keep. Then all
-    leaves come, in the policy's order. Wanted leaves are set aside.
+    Leaves that end inside a block come first, least recently used first. A cache of whole blocks
+    would not hold a partial block, so none is kept at the expense of a full one. Then all leaves
+    come, in the policy's order. Wanted leaves are set aside.
 
     Args:
         tails_first: False if a leaf is of no use without its partial last block.

@@ -83,7 +83,7 @@ class Groups:
 
     def states_of(self, request: Request, begin: int, end: int) -> dict[int, list[int]]:
         """By position, the blocks of the states that a request has after whole blocks of tokens,
-        from position `begin` on up to `end`, and at `end` itself.
+        after `begin` (exclusive) up to `end`, and at `end` itself.
 
         A block holds the state after its last token once the request has gone beyond that token.
         vLLM gives most of them back a pass later.

@@ -26,6 +26,7 @@ MAX_CONTENTS = 100_000
 loses it, so its cached tokens no longer match."""
 
 _INSIDE = -(2**30)
+"""Position `i` inside an input has the key `_INSIDE - i`, far below all numbers of contents."""
 
 
 def namespace_of(request: Request) -> CacheNamespace | None:
@@ -77,6 +78,7 @@ class TokenKeys:
     def _write_content(self, feature: MultiModalFeatureSpec, keys: NDArray[np.int32]) -> None:
         """Write the keys of one input into `keys`, shape (tokens,)."""
         begin, length = feature.mm_position.offset, feature.mm_position.length
+        # The first position may be no embedding but a token, which the number replaces.
         number = self._number_of((feature.identifier, int(keys[begin])))
         is_embed = feature.mm_position.is_embed
         places = np.arange(length) if is_embed is None else np.flatnonzero(is_embed.numpy())

@@ -114,7 +114,7 @@ def _why_not_together(
 
 
 def _missing_property(spec: KVCacheSpec) -> str | None:
-    """What a kind of layers lacks that is in a group of any number."""
+    """Why layers of this kind are refused however many groups there are; None if they are not."""
     if spec.prefix_replay_tokens:
         num_tokens = spec.prefix_replay_tokens
         return f"compute the last {num_tokens} tokens of a hit again (prefix_replay_tokens)"

@@ -13,9 +13,9 @@ before the forward pass.
     blocks   |--shared--|--shared--|    |--copy---|--new--|--new--|
     indexed  when scheduled, for whole-block hits (as in vLLM)      the rest when computed
 
-A model with several groups (`components/`) copies one block of each. vLLM frees what has left a
-window, and states that the request has gone beyond, when it allocates the request's next tokens,
-and may hand it out in the same call. So what is computed enters the tree before that.
+With several groups (`components/`), one block of each is copied. In `allocate_slots`, vLLM frees
+blocks that have left a window and states that the request has gone beyond, and may reuse them in
+the same call. So computed tokens enter the tree before that call.
 
 With speculative decoding, the tree has accepted tokens only. A drafter's own KV of a token may
 depend on the next one (EAGLE), where another request goes on in its own way. So a match of m tokens
@@ -102,7 +102,8 @@ class RadixKVCacheManager(KVCacheManager):
             pin_share: at most this share of the cache can be pinned.
             max_pins: at most this many pins at a time.
             max_copies: at most this many blocks are copied in a step, for hits that end inside
-                them. Further hits are cut to whole blocks. None for no limit.
+                them. Further hits are cut to whole blocks. The first such hit of a step is never
+                cut, whatever the limit. None for no limit.
             has_connector: a KV connector looks blocks up by vLLM's hashes.
             drafting: what speculative decoding does to the cache.
             scheduler: the scheduler above. None if there is no queue and no scored request.
@@ -201,8 +202,8 @@ class RadixKVCacheManager(KVCacheManager):
     def get_computed_blocks(
         self, request: Request, max_cache_hit_length: int | None = None
     ) -> tuple[KVCacheBlocks, int, int]:
-        """The cached blocks of `request`, how many of its tokens they hold, and a boundary that
-        only vLLM's hybrid models use.
+        """The cached blocks of `request`, how many of its tokens they hold, and vLLM's
+        `shared_prefix_boundary`, which is 0 while the tree is on.
 
         Args:
             max_cache_hit_length: at most this many tokens, given by vLLM from 0.33 on. At least one
@@ -254,7 +255,8 @@ class RadixKVCacheManager(KVCacheManager):
             beside = self._blocks_beside(match, num_tokens)
         if not num_tokens:
             return None
-        # What is behind a hole was not read.
+        # If a missing block or state shortened the hit, only the tokens read count as used; if only
+        # `limit` did, the whole match does.
         state.found = match if num_tokens == limit else holder_of(match, num_tokens)
         state.num_found = num_tokens
         all_blocks = self.block_pool.blocks
@@ -351,7 +353,12 @@ class RadixKVCacheManager(KVCacheManager):
         num_external_computed_tokens: int = 0,
         **kwargs: Any,
     ) -> KVCacheBlocks | None:
-        """Records copies of blocks, and how many of the tokens a KV connector is going to load."""
+        """Allocate as vLLM does, with this around it.
+
+        Before: put computed blocks into the tree, because vLLM may free them in this call, and ask
+        for a checkpoint if one is due. If there is no room with the checkpoint, allocate without
+        it. After: count the copies of blocks, and note the tokens that a KV connector will load.
+        """
         leaves_checkpoint = False
         if self.groups.num_groups > 1:
             self.pool.guarded(self._index_before_blocks_go, request)
@@ -418,7 +425,8 @@ class RadixKVCacheManager(KVCacheManager):
             num_tokens, states = self._num_to_index(request, state), None
             if self.groups.recurrent and state is not None:
                 num_tokens, states = self._states_left(request, state, num_tokens)
-            # After a failed load vLLM counts blocks as computed that another failed request loads.
+            # After a failed load, vLLM may count blocks as computed that another request was to
+            # load, which has failed too.
             if num_tokens > 0 and request.status != RequestStatus.FINISHED_ERROR:
                 is_cached = self.pool.index(
                     request, blocks, num_tokens, is_last_use=True, states=states
@@ -432,8 +440,9 @@ class RadixKVCacheManager(KVCacheManager):
         """The states that a request leaves behind when it releases its blocks, and how many tokens
         have to enter the tree with them.
 
-        Passes in flight go on, so its last state is that after all tokens of theirs. It is of use
-        only if these tokens are known by now. Passes that read it come later.
+        Passes in flight still advance the state, so the blocks will hold the one after their last
+        token. It can be indexed only if all these tokens are known by now. Whatever reads it runs
+        after these passes.
         """
         if request.num_computed_tokens <= request.num_tokens:
             num_tokens = request.num_computed_tokens

@@ -1,6 +1,6 @@
 """What the radix tree is made of: nodes, the way down through them, and the results of calls.
 
-Changes nothing: `tree.py` owns every change. Pure: no vLLM, no torch.
+Changes nothing: only `tree.py` and `components/` change nodes. Pure: no vLLM, no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Namespace = Hashable
 
 
 _NO_STATES: dict[int, tuple[int, ...]] = {}
-"""Of every node of a tree without recurrent groups. Stays empty."""
+"""The states of roots, and of every node of a tree without recurrent groups. Stays empty."""
 
 
 class Node:

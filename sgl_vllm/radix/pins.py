@@ -56,8 +56,9 @@ class Pins:
     """The pins of one cache.
 
     Args:
-        max_blocks: at most this many different blocks can be pinned.
-        max_pins: at most this many pins at a time. Pins of the same blocks cost none.
+        max_blocks: at most this many blocks can be pinned, each counted once however many pins
+            hold it.
+        max_pins: at most this many pins at a time.
     """
 
     def __init__(self, pool: RadixBlockPool, max_blocks: int, max_pins: int) -> None:
@@ -127,7 +128,8 @@ class Pins:
         return True
 
     def unpin_all(self) -> Mapping[str, Pin]:
-        """Remove every pin. Returns them for `restore`, until the cache changes."""
+        """Remove every pin. Returns them: pass them to `restore` before anything else changes the
+        cache."""
         pins, self._pins = self._pins, {}
         for pin in pins.values():
             self._pool.free_blocks(reversed(pin.blocks))

@@ -66,10 +66,10 @@ class RadixBlockPool(BlockPool):
     _breaker: CircuitBreaker
     _scheduled: dict[str, tuple[Request, list[KVCacheBlock], int]]
     """By request id, the whole blocks that this step will compute and that are not in the tree yet.
-    Most of them enter it with the rest of their request."""
+    They enter it at the next lookup or when the next step starts, whichever comes first."""
     _in_this_step: set[int]
-    """Blocks that this step will compute and that are in the tree, because a request that might
-    share them was looked up."""
+    """Blocks in the tree whose contents exist only after this step's forward pass: not to be copied
+    from before it."""
 
     @classmethod
     def adopt(
@@ -174,15 +174,15 @@ class RadixBlockPool(BlockPool):
         is_last_use: bool = False,
         states: States | None = None,
     ) -> bool:
-        """Put the first `num_tokens` of `request` into the tree. `blocks` hold their KV, beside
-        what the request has in window groups.
+        """Put the first `num_tokens` of `request` into the tree, with its blocks of window groups.
 
         Args:
-            states: states after prefixes of these tokens.
+            blocks: the request's blocks of full attention, from number 0 on.
             is_last_use: the request ends or is preempted, so its tokens count as used now.
+            states: states after prefixes of these tokens.
 
         Returns:
-            False if the request stays out of the tree.
+            False if the request stays out of the tree, or the tree is off.
         """
         state = self.states.of(request)
         if state is None or self.tree is None:

@@ -24,7 +24,8 @@ class SchedulerView(Protocol):
         """
 
     def num_shared_with_sibling(self, request: Request) -> int:
-        """How many tokens of a waiting request another one, which also waits, begins with."""
+        """Length, in tokens, of the prefix that waiting `request` shares with another waiting
+        request: any of those that share more than a few tokens; 0 if there is none."""
 
     def wanted_nodes(self) -> Collection[Node]:
         """The nodes that waiting requests match, to be evicted last. Asked once per eviction; equal

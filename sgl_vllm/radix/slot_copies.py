@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 
 def slots_to_copy(step: SchedulerOutput, block_size: int) -> list[tuple[int, int, int]]:
-    """(source, destination, number of slots) of each copy of the step. A copy whose destination
-    belongs to no request that starts in the step is of the whole block."""
+    """(source, destination, number of slots) of each copy of the step. Two kinds of copies are of
+    the whole block: those whose destination belongs to no request that starts in the step, and
+    those in KV-cache groups other than vLLM's first."""
     started = [(new.block_ids, new.num_computed_tokens) for new in step.scheduled_new_reqs]
     cached = step.scheduled_cached_reqs
     for request_id, block_ids, num_computed in zip(

@@ -1,4 +1,7 @@
-"""The counters and gauges of the radix cache. Pure."""
+"""The counters and gauges of the radix cache. Pure.
+
+A counter or gauge declared here is shown in `/metrics` without further code.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from sgl_vllm.counters import counter, gauge
 
 @dataclass(slots=True)
 class RadixCounters:
-    """Hits since start. A request counts once, at its first admission."""
+    """Hits since start, and what requests left for later hits. A request's hit counts once, at its
+    first admission."""
 
     lookups: int = counter(
         "Admitted requests that were looked up in the prefix cache.",
@@ -72,7 +76,9 @@ class RadixCounters:
     )
     partial_block_hits: int = counter("Hits that end inside a block.", unit="requests")
     retained_tails: int = counter(
-        "Partial last blocks kept in the cache for later requests.", unit="blocks"
+        "Partial last blocks that requests left in the cache when they ended or were preempted. A "
+        "block with the same tokens may have been there already.",
+        unit="blocks",
     )
     checkpoints: int = counter(
         "Copies of a running request's recurrent state that were kept for later requests.",
@@ -97,7 +103,7 @@ class EvictionCounters:
     """What the tree has evicted since start."""
 
     evicted_blocks: int = counter("KV blocks evicted from the tree to make room.", unit="blocks")
-    evicted_tokens: int = counter("Tokens in these blocks.", unit="tokens")
+    evicted_tokens: int = counter("Tokens evicted from the tree to make room.", unit="tokens")
     expired_tokens: int = counter("Tokens evicted because of `radix_ttl_s`.", unit="tokens")
     evicted_states: int = counter(
         "States of recurrent layers evicted from the tree for either reason.", unit="states"

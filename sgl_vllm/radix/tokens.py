@@ -19,7 +19,8 @@ TOKEN_BYTES = 4
 
 
 def pack(token_ids: Sequence[int]) -> Tokens:
-    """Token ids, each in [-2**31, 2**31), as native 32-bit integers. About 16 ns per token."""
+    """Token ids, each in [-2**31, 2**31), as native 32-bit integers. About 16 ns per token. Raises
+    OverflowError for other ids."""
     return array("i", token_ids).tobytes()
 
 
@@ -29,7 +30,8 @@ def unpack(tokens: Tokens) -> list[int]:
 
 
 def common_prefix_length(edge: Tokens, tokens: Tokens, offset: int = 0) -> int:
-    """How many leading tokens of `edge` equal those of `tokens` from byte `offset` on."""
+    """How many leading tokens of `edge` equal those of `tokens` from byte `offset` on. Both must
+    have at least one token there."""
     length = min(len(edge), len(tokens) - offset) // TOKEN_BYTES
     different = np.frombuffer(edge, np.int32, length) != np.frombuffer(
         tokens, np.int32, length, offset

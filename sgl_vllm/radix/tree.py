@@ -7,17 +7,17 @@ those that the tree evicts. Pure: no vLLM, no torch.
 The KV of token `i` of a sequence is in the sequence's block number `i // block_size`, at offset
 `i % block_size`. A node holds the tokens `[start, end)` of every sequence that passes through it:
 
-    block number      0         1         2
-                 |---------|---------|---------|
+    token       0               8               16              24
+    block       |-------0-------|-------1-------|-------2-------|
     root
-     └─ A             [0 ......... 13)             owns block 0; the KV of [12, 13) is in
-         ├─ B                     [13 .. 17)       owns blocks 1, 2     its children's blocks 1
-         └─ C                     [13 ..... 20)    owns blocks 1, 2
+     └─ A       [0 .................... 13)                         owns block 0
+         ├─ B                             [13 . 17)                 owns blocks 1, 2
+         └─ C                             [13 ....... 20)           owns blocks 1, 2
 
 Two sequences that diverge inside a block have a block each from there on, and both blocks hold the
-shared start. So an internal node that ends inside a block owns no block for that part. **Every
-block belongs to exactly one node**: a leaf owns the blocks up to its end, an internal node only
-those that it fills.
+shared start: here, with a `block_size` of 8, the KV of [8, 13) is in block 1 of B and in that of C.
+So an internal node that ends inside a block owns no block for that part. **Every block belongs to
+exactly one node**: a leaf owns the blocks up to its end, an internal node only those that it fills.
 
 A model may have further groups of KV caches: of layers that read only a part of what precedes a
 token (`components/windows.py`), and of recurrent layers, which have one state instead of a KV per
@@ -50,7 +50,7 @@ from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
 from sgl_vllm.radix.watchers import Watchers
 
 _MIN_SCAN_BLOCKS = 64
-"""Evicting blocks above locked ones scans all blocks; each scan evicts at least this many."""
+"""Evicting blocks before locked ones scans all blocks; each scan evicts at least this many."""
 
 
 class RadixTree:
@@ -72,7 +72,6 @@ class RadixTree:
         num_groups: groups of KV caches, full attention included.
         windows: the blocks of the window groups; None if there are none.
         states: those of the recurrent groups; None if there are none.
-        version: changes whenever a match could come out differently.
         num_tokens: cached tokens.
         num_nodes: nodes that hold tokens, so roots do not count.
         roots: for each namespace that has cached tokens, a node without tokens.
@@ -90,7 +89,6 @@ class RadixTree:
             raise ValueError(f"block_size must be positive, not {block_size}")
         self.block_size = block_size
         self.clock = clock
-        self.version = 0
         self.num_tokens = 0
         self.num_nodes = 0
         self.roots: dict[Namespace, Node] = {}
@@ -233,18 +231,23 @@ class RadixTree:
                 the tree already must be at the same place there.
             own_leaf: from the result of the caller's last insert of a prefix of `tokens`, if
                 `leads_to` holds. Saves the way down from the root, and lets the leaf grow in place.
-            windows: for each window group its blocks beside `block_ids`, as many; `HOLE` for those
-                that the caller does not have. They also fill holes of cached tokens.
-            states: states after prefixes of `tokens`.
+            windows: required if the tree has window groups: for each of them its blocks beside
+                `block_ids`, as many; `HOLE` for those that the caller does not have. They also fill
+                holes of cached tokens.
+            states: states after prefixes of `tokens`, at positions in (0, n].
 
         Raises:
-            ValueError: too few blocks for the tokens, or a block is elsewhere in the tree.
+            ValueError: too few blocks for the tokens, a position outside (0, n], or a block that is
+                elsewhere in the tree. In the last case the tree may be changed in part.
         """
         size = self.block_size
         num_tokens = len(tokens) // TOKEN_BYTES
         first_block = own_leaf.end // size if own_leaf is not None else 0
         if (first_block + len(block_ids)) * size < num_tokens:
-            raise ValueError(f"{num_tokens} tokens do not fit {len(block_ids)} blocks of {size}")
+            num_blocks = first_block + len(block_ids)
+            raise ValueError(f"{num_tokens} tokens need more than {num_blocks} blocks of {size}")
+        if states and (min(states) <= 0 or max(states) > num_tokens):
+            raise ValueError(f"states at {[*states]} are not all in (0, {num_tokens}]")
         if own_leaf is not None:
             node, matched = descend(own_leaf, tokens, own_leaf.end)
         else:
@@ -265,7 +268,8 @@ class RadixTree:
             node = self._split(node, matched)
         begin, end = matched // size - first_block, -(-num_tokens // size) - first_block
         taken = list(block_ids[begin:end])
-        # The leaf's partial last block and the first of these start alike: one of them is enough.
+        # The leaf's partial last block holds the first tokens of the first of these. If both are
+        # the same block, the tree has it already; if not, the longer copy replaces it.
         has_tail = matched % size != 0 and not node.children
         tail = node.block_ids[-1] if has_tail else None
         elsewhere = taken[1:] if taken[0] == tail else taken
@@ -301,7 +305,6 @@ class RadixTree:
         node.last_used = self.clock()
         self.blocks.add(taken, node)
         self.num_tokens += num_tokens - matched
-        self.version += 1
         if self.windows is not None:
             taken_windows, replaced = self.windows.append(
                 node, [ids[begin:end] for ids in windows], had_tail
@@ -318,9 +321,7 @@ class RadixTree:
         """States of a sequence that ends in `node`. Returns the blocks taken."""
         if self.states is None or not states:
             return []
-        taken = self.states.add(node, states)
-        self.version += bool(taken)
-        return taken
+        return self.states.add(node, states)
 
     @staticmethod
     def leads_to(own_leaf: Node | None, num_tokens: int) -> bool:
@@ -376,27 +377,29 @@ class RadixTree:
     # -- evict --------------------------------------------------------------------------------
 
     def evict(self, num_blocks: int, wanted: Collection[Node] = ()) -> list[int]:
-        """Evict `num_blocks` that are not locked, or as many as there are.
+        """Evict `num_blocks` that are not locked, or as many as there are, in this order:
 
-        Spare states and spare blocks of window groups are evicted first (`components/`), then
-        partial last blocks of leaves, then leaves from their end, in the order of the policy
-        (`EvictionOrder`). Nodes in `wanted` come after all others.
+        1. spare states and spare blocks of window groups (`components/`), of `wanted` nodes too;
+        2. partial last blocks of leaves, least recently used first; not with recurrent groups;
+        3. leaves from their end, in the order of the policy;
+        4. blocks before locked ones. Costs a scan of all blocks.
 
-        At last only blocks before locked ones may be left: windows that end where a node in use
-        does, and of two requests that computed the same tokens, the blocks of the one whose copy is
-        in the tree, if it has ended. The latter are evicted together with all that continues them.
-        Both cost a scan of all blocks.
+        In 2 and 3 (`EvictionOrder`), leaves in `wanted` come after all others.
 
-        Returns every block evicted, which in that last case are more than `num_blocks`. With
-        several groups there may be more in any case, because the blocks at the end of a leaf go
-        together, and with recurrent groups all behind the last state that is left.
+        Blocks before locked ones are of two kinds. Window blocks that the end of a locked node
+        needs are evicted alone. Full-attention blocks of an ended request are left if a running one
+        has the same tokens in blocks of its own, and only what continues them is in the tree. They
+        are evicted with everything that continues them, locked or not.
+
+        Returns every block evicted, in case 4 possibly more than `num_blocks`. With several groups
+        there may be more in any case, because the blocks at the end of a leaf go together, and with
+        recurrent groups all after the last state that is left.
         """
         evicted: list[int] = []
         num_left = min(num_blocks, self.num_evictable_blocks)
         for component in (self.states, self.windows):
             if component is not None and num_left > 0:
                 spare = component.evict_spare(num_left)
-                self.version += bool(spare)
                 num_left -= len(spare)
                 evicted += spare
         while num_left > 0:
@@ -413,11 +416,11 @@ class RadixTree:
             elif wanted:
                 wanted = ()  # only wanted leaves are left
             else:
-                self._evict_above_locked(max(num_left, _MIN_SCAN_BLOCKS), evicted)
+                self._evict_before_locked(max(num_left, _MIN_SCAN_BLOCKS), evicted)
                 break
         return evicted
 
-    def _evict_above_locked(self, num_blocks: int, evicted: list[int]) -> None:
+    def _evict_before_locked(self, num_blocks: int, evicted: list[int]) -> None:
         unlocked = [i for i in self.blocks.owners if i not in self.blocks.locked]
         if self.num_groups > 1:
             unlocked.sort(key=self._cuts_nothing_off, reverse=True)
@@ -456,7 +459,6 @@ class RadixTree:
         node = self.blocks.owners.get(block_id)
         if node is None:
             return []
-        self.version += 1
         if self.windows is not None and block_id in self.windows:
             self.windows.make_hole(block_id)
             return [block_id]
@@ -484,7 +486,6 @@ class RadixTree:
         self.order.clear()
         self.num_tokens = 0
         self.num_nodes = 0
-        self.version += 1
 
     def _evict_end(self, leaf: Node, num_blocks: int) -> list[int]:
         """Evict up to `num_blocks` unlocked blocks of full attention from the end of `leaf`, and
@@ -492,10 +493,9 @@ class RadixTree:
         num_kept = len(leaf.block_ids)
         min_kept = max(0, num_kept - num_blocks)
         if self.states is not None:
-            min_kept = min(min_kept, self.states.num_useful_blocks(leaf))
+            min_kept = min(min_kept, self.states.num_blocks_to_last_kept_state(leaf))
         while num_kept > min_kept and leaf.block_ids[num_kept - 1] not in self.blocks.locked:
             num_kept -= 1
-        self.version += 1
         if num_kept == 0 and self.states is not None:
             self._leave_shared_block(leaf)
         return self._cut(leaf, (leaf.start // self.block_size + num_kept) * self.block_size)

@@ -75,8 +75,8 @@ class PrefillSharing:
         self._unfinished_prompts = None
 
     def num_shared_with_sibling(self, request: Request) -> int:
-        """How many tokens of waiting `request` another waiting request begins with; 0 if they share
-        a few only."""
+        """Length, in tokens, of the prefix that waiting `request` shares with another waiting
+        request on its branch; 0 if there is none."""
         sibling = self._waiting.sibling_of(request) if request in self._waiting else None
         if sibling is None:
             return 0

@@ -126,9 +126,9 @@ class RecurrentStates:
 
     # -- evict --------------------------------------------------------------------------------
 
-    def num_useful_blocks(self, node: Node) -> int:
-        """How many blocks of full attention of leaf `node` are still of use once its last state is
-        gone: those up to the state before."""
+    def num_blocks_to_last_kept_state(self, node: Node) -> int:
+        """How many blocks of full attention of leaf `node` to keep when its last block is evicted:
+        those up to the last state that ends before that block; 0 if there is none."""
         size = self._blocks.block_size
         start = node.start // size
         ends = (-(-position // size) - start for position in node.states)

@@ -47,7 +47,7 @@ class Windows:
     Args:
         num_skipped: what each group skips.
         blocks: the table of the tree's blocks.
-        watchers: of the tree, notified when a match becomes a hit, or a hit shorter than its match.
+        watchers: of the tree, notified when a match becomes readable as a whole, or stops being so.
 
     Invariant: `check` below.
     """
@@ -136,8 +136,9 @@ class Windows:
         first_block: int,
         stop: Node | None,
     ) -> list[int]:
-        """Fill holes of `node` and of its parents up to `stop` with blocks that a caller has for
-        the same tokens. Of a block that is not full it must have all tokens that the node has.
+        """Fill holes of `node` and of its parents up to, excluding, `stop` with blocks that a
+        caller has for the same tokens. Of a block that is not full it must have all tokens that the
+        node has.
 
         Args:
             num_matched: the tokens of the caller that the path to `node` holds.
@@ -275,7 +276,7 @@ class Windows:
         group, number = self._places[block_id]
         node = self._blocks.owners[block_id]
         return (
-            # What the children of a node share inside a block is needed for the node's end.
+            # A first block that begins before `node.start` also serves the parent's end.
             number * self._block_size >= node.start and number < self._end_of_spare(node, group)
         )
 
@@ -315,11 +316,11 @@ class Windows:
         self._blocks.remove(block_ids)
 
     def _notify(self, node: Node, first: int, last: int) -> None:
-        """Blocks `first` to `last`, of `node`, have come or gone. Notifies the watchers of whose
-        match all can be read now, or no longer: those that end inside the node or close below it,
-        and those that end inside the first of these blocks in front of the node.
+        """Blocks `first` to `last` of `node` have appeared or disappeared. Notifies the watchers of
+        matches that may have become readable as a whole, or stopped being so: those that end inside
+        the node or close after it, and those that end in its parents, but inside block `first`.
 
-        Where a hit ends before its match, how much before may change unnoticed.
+        A hit that was and stays shorter than its match may change its length unnoticed.
         """
         above = node
         while above.start > first * self._block_size and above.parent is not None:

@@ -177,6 +177,14 @@ def test_a_block_cannot_be_in_the_tree_twice(block) -> None:
     check_tree(tree)
 
 
+@pytest.mark.parametrize("position", [-1, 0, 9])
+def test_a_state_outside_the_sequence_is_refused_and_nothing_is_inserted(position) -> None:
+    tree = make_tree()
+    with pytest.raises(ValueError, match=r"not all in \(0, 8\]"):
+        tree.insert("", letters("abcdefgh"), [10, 11], states={4: [50], position: [51]})
+    assert (num_cached(tree, "abcdefgh"), tree.num_blocks) == (0, 0)
+
+
 # -- evict ----------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from sgl_vllm.radix.node import Namespace
 from sgl_vllm.radix.snapshot import take_snapshot
 from sgl_vllm.radix.tokens import pack, unpack
 from sgl_vllm.radix.tree import RadixTree
-from tests.unit.radix.trees import hit, put
+from tests.unit.radix.trees import Clock, hit, put
 
 
 def found(tree: RadixTree, namespace: Namespace, *tokens: int) -> tuple[int, list[int]]:
@@ -76,13 +76,12 @@ class TestMatch:
         check_tree(tree)
 
     def test_matching_changes_nothing(self) -> None:
-        tree = RadixTree(block_size=4)
+        tree = RadixTree(block_size=4, clock=Clock())
         tree.insert("", pack([1, 2, 3, 4, 5]), [10, 11])
-        before = take_snapshot(tree), tree.version
+        before = take_snapshot(tree, max_tokens=5)
         found(tree, "", 1, 2, 3)
-        after = take_snapshot(tree), tree.version
-        assert after[1] == before[1] and after[0].num_nodes == before[0].num_nodes
-        assert after[0].nodes[0].hits == 0
+        assert take_snapshot(tree, max_tokens=5) == before
+        check_tree(tree)
 
     def test_a_hit_counts_for_the_tokens_that_were_read_and_not_beyond(self) -> None:
         """Of three chats with one system prompt, none has read the first chat's end."""
@@ -128,8 +127,12 @@ class TestInsert:
         assert tree.num_nodes == 2
 
     def test_too_few_blocks_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="do not fit"):
-            RadixTree(block_size=2).insert("", pack([1, 2, 3]), [10])
+        tree = RadixTree(block_size=2)
+        with pytest.raises(ValueError, match="3 tokens need more than 1 blocks of 2"):
+            tree.insert("", pack([1, 2, 3]), [10])
+        own_leaf = tree.insert("", pack([1, 2, 3]), [10, 11]).own_leaf
+        with pytest.raises(ValueError, match="5 tokens need more than 2 blocks of 2"):
+            tree.insert("", pack([1, 2, 3, 4, 5]), [11], own_leaf)
 
     def test_a_block_cannot_be_in_two_places(self) -> None:
         tree = RadixTree(block_size=2)
