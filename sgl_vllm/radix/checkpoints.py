@@ -27,7 +27,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sgl_vllm.radix.groups import Groups
-from sgl_vllm.radix.request_state import RequestState
+from sgl_vllm.radix.request_record import RequestRecord
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -52,23 +52,23 @@ class Checkpoints:
         self._groups = groups
 
     @staticmethod
-    def note_branch(state: RequestState, branch: int, num_hit: int) -> None:
+    def note_branch(record: RequestRecord, branch: int, num_hit: int) -> None:
         """Leave a checkpoint after `branch` tokens if the hit, of `num_hit` tokens, is at least
         `MIN_GAIN` tokens shorter."""
-        state.branch = branch if branch - num_hit >= MIN_GAIN else 0
+        record.branch = branch if branch - num_hit >= MIN_GAIN else 0
 
     @staticmethod
-    def cut_to_branch(state: RequestState, start: int, num_new_tokens: int) -> int:
+    def cut_to_branch(record: RequestRecord, start: int, num_new_tokens: int) -> int:
         """The length of the pass of `num_new_tokens` from `start` on, shortened to end at the
         branch if that is inside it."""
-        num_before = state.branch - start
+        num_before = record.branch - start
         return num_before if 0 < num_before < num_new_tokens else num_new_tokens
 
-    def begin(self, request: Request, state: RequestState, num_new_tokens: int) -> bool:
+    def begin(self, request: Request, record: RequestRecord, num_new_tokens: int) -> bool:
         """Ask vLLM for a checkpoint of what a running request has computed, when it next allocates
         blocks for it, if there is reason and room for one. Returns whether it was requested."""
         position = request.num_computed_tokens
-        if position not in (state.branch, request.num_prompt_tokens):
+        if position not in (record.branch, request.num_prompt_tokens):
             return False
         tree, groups = self._pool.tree, self._groups
         number, num_inside = divmod(position, groups.block_size)
@@ -78,7 +78,7 @@ class Checkpoints:
         num_needed = (num_new_tokens // groups.block_size + 1) * groups.num_groups
         num_needed += len(groups.recurrent)
         num_free = self._pool.get_num_free_blocks()
-        if position != state.branch:  # it must not cost what is likely to be used
+        if position != record.branch:  # it must not cost what is likely to be used
             num_free += tree.states.num_spare_blocks - tree.num_evictable_blocks
         if num_free < num_needed:
             return False
@@ -104,4 +104,4 @@ class Checkpoints:
         blocks = self._groups.full_blocks[request.request_id]
         block_ids = [block.block_id for block in copies]
         self._pool.index(request, blocks, position, states={position: block_ids})
-        self._pool.computed_in_this_step(block_ids)
+        self._pool.mark_computed_in_this_step(block_ids)

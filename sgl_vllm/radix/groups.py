@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
     from vllm.v1.request import Request
 
-Of = TypeVar("Of")
+T = TypeVar("T")
 
 MAX_STATE_BLOCKS = 3
 """Blocks of a recurrent group that a request holds at a time: its state before and after a pass,
@@ -54,7 +54,7 @@ class Groups:
         recurrent = [number for number in numbers if isinstance(specs[number], MambaSpec)]
         windows = [number for number in numbers if number not in (self.full, *recurrent)]
         order = [self.full, *windows, *recurrent]
-        self._places = [order.index(number) for number in numbers]
+        self._tree_order_index = [order.index(number) for number in numbers]
         first = managers[self.full]
         self.num_groups = len(managers)
         self.block_size = first.block_size
@@ -85,7 +85,7 @@ class Groups:
         """By position, the blocks of the states that a request has after whole blocks of tokens,
         after `begin` (exclusive) up to `end`, and at `end` itself.
 
-        A block holds the state after its last token once the request has gone beyond that token.
+        A block holds the state after its last token once the request has gone past that token.
         vLLM gives most of them back a pass later.
 
         Args:
@@ -105,9 +105,9 @@ class Groups:
             return None
         return [one[number].block_id for one in blocks]
 
-    def in_vllms_order(self, lists: Sequence[Of]) -> tuple[Of, ...]:
+    def in_vllms_order(self, lists: Sequence[T]) -> tuple[T, ...]:
         """One thing for each group, from the tree's order into vLLM's."""
-        return tuple([lists[place] for place in self._places])
+        return tuple([lists[index] for index in self._tree_order_index])
 
     def max_blocks(self, num_tokens: int) -> int:
         """The most blocks that a request of `num_tokens` holds at a time."""

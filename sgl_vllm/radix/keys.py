@@ -51,7 +51,7 @@ class TokenKeys:
     """Packs a request's tokens so that, from the first on, equal keys mean equal inputs.
 
     At an image or another input that is no text, the first position gets a number for its content,
-    and the others their place in it. All of these are negative:
+    and the others their index in it. All of these are negative:
 
         tokens      7  9  <image> <image> <image>  4
         keys        7  9    -12   I - 1   I - 2    4        I = -2**30; content number 12
@@ -81,8 +81,8 @@ class TokenKeys:
         # The first position may be no embedding but a token, which the number replaces.
         number = self._number_of((feature.identifier, int(keys[begin])))
         is_embed = feature.mm_position.is_embed
-        places = np.arange(length) if is_embed is None else np.flatnonzero(is_embed.numpy())
-        keys[begin + places] = _INSIDE - places
+        indices = np.arange(length) if is_embed is None else np.flatnonzero(is_embed.numpy())
+        keys[begin + indices] = _INSIDE - indices
         keys[begin] = number
 
     def _number_of(self, content: tuple[str, int]) -> int:

@@ -10,7 +10,7 @@ The tree needs three things of a layer:
 - it keeps one state per token, so a hit can end at any of them;
 - it keeps them for all tokens of a request, until the request ends.
 
-Beside such layers there may be groups of layers that read a window of these tokens only
+In addition, there may be groups of layers that read a window of these tokens only
 (`components/windows.py`), and of recurrent layers, which keep one state per request
 (`components/states.py`).
 
@@ -102,7 +102,7 @@ def why_refused(config: KVCacheConfig) -> str | None:
 def _why_not_together(
     config: KVCacheConfig, groups: Sequence[Collection[KVCacheSpec]]
 ) -> str | None:
-    """Why groups of served kinds cannot be served beside each other; None if they can."""
+    """Why groups of served kinds cannot be served together; None if they can."""
     kinds = [{type(spec) for spec in group} for group in groups]
     if any(len(of_group) > 1 for of_group in kinds):
         return "one of the model's KV-cache groups has layers of several kinds"

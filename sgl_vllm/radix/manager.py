@@ -14,12 +14,12 @@ before the forward pass.
     indexed  when scheduled, for whole-block hits (as in vLLM)      the rest when computed
 
 With several groups (`components/`), one block of each is copied. In `allocate_slots`, vLLM frees
-blocks that have left a window and states that the request has gone beyond, and may reuse them in
-the same call. So computed tokens enter the tree before that call.
+superseded states and blocks that have left a window, and may reuse them in the same call. So
+computed tokens enter the tree before that call.
 
 With speculative decoding, the tree has accepted tokens only. A drafter's own KV of a token may
-depend on the next one (EAGLE), where another request goes on in its own way. So a match of m tokens
-gives a hit of m - 1 there.
+depend on the next token (EAGLE), which another request may not share. So a match of m tokens gives
+a hit of m - 1 there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, holder_of
 from sgl_vllm.radix.pins import Pins, max_pinned_blocks
 from sgl_vllm.radix.pool import RadixBlockPool
-from sgl_vllm.radix.request_state import RequestState
+from sgl_vllm.radix.request_record import RequestRecord
 from sgl_vllm.radix.scheduler_view import NoScheduler, SchedulerView
 from sgl_vllm.radix.snapshot import CacheSnapshot, take_snapshot
 from sgl_vllm.radix.stats import RadixCounters, RadixGauges
@@ -170,22 +170,22 @@ class RadixKVCacheManager(KVCacheManager):
         return self.pool.guarded(self._match, request) or NO_MATCH
 
     def _match(self, request: Request) -> Match:
-        return self.pool.match(self.pool.states.of(request))
+        return self.pool.match(self.pool.records.of(request))
 
-    def num_cached(self, match: Match) -> int:
-        """How many tokens of a match made since the last change a request can read."""
-        return self.pool.guarded(self._num_cached, match) or 0
+    def hit_length(self, match: Match) -> int:
+        """How many tokens of a match a request can read. `match` is made since the last change."""
+        return self.pool.guarded(self._hit_length, match) or 0
 
-    def _num_cached(self, match: Match) -> int:
+    def _hit_length(self, match: Match) -> int:
         assert self.tree is not None
         return self.tree.longest_hit(match, match.num_tokens)
 
-    def num_shared_now(self, request: Request) -> int:
-        """How many tokens a lookup in the middle of a step would find. Unlike `match`, it counts
-        only whole blocks of what this step computes."""
-        return self.pool.guarded(self._num_shared_now, request) or 0
+    def hit_length_mid_step(self, request: Request) -> int:
+        """How many tokens of `request` a lookup in the middle of a step would find. Of what this
+        step computes, these are whole blocks only."""
+        return self.pool.guarded(self._hit_length_mid_step, request) or 0
 
-    def _num_shared_now(self, request: Request) -> int:
+    def _hit_length_mid_step(self, request: Request) -> int:
         tree = self.tree
         assert tree is not None
         match = self._match(request)
@@ -234,37 +234,37 @@ class RadixKVCacheManager(KVCacheManager):
 
     def _find(self, request: Request, limit: int) -> tuple[KVCacheBlocks, int] | None:
         """The cached blocks of `request`, for at most `limit` tokens."""
-        tree, state = self.pool.tree, self.pool.states.of(request)
-        match = self.pool.match(state)
-        if self.checkpoints is not None and state is not None:
-            self._note_branch(request, state, match, limit)
+        tree, record = self.pool.tree, self.pool.records.of(request)
+        match = self.pool.match(record)
+        if self.checkpoints is not None and record is not None:
+            self._note_branch(request, record, match, limit)
         limit = min(match.num_tokens - self.drafting.num_lookahead, limit)
         if limit <= 0:
             return None
-        assert tree is not None and state is not None
+        assert tree is not None and record is not None
         num_tokens = limit
-        beside: Sequence[list[int]] = ()
+        others: Sequence[list[int]] = ()
         if self.groups.num_groups > 1:
             num_tokens = tree.longest_hit(match, limit)
-            beside = self._blocks_beside(match, num_tokens)
+            others = self._other_group_blocks(match, num_tokens)
         block_ids = tree.block_ids(match, num_tokens)
-        while num_tokens % self.block_size and not self._may_copy(request, block_ids, beside):
+        while num_tokens % self.block_size and not self._may_copy(request, block_ids, others):
             limit = num_tokens - num_tokens % self.block_size
             num_tokens = tree.longest_hit(match, limit)
             del block_ids[-(-num_tokens // self.block_size) :]
-            beside = self._blocks_beside(match, num_tokens)
+            others = self._other_group_blocks(match, num_tokens)
         if not num_tokens:
             return None
         # If a missing block or state shortened the hit, only the tokens read count as used; if only
         # `limit` did, the whole match does.
-        state.found = match if num_tokens == limit else holder_of(match, num_tokens)
-        state.num_found = num_tokens
+        record.found = match if num_tokens == limit else holder_of(match, num_tokens)
+        record.num_found = num_tokens
         all_blocks = self.block_pool.blocks
         blocks: tuple[list[KVCacheBlock], ...] = ([all_blocks[i] for i in block_ids],)
-        if beside:
+        if others:
             null_block = self.block_pool.null_block
             blocks += tuple(
-                [all_blocks[i] if i != HOLE else null_block for i in ids] for ids in beside
+                [all_blocks[i] if i != HOLE else null_block for i in ids] for ids in others
             )
             blocks = self.groups.in_vllms_order(blocks)
         if (
@@ -275,35 +275,37 @@ class RadixKVCacheManager(KVCacheManager):
             self.coordinator.emit_cached_block_events(request, (whole,))
         return KVCacheBlocks(blocks), num_tokens
 
-    def _note_branch(self, request: Request, state: RequestState, match: Match, limit: int) -> None:
+    def _note_branch(
+        self, request: Request, record: RequestRecord, match: Match, limit: int
+    ) -> None:
         """Note where `request` leaves a checkpoint: where what is cached ends, or what another
         waiting request shares with it."""
         tree = self.tree
         assert tree is not None
         num_shared = max(match.num_tokens, self.scheduler.num_shared_with_sibling(request))
-        num_cached = tree.longest_hit(match, limit)
-        Checkpoints.note_branch(state, min(num_shared, limit), num_cached)
+        num_hit = tree.longest_hit(match, limit)
+        Checkpoints.note_branch(record, min(num_shared, limit), num_hit)
 
-    def _blocks_beside(self, match: Match, num_tokens: int) -> list[list[int]]:
+    def _other_group_blocks(self, match: Match, num_tokens: int) -> list[list[int]]:
         """For each group but full attention the blocks of a hit, as many as of full attention:
         `HOLE` for those that the hit does not need."""
         tree = self.tree
         assert tree is not None
         num_holes = -(-num_tokens // self.block_size) - 1
-        beside = tree.window_ids(match, num_tokens)
-        beside += [[HOLE] * num_holes + [i] for i in tree.state_ids(match, num_tokens)]
-        return beside
+        others = tree.window_ids(match, num_tokens)
+        others += [[HOLE] * num_holes + [i] for i in tree.state_ids(match, num_tokens)]
+        return others
 
     def _may_copy(
-        self, request: Request, block_ids: list[int], beside: Sequence[list[int]]
+        self, request: Request, block_ids: list[int], others: Sequence[list[int]]
     ) -> bool:
         """Whether the hit that these blocks hold may end inside the last of each group."""
         if self._num_copies and self._num_copies + self.groups.num_groups > self._max_copies:
             return False
         last_blocks = block_ids[-1:]
-        if beside:
-            last_blocks += [ids[-1] for ids in beside]
-            block_ids = block_ids + [i for ids in beside for i in ids if i != HOLE]
+        if others:
+            last_blocks += [ids[-1] for ids in others]
+            block_ids = block_ids + [i for ids in others for i in ids if i != HOLE]
         return self.pool.are_computed(last_blocks) and self._has_room_for_copy(request, block_ids)
 
     def _has_room_for_copy(self, request: Request, block_ids: list[int]) -> bool:
@@ -338,9 +340,9 @@ class RadixKVCacheManager(KVCacheManager):
             self.pool.guarded(self._record_hit, request)
 
     def _record_hit(self, request: Request) -> None:
-        tree, state = self.pool.tree, self.pool.states.of(request)
-        if tree is not None and state is not None:
-            tree.record_hit(state.found, request.priority)
+        tree, record = self.pool.tree, self.pool.records.of(request)
+        if tree is not None and record is not None:
+            tree.record_hit(record.found, request.priority)
 
     # -- insert -------------------------------------------------------------------------------
 
@@ -391,9 +393,9 @@ class RadixKVCacheManager(KVCacheManager):
         if blocks is not None and num_new_computed_tokens % self.block_size:
             self._num_copies += self.groups.num_groups
         if num_external_computed_tokens and blocks is not None:
-            state = self.pool.states.of(request)
-            if state is not None:
-                state.num_loaded = num_new_computed_tokens + num_external_computed_tokens
+            record = self.pool.records.of(request)
+            if record is not None:
+                record.num_loaded = num_new_computed_tokens + num_external_computed_tokens
         return blocks
 
     def index_prompt(self, request: Request) -> None:
@@ -413,18 +415,18 @@ class RadixKVCacheManager(KVCacheManager):
         """Put what `request` has computed into the tree, before its blocks are released."""
         blocks = self.groups.full_blocks.get(request.request_id)
         if blocks and self.enable_caching:
-            state = self.pool.states.of(request)
+            record = self.pool.records.of(request)
             num_scheduled = self.groups.num_cached_blocks.get(request.request_id, 0)
             if num_scheduled * self.block_size > request.num_computed_tokens:
                 # It was taken out of the step that would have computed it, or its load has failed.
                 # Only blocks of its own leave the tree, not those that it found in the cache.
-                num_kept = max(request.num_computed_tokens, state.num_found if state else 0)
-                is_unsure = slice(num_kept // self.block_size, num_scheduled)
+                num_kept = max(request.num_computed_tokens, record.num_found if record else 0)
+                uncertain = slice(num_kept // self.block_size, num_scheduled)
                 for each in (blocks, *self.groups.window_blocks_of(request)):
-                    self.pool.unindex(each[is_unsure])
-            num_tokens, states = self._num_to_index(request, state), None
-            if self.groups.recurrent and state is not None:
-                num_tokens, states = self._states_left(request, state, num_tokens)
+                    self.pool.unindex(each[uncertain])
+            num_tokens, states = self._num_to_index(request, record), None
+            if self.groups.recurrent and record is not None:
+                num_tokens, states = self._states_left(request, record, num_tokens)
             # After a failed load, vLLM may count blocks as computed that another request was to
             # load, which has failed too.
             if num_tokens > 0 and request.status != RequestStatus.FINISHED_ERROR:
@@ -435,7 +437,7 @@ class RadixKVCacheManager(KVCacheManager):
         self.pool.discard_request(request)
 
     def _states_left(
-        self, request: Request, state: RequestState, num_tokens: int
+        self, request: Request, record: RequestRecord, num_tokens: int
     ) -> tuple[int, States]:
         """The states that a request leaves behind when it releases its blocks, and how many tokens
         have to enter the tree with them.
@@ -448,7 +450,7 @@ class RadixKVCacheManager(KVCacheManager):
             num_tokens = request.num_computed_tokens
         else:
             num_tokens -= num_tokens % self.block_size
-        return num_tokens, self.groups.states_of(request, state.num_with_states, num_tokens)
+        return num_tokens, self.groups.states_of(request, record.num_with_states, num_tokens)
 
     def _index(self, request: Request, num_tokens: int, states: States | None = None) -> None:
         """Put the first tokens of a running request into the tree, if it still has its blocks."""
@@ -461,34 +463,34 @@ class RadixKVCacheManager(KVCacheManager):
     def _index_before_blocks_go(self, request: Request) -> None:
         """Put the whole blocks that a running request has computed into the tree, and its states
         after them, unless they have been there."""
-        state = self.pool.states.of(request)
-        if state is None:
+        record = self.pool.records.of(request)
+        if record is None:
             return
-        num_tokens = self._num_to_index(request, state)
+        num_tokens = self._num_to_index(request, record)
         num_tokens -= num_tokens % self.block_size
         if not self.groups.recurrent:
-            if num_tokens > state.num_indexed:
+            if num_tokens > record.num_indexed:
                 self._index(request, num_tokens)
-        elif num_tokens > state.num_with_states:
-            states = self.groups.states_of(request, state.num_with_states, num_tokens)
+        elif num_tokens > record.num_with_states:
+            states = self.groups.states_of(request, record.num_with_states, num_tokens)
             self._index(request, num_tokens, states)
-            state.num_with_states = num_tokens
+            record.num_with_states = num_tokens
 
     def _begin_checkpoint(self, request: Request, num_new_tokens: int) -> bool:
-        state = self.pool.states.of(request)
-        if self.checkpoints is None or state is None:
+        record = self.pool.records.of(request)
+        if self.checkpoints is None or record is None:
             return False
-        return self.checkpoints.begin(request, state, num_new_tokens)
+        return self.checkpoints.begin(request, record, num_new_tokens)
 
     def cut_to_branch(self, request: Request, start: int, num_new_tokens: int) -> int:
         """How many of the tokens from `start` on the next pass computes: `num_new_tokens`, or fewer
         if the request stops to leave a checkpoint."""
-        state = self.pool.states.of(request)
-        if self.checkpoints is None or state is None or self.tree is None:
+        record = self.pool.records.of(request)
+        if self.checkpoints is None or record is None or self.tree is None:
             return num_new_tokens
-        return self.checkpoints.cut_to_branch(state, start, num_new_tokens)
+        return self.checkpoints.cut_to_branch(record, start, num_new_tokens)
 
-    def _num_to_index(self, request: Request, state: RequestState | None) -> int:
+    def _num_to_index(self, request: Request, record: RequestRecord | None) -> int:
         """How many of the request's tokens other requests may share.
 
         Tokens of a step in flight are not computed yet, and placeholders are no tokens. vLLM counts
@@ -498,7 +500,7 @@ class RadixKVCacheManager(KVCacheManager):
         # A preempted request has no computed tokens, but may still have tokens in flight.
         num_computed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
         num_tokens = min(num_computed, request.num_tokens)
-        if state is not None and 0 < num_tokens <= state.num_loaded:
+        if record is not None and 0 < num_tokens <= record.num_loaded:
             num_cached = self.groups.num_cached_blocks.get(request.request_id, 0)
             num_tokens = min(num_tokens, num_cached * self.block_size)
         return num_tokens
@@ -507,8 +509,8 @@ class RadixKVCacheManager(KVCacheManager):
         """How many tokens `request` will have left in the cache, for vLLM's statistics."""
         if self.tree is None:
             return super().estimate_cached_tokens(request)
-        state = self.pool.states.of(request)
-        return 0 if state is None else self._num_to_index(request, state)
+        record = self.pool.records.of(request)
+        return 0 if record is None else self._num_to_index(request, record)
 
     def reset_prefix_cache(self) -> bool:
         """Empty the cache, pinned prefixes too. False, and nothing is changed, if it is in use."""
@@ -529,7 +531,7 @@ class RadixKVCacheManager(KVCacheManager):
             tree_blocks=tree.num_blocks if tree is not None else 0,
             tree_states=tree.num_states if tree is not None else 0,
             cache_tokens=self._as_tokens(self.block_pool.num_gpu_blocks - 1),
-            protected_tokens=self._as_tokens(tree.num_protected_blocks if tree is not None else 0),
+            protected_tokens=self._as_tokens(tree.num_locked_blocks if tree is not None else 0),
             pinned_tokens=self._as_tokens(len(self.pins.block_ids)),
             block_size=self.block_size,
         )

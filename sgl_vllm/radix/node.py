@@ -26,7 +26,7 @@ class Node:
     Each list in `windows` is as long.
 
     Attributes:
-        windows: for each window group of the tree, its blocks beside `block_ids`, or `HOLE`
+        windows: for each window group of the tree, its blocks of the same tokens, or `HOLE`
             (`components/windows.py`).
         states: by position, the blocks of the recurrent groups (`components/states.py`).
         parent: None for a root, and for a node that is no longer in the tree.
@@ -80,7 +80,7 @@ class Match(NamedTuple):
 
     Attributes:
         num_tokens: its length; 0 if nothing is cached.
-        node: the deepest node that holds a part of it, whose end may lie beyond the match.
+        node: the deepest node that holds a part of it, whose end may lie after the match's.
     """
 
     num_tokens: int
@@ -98,13 +98,13 @@ class InsertResult(NamedTuple):
             next insert, of a longer sequence, may start from there.
         taken: blocks that the tree owns from now on.
         evicted: blocks that it owns no longer, of all groups.
-        taken_beside: blocks of further groups that the tree owns from now on.
+        taken_other_groups: blocks of further groups that the tree owns from now on.
     """
 
     own_leaf: Node | None
     taken: list[int]
     evicted: list[int]
-    taken_beside: Sequence[int] = ()
+    taken_other_groups: Sequence[int] = ()
 
 
 def subtree(top: Node) -> Iterator[Node]:

@@ -17,7 +17,9 @@ def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
         return NO_PREFIX_CACHING
     if (reason := why_refused(kv_cache_config)) is not None:
         return reason
-    if len(kv_cache_config.kv_cache_groups) > 1 and (reason := _why_not_beside(vllm_config)):
+    if len(kv_cache_config.kv_cache_groups) > 1 and (
+        reason := _why_not_several_groups(vllm_config)
+    ):
         return reason
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         return "context parallelism splits blocks over workers"
@@ -28,7 +30,7 @@ def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
     return None
 
 
-def _why_not_beside(vllm_config: VllmConfig) -> str | None:
+def _why_not_several_groups(vllm_config: VllmConfig) -> str | None:
     """Why the tree cannot serve several KV-cache groups in this configuration; None if it can."""
     if vllm_config.kv_transfer_config is not None:
         return "the model has several KV-cache groups, and a KV connector is in use"

@@ -2,12 +2,15 @@
 
 Owns which blocks of a request are in the tree (`match`, `index`), the agreement of the tree's locks
 with vLLM's reference counts, and which blocks are handed out next. Does not own which tokens of a
-request are computed (`manager.py`), what is kept of a request (`request_state.py`), or pins
+request are computed (`manager.py`), what is kept of a request (`request_record.py`), or pins
 (`pins.py`).
 
 vLLM keeps all blocks without a reference in one queue and hands them out from its front. Here:
 
     front | empty blocks ... | cached blocks, in the tree ... | back
+
+To *index* a request is to insert its computed tokens and their blocks into the tree; to *unindex*
+blocks is to take them out again.
 
 A block in the tree carries a hash, vLLM's or `_MARK`, so vLLM puts it at the back when it is freed.
 An evicted block loses its hash and comes to the front. When there are too few empty blocks, the
@@ -35,7 +38,7 @@ from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.node import NO_MATCH, Match
 from sgl_vllm.radix.pins import Pins
-from sgl_vllm.radix.request_state import RequestState, RequestStates
+from sgl_vllm.radix.request_record import RequestRecord, RequestRecords
 from sgl_vllm.radix.scheduler_view import SchedulerView
 from sgl_vllm.radix.stats import EvictionCounters
 from sgl_vllm.radix.tokens import TOKEN_BYTES
@@ -55,7 +58,7 @@ class RadixBlockPool(BlockPool):
 
     tree: RadixTree | None
     """None once an error has switched it off."""
-    states: RequestStates
+    records: RequestRecords
     pins: Pins
     counters: EvictionCounters
     block_size: int
@@ -98,7 +101,7 @@ class RadixBlockPool(BlockPool):
             window_groups=groups.num_skipped,
             num_recurrent_groups=len(groups.recurrent),
         )
-        pool.states = RequestStates()
+        pool.records = RequestRecords()
         pool.pins = Pins(pool, max_pinned_blocks, max_pins)
         pool.counters = EvictionCounters()
         pool.block_size = groups.block_size
@@ -117,25 +120,26 @@ class RadixBlockPool(BlockPool):
 
     # -- a request and the tree ---------------------------------------------------------------
 
-    def match(self, state: RequestState | None) -> Match:
+    def match(self, record: RequestRecord | None) -> Match:
         """The longest cached prefix of a request, which may be all of it."""
-        if state is None or state.namespace is None or self.tree is None:
+        if record is None or record.namespace is None or self.tree is None:
             return NO_MATCH
         if self._scheduled:
             self._index_scheduled()
-        return self.tree.match_prefix(state.namespace, state.tokens)
+        return self.tree.match_prefix(record.namespace, record.tokens)
 
     def discard_request(self, request: Request) -> None:
         """`request` is about to release its blocks."""
-        self.states.discard(request)
+        self.records.discard(request)
         self._scheduled.pop(request.request_id, None)
 
     def are_computed(self, block_ids: list[int]) -> bool:
         """Whether the blocks may be copied from before this step's forward pass."""
         return self._in_this_step.isdisjoint(block_ids)
 
-    def computed_in_this_step(self, block_ids: Iterable[int]) -> None:
-        """The blocks are in the tree, and hold what they should from this step's pass on."""
+    def mark_computed_in_this_step(self, block_ids: Iterable[int]) -> None:
+        """Note that the blocks, which are in the tree, hold their contents only after this step's
+        forward pass."""
         self._in_this_step.update(block_ids)
 
     def step_starts(self) -> None:
@@ -184,12 +188,12 @@ class RadixBlockPool(BlockPool):
         Returns:
             False if the request stays out of the tree, or the tree is off.
         """
-        state = self.states.of(request)
-        if state is None or self.tree is None:
+        record = self.records.of(request)
+        if record is None or self.tree is None:
             return False
-        tree, own = self.tree, state.own
+        tree, own = self.tree, record.own
         first_block = 0
-        if not tree.leads_to(own, num_tokens):
+        if not tree.can_extend(own, num_tokens):
             own = None
         elif own is not None:
             if own.end == num_tokens and not states:
@@ -197,13 +201,13 @@ class RadixBlockPool(BlockPool):
                     tree.record_use(own, request.priority)
                 return True
             first_block = own.end // self.block_size
-        tokens = state.tokens
+        tokens = record.tokens
         if len(tokens) > TOKEN_BYTES * num_tokens:
             tokens = tokens[: TOKEN_BYTES * num_tokens]
         end_block = -(-num_tokens // self.block_size)
         new_blocks = blocks[first_block:end_block]
-        state.own, taken, evicted, taken_beside = tree.insert(
-            state.namespace,
+        record.own, taken, evicted, taken_other_groups = tree.insert(
+            record.namespace,
             tokens,
             [block.block_id for block in new_blocks],
             own,
@@ -211,13 +215,13 @@ class RadixBlockPool(BlockPool):
             () if tree.windows is None else self.groups.window_ids(request, first_block, end_block),
             states,
         )
-        state.num_indexed = num_tokens
+        record.num_indexed = num_tokens
         if is_last_use:
-            tree.record_use(state.own or state.found.node, request.priority)
+            tree.record_use(record.own or record.found.node, request.priority)
         for block in new_blocks[len(new_blocks) - len(taken) :]:
             if block.block_hash is None:
                 block.set_block_hash(_MARK, num_tokens)
-        for block_id in taken_beside:
+        for block_id in taken_other_groups:
             if self.blocks[block_id].block_hash is None:
                 self.blocks[block_id].set_block_hash(_MARK, num_tokens)
         if evicted:
@@ -231,7 +235,7 @@ class RadixBlockPool(BlockPool):
     ) -> None:
         """Give those of the first `num_blocks` that have just entered the tree vLLM's hashes, and
         emit their events. A second copy of cached tokens is not in the tree, so it gets no hash.
-        From vLLM 0.33 on, a block's hash beside EAGLE needs the token after the block."""
+        From vLLM 0.33 on, a block's hash with EAGLE needs the token after the block."""
         num_hashed = len(request.block_hashes) * self.hash_block_size // self.block_size
         first = num_blocks = min(num_blocks, num_hashed)
         while first > 0 and blocks[first - 1].block_hash == _MARK:
@@ -394,7 +398,7 @@ class RadixBlockPool(BlockPool):
     def switch_off(self) -> None:
         """Use vLLM's own prefix cache from now on. It starts empty."""
         self.tree = None
-        self.states.clear()
+        self.records.clear()
         self._scheduled.clear()
         for block in self.blocks:
             self._emit_block_removed_events(self._remove_cached_block_hashes(block))
@@ -413,7 +417,7 @@ class RadixBlockPool(BlockPool):
         in_use = [b for b in self.blocks if b.ref_cnt > 0 and not b.is_null]
         assert all(b.ref_cnt == 0 for b in free)
         assert len(free) + len(in_use) == self.num_gpu_blocks - 1
-        assert tree.num_protected_blocks == sum(b.block_id in tree for b in in_use)
+        assert tree.num_locked_blocks == sum(b.block_id in tree for b in in_use)
         assert tree.num_evictable_blocks == sum(b.block_id in tree for b in free)
         for block in self.blocks:
             assert (block.block_id in tree) == (block.block_hash is not None), block

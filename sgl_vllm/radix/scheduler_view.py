@@ -20,7 +20,7 @@ class SchedulerView(Protocol):
     def first_scored_token(self, request: Request) -> int | None:
         """The first prompt token whose score `request` asks for; None if it asks for none.
 
-        A hit must end before the token in front of it, whose forward pass gives the score.
+        A hit must end before the token that precedes it, whose forward pass gives the score.
         """
 
     def num_shared_with_sibling(self, request: Request) -> int:

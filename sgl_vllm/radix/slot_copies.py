@@ -1,5 +1,7 @@
 """Copies only the matched slots of a hit inside a block, with one kernel for all layers.
 
+A *slot* is the part of a block that holds the KV of one token.
+
 Owns how many slots a step's copies need, and the replacement of vLLM's copy in a live model runner.
 Does not own which blocks are copied (vLLM's scheduler), nor the kernel (`kernels/slot_copy.py`).
 

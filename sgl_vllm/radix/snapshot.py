@@ -71,6 +71,7 @@ class TreeSnapshot:
 
     Attributes:
         num_tokens, num_nodes, num_blocks: of the whole tree, isolated namespaces included.
+        num_protected_blocks: locked ones.
         nodes_left_out: nodes that are neither isolated nor in `nodes`.
         nodes: those near the roots first, parents before children.
     """
@@ -167,7 +168,7 @@ def take_snapshot(
         num_tokens=tree.num_tokens,
         num_nodes=tree.num_nodes,
         num_blocks=tree.num_blocks,
-        num_protected_blocks=tree.num_protected_blocks,
+        num_protected_blocks=tree.num_locked_blocks,
         num_evictable_blocks=tree.num_evictable_blocks,
         isolated=totals,
         nodes_left_out=tree.num_nodes - totals.num_nodes - len(nodes),

@@ -21,7 +21,11 @@ exactly one node**: a leaf owns the blocks up to its end, an internal node only 
 
 A model may have further groups of KV caches: of layers that read only a part of what precedes a
 token (`components/windows.py`), and of recurrent layers, which have one state instead of a KV per
-token (`components/states.py`). These keep their blocks beside those above.
+token (`components/states.py`). Their blocks are in the same nodes.
+
+A *match* is the longest cached prefix of a sequence. A *hit* is the part of it that a request can
+read. It is shorter if a window group lacks blocks, if there is no state at its end, and because at
+least one token of a request has to run.
 
 The idea is RadixAttention (Zheng et al., arXiv 2312.07104, section 3), here over paged blocks.
 """
@@ -108,7 +112,7 @@ class RadixTree:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that the tree owns, of all groups: protected and evictable ones."""
+        """Blocks that the tree owns, of all groups: locked and evictable ones."""
         return len(self.blocks.owners)
 
     @property
@@ -117,7 +121,7 @@ class RadixTree:
         return len(self.states) if self.states is not None else 0
 
     @property
-    def num_protected_blocks(self) -> int:
+    def num_locked_blocks(self) -> int:
         """Locked blocks."""
         return len(self.blocks.locked)
 
@@ -170,8 +174,8 @@ class RadixTree:
         return block_ids_of(match, num_tokens, self.block_size)
 
     def window_ids(self, match: Match, num_tokens: int) -> list[list[int]]:
-        """For each window group its blocks beside `block_ids`, of a `longest_hit`: `HOLE` for those
-        that the hit does not need."""
+        """For each window group its blocks of a `longest_hit`, as many as `block_ids`: `HOLE` for
+        those that the hit does not need."""
         return self.windows.block_ids(match, num_tokens) if self.windows is not None else []
 
     def state_ids(self, match: Match, num_tokens: int) -> list[int]:
@@ -230,10 +234,10 @@ class RadixTree:
                 block_size` on) up to number ceil(n / block_size) - 1 or more. A block that is in
                 the tree already must be at the same place there.
             own_leaf: from the result of the caller's last insert of a prefix of `tokens`, if
-                `leads_to` holds. Saves the way down from the root, and lets the leaf grow in place.
-            windows: required if the tree has window groups: for each of them its blocks beside
-                `block_ids`, as many; `HOLE` for those that the caller does not have. They also fill
-                holes of cached tokens.
+                `can_extend` holds. Saves the way down from the root, and lets the leaf grow.
+            windows: required if the tree has window groups: for each of them its blocks, as many
+                as `block_ids`; `HOLE` for those that the caller does not have. They also fill holes
+                of cached tokens.
             states: states after prefixes of `tokens`, at positions in (0, n].
 
         Raises:
@@ -258,12 +262,12 @@ class RadixTree:
                 root = self.roots[namespace] = Node(None, 0, b"", [], 0)
                 self._namespaces[root] = namespace
             node, matched = descend(root, tokens, 0)
-        filled: list[int] = []
+        taken_other_groups: list[int] = []
         if self.windows is not None:
-            filled = self.windows.fill(node, matched, windows, first_block, own_leaf)
+            taken_other_groups = self.windows.fill(node, matched, windows, first_block, own_leaf)
         if matched == num_tokens:
-            filled += self._add_states(node, states)
-            return InsertResult(own_leaf if node is own_leaf else None, [], [], filled)
+            taken_other_groups += self._add_states(node, states)
+            return InsertResult(own_leaf if node is own_leaf else None, [], [], taken_other_groups)
         if matched < node.end:
             node = self._split(node, matched)
         begin, end = matched // size - first_block, -(-num_tokens // size) - first_block
@@ -272,14 +276,14 @@ class RadixTree:
         # the same block, the tree has it already; if not, the longer copy replaces it.
         has_tail = matched % size != 0 and not node.children
         tail = node.block_ids[-1] if has_tail else None
-        elsewhere = taken[1:] if taken[0] == tail else taken
-        if not self.blocks.owners.keys().isdisjoint(elsewhere):
+        must_be_new = taken[1:] if taken[0] == tail else taken
+        if not self.blocks.owners.keys().isdisjoint(must_be_new):
             raise ValueError(f"one of the blocks {taken} is already in the tree, at another place")
         evicted: list[int] = []
-        had_tail = node if has_tail else None
+        tail_owner = node if has_tail else None
         old_end = node.end
         if node is own_leaf and not node.children and (tail is None or tail == taken[0]):
-            taken = elsewhere
+            taken = must_be_new
             self.watchers.notify(node, tokens[matched * TOKEN_BYTES : (matched + 1) * TOKEN_BYTES])
             node.tokens += tokens[matched * TOKEN_BYTES :]
             node.end = num_tokens
@@ -307,15 +311,15 @@ class RadixTree:
         self.num_tokens += num_tokens - matched
         if self.windows is not None:
             taken_windows, replaced = self.windows.append(
-                node, [ids[begin:end] for ids in windows], had_tail
+                node, [ids[begin:end] for ids in windows], tail_owner
             )
             self.windows.grew(node, old_end)
-            filled += taken_windows
+            taken_other_groups += taken_windows
             evicted += replaced
         if self.states is not None:
             self.states.grew(node, old_end)
-            filled += self._add_states(node, states)
-        return InsertResult(node, taken, evicted, filled)
+            taken_other_groups += self._add_states(node, states)
+        return InsertResult(node, taken, evicted, taken_other_groups)
 
     def _add_states(self, node: Node, states: States | None) -> list[int]:
         """States of a sequence that ends in `node`. Returns the blocks taken."""
@@ -324,9 +328,9 @@ class RadixTree:
         return self.states.add(node, states)
 
     @staticmethod
-    def leads_to(own_leaf: Node | None, num_tokens: int) -> bool:
-        """Whether an insert of `num_tokens` may start from `own_leaf`: it is still in the tree and
-        does not go beyond them."""
+    def can_extend(own_leaf: Node | None, num_tokens: int) -> bool:
+        """Whether an insert of `num_tokens` may start from `own_leaf`: it is still in the tree, and
+        ends at or before them."""
         return own_leaf is not None and own_leaf.parent is not None and own_leaf.end <= num_tokens
 
     def _split(self, node: Node, position: int) -> Node:
@@ -488,8 +492,8 @@ class RadixTree:
         self.num_nodes = 0
 
     def _evict_end(self, leaf: Node, num_blocks: int) -> list[int]:
-        """Evict up to `num_blocks` unlocked blocks of full attention from the end of `leaf`, and
-        what is beside them in other groups; more if no state is left at the end then."""
+        """Evict up to `num_blocks` unlocked blocks of full attention from the end of `leaf`, with
+        the other groups' blocks of the same tokens; more if no state is left at the end then."""
         num_kept = len(leaf.block_ids)
         min_kept = max(0, num_kept - num_blocks)
         if self.states is not None:

@@ -89,19 +89,19 @@ class PrefixScores:
     def _score_by_tree(self, request: Request) -> None:
         assert self._radix is not None and self._tree is not None
         match = self._radix.match(request)
-        state = self._radix.pool.states.of(request)
-        if state is None or state.namespace is None or self._radix.tree is None:
+        record = self._radix.pool.records.of(request)
+        if record is None or record.namespace is None or self._radix.tree is None:
             self._waiting.score(request, NO_MATCH)
             return
-        self._tree.watchers.watch(request, state.namespace, state.tokens, match)
+        self._tree.watchers.watch(request, record.namespace, record.tokens, match)
         start = match.num_tokens * TOKEN_BYTES
-        next_tokens = state.tokens[start : start + MIN_BRANCH_TOKENS * TOKEN_BYTES]
+        next_tokens = record.tokens[start : start + MIN_BRANCH_TOKENS * TOKEN_BYTES]
         branch = None
         if len(next_tokens) == MIN_BRANCH_TOKENS * TOKEN_BYTES:
-            branch = hash((match.node or state.namespace, match.num_tokens, next_tokens)) >> 1
+            branch = hash((match.node or record.namespace, match.num_tokens, next_tokens)) >> 1
             branch &= _MAX_BRANCH
-        if self._tree.windows is not None:  # behind a hole nothing can be read
-            match = match._replace(num_tokens=self._radix.num_cached(match))
+        if self._tree.windows is not None:  # after a hole nothing can be read
+            match = match._replace(num_tokens=self._radix.hit_length(match))
         self._waiting.score(request, match, branch)
 
     def _match_stock(self, request: Request) -> Match:

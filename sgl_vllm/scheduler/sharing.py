@@ -80,11 +80,11 @@ class PrefillSharing:
         sibling = self._waiting.sibling_of(request) if request in self._waiting else None
         if sibling is None:
             return 0
-        state = self._radix.pool.states.of(request)
-        of_sibling = self._radix.pool.states.of(sibling)
-        if state is None or of_sibling is None or state.namespace != of_sibling.namespace:
+        record = self._radix.pool.records.of(request)
+        sibling_record = self._radix.pool.records.of(sibling)
+        if record is None or sibling_record is None or record.namespace != sibling_record.namespace:
             return 0
-        return common_prefix_length(state.tokens, of_sibling.tokens)
+        return common_prefix_length(record.tokens, sibling_record.tokens)
 
     def must_wait(self, request: Request) -> bool:
         """Whether `request` is held back until the next step."""
@@ -110,25 +110,25 @@ class PrefillSharing:
         What the others save is an estimate: their branch says only that they go on with the same
         `MIN_BRANCH_TOKENS` tokens.
         """
-        state = self._radix.pool.states.of(request)
-        if state is None:
+        record = self._radix.pool.records.of(request)
+        if record is None:
             return None
-        num_shared = self._radix.num_shared_now(request)
+        num_shared = self._radix.hit_length_mid_step(request)
         place = num_shared * TOKEN_BYTES
-        next_token = state.tokens[place : place + TOKEN_BYTES]
+        next_token = record.tokens[place : place + TOKEN_BYTES]
         num_on_branch = 0  # counted at the first candidate: most requests have none
         for other in self._at_their_prompt():
-            other_state = self._radix.pool.states.of(other)
+            other_record = self._radix.pool.records.of(other)
             if (
-                other_state is None
-                or other_state.namespace != state.namespace
-                or not other_state.tokens.startswith(next_token, place)
+                other_record is None
+                or other_record.namespace != record.namespace
+                or not other_record.tokens.startswith(next_token, place)
             ):
                 continue
-            num_common = common_prefix_length(other_state.tokens, state.tokens)
+            num_common = common_prefix_length(other_record.tokens, record.tokens)
             num_common = min(num_common, request.num_tokens - 1)
             if self._radix.checkpoints is not None:
-                num_common = other_state.branch if other_state.branch <= num_common else 0
+                num_common = other_record.branch if other_record.branch <= num_common else 0
             num_on_branch = num_on_branch or self._waiting.num_on_branch(request)
             num_saved = (num_common - num_shared) * num_on_branch
             if num_saved >= self.min_saved_tokens:

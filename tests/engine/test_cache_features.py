@@ -386,7 +386,7 @@ def test_blocks_whose_release_is_deferred_are_cached_but_not_evictable(cache, en
     request = cache.compute(words(100))
     blocks = cache.manager.pop_blocks_for_free(request)
     assert cache.find(words(100)) == 99
-    assert engine.scheduler.parts.radix.tree.num_protected_blocks == 4
+    assert engine.scheduler.parts.radix.tree.num_locked_blocks == 4
     cache.manager.block_pool.free_blocks(reversed(blocks))
     assert engine.scheduler.parts.radix.tree.num_evictable_blocks == 4
     engine.check_nothing_is_left()

@@ -1,1 +1,1 @@
-"""KV-cache groups beside the tree's own full attention."""
+"""KV-cache groups other than the tree's own full attention."""

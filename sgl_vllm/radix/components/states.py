@@ -49,7 +49,7 @@ class RecurrentStates:
         self._positions: dict[int, int] = {}
         """Of every block, the position of its state."""
         self._spare: OrderedDict[int, None] = OrderedDict()
-        """A block of every spare state that is not locked, the one that became so first in front.
+        """A block of every spare state that is not locked, in the order in which they became so.
         Some others too, which are no longer spare."""
 
     def __contains__(self, block_id: int) -> bool:
@@ -135,7 +135,7 @@ class RecurrentStates:
         return max((end for end in ends if end < len(node.block_ids)), default=0)
 
     def cut(self, node: Node, end: int) -> list[int]:
-        """Remove the states of `node` beyond `end`. Returns their blocks."""
+        """Remove the states of `node` after `end`. Returns their blocks."""
         removed: list[int] = []
         for position in [i for i in node.states if i > end]:
             removed += node.states.pop(position)
@@ -156,7 +156,7 @@ class RecurrentStates:
         evicted: list[int] = []
         while self._spare and len(evicted) < num_blocks:
             block_id, _ = self._spare.popitem(last=False)
-            if self._is_spare(block_id):
+            if self._is_evictable_spare(block_id):
                 evicted += self.drop(block_id)
         return evicted
 
@@ -171,12 +171,13 @@ class RecurrentStates:
         self._spare.clear()
 
     def _note_spare(self, block_id: int) -> None:
-        if self._is_spare(block_id):
+        if self._is_evictable_spare(block_id):
             first = self._blocks.owners[block_id].states[self._positions[block_id]][0]
             self._spare[first] = None
             self._spare.move_to_end(first)
 
-    def _is_spare(self, block_id: int) -> bool:
+    def _is_evictable_spare(self, block_id: int) -> bool:
+        """Whether its state is inside its node, and no block of the state is locked."""
         node, position = self._blocks.owners[block_id], self._positions[block_id]
         return position < node.end and self._blocks.locked.isdisjoint(node.states[position])
 
@@ -209,7 +210,7 @@ class RecurrentStates:
                     assert block_id not in positions, f"block {block_id} is in two states"
                     positions[block_id] = position
                     assert self._blocks.owners[block_id] is node
-                if self._is_spare(block_ids[0]):
+                if self._is_evictable_spare(block_ids[0]):
                     assert block_ids[0] in self._spare, "a spare state cannot be evicted"
         assert positions == self._positions
         assert self._spare.keys() <= positions.keys()

@@ -11,10 +11,10 @@ A hit of L tokens needs of a window group only the blocks that hold tokens `[num
     window group                            num_skipped(L) [..........
                         |  HOLE   |  HOLE   |---------|---------|-----   all that a hit of L needs
 
-So a node has a list of blocks with holes for each group, beside its list for full attention. A
-block may leave its place by itself, which makes a hole and shortens some hits, but cuts nothing
-off. A request that computes these tokens again fills the hole. If a block of full attention is
-evicted, the blocks beside it and beyond go along.
+So a node has for each group a list of blocks and holes, as long as its list for full attention. A
+block may be evicted alone, which makes a hole and shortens some hits, but cuts nothing off. A
+request that computes these tokens again fills the hole. With a block of full attention, the other
+groups' blocks of the same and all later tokens are evicted.
 
 **Spare** blocks go before anything else: those outside the window that ends where their node ends.
 Only a request that diverges inside the node could use them. What ends at the node's end, and so all
@@ -34,7 +34,7 @@ from sgl_vllm.radix.node import Match, Node, path_to
 from sgl_vllm.radix.watchers import Watchers
 
 HOLE = -1
-"""In the place of a block that a window group does not have."""
+"""Stands for a block that a window group does not have."""
 
 NumSkipped = Callable[[int], int]
 """How many of the first n tokens the group's layers do not read to compute what follows these n. At
@@ -60,14 +60,14 @@ class Windows:
         self._blocks = blocks
         self._block_size = blocks.block_size
         self._watchers = watchers
-        self._places: dict[int, tuple[int, int]] = {}
+        self._locations: dict[int, tuple[int, int]] = {}
         """The group and the block number of each block."""
         self._spare: OrderedDict[int, None] = OrderedDict()
-        """Every spare block that is not locked, the one that became so first in front. Some others
+        """Every spare block that is not locked, in the order in which they became so. Some others
         too, which are no longer spare."""
 
     def __contains__(self, block_id: int) -> bool:
-        return block_id in self._places
+        return block_id in self._locations
 
     def first_block(self, group: int, num_tokens: int) -> int:
         """Number of the first block of a group that a hit of `num_tokens` needs."""
@@ -87,13 +87,13 @@ class Windows:
             first_hole = self._first_hole(lists, num_tokens)
             if first_hole is None:
                 break
-            # Whatever ends inside this block or close behind it needs it, too.
+            # Whatever ends inside this block or close after it needs it, too.
             num_tokens = first_hole * self._block_size
         return num_tokens
 
     def block_ids(self, match: Match, num_tokens: int) -> list[list[int]]:
         """For each group its blocks of a hit of `num_tokens`, as `longest_hit` gave it: as many as
-        of full attention, with `HOLE` in front for those that it does not need."""
+        of full attention, beginning with `HOLE` for those that it does not need."""
         lists = self._lists(match.node, num_tokens)
         for group, ids in enumerate(lists):
             del ids[-(-num_tokens // self._block_size) :]
@@ -151,21 +151,22 @@ class Windows:
         taken: list[int] = []
         current: Node | None = node
         while current is not None and current is not stop and current.parent is not None:
-            place = current.start // size
+            first_number = current.start // size
             end = len(current.block_ids)
             if num_matched < current.end:
-                end = num_matched // size - place
-            begin = max(0, first_block - place)
+                end = num_matched // size - first_number
+            begin = max(0, first_block - first_number)
             numbers = []
             for group, ids in enumerate(current.windows):
                 if HOLE not in ids[begin:end]:
                     continue
                 for index in range(begin, end):
-                    block_id = given[group][place + index - first_block]
+                    number = first_number + index
+                    block_id = given[group][number - first_block]
                     if ids[index] == HOLE and block_id != HOLE:
                         ids[index] = block_id
-                        taken += self._add(group, place + index, [block_id], current)
-                        numbers.append(place + index)
+                        taken += self._add(group, number, [block_id], current)
+                        numbers.append(number)
             if numbers:
                 self._notify(current, min(numbers), max(numbers))
             current = current.parent
@@ -204,11 +205,11 @@ class Windows:
     def grew(self, node: Node, old_end: int) -> None:
         """`node` ended at `old_end`, and its window has moved on with its end. What it has got
         since is locked."""
-        place = node.start // self._block_size
+        first_number = node.start // self._block_size
         for group, ids in enumerate(node.windows):
             begin = self._end_of_spare(node, group, old_end)
             end = min(self._end_of_spare(node, group), old_end // self._block_size)
-            for block_id in ids[max(0, begin - place) : max(0, end - place)]:
+            for block_id in ids[max(0, begin - first_number) : max(0, end - first_number)]:
                 self._note_spare(block_id)
 
     def split(self, node: Node, upper: Node) -> None:
@@ -230,7 +231,7 @@ class Windows:
     # -- evict --------------------------------------------------------------------------------
 
     def cut(self, node: Node, num_kept: int = 0) -> list[int]:
-        """Remove the blocks of `node` from the place `num_kept` on. Returns them."""
+        """Keep `num_kept` blocks of `node` in each group. Returns those removed."""
         removed = []
         for ids in node.windows:
             removed += [block_id for block_id in ids[num_kept:] if block_id != HOLE]
@@ -248,7 +249,7 @@ class Windows:
         evicted: list[int] = []
         while self._spare and len(evicted) < num_blocks:
             block_id, _ = self._spare.popitem(last=False)
-            if self._is_spare(block_id):
+            if self._is_evictable_spare(block_id):
                 node, _ = self._take_out(block_id)
                 self._watchers.notify(node)  # what continues the node needs no spare block
                 evicted.append(block_id)
@@ -257,23 +258,23 @@ class Windows:
     def unlocked(self, block_ids: Iterable[int]) -> None:
         """These blocks are in use no longer. Some may be of no window group."""
         for block_id in block_ids:
-            if block_id in self._places:
+            if block_id in self._locations:
                 self._note_spare(block_id)
 
     def clear(self) -> None:
-        self._places.clear()
+        self._locations.clear()
         self._spare.clear()
 
     def _note_spare(self, block_id: int) -> None:
-        if block_id != HOLE and self._is_spare(block_id):
+        if block_id != HOLE and self._is_evictable_spare(block_id):
             self._spare[block_id] = None
             self._spare.move_to_end(block_id)
 
-    def _is_spare(self, block_id: int) -> bool:
+    def _is_evictable_spare(self, block_id: int) -> bool:
         """Whether it is not locked, and outside the window that ends where its node ends."""
         if block_id in self._blocks.locked:
             return False
-        group, number = self._places[block_id]
+        group, number = self._locations[block_id]
         node = self._blocks.owners[block_id]
         return (
             # A first block that begins before `node.start` also serves the parent's end.
@@ -294,16 +295,16 @@ class Windows:
         if not self._blocks.owners.keys().isdisjoint(block_ids):
             raise ValueError(f"one of the blocks {ids} is already in the tree, at another place")
         self._blocks.add(block_ids, node)
-        self._places.update(
-            (block_id, (group, place))
-            for place, block_id in enumerate(ids, number)
+        self._locations.update(
+            (block_id, (group, block_number))
+            for block_number, block_id in enumerate(ids, number)
             if block_id != HOLE
         )
         return block_ids
 
     def _take_out(self, block_id: int) -> tuple[Node, int]:
         """Leave a hole. Returns the node and the block number where it is."""
-        group, number = self._places[block_id]
+        group, number = self._locations[block_id]
         node = self._blocks.owners[block_id]
         node.windows[group][number - node.start // self._block_size] = HOLE
         self._remove([block_id])
@@ -311,7 +312,7 @@ class Windows:
 
     def _remove(self, block_ids: Sequence[int]) -> None:
         for block_id in block_ids:
-            del self._places[block_id]
+            del self._locations[block_id]
             self._spare.pop(block_id, None)
         self._blocks.remove(block_ids)
 
@@ -335,19 +336,19 @@ class Windows:
 
     def check(self, nodes: Iterable[Node]) -> None:
         """Raise AssertionError if this contradicts the nodes of the tree: for tests."""
-        places: dict[int, tuple[int, int]] = {}
+        locations: dict[int, tuple[int, int]] = {}
         for node in nodes:
             assert len(node.windows) == self.num_groups
             for group, ids in enumerate(node.windows):
                 assert len(ids) == len(node.block_ids)
                 for index, block_id in enumerate(ids):
                     if block_id != HOLE:
-                        assert block_id not in places, f"block {block_id} is in two places"
-                        places[block_id] = group, node.start // self._block_size + index
+                        assert block_id not in locations, f"block {block_id} is in two places"
+                        locations[block_id] = group, node.start // self._block_size + index
                         assert self._blocks.owners[block_id] is node
-        assert places == self._places
-        assert {block_id for block_id in places if self._is_spare(block_id)} <= self._spare.keys()
-        assert self._spare.keys() <= places.keys()
+        assert locations == self._locations
+        assert {i for i in locations if self._is_evictable_spare(i)} <= self._spare.keys()
+        assert self._spare.keys() <= locations.keys()
 
 
 def _shared_block(node: Node, group: int) -> int:

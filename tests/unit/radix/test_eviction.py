@@ -14,7 +14,7 @@ from tests.unit.radix.trees import Clock, hit, letters, num_cached, put
 def test_locked_blocks_stay() -> None:
     tree = RadixTree(block_size=2)
     tree.insert("", pack([1, 2, 3, 4]), [10, 11])
-    assert (tree.num_protected_blocks, tree.num_evictable_blocks) == (2, 0)
+    assert (tree.num_locked_blocks, tree.num_evictable_blocks) == (2, 0)
     assert tree.evict(2) == []
     tree.unlock([11])
     assert tree.evict(2) == [11]
@@ -116,7 +116,7 @@ def test_a_block_before_a_locked_one_is_evicted_last_with_all_that_continues_it(
     evicted = tree.evict(2)
     assert {10, 11} <= set(evicted)
     assert 22 in evicted, "no match reaches what continues an evicted block"
-    assert (tree.num_blocks, tree.num_protected_blocks) == (0, 0)
+    assert (tree.num_blocks, tree.num_locked_blocks) == (0, 0)
 
 
 def test_what_was_not_used_for_long_expires() -> None:

@@ -137,7 +137,7 @@ def test_a_state_that_is_there_already_is_not_taken_again() -> None:
     tree = make_tree()
     put(tree, "abcd", [10], {4: [50]})
     inserted = tree.insert("", letters("abcdefgh"), [20, 21], states={4: [60], 8: [61]})
-    assert (inserted.taken, inserted.taken_beside) == ([21], [61])
+    assert (inserted.taken, inserted.taken_other_groups) == ([21], [61])
     assert state(tree, "abcdX") == [50] and 60 not in tree
     check_tree(tree)
 
@@ -148,7 +148,7 @@ def test_a_state_after_cached_tokens_enters_the_node_that_holds_its_position(pos
     put(tree, "abcdefgh", [10, 11])
     put(tree, "abcdeXYZ", [10, 12])
     inserted = tree.insert("", letters("abcdefgh"), [20, 21], states={position: [60]})
-    assert (inserted.taken, inserted.taken_beside) == ([], [60])
+    assert (inserted.taken, inserted.taken_other_groups) == ([], [60])
     holder = node_of(tree, "abcdefgh"[:position])
     assert holder.states == {position: (60,)}
     assert hit(tree, "abcdefgh") == position

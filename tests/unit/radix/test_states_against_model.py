@@ -297,7 +297,7 @@ class StatesAgainstModel(LivesOfATree):
         in_tree = [block for block in self.content if block in self.tree]
         held = [block for block in in_tree if self.holders[block]]
         assert self.tree.num_blocks == len(in_tree)
-        assert self.tree.num_protected_blocks == len(held)
+        assert self.tree.num_locked_blocks == len(held)
 
     @invariant()
     def what_was_inserted_last_can_be_read_as_far_as_the_model_says(self):
@@ -420,7 +420,7 @@ class StatesAgainstModel(LivesOfATree):
         self.tree.unlock([block for block in blocks if not self.holders[block]])
 
     def insert(self, request: Running, length: int, states: dict[int, list[int]]) -> None:
-        own_leaf = request.own_leaf if self.tree.leads_to(request.own_leaf, length) else None
+        own_leaf = request.own_leaf if self.tree.can_extend(request.own_leaf, length) else None
         first_block = own_leaf.end // self.size if own_leaf is not None else 0
         end = -(-length // self.size)
         full, *windows = [ids[first_block:end] for ids in request.blocks]

@@ -172,7 +172,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
         in_tree = [block for block in self.content if block in self.tree]
         held = [block for block in in_tree if self.holders[block]]
         assert self.tree.num_blocks == len(in_tree)
-        assert self.tree.num_protected_blocks == len(held)
+        assert self.tree.num_locked_blocks == len(held)
         assert self.tree.num_evictable_blocks == len(in_tree) - len(held)
 
     @invariant()
@@ -235,7 +235,7 @@ class TreeAgainstModel(RuleBasedStateMachine):
         self.inserted.append((request.namespace, request.tokens))
 
     def insert_into_tree(self, request: Running, length: int) -> tuple[list[int], list[int]]:
-        own_leaf = request.own_leaf if self.tree.leads_to(request.own_leaf, length) else None
+        own_leaf = request.own_leaf if self.tree.can_extend(request.own_leaf, length) else None
         request.own_leaf, taken, evicted, _ = self.tree.insert(
             request.namespace,
             pack(request.tokens[:length]),

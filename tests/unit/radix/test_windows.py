@@ -88,7 +88,7 @@ def test_a_request_that_computes_the_tokens_again_fills_the_holes() -> None:
     for block in (21, 22):
         tree.evict_block(block)
     inserted = tree.insert("", letters("abcdefxy"), [40, 41, 42, 43], windows=[[50, 51, 52, 53]])
-    assert (inserted.taken, inserted.taken_beside) == ([43], [51, 52, 53])
+    assert (inserted.taken, inserted.taken_other_groups) == ([43], [51, 52, 53])
     assert window(tree, "abcdefgh") == [HOLE, HOLE, 52, 23]
     check_tree(tree)
 

@@ -224,7 +224,7 @@ class WindowsAgainstModel(LivesOfATree):
         in_tree = [block for block in self.content if block in self.tree]
         held = [block for block in in_tree if self.holders[block]]
         assert self.tree.num_blocks == len(in_tree)
-        assert self.tree.num_protected_blocks == len(held)
+        assert self.tree.num_locked_blocks == len(held)
 
     @invariant()
     def watchers_are_notified_when_all_of_a_match_can_be_read_or_no_longer(self):
@@ -285,7 +285,7 @@ class WindowsAgainstModel(LivesOfATree):
         self.tree.unlock([block for block in blocks if not self.holders[block]])
 
     def insert(self, request: Running, length: int) -> None:
-        own_leaf = request.own_leaf if self.tree.leads_to(request.own_leaf, length) else None
+        own_leaf = request.own_leaf if self.tree.can_extend(request.own_leaf, length) else None
         first_block = own_leaf.end // self.size if own_leaf is not None else 0
         end = -(-length // self.size)
         full, *windows = [ids[first_block:end] for ids in request.blocks]

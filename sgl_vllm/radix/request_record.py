@@ -22,8 +22,8 @@ logger = logging.getLogger("vllm.sgl_vllm.radix")
 
 
 @dataclass(slots=True)
-class RequestState:
-    """How a live request stands in the tree.
+class RequestRecord:
+    """Where a live request stands in the tree.
 
     Attributes:
         namespace: None for a request that stays out of the tree.
@@ -49,38 +49,38 @@ class RequestState:
     num_loaded: int = 0
 
 
-class RequestStates:
-    """The states of all live requests, each made when it is first asked for."""
+class RequestRecords:
+    """The records of all live requests, each made when it is first asked for."""
 
     def __init__(self) -> None:
         self._keys = TokenKeys()
-        self._states: dict[str, RequestState] = {}
+        self._records: dict[str, RequestRecord] = {}
 
-    def of(self, request: Request) -> RequestState | None:
-        """The state of `request`, with all its tokens; None if it stays out of the tree."""
-        state = self._states.get(request.request_id)
-        if state is None or state.request is not request:
-            state = self._states[request.request_id] = self._new(request)
-        elif len(state.tokens) < TOKEN_BYTES * request.num_tokens and state.namespace is not None:
-            state.tokens += self._keys.pack(request, len(state.tokens) // TOKEN_BYTES)
-        return state if state.namespace is not None else None
+    def of(self, request: Request) -> RequestRecord | None:
+        """The record of `request`, with all its tokens; None if it stays out of the tree."""
+        record = self._records.get(request.request_id)
+        if record is None or record.request is not request:
+            record = self._records[request.request_id] = self._new(request)
+        elif len(record.tokens) < TOKEN_BYTES * request.num_tokens and record.namespace is not None:
+            record.tokens += self._keys.pack(request, len(record.tokens) // TOKEN_BYTES)
+        return record if record.namespace is not None else None
 
-    def _new(self, request: Request) -> RequestState:
+    def _new(self, request: Request) -> RequestRecord:
         try:
             namespace = namespace_of(request)
             tokens = self._keys.pack(request) if namespace is not None else b""
-            return RequestState(request, namespace, tokens)
+            return RequestRecord(request, namespace, tokens)
         except Exception:
             logger.exception(
                 "sgl-vllm: the radix tree cannot compare the prompt of request %s, which is served "
                 "without the prefix cache. Please report this with the traceback below",
                 request.request_id,
             )
-            return RequestState(request, None, b"")
+            return RequestRecord(request, None, b"")
 
     def discard(self, request: Request) -> None:
         """Forget a request, whether it is known or not."""
-        self._states.pop(request.request_id, None)
+        self._records.pop(request.request_id, None)
 
     def clear(self) -> None:
-        self._states.clear()
+        self._records.clear()
