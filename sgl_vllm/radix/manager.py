@@ -242,11 +242,8 @@ class RadixKVCacheManager(KVCacheManager):
         if limit <= 0:
             return None
         assert tree is not None and record is not None
-        num_tokens = limit
-        others: Sequence[list[int]] = ()
-        if self.groups.num_groups > 1:
-            num_tokens = tree.longest_hit(match, limit)
-            others = self._other_group_blocks(match, num_tokens)
+        num_tokens = tree.longest_hit(match, limit)
+        others = self._other_group_blocks(match, num_tokens)
         block_ids = tree.block_ids(match, num_tokens)
         while num_tokens % self.block_size and not self._may_copy(request, block_ids, others):
             limit = num_tokens - num_tokens % self.block_size
@@ -290,7 +287,8 @@ class RadixKVCacheManager(KVCacheManager):
         """For each group but full attention the blocks of a hit, as many as of full attention:
         `HOLE` for those that the hit does not need."""
         tree = self.tree
-        assert tree is not None
+        if tree is None or self.groups.num_groups == 1:
+            return []
         num_holes = -(-num_tokens // self.block_size) - 1
         others = tree.window_ids(match, num_tokens)
         others += [[HOLE] * num_holes + [i] for i in tree.state_ids(match, num_tokens)]

@@ -59,14 +59,13 @@ class Node:
         tokens: Tokens,
         block_ids: list[int],
         priority: int,
-        windows: tuple[list[int], ...] = (),
     ) -> None:
         self.parent = parent
         self.start = start
         self.end = start + len(tokens) // TOKEN_BYTES
         self.tokens = tokens
         self.block_ids = block_ids
-        self.windows = windows
+        self.windows: tuple[list[int], ...] = ()
         self.states = _NO_STATES
         self.children: dict[Tokens, Node] = {}
         self.serial = 0

@@ -279,33 +279,20 @@ class RadixTree:
         must_be_new = taken[1:] if taken[0] == tail else taken
         if not self.blocks.owners.keys().isdisjoint(must_be_new):
             raise ValueError(f"one of the blocks {taken} is already in the tree, at another place")
+        new_tokens = tokens[matched * TOKEN_BYTES :]
         evicted: list[int] = []
         tail_owner = node if has_tail else None
         old_end = node.end
         if node is own_leaf and not node.children and (tail is None or tail == taken[0]):
             taken = must_be_new
-            self.watchers.notify(node, tokens[matched * TOKEN_BYTES : (matched + 1) * TOKEN_BYTES])
-            node.tokens += tokens[matched * TOKEN_BYTES :]
-            node.end = num_tokens
-            node.block_ids += taken
+            self._grow_leaf(node, new_tokens, taken)
         else:
             if tail is not None:
                 node.block_ids.pop()
                 self.blocks.remove([tail])
                 if tail != taken[0]:
                     evicted.append(tail)
-            parent, node = (
-                node,
-                Node(node, matched, tokens[matched * TOKEN_BYTES :], taken[:], priority),
-            )
-            if self.windows is not None:
-                node.windows = self.windows.no_blocks()
-            if self.states is not None:
-                node.states = {}
-            first_token = node.tokens[:TOKEN_BYTES]
-            parent.children[first_token] = node
-            self._count(node)
-            self.watchers.notify(namespace if parent.parent is None else parent, first_token)
+            node = self._add_leaf(namespace, node, new_tokens, taken, priority)
         node.last_used = self.clock()
         self.blocks.add(taken, node)
         self.num_tokens += num_tokens - matched
@@ -320,6 +307,31 @@ class RadixTree:
             self.states.grew(node, old_end)
             taken_other_groups += self._add_states(node, states)
         return InsertResult(node, taken, evicted, taken_other_groups)
+
+    def _grow_leaf(self, leaf: Node, tokens: Tokens, block_ids: Sequence[int]) -> None:
+        self.watchers.notify(leaf, tokens[:TOKEN_BYTES])
+        leaf.tokens += tokens
+        leaf.end += len(tokens) // TOKEN_BYTES
+        leaf.block_ids += block_ids
+
+    def _add_leaf(
+        self,
+        namespace: Namespace,
+        parent: Node,
+        tokens: Tokens,
+        block_ids: Sequence[int],
+        priority: int,
+    ) -> Node:
+        leaf = Node(parent, parent.end, tokens, [*block_ids], priority)
+        if self.windows is not None:
+            leaf.windows = self.windows.no_blocks()
+        if self.states is not None:
+            leaf.states = {}
+        first_token = tokens[:TOKEN_BYTES]
+        parent.children[first_token] = leaf
+        self._count(leaf)
+        self.watchers.notify(namespace if parent.parent is None else parent, first_token)
+        return leaf
 
     def _add_states(self, node: Node, states: States | None) -> list[int]:
         """States of a sequence that ends in `node`. Returns the blocks taken."""
