@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from typing import Protocol
 
@@ -12,10 +13,11 @@ from sgl_vllm.commands.client import ServerError
 from sgl_vllm.vllm_api import versions
 
 DESCRIPTION = """\
-A plugin for vLLM: prefixes cached to the token, cache-aware scheduling, and jump-forward
+A plugin for vLLM: prefixes cached at token granularity, cache-aware scheduling, and jump-forward
 decoding of structured output; with SGLang's language as the client.
 
-The server is vLLM's own, with one more option:
+The server is vLLM's own, with two more options; `vllm serve --help=plugin-config` lists the
+settings of the second:
     vllm serve MODEL --plugin sgl_vllm
     vllm serve MODEL --plugin sgl_vllm --plugin-config '{"jump_forward": false}'
 
@@ -53,7 +55,14 @@ COMMANDS: tuple[tuple[str, str, Command], ...] = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command. Returns its exit status: 130 after Ctrl-C, 1 if a server fails."""
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    parser, names = _parser()
+    if words and words[0] not in names and not words[0].startswith("-"):
+        for name in difflib.get_close_matches(words[0], names, n=1):
+            parser.error(f"no command {words[0]!r}: did you mean {name}?")
+    options, unknown = parser.parse_known_args(words)
+    if unknown:  # argparse would print the usage of `sgl-vllm`, not of its command
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return int(options.main(options))
     except ServerError as error:
@@ -63,10 +72,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
+    """The parser, and the names of the commands."""
     parser = argparse.ArgumentParser(
         prog="sgl-vllm", description=DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter
     )
+    version_help = "print the versions of sgl-vllm and vLLM"
+    parser.add_argument("--version", action="version", version=_versions(), help=version_help)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, help_line, module in COMMANDS:
         command = commands.add_parser(
@@ -76,18 +88,21 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.declare(command)
-        command.set_defaults(main=module.main)
-    version_help = "print the versions of sgl-vllm and vLLM"
+        command.set_defaults(main=module.main, parser=command)
     command = commands.add_parser("version", help=version_help, description=version_help)
-    command.set_defaults(main=_print_version)
-    return parser
+    command.set_defaults(main=_print_versions, parser=command)
+    return parser, list(commands.choices)
 
 
-def _print_version(options: argparse.Namespace) -> int:
+def _print_versions(options: argparse.Namespace) -> int:
+    print(_versions())
+    return 0
+
+
+def _versions() -> str:
     vllm = versions.installed_vllm()
     server = f"{vllm.distribution} {vllm.version} ({vllm.support})" if vllm else "no vLLM (client)"
-    print(f"sgl-vllm {sgl_vllm.__version__}, {server}")
-    return 0
+    return f"sgl-vllm {sgl_vllm.__version__}, {server}"
 
 
 if __name__ == "__main__":

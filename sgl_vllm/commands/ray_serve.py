@@ -10,7 +10,14 @@ DESCRIPTION = """\
 Serves the models of a Ray Serve LLM configuration file (its LLMServingArgs),
 with the plugin in each replica and with a router that sends each request to
 the replica where it costs the least compute. Settings in the file win.
-examples/serving/ray.yaml is an example; docs/ray.md describes the rest.
+A file for two replicas, each on a GPU:
+
+  llm_configs:
+    - model_loading_config: {model_id: Qwen/Qwen3-8B}
+      deployment_config: {num_replicas: 2}
+
+In the project's repository, examples/serving/ray.yaml is an example for CPUs,
+and docs/ray.md describes all settings.
 """
 
 

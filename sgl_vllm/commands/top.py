@@ -28,10 +28,18 @@ from sgl_vllm.server_process import totals_of
 TIMEOUT_S = 5.0
 
 DESCRIPTION = """\
-Shows a line per server, updated at an interval: running and waiting requests,
-tokens per second, the share of prompt tokens found in the cache, the radix
-tree, jumps, and the parts of the plugin that are off. Rates are those of the
-last interval. Stock vLLM servers are shown with vLLM's own figures.
+Shows a line per server, updated at an interval. Stock vLLM servers are shown
+with vLLM's own figures. The columns:
+
+  run, wait           running and waiting requests
+  prompt/s, output/s  tokens of prompts and outputs, per second
+  hit%, total hit%    share of prompt tokens found in the prefix cache, in the
+                      last interval and since the server started
+  tree, cache size    tokens in the radix tree, and tokens that fit in the cache
+  jumps/s, forced/s   jumps, and the tokens that they appended, per second
+  plugin              on: all parts are on; N off: N parts are off, the lines
+                      below say why; none: a stock server; ?: the plugin's
+                      figures cannot be read; down: no answer
 
 All servers get the same API key. Without it, a server that requires one is
 shown with the figures of its /metrics. Exit status with --once: 1 if a server

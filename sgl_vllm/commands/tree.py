@@ -40,6 +40,7 @@ browser, open URL/sgl/tree.
 
 Text of prompts is shown only if the server was started with the option
 tree_text.
+
 Exit status: 1 if there is no tree.
 """
 
@@ -47,7 +48,10 @@ Exit status: 1 if there is no tree.
 def declare(command: argparse.ArgumentParser) -> None:
     add_server(command)
     command.add_argument(
-        "--max-nodes", type=positive(int), metavar="N", help="the most nodes to show per engine"
+        "--max-nodes",
+        type=positive(int),
+        metavar="N",
+        help="the most nodes to show per engine, nearest to the root (default: 1000)",
     )
     command.add_argument(
         "--watch", type=positive(float), metavar="SECONDS", help="update at this interval"

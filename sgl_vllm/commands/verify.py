@@ -7,6 +7,8 @@ import sys
 import traceback
 from pathlib import Path
 
+from sgl_vllm.commands.arguments import positive
+from sgl_vllm.preview.refusal import Refused
 from sgl_vllm.self_check.report import CheckReport
 
 DESCRIPTION = """\
@@ -18,13 +20,15 @@ you can attach to a bug report. They contain flags and numbers, no prompts.
 
     sgl-vllm verify MODEL --dtype bfloat16 --tensor-parallel-size 2
 
-Exit status: 0 if all parts agree, 1 otherwise.
+Exit status: 0 if all parts agree; 2, without a report, if vLLM refuses the
+model or the flags; 1 otherwise.
 """
 
 NAME = "sgl-vllm-verify"
 
 
 def declare(command: argparse.ArgumentParser) -> None:
+    command.usage = "%(prog)s [--output FOLDER] [--rounds N] MODEL [FLAGS ...]"
     command.add_argument(
         "--output",
         type=Path,
@@ -33,7 +37,11 @@ def declare(command: argparse.ArgumentParser) -> None:
         help="for the report (default: the current one)",
     )
     command.add_argument(
-        "--rounds", type=int, default=5, help="how often each comparison runs (default: 5)"
+        "--rounds",
+        type=positive(int),
+        default=5,
+        metavar="N",
+        help="how many times each comparison runs (default: 5)",
     )
     command.add_argument("model", metavar="MODEL", help="as for `vllm serve`")
     flags = command.add_argument(
@@ -47,6 +55,9 @@ def main(options: argparse.Namespace) -> int:
 
     try:
         report = offline.verify(options.model, options.flags, options.rounds)
+    except Refused as refusal:
+        print(f"sgl-vllm verify: not run: {refusal}", file=sys.stderr)
+        return 2
     except Exception as error:
         traceback.print_exc()
         report = CheckReport(error=f"{type(error).__name__}: {error}")

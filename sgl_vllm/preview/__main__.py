@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 
 from sgl_vllm.preview.outlook import AS_ON_GPU, MARK
+from sgl_vllm.preview.refusal import Refused
 from sgl_vllm.vllm_api.probe import missing_hooks
 
 HUB_TIMEOUT_S = 10
@@ -34,7 +35,7 @@ def main(arguments: list[str]) -> int:
         from sgl_vllm.preview import gpu
 
         gpu.pretend()
-    from sgl_vllm.preview.engine import Refused, preview
+    from sgl_vllm.preview.engine import preview
 
     try:
         outlook = preview(model, flags, is_prediction=is_prediction)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm.config import KVTransferConfig, VllmConfig
@@ -28,6 +26,7 @@ from sgl_vllm.part import SchedulerFacts
 from sgl_vllm.plugin import PLUGIN_NAME, register
 from sgl_vllm.preview.layers import kv_cache_config
 from sgl_vllm.preview.outlook import KVCacheGroups, Outlook, PartOutlook, State
+from sgl_vllm.preview.refusal import Refused, engine_config, one_line
 from sgl_vllm.scheduler.assembly import PARTS, decide
 from sgl_vllm.self_check.plan import CHECKED
 
@@ -36,10 +35,6 @@ if TYPE_CHECKING:
 
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
     from vllm.v1.kv_cache_interface import KVCacheConfig
-
-
-class Refused(Exception):
-    """vLLM would not start an engine with these flags. The message is one line that says why."""
 
 
 def preview(model: str, flags: Sequence[str], *, is_prediction: bool = False) -> Outlook:
@@ -60,7 +55,7 @@ def preview(model: str, flags: Sequence[str], *, is_prediction: bool = False) ->
     try:
         kv_cache = kv_cache_config(config)
     except Exception as error:
-        raise Refused(f"the layers of {model} cannot be built here: {_one_line(error)}") from error
+        raise Refused(f"the layers of {model} cannot be built here: {one_line(error)}") from error
     scheduler = facts(config, kv_cache)
     options = Options.from_mapping((config.additional_config or {}).get(CONFIG_KEY, {}))
     _, off, plan = decide(scheduler, kv_cache, options)
@@ -94,12 +89,7 @@ def _described(kv_cache: KVCacheConfig) -> list[KVCacheGroups]:
 def resolve(model: str, flags: Sequence[str]) -> VllmConfig:
     """vLLM's configuration of an engine with the plugin, as the engine's process has it."""
     arguments = _parsed(["--model", model, *flags])
-    try:
-        config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config()
-    except Exception as error:
-        if not Path(model).exists() and _comes_from_the_hub(error):
-            raise Refused(_not_found(model, error)) from error
-        raise Refused(_one_line(error)) from error
+    config = engine_config(AsyncEngineArgs.from_cli_args(arguments), model)
     if config.parallel_config.data_parallel_size > 1 and not config.model_config.is_moe:
         # As vLLM does in the process of such an engine: its ranks know nothing of each other.
         config.parallel_config.reconfigure_for_independent_dp_rank()
@@ -140,31 +130,3 @@ def _connectors(transfer: KVTransferConfig) -> tuple[type[KVConnectorBase_V1], .
     if kind.__name__ != "MultiConnector" or not inner:
         return (kind,)
     return tuple(one for config in inner for one in _connectors(KVTransferConfig(**config)))
-
-
-def _comes_from_the_hub(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, OSError) or type(error).__module__.startswith("huggingface_hub"):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _not_found(model: str, error: BaseException) -> str:
-    if os.environ.get("HF_HUB_OFFLINE") == "1":
-        return (
-            f"{model} is neither a folder here nor in the cache of the Hugging Face hub, which "
-            "cannot be reached from here or is switched off by HF_HUB_OFFLINE"
-        )
-    return (
-        f"{model} is not a folder here, and its config.json cannot be read from the Hugging Face "
-        f"hub: {_one_line(error)}"
-    )
-
-
-def _one_line(error: BaseException) -> str:
-    """What an error says, without the wrapping that pydantic gives it."""
-    text = str(error)
-    if details := getattr(error, "errors", None):
-        text = "; ".join(str(detail["msg"]) for detail in details())
-    return " ".join(text.removeprefix("Value error, ").split()) or type(error).__name__

@@ -23,6 +23,7 @@ def verify(model: str, flags: Sequence[str], rounds: int = ROUNDS) -> CheckRepor
     did not survive is forgotten.
 
     Raises:
+        Refused: vLLM makes no configuration of these flags, or there is no such model.
         Exception: the engine does not start, or does not survive the check.
         SystemExit: a flag has a value that vLLM does not accept.
     """
@@ -33,6 +34,7 @@ def verify(model: str, flags: Sequence[str], rounds: int = ROUNDS) -> CheckRepor
 
     from sgl_vllm.config import CONFIG_KEY, Options
     from sgl_vllm.plugin import PLUGIN_NAME, register
+    from sgl_vllm.preview.refusal import engine_config
     from sgl_vllm.scheduler.scheduler import SglSchedulerMixin
     from sgl_vllm.self_check.driver import StepLimits
     from sgl_vllm.self_check.plan import marker_for, why_impossible
@@ -45,7 +47,8 @@ def verify(model: str, flags: Sequence[str], rounds: int = ROUNDS) -> CheckRepor
         logger.warning("sgl-vllm: not for the engine, and ignored: %s", " ".join(ignored))
     arguments.plugin = [PLUGIN_NAME]
     arguments.plugin_config = [*(arguments.plugin_config or []), "self_check=off"]
-    engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(arguments))
+    config = engine_config(EngineArgs.from_cli_args(arguments), model)
+    engine = LLMEngine.from_vllm_config(config)
     try:
         core = engine.engine_core.engine_core
         scheduler = core.scheduler

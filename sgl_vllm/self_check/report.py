@@ -83,6 +83,8 @@ class CheckReport:
     def verdict(self) -> str:
         if not self.parts and not self.error:
             return "no part was checked, because all are off"
+        if self.error:
+            return "did not finish"
         return "all parts agree" if self.agrees else "DISAGREES"
 
     def to_json(self) -> str:

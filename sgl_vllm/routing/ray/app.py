@@ -39,7 +39,7 @@ def with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(filled.get("llm_configs"), list) or not filled["llm_configs"]:
         raise RayServeError(
             "the file has no `llm_configs`, a list with a model each, as ray.serve.llm's "
-            "build_openai_app takes them; examples/serving/ray.yaml is one"
+            "build_openai_app takes them; `sgl-vllm ray-serve --help` shows one"
         )
     for number, model in enumerate(filled["llm_configs"]):
         if isinstance(model, str):  # the path of a file with one
@@ -88,7 +88,9 @@ def _check_router(config: Mapping[str, Any]) -> None:
         if path == ROUTER:
             CostModel(**kwargs.get("cost") or {})
     except TypeError as error:
-        raise RayServeError(f"request_router_kwargs: {error}; docs/ray.md has them all") from error
+        raise RayServeError(
+            f"request_router_kwargs: {error}; docs/ray.md in the repository has them all"
+        ) from error
 
 
 def run(path: Path, *, host: str, port: int) -> None:

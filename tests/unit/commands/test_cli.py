@@ -1,0 +1,66 @@
+"""`sgl-vllm` itself: its version, and what it says of words that it does not know."""
+
+from __future__ import annotations
+
+import pytest
+from rich.table import Table
+
+from sgl_vllm.commands import cli, top
+from sgl_vllm.commands.top import draw
+from sgl_vllm.version import __version__
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What is printed to standard error about a wrong command line."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(arguments))
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_the_version_is_an_option_too(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert shown.startswith(f"sgl-vllm {__version__}, ")
+    assert cli.main(["version"]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_a_misspelled_command_is_answered_with_the_nearest(capsys):
+    assert "no command 'docter': did you mean doctor?" in refused(capsys, "docter", "MODEL")
+    far = refused(capsys, "xyz")
+    assert "did you mean" not in far and "doctor" in far
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["demo", "--nope"],
+        ["doctor", "--nope"],
+        ["version", "--nope"],
+        ["tree", "http://a", "--nope"],
+        ["verify", "--nope", "MODEL"],
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_usage_of_its_command(capsys, words):
+    error = refused(capsys, *words)
+    assert error.startswith(f"usage: sgl-vllm {words[0]} ")
+    assert "--nope" in error
+
+
+def test_the_help_names_both_options_of_the_server(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    shown = capsys.readouterr().out
+    assert "--plugin sgl_vllm" in shown and "--help=plugin-config" in shown
+
+
+def test_every_column_of_top_is_in_its_help():
+    table = draw([]).renderables[0]
+    assert isinstance(table, Table)
+    headers = [str(column.header).replace("\n/s", "/s") for column in table.columns]
+    assert len(headers) == 12
+    for header in headers[1:]:
+        assert header.replace("\n", " ") in top.DESCRIPTION

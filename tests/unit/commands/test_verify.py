@@ -1,0 +1,51 @@
+"""`sgl-vllm verify`: its arguments, and what it does about a check that cannot start."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sgl_vllm.commands.cli import main
+from sgl_vllm.self_check import offline
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+def test_a_missing_model_is_said_in_one_line_and_nothing_is_written(folder, capsys):
+    assert main(["verify", "no/such-model"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[-1].startswith("sgl-vllm verify: not run: no/such-model is ")
+    assert not list(folder.iterdir())
+
+
+def test_an_engine_that_dies_is_reported(folder, capsys, monkeypatch):
+    def verify(*arguments):
+        raise MemoryError("no GPU memory")
+
+    monkeypatch.setattr(offline, "verify", verify)
+    assert main(["verify", "m"]) == 1
+    report = json.loads((folder / "sgl-vllm-verify.json").read_text())
+    assert report["error"] == "MemoryError: no GPU memory"
+    shown = capsys.readouterr().out
+    assert shown.startswith("sgl-vllm self-check: did not finish") and "DISAGREES" not in shown
+
+
+@pytest.mark.parametrize("rounds", ["0", "-1", "two"])
+def test_rounds_are_at_least_one(folder, capsys, rounds):
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", "--rounds", rounds, "m"])
+    assert ended.value.code == 2
+    assert "--rounds: invalid positive number value" in capsys.readouterr().err
+
+
+def test_the_usage_says_that_flags_follow_the_model(capsys):
+    with pytest.raises(SystemExit):
+        main(["verify", "--help"])
+    assert "MODEL [FLAGS ...]" in capsys.readouterr().out
