@@ -43,7 +43,7 @@ def _outputs(arguments: argparse.Namespace, results: loading.Results) -> dict[Pa
     if arguments.readme:
         text = arguments.readme.read_text(encoding="utf-8")
         try:
-            table = tables.markdown(results, f"--readme {arguments.readme.name}")
+            table = tables.markdown(results, f"--readme {_from_here(arguments.readme)}")
             outputs[arguments.readme] = tables.into_readme(text, table)
         except loading.ReportError as error:
             raise loading.ReportError(f"{arguments.readme}: {error}") from error
@@ -51,6 +51,12 @@ def _outputs(arguments: argparse.Namespace, results: loading.Results) -> dict[Pa
         require_matplotlib("--html")
         outputs[arguments.html] = page.page(results)
     return outputs
+
+
+def _from_here(path: Path) -> Path:
+    """The path as it may be published: relative to the current folder, or the name alone."""
+    here, path = Path.cwd(), path.resolve()
+    return path.relative_to(here) if path.is_relative_to(here) else Path(path.name)
 
 
 def _parser() -> argparse.ArgumentParser:

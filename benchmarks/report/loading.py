@@ -463,8 +463,8 @@ def _in_order(results: Sequence[Result]) -> list[Result]:
 
 
 def _named(results: Sequence[Result]) -> list[Result]:
-    """With variants: the model if there are several, concurrency, server flags and file as needed,
-    and always what makes it no plain measurement."""
+    """With variants: the model if there are several, concurrency, server flags, programs and file
+    as needed, and always what makes it no plain measurement."""
     several_models = len({one.model for one in results}) > 1
     concurrencies = {
         workload: {one.concurrency for one in results if one.workload == workload}
@@ -478,6 +478,7 @@ def _named(results: Sequence[Result]) -> list[Result]:
         words += [*one.switched, *(["quick"] if one.quick else [])]
         named.append(replace(one, variant=", ".join(words)))
     named = _told_apart(named, lambda one: " ".join(one.server_args))
+    named = _told_apart(named, lambda one: f"{one.requests} programs")
     return _told_apart(named, lambda one: one.file.stem)
 
 

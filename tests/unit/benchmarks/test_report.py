@@ -164,6 +164,18 @@ def test_a_workload_that_is_not_known_here_has_only_the_concurrency_that_was_giv
     assert load_one(tmp_path, content).concurrency is None
 
 
+def test_of_the_same_workload_the_number_of_programs_comes_before_the_names_of_files(
+    tmp_path,
+) -> None:
+    contents = {"one": result(), "two": result() | {"requests": 144}}
+    few = contents["one"]["requests"]
+    assert sorted(names_of(tmp_path, contents)) == sorted(
+        [f"rag, {few} programs", "rag, 144 programs"]
+    )
+    again = {"three": result() | {"requests": 144}}
+    assert "rag, 144 programs, three" in names_of(tmp_path, again)
+
+
 def test_models_are_in_the_names_only_if_there_are_several(tmp_path) -> None:
     contents = {"a": result(model="demo"), "b": result(workload="react", model="demo")}
     assert sorted(names_of(tmp_path, contents)) == ["rag", "react"]
@@ -298,8 +310,19 @@ def test_the_readme_gets_the_table_and_a_second_time_nothing_changes(tmp_path) -
     assert once.endswith("\n\nAfter.\n")
     assert "| rag |" in once
     assert "old" not in once
+    assert "DIR --readme README.md`" in once  # no folder of this machine
     assert command.main(words) == 0
     assert readme.read_text() == once
+
+
+def test_the_command_in_the_readme_has_its_path_from_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    readme = tmp_path / "docs" / "page.md"
+    readme.parent.mkdir()
+    readme.write_text(README)
+    results = write(tmp_path, "one", result())
+    assert command.main([str(results), "--readme", "docs/page.md"]) == 0
+    assert "DIR --readme docs/page.md`" in readme.read_text()
 
 
 @pytest.mark.parametrize(
