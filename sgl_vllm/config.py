@@ -331,11 +331,11 @@ class Options:
         "off those that disagree.",
         part="self_check",
         choices=lambda: {
-            "auto": "where the project's own tests do not run: on a GPU, with asynchronous "
-            "scheduling, on vLLM's V2 model runner, and with methods of speculative decoding that "
-            "they do not cover; but not with a KV connector that might store its requests",
+            "auto": "on a GPU, with asynchronous scheduling and on vLLM's V2 model runner, which "
+            "the project tests on CPUs only, and with methods of speculative decoding that it does "
+            "not test; but not with a KV connector that might store its requests",
             "on": "everywhere, and again after a check that crashed the engine",
-            "off": "never; every part that the configuration allows is on",
+            "off": "never; every part that the model and configuration allow is on",
         },
         old_name="unverified",
         old_values={True: "off", False: "auto"},

@@ -146,7 +146,7 @@ class Program(ABC):
         as it is generated. `backend` is by default that of `set_default_backend`.
 
         Raises the ProgramError of the first operation that failed, and whatever the function
-        itself raises; requests in flight are then cancelled. They are also cancelled when the
+        itself raises; requests in flight are then canceled. They are also canceled when the
         program takes longer than `timeout_s` seconds, although a plain function is interrupted
         only where it reads its prompt. `use_thread` is accepted for SGLang's programs and ignored.
         """
@@ -194,7 +194,7 @@ class Program(ABC):
         """`run` as a coroutine, with the same arguments.
 
         An ``async def`` function runs on this event loop, a plain one in a thread. With `stream`,
-        an ``async def`` function runs on the language's own loop. Cancelling the coroutine cancels
+        an ``async def`` function runs on the language's own loop. Canceling the coroutine cancels
         the requests in flight.
         """
         sampling, kwargs = _split(kwargs)
@@ -289,7 +289,7 @@ class Program(ABC):
         **sampling: Unpack[SamplingDefaults],
     ) -> list[ProgramState]:
         """`run_batch` as a coroutine. The functions run on the language's own event loop or in
-        threads. Cancelling the coroutine cancels every run in progress."""
+        threads. Canceling the coroutine cancels every run in progress."""
         batch = self._batch(batch_kwargs, backend, num_threads, timeout_s, sampling)
         with batch.running(progress_bar=progress_bar) as futures:
             for future in futures:

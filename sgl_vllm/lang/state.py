@@ -132,7 +132,7 @@ class State:
 
         With more than one, the shared prompt is first sent to the server, so that every branch
         finds it cached. That is one request without output; it is skipped if the server already
-        has (nearly) all of the prompt, because this stream just generated there or sent it before.
+        has (nearly) all of the prompt, because this prompt was just generated from or sent before.
         Raises ValueError for a `size` below 1. `position_ids_offset` is accepted for SGLang's
         programs and ignored.
         """

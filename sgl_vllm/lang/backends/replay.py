@@ -52,7 +52,7 @@ class Recorder(Backend):
     """`backend`, with every exchange written to the file at `path`, which is overwritten.
 
     Each line is handed to the operating system as soon as its exchange ends, so that a crash loses
-    nothing before it. Errors and cancelled requests are recorded, too. Use it as
+    nothing before it. Errors and canceled requests are recorded, too. Use it as
     ``with sgl.Recorder(backend, path) as recorder:``, or close it with `close`.
     """
 
