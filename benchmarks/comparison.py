@@ -7,7 +7,7 @@ vLLM, and nothing is run here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ from benchmarks.traces import Reuse
 from tools.engine_harness.settings import SGL, STOCK, EngineSettings
 
 ARMS = (STOCK, SGL)
+PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+OF_CALLS_OR_PROGRAMS = ("waits_s", "program_times_s")
 
 
 def ratio(stock: float, sgl: float, better: int) -> float | None:
@@ -25,6 +27,12 @@ def ratio(stock: float, sgl: float, better: int) -> float | None:
     """
     over, under = (sgl, stock) if better > 0 else (stock, sgl)
     return over / under if better and under else None
+
+
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """The smallest of sorted `values` that at least this fraction of them does not exceed."""
+    rank = -(-len(values) * fraction // 1)
+    return values[max(0, int(rank) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,8 @@ class Result:
         parts: for the plugin, each part "on" or why it is off.
         waits_s: of each call, by its request id, from its arrival to its admission. The id names
             program and call: it is the same in every run of a trace.
+        program_times_s: of each program, by its index, for how long any of its calls waited or ran:
+            the time from its first call to its last answer, less that of tools and people.
     """
 
     hit_rate: float
@@ -68,6 +78,7 @@ class Result:
     step_cpu_us_mean: float
     parts: Mapping[str, str]
     waits_s: Mapping[str, float] = field(repr=False)
+    program_times_s: Mapping[int, float] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +100,9 @@ class Comparison:
     """What one combination came to: a result for "stock", for "sgl", or for both.
 
     `settings` are the plugin's; stock's differ only in having no plugin. `concurrency` is the
-    number of programs at a time, None for an open loop.
+    number of programs at a time, None for an open loop. `alone` is stock's with one program at a
+    time and a cache for everything, None if that was not asked for. A program is starved if one of
+    its calls waited for more than `starved_s` for its admission.
     """
 
     combination: Combination
@@ -97,6 +110,8 @@ class Comparison:
     reuse: Reuse
     concurrency: int | None
     results: Mapping[str, Result]
+    starved_s: float
+    alone: Result | None = None
 
     @property
     def cache_share(self) -> float:
@@ -117,12 +132,32 @@ class Comparison:
 
     def numbers(self, arm: str) -> dict[str, Any]:
         """All of an arm that goes into the JSON, and by the same names into the tables."""
+        result = self.results[arm]
         numbers = {
-            one.name: getattr(self.results[arm], one.name)
+            one.name: getattr(result, one.name)
             for one in dataclasses.fields(Result)
-            if one.name != "waits_s"
+            if one.name not in OF_CALLS_OR_PROGRAMS
         }
         numbers["best_hit_rate"] = self.reuse.best_hit_rate
+        numbers["recomputed_prompt_tokens"] = (
+            result.computed_prompt_tokens - self.reuse.must_compute_tokens
+        )
+        times = sorted(result.program_times_s.values())
+        numbers |= {
+            f"program_time_{name}_s": percentile(times, share) for name, share in PERCENTILES
+        }
+        if self.alone is not None:
+            slowdowns = sorted(
+                time_s / self.alone.program_times_s[program]
+                for program, time_s in result.program_times_s.items()
+            )
+            numbers |= {
+                f"slowdown_{name}": percentile(slowdowns, share) for name, share in PERCENTILES
+            }
+        starved = {
+            call.split(".")[0] for call, wait_s in result.waits_s.items() if wait_s > self.starved_s
+        }
+        numbers["starved_programs"] = len(starved)
         if arm == SGL and self.max_extra_wait_s is not None:
             numbers["max_extra_wait_s"] = self.max_extra_wait_s
         return numbers
@@ -133,7 +168,7 @@ class Comparison:
         Args:
             better: 1 if more is better, -1 if less is, 0 if neither.
         """
-        if len(self.results) < 2 or not better:  # not all that has no ratio is a result of an arm
+        if len(self.results) < 2 or not better:  # not all that has no ratio is a number of both
             return None
-        stock, sgl = (float(getattr(self.results[arm], name)) for arm in ARMS)
-        return ratio(stock, sgl, better)
+        stock, sgl = (self.numbers(arm).get(name) for arm in ARMS)
+        return None if stock is None or sgl is None else ratio(float(stock), float(sgl), better)

@@ -5,6 +5,8 @@
         --cache-fraction 0.2 --load 0.8 --json result.json
     python -m benchmarks.simulate --trace chat --policy lpm,fcfs --cache-fraction 0.1,0.3,1 \\
         --load 0.5,1 --jobs 2 --plot policies.svg
+    python -m benchmarks.simulate --trace agent_sessions --scale 1/8 --cache-fraction 0.2,0.4,0.8 \\
+        --load 0.8,1.1 --slowdown
     python -m benchmarks.simulate --trace long_chat --workers 1,4,16 --cache-fraction 0.5 --load 0.8
 
 Owns the command line: what is run, and where the results go. The runs are `simulate_grid`'s, the
@@ -26,7 +28,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks import simulate_plot, traces
+from benchmarks import session_model, simulate_plot, traces
 from benchmarks.comparison import ARMS, Combination, Comparison
 from benchmarks.cost_model import CostModel
 from benchmarks.fleet import FleetRun
@@ -39,14 +41,16 @@ from sgl_vllm.config import OptionError, Options, words_to_mapping
 from tools.engine_harness.settings import STOCK, EngineSettings
 
 DEFAULT_CONCURRENCY = 32
+GENERATED = (*GENERATORS, session_model.NAME)
 COMMENT = """\
 Both arms are the real classes with the real bookkeeping; a cost model turns scheduled tokens into
 time. The same arguments give the same numbers, but for the scheduler's own CPU time.
 
 Programs (chat, react, ...) send a call when the replies it builds on are there. With --load they
 arrive at random (Poisson), at that part of what the modelled machine can serve at best; otherwise
---concurrency of them run at a time. A recorded trace keeps its arrival times unless --load or
---concurrency says otherwise. How to read the table: docs/simulator.md.
+--concurrency of them run at a time. A recorded trace and agent_sessions keep their times unless
+--load, which stretches them, or --concurrency says otherwise. How to read the table:
+docs/simulator.md.
 
 --policy, --load and the cache's size take several values each, with commas between. All of them are
 combined, stock is run once for each size and load, and the table has a row for each combination.
@@ -70,10 +74,15 @@ def build_parser() -> argparse.ArgumentParser:
         "--trace",
         required=True,
         metavar="FILE|NAME",
-        help=f"a file in Mooncake's format, or programs to generate: {', '.join(GENERATORS)}",
+        help=f"a file in Mooncake's format, or programs to generate: {', '.join(GENERATED)}",
     )
     add("--requests", type=_positive, metavar="N", help="so many calls (default: the file; 1000)")
-    add("--scale", type=Fraction, default=Fraction(1), help="shorten a file's texts, e.g. 1/4")
+    add(
+        "--scale",
+        type=Fraction,
+        default=Fraction(1),
+        help=f"shorten a file's texts, or {session_model.NAME}' texts and times, e.g. 1/4",
+    )
     add("--seed", type=int, default=0, help="of generated texts and arrivals (default: 0)")
     rate = parser.add_argument_group("how fast").add_mutually_exclusive_group().add_argument
     rate(
@@ -117,6 +126,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--off", action="append", default=[], choices=("radix", "schedule"), help="a part, by name")
     add("--plugin-config", nargs="+", default=[], metavar="KEY=VALUE", help="as for the server")
+    add("--slowdown", action="store_true", help="run each program alone too, and compare its time")
+    add(
+        "--starved-s",
+        type=_above_zero,
+        default=10.0,
+        metavar="S",
+        help="count programs that waited longer for one admission (default: 10)",
+    )
     add = parser.add_argument_group("many workers").add_argument
     add(
         "--workers",
@@ -200,6 +217,8 @@ def main(words: Sequence[str] | None = None) -> int:
                 runs.append(run)
             indices[arm] = runs.index(run)
         plans.append((combination, settings, indices))
+    if arguments.slowdown:
+        runs.append(alone(trace, reuse, settings, cost))
 
     with tqdm(
         total=trace.num_calls * len(runs), unit="call", delay=2, leave=False, disable=None
@@ -212,6 +231,8 @@ def main(words: Sequence[str] | None = None) -> int:
             reuse,
             concurrency,
             {arm: results[index] for arm, index in indices.items()},
+            arguments.starved_s,
+            results[-1] if arguments.slowdown else None,
         )
         for combination, settings, indices in plans
     ]
@@ -224,6 +245,13 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.plot is not None:
         simulate_plot.draw(trace.name, comparisons, arguments.plot)
     return 0
+
+
+def alone(trace: Trace, reuse: Reuse, settings: EngineSettings, cost: CostModel) -> Run:
+    """One program at a time on stock vLLM, with a cache that never evicts anything."""
+    num_blocks = -(-reuse.working_set_tokens // settings.block_size) + 2 * trace.num_calls
+    roomy = dataclasses.replace(settings, num_blocks=num_blocks, plugin={})
+    return Run(STOCK, roomy, cost, concurrency=1)
 
 
 def compare_routing(
@@ -310,7 +338,7 @@ def check_routing(arguments: argparse.Namespace) -> None:
         raise ValueError("--workers needs one --load: how much each worker is offered")
     if len(arguments.cache_tokens or arguments.cache_fraction) != 1:
         raise ValueError("--workers takes one cache size: each worker's")
-    for name in ("scheduler", "policy", "off", "plugin_config", "check_kv"):
+    for name in ("scheduler", "policy", "off", "plugin_config", "check_kv", "slowdown"):
         if getattr(arguments, name):
             option = "--" + name.replace("_", "-")
             raise ValueError(f"{option} has no meaning with --workers, whose engines are modelled")
@@ -395,10 +423,12 @@ def load_trace(arguments: argparse.Namespace) -> Trace:
     """Raises ValueError or OSError for a trace that is neither a known name nor a good file."""
     if arguments.trace in GENERATORS:
         return traces.generate(arguments.trace, arguments.requests or 1000, arguments.seed)
+    if arguments.trace == session_model.NAME:
+        return session_model.trace(arguments.requests or 1000, arguments.seed, arguments.scale)
     path = Path(arguments.trace)
     if not path.exists():
         raise ValueError(
-            f"--trace {path} is neither a file nor one of {', '.join(GENERATORS)}; "
+            f"--trace {path} is neither a file nor one of {', '.join(GENERATED)}; "
             "docs/simulator.md says where to get recorded traces"
         )
     return traces.read_mooncake(path, arguments.requests, arguments.scale)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
+import math
 import random
 import sys
 import time
@@ -26,7 +27,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from benchmarks.comparison import Result
+from benchmarks.comparison import Result, percentile
 from benchmarks.cost_model import Batch, CostModel
 from benchmarks.traces import Call, Trace
 from sgl_vllm.scheduler.scheduler import SglSchedulerMixin
@@ -89,7 +90,7 @@ class _Served:
     admitted_step: int = 0
     first_token_s: float | None = None
     cached_tokens: int = 0
-    done: bool = False
+    ended_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,6 @@ class Simulation:
         if alive:
             request_id = self._rng.choice(alive)
             self._scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
-            self._served[request_id].done = True
             self._after_call(request_id)
 
     def _start_program(self, program: int, arrival_s: float) -> None:
@@ -292,12 +292,12 @@ class Simulation:
                     assert output.prefill_stats is not None
                     served.cached_tokens = output.prefill_stats.num_cached_tokens
                 if output.finish_reason is not None:
-                    served.done = True
                     self._after_call(output.request_id)
 
     def _after_call(self, request_id: str) -> None:
         """Send what waited for this call, and with a limited concurrency the next program."""
         program, index = map(int, request_id.split("."))
+        self._served[request_id].ended_s = self._clock.now_s
         self._on_call_done()
         for other, call in enumerate(self._trace.programs[program].calls):
             if index in call.after:
@@ -313,7 +313,7 @@ class Simulation:
 
     def _check_nothing_is_left(self) -> None:
         scheduler = self._scheduler
-        num_done = sum(served.done for served in self._served.values())
+        num_done = sum(served.ended_s is not None for served in self._served.values())
         if num_done != self._trace.num_calls:
             raise SimulationError(f"{num_done} of {self._trace.num_calls} calls ended")
         if scheduler.requests or scheduler.has_unfinished_requests():
@@ -358,13 +358,26 @@ class Simulation:
             step_cpu_us_mean=self._cpu_s / self._num_steps * 1e6,
             parts=self._scheduler.sgl_vllm.stats().parts if is_plugin else {},
             waits_s=waits_s,
+            program_times_s=self._program_times_s(),
         )
 
+    def _program_times_s(self) -> dict[int, float]:
+        intervals: dict[int, list[tuple[float, float]]] = {}
+        for request_id, one in self._served.items():
+            program, _ = request_id.split(".")
+            assert one.ended_s is not None
+            intervals.setdefault(int(program), []).append((one.arrival_s, one.ended_s))
+        return {program: _covered_s(some) for program, some in intervals.items()}
 
-def percentile(values: Sequence[float], fraction: float) -> float:
-    """The smallest of sorted `values` that at least this fraction of them does not exceed."""
-    rank = -(-len(values) * fraction // 1)
-    return values[max(0, int(rank) - 1)]
+
+def _covered_s(intervals: Sequence[tuple[float, float]]) -> float:
+    """The length of the intervals' union."""
+    length = 0.0
+    until = -math.inf
+    for begin, end in sorted(intervals):
+        length += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return length
 
 
 def _max_passes(served: Sequence[_Served]) -> int:

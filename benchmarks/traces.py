@@ -58,8 +58,7 @@ class Call:
 class Program:
     """Calls in an order in which each comes after those that it waits for.
 
-    `arrival_s` is when the recorded program came, in seconds from the trace's start; None if it
-    was generated, and the run decides.
+    `arrival_s` is in seconds from the trace's start; None if the run decides.
     """
 
     calls: tuple[Call, ...]
@@ -93,23 +92,27 @@ class Trace:
 def with_span(trace: Trace, span_s: float, seed: int) -> Trace:
     """The same programs, arriving over about `span_s` seconds.
 
-    Recorded arrivals are stretched or compressed to it; generated programs get those of a Poisson
-    process with that many programs in that time.
+    Arrivals that the trace has, and the pauses in its programs, are stretched or compressed to it;
+    programs without get those of a Poisson process with that many programs in that time.
     """
     if trace.is_timed:
-        times = np.array([program.arrival_s for program in trace.programs], dtype=float)
-        last = times.max()
-        times = times * (span_s / last) if last > 0 else times
+        last = max(program.arrival_s or 0.0 for program in trace.programs)
+        programs = [
+            _stretched(program, span_s / last if last else 1.0) for program in trace.programs
+        ]
     else:
         gaps = np.random.default_rng(seed).exponential(1.0, len(trace.programs))
         times = np.cumsum(gaps) * (span_s / len(trace.programs))
-    return Trace(
-        trace.name,
-        tuple(
+        programs = [
             dataclasses.replace(program, arrival_s=float(arrival_s))
             for program, arrival_s in zip(trace.programs, times, strict=True)
-        ),
-    )
+        ]
+    return Trace(trace.name, tuple(programs))
+
+
+def _stretched(program: Program, factor: float) -> Program:
+    calls = (dataclasses.replace(call, think_s=factor * call.think_s) for call in program.calls)
+    return Program(tuple(calls), factor * (program.arrival_s or 0.0))
 
 
 # -- recorded -----------------------------------------------------------------------------------
