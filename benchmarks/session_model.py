@@ -192,7 +192,11 @@ class _Author:
         num_requests = max(1, int(REQUESTS.draw(rng)))
         num_tool_steps = LATER_TOOL_STEPS.draw(rng, num_requests).astype(int)
         num_tool_steps[0] = int(FIRST_TOOL_STEPS.draw(rng))
-        starting = self._requests_that_start_subagents(num_tool_steps)
+        starting = np.zeros(num_requests, dtype=bool)
+        if rng.random() < SHARE_WITH_SUBAGENTS:
+            if not num_tool_steps.any():
+                num_tool_steps[0] = 1
+            starting = self._some_of(num_tool_steps > 0)
         human_waits_s = self._agent.human_wait_s.draw(rng, num_requests)
         user_tokens = USER_TOKENS.draw(rng, num_requests)
         last: int | None = None
@@ -202,17 +206,11 @@ class _Author:
             last = self._loop(last, int(num_steps), bool(starting[request]))
         return Session(self._agent, self._num_project_tokens, tuple(self._steps))
 
-    def _requests_that_start_subagents(self, num_tool_steps: npt.NDArray[np.int_]) -> Floats:
-        """Whether each does; one at least, in a session that has any."""
-        rng = self._rng
-        if rng.random() >= SHARE_WITH_SUBAGENTS:
-            return np.zeros(len(num_tool_steps))
-        if not num_tool_steps.any():
-            num_tool_steps[0] = 1
-        possible = num_tool_steps > 0
-        starting = possible & (rng.random(len(possible)) < SHARE_OF_REQUESTS_WITH_SUBAGENTS)
+    def _some_of(self, possible: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """The requests that start subagents, one at least."""
+        starting = possible & (self._rng.random(len(possible)) < SHARE_OF_REQUESTS_WITH_SUBAGENTS)
         if not starting.any():
-            starting[rng.choice(np.flatnonzero(possible))] = True
+            starting[self._rng.choice(np.flatnonzero(possible))] = True
         return starting
 
     def _loop(self, last: int, num_steps: int, starts_subagents: bool) -> int:

@@ -16,10 +16,10 @@ import pytest
 pytest.importorskip("vllm")
 
 from benchmarks import simulate, traces
-from benchmarks.comparison import Result
+from benchmarks.comparison import Result, percentile
 from benchmarks.cost_model import CostModel
 from benchmarks.simulate_grid import Run, run_all
-from benchmarks.simulator import Clock, Simulation, percentile
+from benchmarks.simulator import Clock, Simulation
 from benchmarks.traces import Call, Program, Trace
 from sgl_vllm.radix.pool import RadixBlockPool
 from tools.engine_harness.kv_memory import WrongKvError
@@ -178,6 +178,71 @@ def test_time_is_what_the_cost_model_says() -> None:
     assert result.ttft_p50_s == pytest.approx(prefill_s)
     assert 1 / result.throughput_requests_s == pytest.approx(prefill_s + decode_s)
     assert (result.steps, result.max_wait_s, result.max_passes) == (3, 0.0, 0)
+
+
+def test_a_programs_time_is_that_in_which_any_of_its_calls_waits_or_runs() -> None:
+    """A step, then a subagent beside a tool that takes 5 s, and a step that reads both."""
+
+    def tokens(begin: int, length: int) -> np.ndarray:
+        return np.arange(begin, begin + length, dtype=np.int32)
+
+    first = Call(tokens(0, 100), tokens(1000, 2))
+    history = np.concatenate([first.prompt, first.reply])
+    subagent = Call(tokens(5000, 40), tokens(6000, 1), after=(0,))
+    last = Call(np.concatenate([history, tokens(2000, 30)]), tokens(3000, 1), (0, 1), think_s=5.0)
+    trace = Trace("by hand", (Program((first, subagent, last), arrival_s=2.0),))
+    result = run(trace, "stock", concurrency=None)
+    cost = CostModel()
+    first_s = cost.seconds(steps=2, prefill=100, decode=1, context=100)
+    subagent_s = cost.seconds(steps=1, prefill=40, decode=0, context=0)
+    # Of the 132 tokens, the full blocks before the last token of the reply are cached: 96.
+    last_s = cost.seconds(steps=1, prefill=36, decode=0, context=96)
+    assert result.cached_prompt_tokens == 96
+    assert result.program_times_s[0] == pytest.approx(first_s + subagent_s + last_s)
+    assert 3 / result.throughput_requests_s == pytest.approx(first_s + subagent_s + 5 + last_s)
+
+
+def test_calls_of_a_program_that_overlap_count_once() -> None:
+    calls = tuple(
+        Call(np.arange(100 * n, 100 * n + 50, dtype=np.int32), np.arange(4, dtype=np.int32))
+        for n in range(3)
+    )
+    result = run(
+        Trace("three at once", (Program(calls, arrival_s=0.0),)), "stock", concurrency=None
+    )
+    assert result.program_times_s[0] == pytest.approx(
+        result.requests / result.throughput_requests_s
+    )
+
+
+def test_sessions_run_in_a_closed_loop_and_are_compared_with_themselves_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sessions.json"
+    words = (
+        "--trace agent_sessions --scale 1/64 --requests 60 --cache-fraction 0.3,1.5 --load 2 "
+        f"--slowdown --starved-s 0.001 --json {file}"
+    )
+    assert simulate.main(words.split()) == 0
+    assert "again / new" in capsys.readouterr().out
+    tight, roomy = json.loads(file.read_text())["runs"]
+    for document in (tight, roomy):
+        new = document["trace"]["new_prompt_tokens"]
+        for arm in document["arms"].values():
+            assert arm["recomputed_prompt_tokens"] == arm["computed_prompt_tokens"] - new >= 0
+            assert 1 <= arm["slowdown_p50"] <= arm["slowdown_p90"] <= arm["slowdown_p99"]
+            assert 0 < arm["starved_programs"] <= document["trace"]["programs"]
+    assert roomy["arms"]["sgl"]["recomputed_prompt_tokens"] < roomy["trace"]["new_prompt_tokens"]
+    for name in ("recomputed_prompt_tokens", "slowdown_p90"):
+        assert tight["arms"]["stock"][name] > roomy["arms"]["stock"][name]
+
+
+def test_the_only_program_of_a_trace_is_not_slowed_down(tmp_path: Path) -> None:
+    file = tmp_path / "one.json"
+    words = "--trace react --requests 1 --cache-fraction 2 --load 0.5 --scheduler stock --slowdown"
+    assert simulate.main([*words.split(), "--json", str(file)]) == 0
+    stock = json.loads(file.read_text())["arms"]["stock"]
+    assert (stock["slowdown_p50"], stock["starved_programs"]) == (pytest.approx(1.0), 0)
 
 
 def test_the_clock_rules_the_named_packages_and_only_while_inside() -> None:

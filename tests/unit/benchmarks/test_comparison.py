@@ -20,7 +20,12 @@ TRACE = Trace("by hand", tuple(Program((CALL,)) for _ in range(3)))
 REUSE = Reuse(prompt_tokens=300, must_compute_tokens=60, working_set_tokens=1600)
 
 
-def result(waits_s: dict[str, float], hit_rate: float = 0.5, ttft_p99_s: float = 2.0) -> Result:
+def result(
+    waits_s: dict[str, float],
+    hit_rate: float = 0.5,
+    ttft_p99_s: float = 2.0,
+    times_s: tuple[float, ...] = (2.0, 8.0, 3.0),
+) -> Result:
     return Result(
         hit_rate=hit_rate,
         ttft_mean_s=0.5,
@@ -40,6 +45,7 @@ def result(waits_s: dict[str, float], hit_rate: float = 0.5, ttft_p99_s: float =
         step_cpu_us_mean=50.0,
         parts={},
         waits_s=waits_s,
+        program_times_s=dict(enumerate(times_s)),
     )
 
 
@@ -49,10 +55,12 @@ def comparison(
     cache_fraction: float = 0.5,
     load: float | None = 0.8,
     sgl_waits_s: dict[str, float] | None = None,
+    with_slowdown: bool = False,
 ) -> Comparison:
+    waits_s = sgl_waits_s or {"0.0": 3.5, "1.0": 0.5, "2.0": 0.25}
     results = {
         STOCK: result({"0.0": 1.0, "1.0": 5.0, "2.0": 0.0}),
-        SGL: result(sgl_waits_s or {"0.0": 3.5, "1.0": 0.5, "2.0": 0.25}, 0.6, 1.0),
+        SGL: result(waits_s, 0.6, 1.0, (2.0, 4.0, 3.0)),
     }
     return Comparison(
         Combination(policy, None, cache_fraction, load),
@@ -60,6 +68,8 @@ def comparison(
         REUSE,
         None if load is not None else 32,
         {arm: results[arm] for arm in arms or (STOCK, SGL)},
+        starved_s=2.0,
+        alone=result(waits_s, times_s=(1.0, 2.0, 3.0)) if with_slowdown else None,
     )
 
 
@@ -80,6 +90,28 @@ def test_numbers_of_an_arm_are_plain_and_hold_no_list_of_calls() -> None:
     assert "max_extra_wait_s" not in both.numbers(STOCK)
     assert both.numbers(STOCK)["best_hit_rate"] == 0.8
     json.dumps(both.numbers(SGL))
+
+
+def test_programs_have_times_and_slowdowns_each_against_itself_alone() -> None:
+    """The times are 2, 8 and 3 s with stock and 2, 4 and 3 s with the plugin; alone 1, 2 and 3."""
+    both = comparison(with_slowdown=True)
+    stock, sgl = both.numbers(STOCK), both.numbers(SGL)
+    assert (stock["program_time_p50_s"], stock["program_time_p99_s"]) == (3.0, 8.0)
+    assert (stock["slowdown_p50"], stock["slowdown_p90"]) == (2.0, 4.0)
+    assert (sgl["slowdown_p50"], sgl["slowdown_p90"]) == (2.0, 2.0)
+    assert both.ratio("slowdown_p90", -1) == 2.0
+    assert both.ratio("program_time_p90_s", -1) == 2.0
+    assert "slowdown_p50" not in comparison().numbers(STOCK)
+    assert comparison().ratio("slowdown_p50", -1) is None
+
+
+def test_what_is_computed_again_is_what_is_not_new() -> None:
+    assert comparison().numbers(STOCK)["recomputed_prompt_tokens"] == 150 - 60
+
+
+def test_a_program_is_starved_if_one_of_its_calls_waited_too_long() -> None:
+    waits_s = {"0.0": 0.1, "0.1": 3.0, "0.2": 9.0, "1.0": 2.0, "2.0": 2.5}
+    assert comparison(sgl_waits_s=waits_s).numbers(SGL)["starved_programs"] == 2  # 0 and 2
 
 
 def test_a_ratio_above_one_is_better_for_the_plugin_whichever_way_is_better() -> None:
@@ -115,6 +147,24 @@ def test_the_grid_has_a_row_for_every_combination_under_columns_that_line_up() -
     numbers = " ".join(rows[0].split()[3:])
     assert numbers == "0.5000 0.6000 1.000 1.000 1.000 2.000 1.000 3.50 2.50 7"
     assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize("arms", [(STOCK, SGL), (STOCK,), (SGL,)])
+def test_with_slowdowns_the_grid_has_a_second_table(arms: tuple[str, ...]) -> None:
+    grid = [
+        comparison(*arms, cache_fraction=fraction, with_slowdown=True) for fraction in (0.25, 0.5)
+    ]
+    lines = grid_table(TRACE, grid).splitlines()
+    rows = [line for line in lines if line.lstrip().startswith(("0.25 ", "0.5 "))]
+    assert len(rows) == 4
+    assert len(rows[2]) == len(rows[3])
+    assert max(map(len, lines)) <= 140
+    again = ["1.500"] * len(arms)  # 90 tokens for 60 new ones
+    cells = rows[2].split()[2 if arms == (STOCK,) else 3 :]
+    assert cells[: len(arms)] == again
+    if len(arms) == 2:
+        assert cells[2:5] == ["1.000", "2.000", "2.000"]
+        assert cells[5:7] == ["2.00", "2.00"]
 
 
 @pytest.mark.parametrize("arm", [STOCK, SGL])

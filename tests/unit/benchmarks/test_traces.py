@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from fractions import Fraction
 from pathlib import Path
@@ -147,6 +148,16 @@ def test_arrivals_can_be_spread_over_any_time(recorded: Path) -> None:
     assert times == [0.0, 30.0, 90.0]
     poisson = with_span(generate("no_sharing", 400), 100.0, seed=1)
     assert 80 < max(program.arrival_s or 0 for program in poisson.programs) < 120
+
+
+def test_pauses_are_stretched_with_the_arrivals_that_a_trace_has() -> None:
+    calls = (call("ab", "c"), dataclasses.replace(call("abcd", "e"), after=(0,), think_s=3.0))
+    timed = Trace("timed", (Program(calls, 5.0), Program(calls, 20.0)))
+    first, second = with_span(timed, 40.0, seed=0).programs
+    assert (first.arrival_s, second.arrival_s) == (10.0, 40.0)
+    assert [one.think_s for one in (*first.calls, *second.calls)] == [0.0, 6.0, 0.0, 6.0]
+    untimed = with_span(Trace("untimed", (Program(calls),)), 40.0, seed=0).programs
+    assert untimed[0].calls[1].think_s == 3.0
 
 
 # What must be computed. Letters are tokens.
