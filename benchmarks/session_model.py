@@ -7,9 +7,8 @@ no clock; the same arguments give the same sessions, token for token.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import NormalDist
@@ -29,7 +28,7 @@ STEPS_PER_S = 0.35
 """How many steps a trace's sessions take in a second, before `--load` says otherwise."""
 
 BEGUN_BEFORE_S = 12 * 3600
-"""A trace has sessions that began so long before its window, and none that are older."""
+"""A trace's sessions began so long before its window, or later."""
 
 Floats = npt.NDArray[np.float64]
 Trigger = Literal["user", "tool", "compaction", "subagent"]
@@ -313,28 +312,40 @@ def draw_session(rng: np.random.Generator) -> Session:
 
 
 def trace(num_calls: int, seed: int = 0, scale: Fraction = Fraction(1)) -> Trace:
-    """A window of a steady stream of sessions, as long as it takes for `num_calls` steps.
-
-    Sessions last for hours, so one that is under way when the window opens is there with the
-    context that it has by then, and what comes after the window is left out. `scale` shortens
-    every text and every time (1/8: a pause of 80 s is one of 10 s).
-    """
-    rng = np.random.default_rng(seed)
-    openings = {agent.name: _text(rng, round(agent.num_opening_tokens * scale)) for agent in AGENTS}
-    window_s = num_calls / STEPS_PER_S
+    """A window of a steady stream of sessions, as long as it takes for `num_calls` steps."""
     programs: list[Program] = []
     num_drawn = 0
-    while num_drawn < num_calls:
+    for program in in_window(np.random.default_rng(seed), num_calls / STEPS_PER_S, scale):
+        programs.append(program)
+        num_drawn += len(program.calls)
+        if num_drawn >= num_calls:
+            break
+    return Trace(NAME, tuple(programs))
+
+
+def in_window(
+    rng: np.random.Generator,
+    window_s: float,
+    scale: Fraction,
+    begun_before_s: float = BEGUN_BEFORE_S,
+) -> Iterator[Program]:
+    """Sessions of which some steps fall into a window of time; these steps, without an end.
+
+    Sessions last for hours, so one that is under way when the window opens is there with the
+    context that it has by then, and what comes after the window is left out. None began more than
+    `begun_before_s` earlier. `scale` shortens every text and every time (1/8: a pause of 80 s is
+    one of 10 s).
+    """
+    openings = {agent.name: _text(rng, round(agent.num_opening_tokens * scale)) for agent in AGENTS}
+    while True:
         session = draw_session(rng)
-        begin_s = rng.uniform(-BEGUN_BEFORE_S, window_s)
+        begin_s = rng.uniform(-begun_before_s, window_s)
         starts_s = [begin_s + start_s for start_s in session.starts_s()]
         kept = [index for index, start_s in enumerate(starts_s) if 0 <= start_s < window_s]
         if kept:
             calls = as_calls(session, openings[session.agent.name], rng, scale)
             arrival_s = min(starts_s[index] for index in kept)
-            programs.append(Program(_only(kept, calls), arrival_s * float(scale)))
-            num_drawn += len(kept)
-    return Trace(NAME, tuple(programs))
+            yield Program(_only(kept, calls), arrival_s * float(scale))
 
 
 def as_calls(
@@ -375,11 +386,11 @@ def _text(rng: np.random.Generator, num_tokens: int) -> Tokens:
 
 
 def _only(kept: Sequence[int], calls: Sequence[Call]) -> tuple[Call, ...]:
-    """These of the calls; they no longer wait for the others."""
+    """These of the calls. They no longer wait for the others."""
     numbers = {index: number for number, index in enumerate(kept)}
-    return tuple(
-        dataclasses.replace(
-            calls[index], after=tuple(numbers[i] for i in calls[index].after if i in numbers)
-        )
-        for index in kept
-    )
+    found = []
+    for index in kept:
+        call = calls[index]
+        after = tuple(numbers[before] for before in call.after if before in numbers)
+        found.append(Call(call.prompt, call.reply, after, call.think_s if after else 0.0))
+    return tuple(found)

@@ -165,10 +165,33 @@ class TimedVLLM(sgl.VLLM):
         return made
 
 
+class _BusyTime:
+    """For how long at least one of the blocks under it was being carried out, in `total_s`."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._num_inside = 0
+        self._since_s = 0.0
+
+    def __enter__(self) -> None:
+        if not self._num_inside:
+            self._since_s = time.perf_counter()
+        self._num_inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._num_inside -= 1
+        if not self._num_inside:
+            self.total_s += time.perf_counter() - self._since_s
+
+
 class _OfOneProgram(sgl.Backend):
-    """A backend as one program sees it, which does without what the options say."""
+    """A backend as one program sees it, which does without what the options say.
+
+    `busy` is the time in which the program waits for the server, for whatever it asks.
+    """
 
     def __init__(self, backend: TimedVLLM, options: ClientOptions) -> None:
+        self.busy = _BusyTime()
         self._backend = backend
         self._options = options
         self._turn: AbstractAsyncContextManager[Any]
@@ -180,20 +203,23 @@ class _OfOneProgram(sgl.Backend):
         return self._backend.name
 
     async def generate(self, request: GenRequest) -> GenAnswer:
-        async with self._turn:
-            return await self._backend.generate(request)
+        with self.busy:
+            async with self._turn:
+                return await self._backend.generate(request)
 
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
     ) -> ScoreAnswer:
         warm = warm and self._options.hints
-        async with self._turn:
-            return await self._backend.score(
-                prompt, choices, unconditional=unconditional, warm=warm
-            )
+        with self.busy:
+            async with self._turn:
+                return await self._backend.score(
+                    prompt, choices, unconditional=unconditional, warm=warm
+                )
 
     async def warm(self, prompt: Prompt) -> Usage:
-        return await self._backend.warm(prompt) if self._options.hints else Usage()
+        with self.busy:
+            return await self._backend.warm(prompt) if self._options.hints else Usage()
 
 
 class _Joined:
@@ -252,11 +278,13 @@ def run_programs(
     *,
     options: ClientOptions | None = None,
     score: Callable[[Item, sgl.ProgramState], float] | None = None,
+    pauses: bool = False,
 ) -> Run:
     """Runs the program once per item, `concurrency` at a time, each begun as soon as one is done.
 
-    `score` is given each item and its final state, after the time was taken. The first error ends
-    it and is raised; what is still under way is left to fail with the server.
+    If it `pauses`, its latency is only the time in which it waits for the server. `score` is given
+    each item and its final state, after the time was taken. The first error ends it and is raised;
+    what is still under way is left to fail with the server.
     """
     backend = TimedVLLM(url)
     stopped = threading.Event()
@@ -265,9 +293,11 @@ def run_programs(
         if stopped.is_set():
             raise sgl.ProgramCancelled("another program failed")
         begun_s = time.perf_counter()
-        asked = _OfOneProgram(backend, options) if options else backend
+        asked = _OfOneProgram(backend, options or ClientOptions())
         state = program.run(**item, temperature=0, backend=asked)
         text, latency_s = state.text(), time.perf_counter() - begun_s
+        if pauses:
+            latency_s = asked.busy.total_s
         return text, latency_s, score(item, state) if score else None
 
     threads = ThreadPoolExecutor(concurrency, thread_name_prefix="program")

@@ -112,6 +112,7 @@ def take_turn(
         on_done,
         options=variant.client,
         score=plan.workload.score,
+        pauses=plan.workload.pauses,
     )
     server_cpu_s = servers.started_cpu_s() - cpu_before_s
     figures = result.figures(

@@ -7,6 +7,7 @@ module may have several. Knows no server: the same inputs go to both arms.
 from __future__ import annotations
 
 from benchmarks.ab.workloads import (
+    agent_sessions,
     api_speculation,
     chat,
     few_shot_gsm8k,
@@ -42,6 +43,7 @@ WORKLOADS: dict[str, Workload] = {
         multi_chain.WORKLOAD,
         rag.WORKLOAD,
         react.WORKLOAD,
+        agent_sessions.WORKLOAD,
         generative_agents.WORKLOAD,
         tree_of_thought.WORKLOAD,
         skeleton_of_thought.WORKLOAD,

@@ -334,6 +334,24 @@ def test_hints_can_be_left_out(stock: FakeVllm) -> None:
     assert stock.hints == ["a b c " * 300]
 
 
+def test_the_latency_of_a_program_that_pauses_is_what_it_waits_for_the_server(
+    stock: FakeVllm,
+) -> None:
+    @sgl.function
+    def paused(s: sgl.ProgramState, question: str) -> None:
+        s += question + sgl.gen("first", max_tokens=2)
+        assert s["first"]
+        time.sleep(0.5)
+        s += " and" + sgl.gen("second", max_tokens=2)
+
+    items = [{"question": "a b "}]
+    all_of_it, without = (
+        run_programs(paused, items, stock.url, 1, pauses=pauses) for pauses in (False, True)
+    )
+    assert all_of_it.latencies_s[0] > 0.5
+    assert without.wall_s > 0.5 > without.latencies_s[0] >= sum(without.ttfts_s)
+
+
 def test_scores_are_those_of_final_states(stock: FakeVllm) -> None:
     def score(item: Any, state: sgl.ProgramState) -> float:
         return float(state["first"] == item["right"])

@@ -196,7 +196,7 @@ def test_a_session_made_by_hand_is_counted_right() -> None:
 
 
 def test_statistics_are_read_from_their_names() -> None:
-    values = np.arange(1.0, 102.0)
+    values = np.arange(1, 102).astype(np.float64)
     names = ("mean", "p25", "p99", "< 11")
     assert [sessions.statistic(values, name) for name in names] == pytest.approx(
         [51.0, 26.0, 100.0, 10 / 101]
