@@ -312,7 +312,13 @@ def draw_session(rng: np.random.Generator) -> Session:
 
 
 def trace(num_calls: int, seed: int = 0, scale: Fraction = Fraction(1)) -> Trace:
-    """A window of a steady stream of sessions, as long as it takes for `num_calls` steps."""
+    """A window of a steady stream of sessions, as long as it takes for `num_calls` steps.
+
+    Raises:
+        ValueError: a scale that does not shorten.
+    """
+    if not 0 < scale <= 1:
+        raise ValueError(f"scale {scale} is not above 0 and at most 1")
     programs: list[Program] = []
     num_drawn = 0
     for program in in_window(np.random.default_rng(seed), num_calls / STEPS_PER_S, scale):

@@ -179,6 +179,7 @@ def draw(values: Mapping[str, Floats], file: Path) -> None:
             for agent in ("A", "B") if "{}" in name else ("",):
                 _draw_distribution(axes, values, name.format(agent), agent)
             axes.set_xscale("log")
+            axes.minorticks_off()
             axes.grid(color="#dddddd", linewidth=0.6)
             axes.set_xlabel(name.removesuffix(", agent {}"))
         for axes in all_axes[:, 0]:

@@ -5,7 +5,7 @@
         --cache-fraction 0.2 --load 0.8 --json result.json
     python -m benchmarks.simulate --trace chat --policy lpm,fcfs --cache-fraction 0.1,0.3,1 \\
         --load 0.5,1 --jobs 2 --plot policies.svg
-    python -m benchmarks.simulate --trace agent_sessions --scale 1/8 --cache-fraction 0.2,0.4,0.8 \\
+    python -m benchmarks.simulate --trace agent_sessions --scale 1/16 --cache-fraction 0.2,0.4 \\
         --load 0.8,1.1 --slowdown
     python -m benchmarks.simulate --trace long_chat --workers 1,4,16 --cache-fraction 0.5 --load 0.8
 

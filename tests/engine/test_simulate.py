@@ -221,7 +221,7 @@ def test_sessions_run_in_a_closed_loop_and_are_compared_with_themselves_alone(
     file = tmp_path / "sessions.json"
     words = (
         "--trace agent_sessions --scale 1/64 --requests 60 --cache-fraction 0.3,1.5 --load 2 "
-        f"--slowdown --starved-s 0.001 --json {file}"
+        f"--slowdown --starved-s 0.001 --check-kv --json {file}"
     )
     assert simulate.main(words.split()) == 0
     assert "again / new" in capsys.readouterr().out
@@ -394,6 +394,7 @@ def test_a_measured_cost_model_rules_the_clock_and_an_option_replaces_part_of_it
         ("--trace chat --cache-tokens 9 --json no/such/folder/x.json", "folder"),
         ("--trace chat --cache-tokens 9 --cost-model no-such-file.json", "no-such-file.json"),
         ("--trace chatt --cache-tokens 9", "no_sharing"),
+        ("--trace agent_sessions --scale 2 --cache-tokens 9", "scale 2"),
         ("--trace chat", "--cache-tokens"),
         ("--trace chat --cache-tokens 9 --plugin-config no=1", "option"),
     ],
