@@ -217,7 +217,7 @@ def test_the_command_compares_writes_and_draws(
     assert "sampled, agent A" in (tmp_path / "fit.svg").read_text()
 
 
-@pytest.mark.parametrize("words", ["--plot fit.gif", "--sessions 0", "--sessions 9 --json no/x"])
+@pytest.mark.parametrize("words", ["--plot fit.gif", "--sessions 99", "--sessions 100 --json no/x"])
 def test_a_mistake_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         sessions.main(words.split())
