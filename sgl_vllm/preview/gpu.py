@@ -9,12 +9,14 @@ For a process that never serves: `pretend` comes before anything else of vLLM is
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any  # Any: Triton's registry
+from typing import TYPE_CHECKING, Any  # Any: Triton's registry, what PyTorch is called with
 
 import torch
+from torch.overrides import TorchFunctionMode
 from vllm import platforms
 from vllm.platforms import Platform, PlatformEnum
 from vllm.platforms.interface import DeviceCapability
@@ -34,8 +36,11 @@ NUM_SMS = 132
 def pretend() -> None:
     """Make this process plan for an H100."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Triton needs no GPU then
+    os.environ["VLLM_KIMI_K3_GEMM_AR"] = "0"  # a kernel that would be loaded with the layers
     _allow_triton()
+    _allow_cuda()
     wrap(platforms, "resolve_current_platform_cls_qualname")(_planned_gpu)
+    _allow_experts_without_gate()
 
 
 def _planned_gpu(original: Callable[[], str]) -> str:
@@ -56,6 +61,36 @@ class _Driver:
     @staticmethod
     def is_active() -> bool:
         return True
+
+
+def _allow_cuda() -> None:
+    """Let layers ask PyTorch for a stream, or for a tensor on the GPU."""
+    _CudaAsMeta().__enter__()
+    torch.cuda.Stream = torch.cuda.Event = torch.accelerator.empty_cache = _Unused
+
+
+class _Unused:
+    """What layers keep for their kernels."""
+
+
+class _CudaAsMeta(TorchFunctionMode):  # type: ignore[misc]  # PyTorch is read as Any
+    """A tensor that a layer places on the GPU by name is on `meta`, as the layer itself is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cuda":
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def _allow_experts_without_gate() -> None:
+    """vLLM has them (Nemotron 3) on some devices only, which is the last thing that it checks."""
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+
+    @wrap(FusedMoEConfig, "__post_init__")
+    def check_all_but_the_device(original: Callable[..., None], config: FusedMoEConfig) -> None:
+        with contextlib.suppress(NotImplementedError):
+            original(config)
 
 
 class PlannedGpu(Platform):

@@ -32,6 +32,7 @@ from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
+from vllm.v1.worker.workspace import init_workspace_manager
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
@@ -52,6 +53,7 @@ def kv_cache_config(config: VllmConfig) -> KVCacheConfig:
     """
     with _as_one_rank(config), set_current_vllm_config(config):
         _make_groups_of_one()
+        init_workspace_manager(torch.device("meta"))
         with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
             initialize_model(config)
             _build_draft_layers(config)

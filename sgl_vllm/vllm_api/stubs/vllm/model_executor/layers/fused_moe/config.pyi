@@ -1,0 +1,3 @@
+# [preview]
+class FusedMoEConfig:
+    def __post_init__(self) -> None: ...
