@@ -11,22 +11,15 @@ Takes about 40 s.
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any  # Any: JSON
 
 from sgl_vllm.preview.outlook import Outlook, PartOutlook, State
 from tools.generated import ROOT, GeneratedSection
-
-CPU, GPU = "cpu", "gpu"
-MARK = "tools.coverage "
+from tools.outlooks import CPU, GPU, MODELS_FOLDER, ask
 
 _COMMON = {
     "vocab_size": 1024,
@@ -140,13 +133,15 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 """What each `config.json` has beside `_COMMON`. The sizes do not matter, the kinds of layers do."""
 
+CONFIGS = {name: {**_COMMON, **values} for name, values in MODELS.items()}
+
 
 @dataclass(frozen=True)
 class Deployment:
     """A row.
 
     Attributes:
-        flags: of `vllm serve`; `{models}` stands for the folder of the models.
+        flags: of `vllm serve`.
         devices: where the row is shown.
     """
 
@@ -154,11 +149,6 @@ class Deployment:
     model: str = "llama"
     flags: tuple[str, ...] = ()
     devices: tuple[str, ...] = (CPU, GPU)
-
-    def command(self, models: Path) -> list[str]:
-        return [str(models / self.model)] + [
-            flag.replace("{models}", str(models)) for flag in self.flags
-        ]
 
 
 def _speculation(**values: object) -> tuple[str, str]:
@@ -182,7 +172,9 @@ DEPLOYMENTS = (
         devices=(CPU,),
     ),
     Deployment("n-gram speculation", flags=_speculation(method="ngram")),
-    Deployment("EAGLE 3", flags=_speculation(method="eagle3", model="{models}/llama_eagle3")),
+    Deployment(
+        "EAGLE 3", flags=_speculation(method="eagle3", model=f"{MODELS_FOLDER}/llama_eagle3")
+    ),
     Deployment("MTP (GLM-4.5)", "glm4_moe", _speculation(method="mtp", num_speculative_tokens=1)),
     Deployment(
         "MLA with MTP: DeepSeek V3",
@@ -191,7 +183,8 @@ DEPLOYMENTS = (
         devices=(GPU,),
     ),
     Deployment(
-        "draft model", flags=_speculation(method="draft_model", model="{models}/llama_draft")
+        "draft model",
+        flags=_speculation(method="draft_model", model=f"{MODELS_FOLDER}/llama_draft"),
     ),
     # vLLM's offloading does not start on a CPU.
     Deployment(
@@ -221,68 +214,11 @@ DEPLOYMENTS = (
 )
 
 
-# -- the answers, in a process per device --------------------------------------------------------
-
-
-def write_models(folder: Path) -> None:
-    """The `config.json` of each model."""
-    for name, values in MODELS.items():
-        (folder / name).mkdir()
-        (folder / name / "config.json").write_text(json.dumps({**_COMMON, **values}))
-
-
 def outlooks(device: str) -> list[tuple[Deployment, Outlook]]:
-    """What is foreseen for each deployment on a device.
-
-    Raises:
-        subprocess.CalledProcessError: a deployment cannot be foreseen. Its output says why.
-    """
+    """What is foreseen for each deployment on a device."""
     rows = [one for one in DEPLOYMENTS if device in one.devices]
-    with tempfile.TemporaryDirectory() as folder:
-        models = Path(folder) / "models"
-        models.mkdir()
-        write_models(models)
-        (Path(folder) / "asked.json").write_text(json.dumps([one.command(models) for one in rows]))
-        hidden = ("VLLM_", "SGL_VLLM_")
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
-        environment |= {
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "SGL_VLLM_CACHE": folder,
-            "HF_HUB_OFFLINE": "1",
-        }
-        answer = subprocess.run(
-            [sys.executable, "-m", "tools.coverage", "--answer", device, f"{folder}/asked.json"],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env=environment,
-        )
-    if answer.returncode:
-        print(answer.stdout, answer.stderr, file=sys.stderr)
-        answer.check_returncode()
-    lines = [line for line in answer.stdout.splitlines() if line.startswith(MARK)]
-    found = [Outlook.from_json(json.loads(line.removeprefix(MARK))) for line in lines]
-    return list(zip(rows, found, strict=True))
-
-
-def _answer(device: str, asked: Path) -> None:
-    if device == GPU:
-        from sgl_vllm.preview import gpu
-
-        gpu.pretend()
-    from sgl_vllm.preview.engine import preview
-
-    _inspect_here()
-    for model, *flags in json.loads(asked.read_text()):
-        print(MARK + preview(model, flags, is_prediction=device == GPU).to_json())
-
-
-def _inspect_here() -> None:
-    """Load the classes of the models in this process. vLLM would start one for each class that it
-    has not inspected on this machine, which takes about 7 s."""
-    registry = importlib.import_module("vllm.model_executor.models").ModelRegistry
-    for name in {one for model in MODELS.values() for one in model["architectures"]}:
-        registry.register_model(name, registry.models[name].load_model_cls())
+    answers = ask(device, CONFIGS, [(one.model, *one.flags) for one in rows])
+    return [(row, answer.outlook) for row, answer in zip(rows, answers, strict=True)]
 
 
 # -- the page ------------------------------------------------------------------------------------
@@ -329,7 +265,4 @@ SECTION = GeneratedSection(
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--answer"]:
-        _answer(sys.argv[2], Path(sys.argv[3]))
-    else:
-        sys.exit(SECTION.main())
+    sys.exit(SECTION.main())

@@ -22,7 +22,8 @@ from vllm.config.kv_events import KVEventsConfig
 from sgl_vllm.part import SchedulerFacts
 from sgl_vllm.preview.outlook import Outlook, State
 from tests.engine.engine import MODEL
-from tools.coverage import write_models
+from tools.coverage import CONFIGS
+from tools.outlooks import write_models
 
 BASE = {
     "dtype": "float32",
@@ -41,7 +42,7 @@ for model, *flags in json.load(open(sys.argv[1])):
 
 @dataclass(frozen=True)
 class Case:
-    """Arguments of an engine; `model` is one of `tools.coverage.MODELS`, or the demo's."""
+    """Arguments of an engine; `model` is one of `tools.coverage.CONFIGS`, or the demo's."""
 
     name: str
     plugin: dict[str, Any] = field(default_factory=dict)
@@ -99,10 +100,9 @@ PARAMETERS = [
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    write_models(folder)
     vocab_size = json.loads((Path(MODEL) / "config.json").read_text())["vocab_size"]
-    for path in folder.glob("*/config.json"):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": vocab_size}))
+    configs = {name: {**config, "vocab_size": vocab_size} for name, config in CONFIGS.items()}
+    write_models(configs, folder)
     return folder
 
 

@@ -1,0 +1,1 @@
+"""Well-known models through vLLM's grouping of layers: `python -m tools.layouts`"""

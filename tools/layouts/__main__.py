@@ -1,0 +1,106 @@
+"""Writes docs/layouts.md's tables: which component serves which layers of well-known models.
+
+Owns the form of the tables. Does not own the answers: the layers are built by vLLM's classes of the
+models, grouped by vLLM, and judged by the plugin, as for `sgl-vllm doctor MODEL`.
+
+    python -m tools.layouts [--check]
+
+Takes about 40 s.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from sgl_vllm.preview.outlook import KVCacheGroups, PartOutlook, State
+from tools.generated import ROOT, GeneratedSection
+from tools.layouts.models import MODELS, KnownModel
+from tools.layouts.recipes import FAMILIES, Family
+from tools.outlooks import GPU, Answer, ask
+
+COMPONENTS = {
+    "FullAttentionSpec": ("full attention", "nodes"),
+    "MLAAttentionSpec": ("MLA", "nodes"),
+    "SlidingWindowSpec": ("windows", "windows"),
+    "ChunkedLocalAttentionSpec": ("chunks", "windows"),
+    "MambaSpec": ("recurrent", "states"),
+}
+"""For each of vLLM's kinds of layers what it is called, and what of the tree serves its groups."""
+
+
+def answers() -> dict[str, Answer]:
+    """By model."""
+    configs = {model.name: model.config for model in MODELS}
+    found = ask(GPU, configs, [(model.name,) for model in MODELS])
+    return {model.name: answer for model, answer in zip(MODELS, found, strict=True)}
+
+
+def section_lines() -> Iterator[str]:
+    found = answers()
+    yield "\n## Models\n"
+    yield from model_lines(MODELS, found)
+    yield "\n## vLLM's recipes\n"
+    yield from recipe_lines(FAMILIES, found)
+
+
+def model_lines(models: Sequence[KnownModel], found: Mapping[str, Answer]) -> Iterator[str]:
+    yield "| model | parameters | layers in groups: component | radix | values from |"
+    yield "|---|---:|---|---|---|"
+    for model in models:
+        answer = found[model.name]
+        is_on = radix(answer).state is not State.OFF
+        groups = "; ".join(_groups(one, is_on) for one in answer.outlook.kv_cache)
+        yield (
+            f"| [{model.name}](https://huggingface.co/{model.name}) "
+            f"| {answer.num_parameters / 1e9:.1f}B | {groups} "
+            f"| {'on' if is_on else f'off: {radix(answer).reason}'} | {model.source} |"
+        )
+
+
+def _groups(groups: KVCacheGroups, is_on: bool) -> str:
+    layers, component = COMPONENTS[groups.kind]
+    count = "" if groups.num_groups == 1 else f" in {groups.num_groups} groups"
+    served_by = f": {component}" if is_on else ""
+    return f"{groups.num_layers} {layers}{count}, blocks of {groups.block_size}{served_by}"
+
+
+def recipe_lines(families: Sequence[Family], found: Mapping[str, Answer]) -> Iterator[str]:
+    """A line per family, and below them the share of models for which radix is on."""
+    num_models = {True: 0, False: 0, None: 0}
+    table = ["| layers | models | radix | by | recipes |", "|---|---:|---|---|---|"]
+    for family in families:
+        is_on, by = verdict(family, found)
+        num_models[is_on] += len(family.recipes)
+        word = {True: "on", False: "off", None: "?"}[is_on]
+        names = ", ".join(recipe.partition("/")[2] for recipe in family.recipes)
+        table.append(f"| {family.layers} | {len(family.recipes)} | {word} | {by} | {names} |")
+    on, off, unknown = num_models[True], num_models[False], num_models[None]
+    yield (
+        f"Of {on + off + unknown} language models with a recipe, radix is on for {on} and off for "
+        f"{off}: {on / (on + off):.0%} of those that are classified. {unknown} are not.\n"
+    )
+    yield from table
+
+
+def verdict(family: Family, found: Mapping[str, Answer]) -> tuple[bool | None, str]:
+    """Whether radix is on for a family, and what says so."""
+    if family.built is None:
+        return family.is_on, family.why
+    return radix(found[family.built]).state is not State.OFF, family.built.partition("/")[2]
+
+
+def radix(answer: Answer) -> PartOutlook:
+    return next(part for part in answer.outlook.parts if part.name == "radix")
+
+
+SECTION = GeneratedSection(
+    page=ROOT / "docs" / "layouts.md",
+    command="make layouts",
+    source="the plugin's answers",
+    lines=section_lines,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(SECTION.main())
