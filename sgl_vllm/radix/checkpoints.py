@@ -75,7 +75,8 @@ class Checkpoints:
         block_ids = groups.state_at(request, position) if num_inside else None
         if block_ids is None or tree is None or tree.states is None:
             return False  # at the end of a block the state stays there by itself
-        num_needed = (num_new_tokens // groups.block_size + 1) * groups.num_groups
+        num_needed = num_new_tokens // groups.block_size + 1
+        num_needed *= groups.num_blocks_per_full_block
         num_needed += len(groups.recurrent)
         num_free = self._pool.get_num_free_blocks()
         if position != record.branch:  # it must not cost what is likely to be used

@@ -10,12 +10,13 @@ attention, then its window groups, then its recurrent groups.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
-from sgl_vllm.radix.components.windows import HOLE, NumSkipped
+from sgl_vllm.radix.components.windows import HOLE, WindowGroup
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -30,19 +31,21 @@ and a state to copy from."""
 
 
 class Groups:
-    """The groups of one model, all with blocks of the same size.
+    """The groups of one model.
 
     Args:
         managers: vLLM's, one for each group; if there are several, one is of full attention.
 
     Attributes:
         num_groups: all of them.
-        block_size: tokens per block.
+        block_size: tokens per block of full attention and of recurrent groups.
+        common_block_size: the largest number of tokens after which a block ends wherever one of any
+            group does.
         full: number of the group that the tree takes for its own.
         full_blocks: by request id, the blocks of full attention that a request holds. vLLM's.
         num_cached_blocks: by request id, how many of these vLLM has cached, scheduled ones
             included. vLLM's.
-        num_skipped: for each window group what its layers skip, as vLLM frees its blocks.
+        windows: the window groups.
         recurrent: vLLM's managers of the recurrent groups.
     """
 
@@ -58,27 +61,36 @@ class Groups:
         first = managers[self.full]
         self.num_groups = len(managers)
         self.block_size = first.block_size
-        self.num_skipped: list[NumSkipped] = [managers[i].get_num_skipped_tokens for i in windows]
+        self.common_block_size = math.gcd(*(manager.block_size for manager in managers))
+        self.windows = [
+            WindowGroup(managers[i].block_size, managers[i].get_num_skipped_tokens) for i in windows
+        ]
         self.recurrent: list[SingleTypeKVCacheManager] = [managers[i] for i in recurrent]
         self.full_blocks = first.req_to_blocks
         self.num_cached_blocks = first.num_cached_block
         self._window_blocks = [managers[i].req_to_blocks for i in windows]
-        self._most_blocks = [managers[i].max_admission_blocks_per_request for i in windows]
-        self._most_blocks += [MAX_STATE_BLOCKS for _ in recurrent]
+        limits = [managers[i].max_admission_blocks_per_request for i in windows]
+        limits += [MAX_STATE_BLOCKS for _ in recurrent]
+        self._limits = [
+            (managers[i].block_size, limit) for i, limit in zip(order[1:], limits, strict=True)
+        ]
 
-    def window_blocks_of(self, request: Request) -> list[list[KVCacheBlock]]:
-        """The blocks of a request in each window group. Null blocks are those that it has given
-        back."""
+    def window_blocks_of(self, request: Request, begin: int, end: int) -> list[list[KVCacheBlock]]:
+        """For each window group the blocks in which a request has its tokens `[begin, end)`. Null
+        blocks are those that it has given back."""
         if not self._window_blocks:
             return []
         request_id = request.request_id
-        return [blocks.get(request_id) or [] for blocks in self._window_blocks]
-
-    def window_ids(self, request: Request, first: int, end: int) -> list[list[int]]:
-        """The ids of these blocks from number `first` to `end`, `HOLE` for null blocks."""
         return [
-            [HOLE if block.is_null else block.block_id for block in blocks[first:end]]
-            for blocks in self.window_blocks_of(request)
+            (blocks.get(request_id) or [])[begin // group.block_size : group.num_blocks(end)]
+            for group, blocks in zip(self.windows, self._window_blocks, strict=True)
+        ]
+
+    def window_ids(self, request: Request, begin: int, end: int) -> list[list[int]]:
+        """The ids of these blocks, `HOLE` for null blocks."""
+        return [
+            [HOLE if block.is_null else block.block_id for block in blocks]
+            for blocks in self.window_blocks_of(request, begin, end)
         ]
 
     def states_of(self, request: Request, begin: int, end: int) -> dict[int, list[int]]:
@@ -111,7 +123,14 @@ class Groups:
 
     def max_blocks(self, num_tokens: int) -> int:
         """The most blocks that a request of `num_tokens` holds at a time."""
-        num_blocks = total = -(-num_tokens // self.block_size)
-        for most in self._most_blocks:
-            total += num_blocks if most is None else min(num_blocks, most)
+        total = -(-num_tokens // self.block_size)
+        for block_size, limit in self._limits:
+            num_blocks = -(-num_tokens // block_size)
+            total += num_blocks if limit is None else min(num_blocks, limit)
         return total
+
+    @property
+    def num_blocks_per_full_block(self) -> int:
+        """How many blocks there are, in all groups, for the tokens of one block of full attention,
+        as long as all groups keep them."""
+        return 1 + sum(self.block_size // block_size for block_size, _ in self._limits)

@@ -13,9 +13,9 @@ before the forward pass.
     blocks   |--shared--|--shared--|    |--copy---|--new--|--new--|
     indexed  when scheduled, for whole-block hits (as in vLLM)      the rest when computed
 
-With several groups (`components/`), one block of each is copied. In `allocate_slots`, vLLM frees
-superseded states and blocks that have left a window, and may reuse them in the same call. So
-computed tokens enter the tree before that call.
+With several groups (`components/`), one block of each is copied, unless the hit ends where one of
+its blocks does. In `allocate_slots`, vLLM frees superseded states and blocks that have left a
+window, and may reuse them in the same call. So computed tokens enter the tree before that call.
 
 With speculative decoding, the tree has accepted tokens only. A drafter's own KV of a token may
 depend on the next token (EAGLE), which another request may not share. So a match of m tokens gives
@@ -193,8 +193,7 @@ class RadixKVCacheManager(KVCacheManager):
         num_inside = num_tokens % self.block_size
         if num_inside:
             last_blocks = tree.block_ids(match, num_tokens)[-1:]
-            last_blocks += [ids[-1] for ids in tree.window_ids(match, num_tokens)]
-            last_blocks += tree.state_ids(match, num_tokens)
+            last_blocks += [ids[-1] for ids in self._other_group_blocks(match, num_tokens)]
             if not self.pool.are_computed(last_blocks):
                 return tree.longest_hit(match, num_tokens - num_inside)
         return num_tokens
@@ -284,8 +283,8 @@ class RadixKVCacheManager(KVCacheManager):
         Checkpoints.note_branch(record, min(num_shared, limit), num_hit)
 
     def _other_group_blocks(self, match: Match, num_tokens: int) -> list[list[int]]:
-        """For each group but full attention the blocks of a hit, as many as of full attention:
-        `HOLE` for those that the hit does not need."""
+        """For each group but full attention the blocks of a hit, from number 0 on: `HOLE` for those
+        that the hit does not need."""
         tree = self.tree
         if tree is None or self.groups.num_groups == 1:
             return []
@@ -419,9 +418,10 @@ class RadixKVCacheManager(KVCacheManager):
                 # It was taken out of the step that would have computed it, or its load has failed.
                 # Only blocks of its own leave the tree, not those that it found in the cache.
                 num_kept = max(request.num_computed_tokens, record.num_found if record else 0)
-                uncertain = slice(num_kept // self.block_size, num_scheduled)
-                for each in (blocks, *self.groups.window_blocks_of(request)):
-                    self.pool.unindex(each[uncertain])
+                end = num_scheduled * self.block_size
+                uncertain = blocks[num_kept // self.block_size : num_scheduled]
+                for each in (uncertain, *self.groups.window_blocks_of(request, num_kept, end)):
+                    self.pool.unindex(each)
             num_tokens, states = self._num_to_index(request, record), None
             if self.groups.recurrent and record is not None:
                 num_tokens, states = self._states_left(request, record, num_tokens)
@@ -459,13 +459,13 @@ class RadixKVCacheManager(KVCacheManager):
             self.pool.index(request, blocks, num_tokens, states=states)
 
     def _index_before_blocks_go(self, request: Request) -> None:
-        """Put the whole blocks that a running request has computed into the tree, and its states
-        after them, unless they have been there."""
+        """Put the whole blocks, of any group, that a running request has computed into the tree,
+        and its states after them, unless they have been there."""
         record = self.pool.records.of(request)
         if record is None:
             return
         num_tokens = self._num_to_index(request, record)
-        num_tokens -= num_tokens % self.block_size
+        num_tokens -= num_tokens % self.groups.common_block_size
         if not self.groups.recurrent:
             if num_tokens > record.num_indexed:
                 self._index(request, num_tokens)
@@ -536,7 +536,7 @@ class RadixKVCacheManager(KVCacheManager):
 
     def _as_tokens(self, num_blocks: int) -> int:
         """How many tokens fit into blocks, if each has one in every group."""
-        return num_blocks * self.block_size // self.groups.num_groups
+        return num_blocks * self.block_size // self.groups.num_blocks_per_full_block
 
     def snapshot(self, max_nodes: int, max_tokens: int) -> CacheSnapshot | None:
         """The shape of the cache; None if the tree is off. Of tenants with a `cache_salt` it has

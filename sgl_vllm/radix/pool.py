@@ -98,7 +98,7 @@ class RadixBlockPool(BlockPool):
         pool.tree = RadixTree(
             groups.block_size,
             policy,
-            window_groups=groups.num_skipped,
+            window_groups=groups.windows,
             num_recurrent_groups=len(groups.recurrent),
         )
         pool.records = RequestRecords()
@@ -164,11 +164,10 @@ class RadixBlockPool(BlockPool):
         scheduled, self._scheduled = self._scheduled, {}
         for request, blocks, num_tokens in scheduled.values():
             self.index(request, blocks, num_tokens)
-            first = request.num_computed_tokens // self.block_size
-            last = num_tokens // self.block_size
-            self._in_this_step.update([block.block_id for block in blocks[first:last]])
-            for window in self.groups.window_blocks_of(request):
-                self._in_this_step.update([block.block_id for block in window[first:last]])
+            begin = request.num_computed_tokens
+            new = blocks[begin // self.block_size : num_tokens // self.block_size]
+            for of_group in (new, *self.groups.window_blocks_of(request, begin, num_tokens)):
+                self._in_this_step.update([block.block_id for block in of_group])
 
     def index(
         self,
@@ -192,7 +191,7 @@ class RadixBlockPool(BlockPool):
         if record is None or self.tree is None:
             return False
         tree, own = self.tree, record.own
-        first_block = 0
+        num_known = 0
         if not tree.can_extend(own, num_tokens):
             own = None
         elif own is not None:
@@ -200,19 +199,18 @@ class RadixBlockPool(BlockPool):
                 if is_last_use:
                     tree.record_use(own, request.priority)
                 return True
-            first_block = own.end // self.block_size
+            num_known = own.end
         tokens = record.tokens
         if len(tokens) > TOKEN_BYTES * num_tokens:
             tokens = tokens[: TOKEN_BYTES * num_tokens]
-        end_block = -(-num_tokens // self.block_size)
-        new_blocks = blocks[first_block:end_block]
+        new_blocks = blocks[num_known // self.block_size : -(-num_tokens // self.block_size)]
         record.own, taken, evicted, taken_other_groups = tree.insert(
             record.namespace,
             tokens,
             [block.block_id for block in new_blocks],
             own,
             request.priority,
-            () if tree.windows is None else self.groups.window_ids(request, first_block, end_block),
+            () if tree.windows is None else self.groups.window_ids(request, num_known, num_tokens),
             states,
         )
         record.num_indexed = num_tokens

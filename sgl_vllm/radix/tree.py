@@ -37,7 +37,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from sgl_vllm.radix.blocks import BlockTable
 from sgl_vllm.radix.components.states import RecurrentStates, States
-from sgl_vllm.radix.components.windows import NumSkipped, Windows
+from sgl_vllm.radix.components.windows import WindowGroup, Windows
 from sgl_vllm.radix.eviction import EvictionPolicy, lru
 from sgl_vllm.radix.eviction_order import EvictionOrder
 from sgl_vllm.radix.node import (
@@ -66,10 +66,10 @@ class RadixTree:
     Invariant: `check_tree` in `invariants.py`.
 
     Args:
-        block_size: tokens per block.
+        block_size: tokens per block of full attention.
         policy: which leaf is evicted first.
         clock: seconds, monotonic.
-        window_groups: for each group of layers that read a window, what they skip.
+        window_groups: the groups of layers that read a window.
         num_recurrent_groups: how many groups of recurrent layers there are.
 
     Attributes:
@@ -86,7 +86,7 @@ class RadixTree:
         block_size: int,
         policy: EvictionPolicy = lru,
         clock: Callable[[], float] = time.monotonic,
-        window_groups: Sequence[NumSkipped] = (),
+        window_groups: Sequence[WindowGroup] = (),
         num_recurrent_groups: int = 0,
     ) -> None:
         if block_size < 1:
@@ -101,6 +101,8 @@ class RadixTree:
         self.order = EvictionOrder(policy, self.blocks, tails_first=not num_recurrent_groups)
         self.watchers = Watchers()
         self.num_groups = 1 + len(window_groups) + num_recurrent_groups
+        self._num_blocks_per_end = 1 + num_recurrent_groups
+        self._num_blocks_per_end += sum(block_size // one.block_size for one in window_groups)
         self.windows = Windows(window_groups, self.blocks, self.watchers) if window_groups else None
         self.states = (
             RecurrentStates(num_recurrent_groups, self.blocks, self.watchers)
@@ -174,8 +176,8 @@ class RadixTree:
         return block_ids_of(match, num_tokens, self.block_size)
 
     def window_ids(self, match: Match, num_tokens: int) -> list[list[int]]:
-        """For each window group its blocks of a `longest_hit`, as many as `block_ids`: `HOLE` for
-        those that the hit does not need."""
+        """For each window group its blocks of a `longest_hit`, from number 0 on: `HOLE` for those
+        that the hit does not need."""
         return self.windows.block_ids(match, num_tokens) if self.windows is not None else []
 
     def state_ids(self, match: Match, num_tokens: int) -> list[int]:
@@ -235,9 +237,9 @@ class RadixTree:
                 the tree already must be at the same place there.
             own_leaf: from the result of the caller's last insert of a prefix of `tokens`, if
                 `can_extend` holds. Saves the way down from the root, and lets the leaf grow.
-            windows: required if the tree has window groups: for each of them its blocks, as many
-                as `block_ids`; `HOLE` for those that the caller does not have. They also fill holes
-                of cached tokens.
+            windows: required if the tree has window groups: for each of them its blocks, numbered
+                like `block_ids` but by its own block size; `HOLE` for those that the caller does
+                not have. They also fill holes of cached tokens.
             states: states after prefixes of `tokens`, at positions in (0, n].
 
         Raises:
@@ -246,7 +248,8 @@ class RadixTree:
         """
         size = self.block_size
         num_tokens = len(tokens) // TOKEN_BYTES
-        first_block = own_leaf.end // size if own_leaf is not None else 0
+        num_known = own_leaf.end if own_leaf is not None else 0
+        first_block = num_known // size
         if (first_block + len(block_ids)) * size < num_tokens:
             num_blocks = first_block + len(block_ids)
             raise ValueError(f"{num_tokens} tokens need more than {num_blocks} blocks of {size}")
@@ -264,7 +267,7 @@ class RadixTree:
             node, matched = descend(root, tokens, 0)
         taken_other_groups: list[int] = []
         if self.windows is not None:
-            taken_other_groups = self.windows.fill(node, matched, windows, first_block, own_leaf)
+            taken_other_groups = self.windows.fill(node, matched, windows, num_known, own_leaf)
         if matched == num_tokens:
             taken_other_groups += self._add_states(node, states)
             return InsertResult(own_leaf if node is own_leaf else None, [], [], taken_other_groups)
@@ -282,7 +285,6 @@ class RadixTree:
         new_tokens = tokens[matched * TOKEN_BYTES :]
         evicted: list[int] = []
         tail_owner = node if has_tail else None
-        old_end = node.end
         if node is own_leaf and not node.children and (tail is None or tail == taken[0]):
             taken = must_be_new
             self._grow_leaf(node, new_tokens, taken)
@@ -298,13 +300,13 @@ class RadixTree:
         self.num_tokens += num_tokens - matched
         if self.windows is not None:
             taken_windows, replaced = self.windows.append(
-                node, [ids[begin:end] for ids in windows], tail_owner
+                node, matched, windows, num_known, tail_owner
             )
-            self.windows.grew(node, old_end)
+            self.windows.grew(node, matched)
             taken_other_groups += taken_windows
             evicted += replaced
         if self.states is not None:
-            self.states.grew(node, old_end)
+            self.states.grew(node, matched)
             taken_other_groups += self._add_states(node, states)
         return InsertResult(node, taken, evicted, taken_other_groups)
 
@@ -426,7 +428,8 @@ class RadixTree:
                 evicted += cut
             elif leaf is not None:
                 num_before = self.num_evictable_blocks
-                num_ends = 1 if leaf.end % self.block_size else -(-num_left // self.num_groups)
+                is_tail = leaf.end % self.block_size != 0
+                num_ends = 1 if is_tail else -(-num_left // self._num_blocks_per_end)
                 evicted += self._evict_end(leaf, num_ends)
                 num_left -= num_before - self.num_evictable_blocks  # of windows, some are in use
             elif wanted:
@@ -546,7 +549,7 @@ class RadixTree:
         evicted += node.block_ids
         self.blocks.remove(node.block_ids)
         if self.windows is not None:
-            evicted += self.windows.cut(node)
+            evicted += self.windows.cut(node, node.start)
         if self.states is not None:
             evicted += self.states.cut(node, node.start)
         self.num_tokens -= node.end - node.start
@@ -581,7 +584,7 @@ class RadixTree:
             evicted += cut
             del node.block_ids[num_kept:]
             if self.windows is not None:
-                evicted += self.windows.cut(node, num_kept)
+                evicted += self.windows.cut(node, end)
             if self.states is not None:
                 evicted += self.states.cut(node, end)
             self.num_tokens -= node.end - end

@@ -108,7 +108,8 @@ class Runner(ABC):
                     states.append(state_step(request_id, blocks, columns, of_group, start))
                     continue
                 num_unread = group.get_num_skipped_tokens(start)
-                reads.append(Reader(request_id, blocks, of_group, start, num_unread))
+                size = group.block_size
+                reads.append(Reader(request_id, blocks, of_group, start, num_unread, size))
             is_chunk = end < self.num_known(request_id)
             self._chosen[request_id] = None if is_chunk else int(contents[-1] >> np.uint64(20))
             row.num_computed = end
@@ -370,6 +371,7 @@ class LateCore(EngineCore):
         sliding_windows: tuple[int, ...] = (),
         attention_chunks: tuple[int, ...] = (),
         num_recurrent_groups: int = 0,
+        full_block_scale: int = 1,
         **scheduler_args: Any,
     ) -> None:
         settings = EngineSettings(
@@ -383,6 +385,7 @@ class LateCore(EngineCore):
             sliding_windows=sliding_windows,
             attention_chunks=attention_chunks,
             num_recurrent_groups=num_recurrent_groups,
+            full_block_scale=full_block_scale,
         )
         arm = STOCK if stock else SGL
         scheduler: Any = make_scheduler(arm, settings, with_tokenizer=True, **scheduler_args)

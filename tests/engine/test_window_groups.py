@@ -36,8 +36,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "llama 4": {"attention_chunks": (32, 32)},
     "windows and chunks": {"sliding_windows": (9, 70), "attention_chunks": (24,)},
     "wide windows": {"sliding_windows": (200,)},
+    "gemma 4": {"sliding_windows": (40, 40), "full_block_scale": 2},
+    "blocks a fourth as long": {"sliding_windows": (9, 70), "full_block_scale": 4},
 }
-QUICK = ("gemma 3", "windows and chunks")
+QUICK = ("gemma 3", "windows and chunks", "gemma 4")
 SOME_SLOW = [
     pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in LAYOUTS
 ]
@@ -91,11 +93,14 @@ def test_every_request_gets_the_same_tokens(want, layout, runner, is_async, shap
         assert counters.hit_tokens > 1000
 
 
-def test_without_the_copies_of_partial_blocks_a_pass_reads_what_is_not_there(want, monkeypatch):
+@pytest.mark.parametrize("layout", ["gpt-oss", "gemma 4"])
+def test_without_the_copies_of_partial_blocks_a_pass_reads_what_is_not_there(
+    want, monkeypatch, layout
+):
     leave_copies_out(monkeypatch)
     jobs, _ = want
     with pytest.raises(WrongKvError):
-        serve(make_core("gpt-oss", num_blocks=900, block_size=16), jobs)
+        serve(make_core(layout, num_blocks=900, block_size=16), jobs)
 
 
 @pytest.mark.parametrize("block_size", [16, pytest.param(32, marks=pytest.mark.slow)])

@@ -24,6 +24,7 @@ class Reader(NamedTuple):
         num_before: how many of these were there before.
         num_unread: so many tokens from the first on are read by none that is computed. Their blocks
             may be any.
+        block_size: tokens per block of the group; None for the memory's.
     """
 
     request_id: str
@@ -31,6 +32,7 @@ class Reader(NamedTuple):
     contents: NDArray[np.uint64]
     num_before: int
     num_unread: int = 0
+    block_size: int | None = None
 
 
 class StateStep(NamedTuple):
@@ -56,6 +58,9 @@ class KvMemory:
     With it a pass can be checked: that it reads, for every token of a request, what was computed
     for exactly this token after exactly these. A state fills its block with the number of the last
     token that it was computed for.
+
+    Args:
+        block_size: tokens per block, of the group where they are most.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -86,15 +91,17 @@ class KvMemory:
         for step in states:
             if step.before is not None and (self._slots[step.block] != step.before).any():
                 raise WrongKvError(f"request {step.request_id} goes on from a wrong state")
-        size = self._slots.shape[1]
         for one in readers:
+            size = self._size_for(one)
             positions = np.arange(one.num_before, len(one.contents))
             blocks = np.array(one.block_ids)[positions // size]
             self._slots[blocks, positions % size] = one.contents[one.num_before :]
         for step in states:
             self._slots[step.block] = step.after
         for one in readers:
-            found = self._slots[one.block_ids[: -(-len(one.contents) // size)]].reshape(-1)
+            size = self._size_for(one)
+            num_blocks = -(-len(one.contents) // size)
+            found = self._slots[one.block_ids[:num_blocks], :size].reshape(-1)
             is_wrong = found[: len(one.contents)] != one.contents
             wrong = np.flatnonzero(is_wrong[one.num_unread :]) + one.num_unread
             if len(wrong):
@@ -102,6 +109,9 @@ class KvMemory:
                     f"request {one.request_id} with {one.num_before} tokens computed reads a wrong "
                     f"key and value for token {wrong[0]}"
                 )
+
+    def _size_for(self, reader: Reader) -> int:
+        return reader.block_size or self._slots.shape[1]
 
     def _move(self, states: Sequence[StateStep]) -> None:
         """Copy states to where the pass needs them, in no particular order."""

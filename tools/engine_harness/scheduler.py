@@ -116,7 +116,7 @@ def _groups(settings: EngineSettings) -> list[KVCacheGroupSpec]:
             block_size=size, shapes=((1,),), dtypes=(torch.float32,), mamba_cache_mode="align"
         )
     ] * settings.num_recurrent_groups
-    specs.append(FullAttentionSpec(block_size=size, **kind))
+    specs.append(FullAttentionSpec(block_size=size * settings.full_block_scale, **kind))
     specs += [
         ChunkedLocalAttentionSpec(block_size=size, attention_chunk_size=chunk, **kind)
         for chunk in settings.attention_chunks

@@ -16,7 +16,8 @@ class EngineSettings:
 
     `num_blocks` counts usable blocks, `plugin` is what `--plugin-config` would give. Each of
     `sliding_windows` and `attention_chunks` is a KV-cache group of layers that read so many tokens,
-    beside one of full attention. There are `num_recurrent_groups` more, of recurrent layers.
+    beside one of full attention. There are `num_recurrent_groups` more, of recurrent layers. The
+    blocks of full attention are `full_block_scale` times as long as `block_size`, those of others.
     """
 
     num_blocks: int
@@ -28,6 +29,7 @@ class EngineSettings:
     sliding_windows: tuple[int, ...] = ()
     attention_chunks: tuple[int, ...] = ()
     num_recurrent_groups: int = 0
+    full_block_scale: int = 1
     plugin: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -11,10 +11,19 @@ A hit of L tokens needs of a window group only the blocks that hold tokens `[num
     window group                            num_skipped(L) [..........
                         |  HOLE   |  HOLE   |---------|---------|-----   all that a hit of L needs
 
-So a node has for each group a list of blocks and holes, as long as its list for full attention. A
-block may be evicted alone, which makes a hole and shortens some hits, but cuts nothing off. A
-request that computes these tokens again fills the hole. With a block of full attention, the other
-groups' blocks of the same and all later tokens are evicted.
+So a node has for each group a list of blocks and holes. A block may be evicted alone, which makes a
+hole and shortens some hits, but cuts nothing off. A request that computes these tokens again fills
+the hole. With a block of full attention, the other groups' blocks of the same and all later tokens
+are evicted.
+
+A group may have smaller blocks than full attention, several to one of it. The rule is the same for
+each size: a leaf owns the blocks up to its end, an internal node only those that it fills.
+
+    token               0       2       4       6       8       10
+    full attention      |------ 0 ------|------ 1 ------|-- 2 --        blocks of 4 tokens
+    window group        |-- 0 --|-- 1 --|-- 2 --|-- 3 --|-- 4 --|       blocks of 2
+     └─ A               [0 ...................... 7)                    owns 0; in the group 0, 1, 2
+         └─ B                                       [7 ...... 10)       owns 1, 2; in the group 3, 4
 
 **Spare** blocks go before anything else: those outside the window that ends where their node ends.
 Only a request that diverges inside the node could use them. What ends at the node's end, and so all
@@ -28,6 +37,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from sgl_vllm.radix.blocks import BlockTable
 from sgl_vllm.radix.node import Match, Node, path_to
@@ -41,11 +51,31 @@ NumSkipped = Callable[[int], int]
 most n, and never less for a larger n."""
 
 
+class WindowGroup(NamedTuple):
+    """One window group.
+
+    Attributes:
+        block_size: tokens per block. Those of full attention are a multiple of it.
+        num_skipped: what the group's layers skip.
+    """
+
+    block_size: int
+    num_skipped: NumSkipped
+
+    def first_block(self, num_tokens: int) -> int:
+        """Number of the first block that a hit of `num_tokens` needs."""
+        return self.num_skipped(num_tokens) // self.block_size
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """How many blocks `num_tokens` take; the last may be partial."""
+        return -(-num_tokens // self.block_size)
+
+
 class Windows:
     """The window groups of one tree.
 
     Args:
-        num_skipped: what each group skips.
+        groups: each of them.
         blocks: the table of the tree's blocks.
         watchers: of the tree, notified when a match becomes readable as a whole, or stops being so.
 
@@ -53,15 +83,18 @@ class Windows:
     """
 
     def __init__(
-        self, num_skipped: Sequence[NumSkipped], blocks: BlockTable, watchers: Watchers
+        self, groups: Sequence[WindowGroup], blocks: BlockTable, watchers: Watchers
     ) -> None:
-        self.num_groups = len(num_skipped)
-        self._num_skipped = tuple(num_skipped)
+        for group in groups:
+            if blocks.block_size % group.block_size:
+                raise ValueError(
+                    f"blocks of {blocks.block_size} tokens are not whole ones of {group.block_size}"
+                )
+        self.groups = tuple(groups)
         self._blocks = blocks
-        self._block_size = blocks.block_size
         self._watchers = watchers
         self._locations: dict[int, tuple[int, int]] = {}
-        """The group and the block number of each block."""
+        """The index of the group, and the block number, of each block."""
         self._spare: OrderedDict[int, None] = OrderedDict()
         """Every spare block that is not locked, in the order in which they became so. Some others
         too, which are no longer spare."""
@@ -69,13 +102,9 @@ class Windows:
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._locations
 
-    def first_block(self, group: int, num_tokens: int) -> int:
-        """Number of the first block of a group that a hit of `num_tokens` needs."""
-        return self._num_skipped[group](num_tokens) // self._block_size
-
     def no_blocks(self) -> tuple[list[int], ...]:
         """The lists of a node without blocks."""
-        return tuple([] for _ in range(self.num_groups))
+        return tuple([] for _ in self.groups)
 
     # -- match --------------------------------------------------------------------------------
 
@@ -88,16 +117,16 @@ class Windows:
             if first_hole is None:
                 break
             # Whatever ends inside this block or close after it needs it, too.
-            num_tokens = first_hole * self._block_size
+            num_tokens = first_hole
         return num_tokens
 
     def block_ids(self, match: Match, num_tokens: int) -> list[list[int]]:
-        """For each group its blocks of a hit of `num_tokens`, as `longest_hit` gave it: as many as
-        of full attention, beginning with `HOLE` for those that it does not need."""
+        """For each group its blocks of a hit of `num_tokens`, as `longest_hit` gave it: from number
+        0 on, beginning with `HOLE` for those that it does not need."""
         lists = self._lists(match.node, num_tokens)
-        for group, ids in enumerate(lists):
-            del ids[-(-num_tokens // self._block_size) :]
-            first = self.first_block(group, num_tokens)
+        for group, ids in zip(self.groups, lists, strict=True):
+            del ids[group.num_blocks(num_tokens) :]
+            first = group.first_block(num_tokens)
             ids[:first] = [HOLE] * first
         return lists
 
@@ -106,24 +135,23 @@ class Windows:
         a block that children of the node own, that of any of them."""
         path = path_to(node)
         lists = []
-        for group in range(self.num_groups):
+        for index, group in enumerate(self.groups):
             ids: list[int] = []
             for holder in path:
-                ids += holder.windows[group]
-            if len(ids) * self._block_size < num_tokens:
-                ids.append(_shared_block(path[-1], group))
+                ids += holder.windows[index]
+            if len(ids) * group.block_size < num_tokens:
+                ids.append(_shared_block(path[-1], index))
             lists.append(ids)
         return lists
 
     def _first_hole(self, lists: list[list[int]], num_tokens: int) -> int | None:
-        """Number of the first block that a group needs for a hit and does not have."""
-        last = -(-num_tokens // self._block_size)
+        """Where the first block begins that a group needs for a hit and does not have."""
         holes = []
-        for group, ids in enumerate(lists):
-            first = self.first_block(group, num_tokens)
-            needed = ids[first:last]
+        for group, ids in zip(self.groups, lists, strict=True):
+            first = group.first_block(num_tokens)
+            needed = ids[first : group.num_blocks(num_tokens)]
             if HOLE in needed:
-                holes.append(first + needed.index(HOLE))
+                holes.append((first + needed.index(HOLE)) * group.block_size)
         return min(holes, default=None)
 
     # -- insert -------------------------------------------------------------------------------
@@ -133,7 +161,7 @@ class Windows:
         node: Node,
         num_matched: int,
         given: Sequence[Sequence[int]],
-        first_block: int,
+        num_known: int,
         stop: Node | None,
     ) -> list[int]:
         """Fill holes of `node` and of its parents up to, excluding, `stop` with blocks that a
@@ -142,98 +170,109 @@ class Windows:
 
         Args:
             num_matched: the tokens of the caller that the path to `node` holds.
-            given: for each group its blocks from number `first_block` on.
+            given: for each group its blocks from the one with token `num_known` on.
+            num_known: the tokens that `stop` and its parents hold.
 
         Returns:
             The blocks taken. They are in use by the caller, so they are locked.
         """
-        size = self._block_size
         taken: list[int] = []
         current: Node | None = node
         while current is not None and current is not stop and current.parent is not None:
-            first_number = current.start // size
-            end = len(current.block_ids)
-            if num_matched < current.end:
-                end = num_matched // size - first_number
-            begin = max(0, first_block - first_number)
-            numbers = []
-            for group, ids in enumerate(current.windows):
-                if HOLE not in ids[begin:end]:
+            filled = []
+            for index, ids in enumerate(current.windows):
+                size = self.groups[index].block_size
+                first = current.start // size
+                end = len(ids) if num_matched >= current.end else num_matched // size - first
+                if HOLE not in ids[:end]:
                     continue
-                for index in range(begin, end):
-                    number = first_number + index
-                    block_id = given[group][number - first_block]
-                    if ids[index] == HOLE and block_id != HOLE:
-                        ids[index] = block_id
-                        taken += self._add(group, number, [block_id], current)
-                        numbers.append(number)
-            if numbers:
-                self._notify(current, min(numbers), max(numbers))
+                offset = first - num_known // size
+                for place, block_id in enumerate(given[index][offset : offset + end]):
+                    if ids[place] == HOLE and block_id != HOLE:
+                        ids[place] = block_id
+                        number = first + place
+                        taken += self._add(index, number, [block_id], current)
+                        filled.append((number * size, (number + 1) * size))
+            if filled:
+                self._notify(current, min(filled)[0], max(end for _, end in filled))
             current = current.parent
         return taken
 
     def append(
-        self, node: Node, given: Sequence[Sequence[int]], tail_of: Node | None
+        self,
+        node: Node,
+        old_end: int,
+        given: Sequence[Sequence[int]],
+        num_known: int,
+        tail_of: Node | None,
     ) -> tuple[list[int], list[int]]:
-        """Blocks of a caller that continue those of `node`, which gets as many for full attention.
+        """Blocks of a caller for the tokens of leaf `node` from `old_end` on.
 
         Args:
-            given: for each group one list, all of the same length.
-            tail_of: the leaf whose partial last block the first given one replaces, because it
-                holds more tokens: `node`, or its parent, which then is no leaf any more.
+            given, num_known: as for `fill`.
+            tail_of: the leaf that ended at `old_end` inside a block, which the first new block of
+                the group replaces because it holds more tokens: `node`, or its parent, which then
+                is no leaf any more. None if `old_end` was at no leaf's end.
 
         Returns:
             The blocks taken, which are locked, and those replaced.
         """
         taken: list[int] = []
         replaced: list[int] = []
-        for group, ids in enumerate(node.windows):
-            new = given[group]
-            if tail_of is not None:
-                tail = tail_of.windows[group].pop()
-                if tail != HOLE:
-                    self._remove([tail])
-                    if tail != new[0]:
-                        replaced.append(tail)
-            number = node.start // self._block_size + len(ids)
-            if number * self._block_size < node.start or tail_of is not None:
-                self._notify(node, number, number)
-            ids += new
-            taken += self._add(group, number, new, node)
+        for index, group in enumerate(self.groups):
+            size = group.block_size
+            number, num_known_blocks = old_end // size, num_known // size
+            end = group.num_blocks(node.end)
+            new = given[index][number - num_known_blocks : end - num_known_blocks]
+            if old_end % size:
+                if tail_of is not None:
+                    tail = tail_of.windows[index].pop()
+                    if tail != HOLE:
+                        self._remove([tail])
+                        if tail != new[0]:
+                            replaced.append(tail)
+                self._notify(node, number * size, (number + 1) * size)
+            node.windows[index].extend(new)
+            taken += self._add(index, number, new, node)
         return taken, replaced
 
     def grew(self, node: Node, old_end: int) -> None:
         """`node` ended at `old_end`, and its window has moved on with its end. What it has got
         since is locked."""
-        first_number = node.start // self._block_size
-        for group, ids in enumerate(node.windows):
-            begin = self._end_of_spare(node, group, old_end)
-            end = min(self._end_of_spare(node, group), old_end // self._block_size)
-            for block_id in ids[max(0, begin - first_number) : max(0, end - first_number)]:
+        for group, ids in zip(self.groups, node.windows, strict=True):
+            first = node.start // group.block_size
+            begin = self._end_of_spare(group, old_end)
+            end = min(self._end_of_spare(group, node.end), old_end // group.block_size)
+            for block_id in ids[max(0, begin - first) : max(0, end - first)]:
                 self._note_spare(block_id)
 
     def split(self, node: Node, upper: Node) -> None:
-        """`upper` has got the first blocks of full attention of `node`."""
-        num_blocks = len(upper.block_ids)
-        upper.windows = tuple(ids[:num_blocks] for ids in node.windows)
-        for ids in node.windows:
-            self._blocks.assign([i for i in ids[:num_blocks] if i != HOLE], upper)
+        """`upper` has got the first tokens of `node`."""
+        upper.windows = self.no_blocks()
+        for group, ids, of_upper in zip(self.groups, node.windows, upper.windows, strict=True):
+            num_blocks = upper.end // group.block_size - upper.start // group.block_size
+            of_upper += ids[:num_blocks]
             del ids[:num_blocks]
+            self._blocks.assign([i for i in of_upper if i != HOLE], upper)
 
     def move_first(self, node: Node, parent: Node) -> None:
-        """`parent` has got the first block of full attention of `node`."""
-        for ids, of_parent in zip(node.windows, parent.windows, strict=True):
-            block_id = ids.pop(0)
-            of_parent.append(block_id)
-            if block_id != HOLE:
-                self._blocks.assign([block_id], parent)
+        """`parent`, which ends where leaf `node` begins, has got the block of full attention that
+        they shared."""
+        for group, ids, of_parent in zip(self.groups, node.windows, parent.windows, strict=True):
+            if parent.end % group.block_size:
+                block_id = ids.pop(0)
+                of_parent.append(block_id)
+                if block_id != HOLE:
+                    self._blocks.assign([block_id], parent)
 
     # -- evict --------------------------------------------------------------------------------
 
-    def cut(self, node: Node, num_kept: int = 0) -> list[int]:
-        """Keep `num_kept` blocks of `node` in each group. Returns those removed."""
+    def cut(self, node: Node, end: int) -> list[int]:
+        """Remove the blocks of `node` after `end`: its start, or the end of a block of full
+        attention. Returns them."""
         removed = []
-        for ids in node.windows:
+        for group, ids in zip(self.groups, node.windows, strict=True):
+            num_kept = end // group.block_size - node.start // group.block_size
             removed += [block_id for block_id in ids[num_kept:] if block_id != HOLE]
             del ids[num_kept:]
         self._remove(removed)
@@ -241,8 +280,9 @@ class Windows:
 
     def make_hole(self, block_id: int) -> None:
         """Remove one block and nothing else."""
-        node, number = self._take_out(block_id)
-        self._notify(node, number, number)
+        index, number = self._locations[block_id]
+        size = self.groups[index].block_size
+        self._notify(self._take_out(block_id), number * size, (number + 1) * size)
 
     def evict_spare(self, num_blocks: int) -> list[int]:
         """Remove up to `num_blocks` spare blocks, the oldest first. Returns them. O(1) for each."""
@@ -250,7 +290,7 @@ class Windows:
         while self._spare and len(evicted) < num_blocks:
             block_id, _ = self._spare.popitem(last=False)
             if self._is_evictable_spare(block_id):
-                node, _ = self._take_out(block_id)
+                node = self._take_out(block_id)
                 self._watchers.notify(node)  # what continues the node needs no spare block
                 evicted.append(block_id)
         return evicted
@@ -274,41 +314,40 @@ class Windows:
         """Whether it is not locked, and outside the window that ends where its node ends."""
         if block_id in self._blocks.locked:
             return False
-        group, number = self._locations[block_id]
-        node = self._blocks.owners[block_id]
+        index, number = self._locations[block_id]
+        group, node = self.groups[index], self._blocks.owners[block_id]
         return (
             # A first block that begins before `node.start` also serves the parent's end.
-            number * self._block_size >= node.start and number < self._end_of_spare(node, group)
+            number * group.block_size >= node.start and number < self._end_of_spare(group, node.end)
         )
 
-    def _end_of_spare(self, node: Node, group: int, end: int | None = None) -> int:
-        """Number of the first block that is kept. The window stays whole if the node loses its
-        partial last block."""
-        end = node.end if end is None else end
-        return self.first_block(group, end - end % self._block_size)
+    def _end_of_spare(self, group: WindowGroup, end: int) -> int:
+        """Number of the first block that is kept in a node up to `end`. The window stays whole if
+        the node loses its partial last block of full attention."""
+        return group.first_block(end - end % self._blocks.block_size)
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _add(self, group: int, number: int, ids: Sequence[int], node: Node) -> list[int]:
+    def _add(self, index: int, number: int, ids: Sequence[int], node: Node) -> list[int]:
         """`node` owns the blocks in `ids`, whose first has this number. Returns them."""
         block_ids = [block_id for block_id in ids if block_id != HOLE]
         if not self._blocks.owners.keys().isdisjoint(block_ids):
             raise ValueError(f"one of the blocks {ids} is already in the tree, at another place")
         self._blocks.add(block_ids, node)
         self._locations.update(
-            (block_id, (group, block_number))
+            (block_id, (index, block_number))
             for block_number, block_id in enumerate(ids, number)
             if block_id != HOLE
         )
         return block_ids
 
-    def _take_out(self, block_id: int) -> tuple[Node, int]:
-        """Leave a hole. Returns the node and the block number where it is."""
-        group, number = self._locations[block_id]
+    def _take_out(self, block_id: int) -> Node:
+        """Leave a hole. Returns the node where it is."""
+        index, number = self._locations[block_id]
         node = self._blocks.owners[block_id]
-        node.windows[group][number - node.start // self._block_size] = HOLE
+        node.windows[index][number - node.start // self.groups[index].block_size] = HOLE
         self._remove([block_id])
-        return node, number
+        return node
 
     def _remove(self, block_ids: Sequence[int]) -> None:
         for block_id in block_ids:
@@ -316,46 +355,49 @@ class Windows:
             self._spare.pop(block_id, None)
         self._blocks.remove(block_ids)
 
-    def _notify(self, node: Node, first: int, last: int) -> None:
-        """Blocks `first` to `last` of `node` have appeared or disappeared. Notifies the watchers of
+    def _notify(self, node: Node, begin: int, end: int) -> None:
+        """Blocks of `node` in `[begin, end)` have appeared or disappeared. Notifies the watchers of
         matches that may have become readable as a whole, or stopped being so: those that end inside
-        the node or close after it, and those that end in its parents, but inside block `first`.
+        the node or close after it, and those that end in its parents, but after `begin`.
 
         A hit that was and stays shorter than its match may change its length unnoticed.
         """
         above = node
-        while above.start > first * self._block_size and above.parent is not None:
+        while above.start > begin and above.parent is not None:
             above = above.parent
             self._watchers.notify(above)
         stack = [node]
         while stack:
             node = stack.pop()
             self._watchers.notify(node)
-            if any(self.first_block(g, node.end + 1) <= last for g in range(self.num_groups)):
+            next_end = node.end + 1
+            if any(group.first_block(next_end) * group.block_size < end for group in self.groups):
                 stack += node.children.values()
 
     def check(self, nodes: Iterable[Node]) -> None:
         """Raise AssertionError if this contradicts the nodes of the tree: for tests."""
         locations: dict[int, tuple[int, int]] = {}
         for node in nodes:
-            assert len(node.windows) == self.num_groups
-            for group, ids in enumerate(node.windows):
-                assert len(ids) == len(node.block_ids)
-                for index, block_id in enumerate(ids):
+            for index, (group, ids) in enumerate(zip(self.groups, node.windows, strict=True)):
+                size = group.block_size
+                last = node.end // size if node.children else group.num_blocks(node.end)
+                assert len(ids) == last - node.start // size
+                for number, block_id in enumerate(ids, node.start // size):
                     if block_id != HOLE:
                         assert block_id not in locations, f"block {block_id} is in two places"
-                        locations[block_id] = group, node.start // self._block_size + index
+                        locations[block_id] = index, number
                         assert self._blocks.owners[block_id] is node
         assert locations == self._locations
         assert {i for i in locations if self._is_evictable_spare(i)} <= self._spare.keys()
         assert self._spare.keys() <= locations.keys()
 
 
-def _shared_block(node: Node, group: int) -> int:
-    """A block that holds the part of internal `node` after its last full block; `HOLE` if none of
-    its children has one."""
+def _shared_block(node: Node, index: int) -> int:
+    """A block of a group that holds the part of internal `node` after its last full block; `HOLE`
+    if none of its children has one."""
     for child in node.children.values():
-        block_id = child.windows[group][0] if child.block_ids else _shared_block(child, group)
+        ids = child.windows[index]
+        block_id = ids[0] if ids else _shared_block(child, index)
         if block_id != HOLE:
             return block_id
     return HOLE

@@ -17,12 +17,14 @@ class LivesOfATree(RuleBasedStateMachine):
     """A subclass sets these in its `initialize` rule.
 
     Attributes:
+        sizes: tokens per block of each group, full attention first.
         kinds: what each window group skips.
         inserted: sequences that were in the tree, with their namespaces.
         watching: by watcher, a sequence, and its match and hit when it was last watched.
     """
 
     tree: RadixTree
+    sizes: list[int]
     kinds: list[Callable[[int], int]]
     inserted: list[tuple[str, list[int]]]
     watching: dict[int, tuple[str, list[int], tuple[Match, int]]]

@@ -30,7 +30,6 @@ from vllm.v1.kv_cache_interface import (
 from sgl_vllm.radix.layouts import why_refused
 
 BF16_BYTES = 2
-OTHER_SIZES = "the model's KV-cache groups have blocks of different sizes"
 
 
 def attention(num_kv_heads: int, head_size: int, block_size: int = 16) -> dict[str, Any]:
@@ -119,7 +118,6 @@ MODELS = [
         "Gemma 4 31B",
         ([window(1024, 16, 256)] * 5 + [full(4, 512)]) * 10,
         {("SlidingWindowSpec", 10, 16): 5, ("FullAttentionSpec", 10, 32): 1},
-        OTHER_SIZES,
     ),
     Model(
         "MiMo V2 Flash",
@@ -134,7 +132,6 @@ MODELS = [
             ("SlidingWindowSpec", 7, 16): 1,
             ("FullAttentionSpec", 9, 32): 1,
         },
-        OTHER_SIZES,
     ),
     Model(
         "Kimi Linear",

@@ -49,6 +49,7 @@ FULL = FullAttentionSpec(**SIZES, head_size=128)
 MLA = MLAAttentionSpec(**LATENT)
 INDEX = MLAAttentionSpec(**SIZES, head_size=128, cache_role=SparseCacheRole.INDEXER)
 WINDOW = SlidingWindowSpec(**SIZES, head_size=128, sliding_window=128)
+CHUNK = ChunkedLocalAttentionSpec(**SIZES, head_size=128, attention_chunk_size=64)
 
 
 class MadeUpSpec(FullAttentionSpec):
@@ -203,8 +204,7 @@ def test_a_layer_is_seen_on_another_stage_of_a_pipeline():
 
 
 def test_windows_and_chunks_are_served_beside_full_attention():
-    chunks = ChunkedLocalAttentionSpec(**SIZES, head_size=128, attention_chunk_size=64)
-    assert reason(scheduler_config(worker_config([FULL], [WINDOW], [chunks]))) is None
+    assert reason(scheduler_config(worker_config([FULL], [WINDOW], [CHUNK]))) is None
     assert reason(scheduler_config(worker_config([WINDOW], [FULL, FULL]))) is None
 
 
@@ -236,10 +236,22 @@ def test_other_groups_are_refused(groups, why):
     assert reason(scheduler_config(worker_config(*groups))) == why
 
 
-def test_groups_with_blocks_of_different_sizes_are_refused():
-    larger = replace(WINDOW, block_size=2 * BLOCK_SIZE)
-    why = "the model's KV-cache groups have blocks of different sizes"
-    assert reason(scheduler_config(worker_config([FULL], [larger]))) == why
+def test_windows_may_have_smaller_blocks_than_full_attention():
+    full = replace(FULL, block_size=2 * BLOCK_SIZE)
+    assert reason(scheduler_config(worker_config([WINDOW], [full], [WINDOW, WINDOW]))) is None
+    assert reason(scheduler_config(worker_config([full], [FULL], [WINDOW], [MAMBA]))) == (
+        "MambaSpec layers have blocks of another size than full attention"
+    )
+    assert reason(scheduler_config(worker_config([full], [CHUNK]))) == (
+        "ChunkedLocalAttentionSpec layers have blocks of another size than full attention"
+    )
+
+
+@pytest.mark.parametrize("block_size", [2 * BLOCK_SIZE, BLOCK_SIZE // 2 * 3])
+def test_blocks_that_do_not_fit_into_those_of_full_attention_are_refused(block_size):
+    window = replace(WINDOW, block_size=block_size)
+    why = "a block of full attention is not a whole number of another KV-cache group's blocks"
+    assert reason(scheduler_config(worker_config([FULL], [window]))) == why
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if "V4" in name or "HiSparse" in name])

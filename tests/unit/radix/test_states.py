@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sgl_vllm.radix.components.states import States
+from sgl_vllm.radix.components.windows import WindowGroup
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.node import Node
 from sgl_vllm.radix.tree import RadixTree
@@ -16,7 +17,8 @@ SIZE = 4
 
 
 def make_tree(num_groups: int = 1, *kinds: Callable[[int], int]) -> RadixTree:
-    return RadixTree(SIZE, clock=Clock(), window_groups=kinds, num_recurrent_groups=num_groups)
+    windows = [WindowGroup(SIZE, kind) for kind in kinds]
+    return RadixTree(SIZE, clock=Clock(), window_groups=windows, num_recurrent_groups=num_groups)
 
 
 def put(

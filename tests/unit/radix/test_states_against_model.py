@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from sgl_vllm.radix.components.windows import HOLE
+from sgl_vllm.radix.components.windows import HOLE, WindowGroup
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.node import Match, Node, holder_of
 from sgl_vllm.radix.tokens import pack
@@ -67,18 +67,25 @@ class StatesAgainstModel(LivesOfATree):
         block_size=st.integers(1, 4),
         num_recurrent_groups=st.integers(1, 3),
         kinds=st.lists(st.sampled_from(KINDS), max_size=2),
+        ratio=st.integers(1, 3),
     )
     def start(
-        self, block_size: int, num_recurrent_groups: int, kinds: list[Callable[[int], int]]
+        self,
+        block_size: int,
+        num_recurrent_groups: int,
+        kinds: list[Callable[[int], int]],
+        ratio: int,
     ) -> None:
-        self.size = block_size
+        """Blocks of the last window group are smaller than the others by `ratio`."""
+        self.size = block_size * ratio
+        self.sizes = [*[self.size] * max(1, len(kinds)), *[block_size] * (len(kinds) > 0)]
         self.kinds = kinds
         self.recurrent = range(1 + len(kinds), 1 + len(kinds) + num_recurrent_groups)
         self.now = 0.0
         self.tree = RadixTree(
-            block_size,
+            self.size,
             clock=self.clock,
-            window_groups=kinds,
+            window_groups=[*map(WindowGroup, self.sizes[1:], kinds)],
             num_recurrent_groups=num_recurrent_groups,
         )
         self.content: dict[int, Content] = {}
@@ -107,13 +114,13 @@ class StatesAgainstModel(LivesOfATree):
         if num_cached:
             all_of_it = data.draw(st.booleans(), "counts as a hit of the whole match")
             self.tree.record_hit(match if all_of_it else holder_of(match, num_cached))
-        num_whole = num_cached // self.size
-        request = Running(namespace, tokens[:num_cached], [ids[:num_whole] for ids in hit])
+        request = Running(namespace, tokens[:num_cached], hit)
         if num_cached:
             request.states[num_cached] = state
-        if num_cached % self.size:  # a copy of the partial last block and of the state
-            for ids, source in zip(request.blocks, hit, strict=True):
-                ids.append(self.copy(source[-1], num_cached))
+        for size, ids in zip(self.sizes, hit, strict=True):
+            if num_cached % size:  # a copy of the partial last block
+                ids[-1] = self.copy(ids[-1], num_cached)
+        if num_cached % self.size:  # and of the state
             request.states[num_cached] = [self.copy(block, num_cached) for block in state]
         self.hold(request.held())
         self.running.append(request)
@@ -244,13 +251,13 @@ class StatesAgainstModel(LivesOfATree):
         assert num_tokens == self.longest_by_the_model(namespace, tokens, match.num_tokens, limit)
         lists = [self.tree.block_ids(match, num_tokens), *self.tree.window_ids(match, num_tokens)]
         assert len(lists) == 1 + len(self.kinds)
-        for group, ids in enumerate(lists):
-            assert len(ids) == -(-num_tokens // self.size)
-            num_skipped = self.num_skipped(group, num_tokens) // self.size
+        for group, (size, ids) in enumerate(zip(self.sizes, lists, strict=True)):
+            assert len(ids) == -(-num_tokens // size)
+            num_skipped = self.num_skipped(group, num_tokens) // size
             assert ids[:num_skipped] == [HOLE] * num_skipped
             for number, block in enumerate(ids[num_skipped:], num_skipped):
                 held = self.content[block]
-                end = min((number + 1) * self.size, num_tokens)
+                end = min((number + 1) * size, num_tokens)
                 assert (held.namespace, held.group, held.number) == (namespace, group, number)
                 assert held.tokens[:end] == tokens[:end]
         state = self.tree.state_ids(match, num_tokens)
@@ -269,7 +276,7 @@ class StatesAgainstModel(LivesOfATree):
         }
 
         def is_there(group: int, number: int) -> bool:
-            end = min((number + 1) * self.size, num_matched)
+            end = min((number + 1) * self.sizes[group], num_matched)
             return any(
                 (held.group, held.number) == (group, number) and held.tokens[:end] == tokens[:end]
                 for held in in_tree
@@ -279,11 +286,11 @@ class StatesAgainstModel(LivesOfATree):
             return all((group, length) in states for group in self.recurrent)
 
         def has_windows(length: int) -> bool:
-            last = -(-length // self.size)
             return all(
                 is_there(group, number)
-                for group in range(1, 1 + len(self.kinds))
-                for number in range(self.num_skipped(group, length) // self.size, last)
+                for group, size in enumerate(self.sizes)
+                if group > 0
+                for number in range(self.num_skipped(group, length) // size, -(-length // size))
             )
 
         lengths = range(min(num_matched, limit), 0, -1)
@@ -358,12 +365,12 @@ class StatesAgainstModel(LivesOfATree):
         begin = len(request.tokens)
         if len(tokens) == begin:
             return
-        for group, ids in enumerate(request.blocks):
-            for number in range(begin // self.size, -(-len(tokens) // self.size)):
+        for group, (size, ids) in enumerate(zip(self.sizes, request.blocks, strict=True)):
+            for number in range(begin // size, -(-len(tokens) // size)):
                 if number == len(ids):
                     ids.append(next(self.fresh))
                     self.holders[ids[number]] = 1
-                held = tokens[: (number + 1) * self.size]
+                held = tokens[: (number + 1) * size]
                 if ids[number] != HOLE:
                     self.content[ids[number]] = Content(request.namespace, group, number, held)
         self.overwrite_state(request, tokens)
@@ -396,7 +403,7 @@ class StatesAgainstModel(LivesOfATree):
         length = len(request.tokens)
         self.insert(request, length, {i: ids for i, ids in request.states.items() if i < length})
         for group, ids in enumerate(request.blocks):
-            end = min(self.num_skipped(group, length) // self.size, len(ids))
+            end = min(self.num_skipped(group, length) // self.sizes[group], len(ids))
             gone = ids[:end]
             ids[:end] = [HOLE] * end
             self.release(reversed(gone))
@@ -421,9 +428,11 @@ class StatesAgainstModel(LivesOfATree):
 
     def insert(self, request: Running, length: int, states: dict[int, list[int]]) -> None:
         own_leaf = request.own_leaf if self.tree.can_extend(request.own_leaf, length) else None
-        first_block = own_leaf.end // self.size if own_leaf is not None else 0
-        end = -(-length // self.size)
-        full, *windows = [ids[first_block:end] for ids in request.blocks]
+        num_known = own_leaf.end if own_leaf is not None else 0
+        full, *windows = [
+            ids[num_known // size : -(-length // size)]
+            for size, ids in zip(self.sizes, request.blocks, strict=True)
+        ]
         before = [(entry, self.hit_of(*entry)[1]) for entry in self.inserted]
         in_tree = self.blocks_in_tree()
         request.own_leaf, taken, evicted, beside = self.tree.insert(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sgl_vllm.radix.components.windows import HOLE
+from sgl_vllm.radix.components.windows import HOLE, WindowGroup
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.tree import RadixTree
 from tests.unit.radix.trees import Clock, chunks, letters, sliding_window
@@ -14,8 +14,11 @@ from tests.unit.radix.trees import Clock, chunks, letters, sliding_window
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
-def make_tree(*kinds: Callable[[int], int], block_size: int = 2) -> RadixTree:
-    return RadixTree(block_size, clock=Clock(), window_groups=kinds)
+def make_tree(
+    *kinds: Callable[[int], int], block_size: int = 2, window_block_size: int | None = None
+) -> RadixTree:
+    windows = [WindowGroup(window_block_size or block_size, kind) for kind in kinds]
+    return RadixTree(block_size, clock=Clock(), window_groups=windows)
 
 
 def put(tree: RadixTree, tokens: str, blocks: list[int], *windows: list[int]) -> None:
@@ -159,3 +162,45 @@ def test_locked_blocks_of_a_window_stay() -> None:
     tree.unlock([20, 21])
     assert set(tree.evict(9)) == {20, 21}
     check_tree(tree)
+
+
+def test_smaller_blocks_are_read_and_copied_by_their_own_size() -> None:
+    tree = make_tree(sliding_window(3), block_size=4, window_block_size=2)
+    put(tree, "abcdefg", [10, 11], [20, 21, 22, 23])
+    assert window(tree, "abcdefg") == [HOLE, HOLE, 22, 23]
+    assert window(tree, "abcdef") == [HOLE, HOLE, 22], "inside block 11, but at the end of 22"
+    assert window(tree, "abcde") == [HOLE, 21, 22]
+    tree.evict_block(22)
+    assert [hit(tree, "abcdefg"[:length]) for length in range(1, 8)] == [1, 2, 3, 4, 4, 4, 4]
+
+
+def test_a_fork_inside_a_block_shares_the_smaller_blocks_before_it() -> None:
+    tree = make_tree(sliding_window(3), block_size=4, window_block_size=2)
+    put(tree, "abcdefg", [10, 11], [20, 21, 22, 23])
+    inserted = tree.insert("", letters("abcdefXY"), [10, 12], windows=[[20, 21, 32, 33]])
+    assert (inserted.taken, inserted.taken_other_groups) == ([12], [33])
+    assert window(tree, "abcdefXY") == [HOLE, HOLE, HOLE, 33]
+    assert window(tree, "abcdefX") == [HOLE, HOLE, 22, 33]
+    check_tree(tree)
+
+
+def test_a_longer_copy_of_a_partial_block_leaves_the_smaller_ones_that_were_full() -> None:
+    tree = make_tree(sliding_window(3), block_size=4, window_block_size=2)
+    put(tree, "abcdef", [10, 11], [20, 21, 22])
+    inserted = tree.insert("", letters("abcdefgh"), [10, 12], windows=[[20, 21, 32, 33]])
+    assert (inserted.taken, inserted.taken_other_groups, inserted.evicted) == ([12], [33], [11])
+    assert window(tree, "abcdefg") == [HOLE, HOLE, 22, 33]
+    check_tree(tree)
+
+
+def test_with_a_block_of_full_attention_go_all_smaller_ones_of_its_tokens() -> None:
+    tree = make_tree(sliding_window(3), block_size=4, window_block_size=2)
+    put(tree, "abcdefg", [10, 11], [20, 21, 22, 23])
+    assert set(tree.evict_block(11)) == {11, 22, 23}
+    assert hit(tree, "abcdefg") == 4
+    check_tree(tree)
+
+
+def test_blocks_of_full_attention_must_be_whole_ones_of_the_other_groups() -> None:
+    with pytest.raises(ValueError, match="blocks of 2 tokens are not whole ones of 4"):
+        make_tree(sliding_window(3), block_size=2, window_block_size=4)

@@ -6,6 +6,7 @@ to the last in the block, because what a block holds depends on all of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -14,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from sgl_vllm.radix.components.windows import HOLE
+from sgl_vllm.radix.components.windows import HOLE, WindowGroup
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.node import Match, Node
 from sgl_vllm.radix.tokens import pack
@@ -56,13 +57,28 @@ class WindowsAgainstModel(LivesOfATree):
 
     @initialize(
         block_size=st.integers(1, 4),
-        kinds=st.lists(st.sampled_from(FULL_ATTENTION_TOO), min_size=1, max_size=3),
+        groups=st.lists(
+            st.tuples(st.sampled_from(FULL_ATTENTION_TOO), st.integers(1, 4)),
+            min_size=1,
+            max_size=3,
+        ),
+        are_equal=st.booleans(),
     )
-    def start(self, block_size: int, kinds: list[Callable[[int], int]]) -> None:
-        self.size = block_size
-        self.kinds = kinds
+    def start(
+        self, block_size: int, groups: list[tuple[Callable[[int], int], int]], are_equal: bool
+    ) -> None:
+        """Blocks of full attention are 1 to 4 times as large as those of other groups, or so many
+        times as large as each of them."""
+        self.kinds = [kind for kind, _ in groups]
+        ratios = [1 if are_equal else ratio for _, ratio in groups]
+        full = block_size * math.lcm(*ratios)
+        self.sizes = [full, *(full // ratio for ratio in ratios)]
         self.now = 0.0
-        self.tree = RadixTree(block_size, clock=self.clock, window_groups=kinds)
+        self.tree = RadixTree(
+            full,
+            clock=self.clock,
+            window_groups=[*map(WindowGroup, self.sizes[1:], self.kinds)],
+        )
         self.content: dict[int, Content] = {}
         self.holders: dict[int, int] = {}
         self.running: list[Running] = []
@@ -87,11 +103,10 @@ class WindowsAgainstModel(LivesOfATree):
         hit = [self.tree.block_ids(match, num_cached), *self.tree.window_ids(match, num_cached)]
         if num_cached:
             self.tree.record_hit(match)
-        num_whole = num_cached // self.size
-        request = Running(namespace, tokens[:num_cached], [ids[:num_whole] for ids in hit])
-        if num_cached % self.size:  # a copy of the partial last block
-            for group, ids in enumerate(request.blocks):
-                ids.append(self.copy(hit[group][-1], num_cached))
+        request = Running(namespace, tokens[:num_cached], hit)
+        for size, ids in zip(self.sizes, request.blocks, strict=True):
+            if num_cached % size:  # a copy of the partial last block
+                ids[-1] = self.copy(ids[-1], num_cached)
         for block in {block for ids in request.blocks for block in ids} - {HOLE}:
             self.holders[block] = self.holders.get(block, 0) + 1
         self.tree.lock([block for ids in request.blocks for block in ids])
@@ -181,13 +196,13 @@ class WindowsAgainstModel(LivesOfATree):
         num_tokens = self.tree.longest_hit(match, limit)
         assert num_tokens == self.longest_by_the_model(namespace, tokens, match.num_tokens, limit)
         lists = [self.tree.block_ids(match, num_tokens), *self.tree.window_ids(match, num_tokens)]
-        for group, ids in enumerate(lists):
-            assert len(ids) == -(-num_tokens // self.size)
-            num_skipped = self.num_skipped(group, num_tokens) // self.size
+        for group, (size, ids) in enumerate(zip(self.sizes, lists, strict=True)):
+            assert len(ids) == -(-num_tokens // size)
+            num_skipped = self.num_skipped(group, num_tokens) // size
             assert ids[:num_skipped] == [HOLE] * num_skipped
             for number, block in enumerate(ids[num_skipped:], num_skipped):
                 held = self.content[block]
-                end = min((number + 1) * self.size, num_tokens)
+                end = min((number + 1) * size, num_tokens)
                 assert (held.namespace, held.group, held.number) == (namespace, group, number)
                 assert held.tokens[:end] == tokens[:end]
 
@@ -195,7 +210,7 @@ class WindowsAgainstModel(LivesOfATree):
         """Tries every length. A block serves if it agrees as far as the match goes."""
 
         def is_there(group: int, number: int) -> bool:
-            end = min((number + 1) * self.size, num_matched)
+            end = min((number + 1) * self.sizes[group], num_matched)
             return any(
                 held.namespace == namespace
                 and (held.group, held.number) == (group, number)
@@ -209,10 +224,9 @@ class WindowsAgainstModel(LivesOfATree):
             for length in range(min(num_matched, limit), -1, -1)
             if all(
                 is_there(group, number)
-                for group in range(1, 1 + len(self.kinds))
-                for number in range(
-                    self.num_skipped(group, length) // self.size, -(-length // self.size)
-                )
+                for group, size in enumerate(self.sizes)
+                if group > 0
+                for number in range(self.num_skipped(group, length) // size, -(-length // size))
             )
         )
 
@@ -259,12 +273,12 @@ class WindowsAgainstModel(LivesOfATree):
     def compute(self, request: Running, tokens: list[int]) -> None:
         """`request` computes the rest of `tokens` into blocks of its own."""
         begin = len(request.tokens)
-        for group, ids in enumerate(request.blocks):
-            for number in range(begin // self.size, -(-len(tokens) // self.size)):
+        for group, (size, ids) in enumerate(zip(self.sizes, request.blocks, strict=True)):
+            for number in range(begin // size, -(-len(tokens) // size)):
                 if number == len(ids):
                     ids.append(next(self.fresh))
                     self.holders[ids[number]] = 1
-                held = tokens[: (number + 1) * self.size]
+                held = tokens[: (number + 1) * size]
                 if ids[number] != HOLE:
                     self.content[ids[number]] = Content(request.namespace, group, number, held)
         request.tokens = tokens
@@ -273,7 +287,8 @@ class WindowsAgainstModel(LivesOfATree):
         """vLLM gives back what the next tokens do not read. All is inserted before that."""
         self.insert(request, len(request.tokens))
         for group, ids in enumerate(request.blocks):
-            end = min(self.num_skipped(group, len(request.tokens)) // self.size, len(ids))
+            num_skipped = self.num_skipped(group, len(request.tokens))
+            end = min(num_skipped // self.sizes[group], len(ids))
             gone = ids[:end]
             ids[:end] = [HOLE] * end
             self.release(reversed(gone))
@@ -286,9 +301,11 @@ class WindowsAgainstModel(LivesOfATree):
 
     def insert(self, request: Running, length: int) -> None:
         own_leaf = request.own_leaf if self.tree.can_extend(request.own_leaf, length) else None
-        first_block = own_leaf.end // self.size if own_leaf is not None else 0
-        end = -(-length // self.size)
-        full, *windows = [ids[first_block:end] for ids in request.blocks]
+        num_known = own_leaf.end if own_leaf is not None else 0
+        full, *windows = [
+            ids[num_known // size : -(-length // size)]
+            for size, ids in zip(self.sizes, request.blocks, strict=True)
+        ]
         before = [(entry, self.hit_of(*entry)[1]) for entry in self.inserted]
         in_tree = self.blocks_in_tree()
         request.own_leaf, taken, evicted, taken_windows = self.tree.insert(
