@@ -67,6 +67,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": 64,
         "layer_types": _THREE_WINDOWS,
     },
+    "gemma4": {
+        "model_type": "gemma4_text",
+        "architectures": ["Gemma4ForCausalLM"],
+        "num_key_value_heads": 4,
+        "global_head_dim": 64,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 64,
+        "layer_types": _THREE_WINDOWS,
+    },
     "gpt_oss": {
         "model_type": "gpt_oss",
         "architectures": ["GptOssForCausalLM"],
@@ -158,6 +169,7 @@ def _speculation(**values: object) -> tuple[str, str]:
 DEPLOYMENTS = (
     Deployment("full attention (Llama, Qwen3, ...), vLLM's defaults"),
     Deployment("sliding window in some layers: Gemma 3", "gemma3"),
+    Deployment("sliding window with smaller blocks: Gemma 4", "gemma4"),
     Deployment("sliding window in some layers: gpt-oss", "gpt_oss"),
     Deployment("sliding window in all layers: Mistral 7B", "mistral"),
     Deployment("chunked local attention: Llama 4", "llama4"),

@@ -39,8 +39,7 @@ class Groups:
     Attributes:
         num_groups: all of them.
         block_size: tokens per block of full attention and of recurrent groups.
-        common_block_size: the largest number of tokens after which a block ends wherever one of any
-            group does.
+        common_block_size: every block, of any group, begins and ends at a multiple of it.
         full: number of the group that the tree takes for its own.
         full_blocks: by request id, the blocks of full attention that a request holds. vLLM's.
         num_cached_blocks: by request id, how many of these vLLM has cached, scheduled ones

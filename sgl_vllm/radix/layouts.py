@@ -108,18 +108,15 @@ def _why_not_together(
         return "one of the model's KV-cache groups has layers of several kinds"
     if {FullAttentionSpec} not in kinds:
         return "none of the model's KV-cache groups is full attention"
-    return _why_not_of_these_sizes([group.kv_cache_spec for group in config.kv_cache_groups])
-
-
-def _why_not_of_these_sizes(specs: Sequence[KVCacheSpec]) -> str | None:
-    """Why groups of these kinds cannot be served with blocks of their sizes; None if they can."""
-    full = next(spec.block_size for spec in specs if isinstance(spec, FullAttentionSpec))
-    if any(full % spec.block_size for spec in specs):
-        return "a block of full attention is not a whole number of another KV-cache group's blocks"
-    for spec in specs:
-        # vLLM's own cache does not serve chunks of other sizes either.
-        if spec.block_size != full and type(spec) not in (FullAttentionSpec, SlidingWindowSpec):
-            return f"{type(spec).__name__} layers have blocks of another size than full attention"
+    sizes = [group.kv_cache_spec.block_size for group in config.kv_cache_groups]
+    full = sizes[kinds.index({FullAttentionSpec})]
+    for kind, size in zip(kinds, sizes, strict=True):
+        # vLLM's own cache does not serve chunks with blocks of another size either.
+        if size != full and kind not in ({FullAttentionSpec}, {SlidingWindowSpec}):
+            (name,) = (one.__name__ for one in kind)
+            return f"{name} layers have blocks of another size than full attention"
+        if full % size:
+            return "a block of full attention is not a whole number of a window group's blocks"
     return None
 
 

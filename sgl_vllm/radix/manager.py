@@ -296,7 +296,7 @@ class RadixKVCacheManager(KVCacheManager):
     def _may_copy(
         self, request: Request, block_ids: list[int], others: Sequence[list[int]]
     ) -> bool:
-        """Whether the hit that these blocks hold may end inside the last of each group."""
+        """Whether the hit that these blocks hold may end inside the last one."""
         if self._num_copies and self._num_copies + self.groups.num_groups > self._max_copies:
             return False
         last_blocks = block_ids[-1:]

@@ -114,7 +114,7 @@ def test_with_room_for_all_every_hit_is_the_longest_common_prefix(layout, block_
         earlier = rng.choice(known)[: rng.randrange(1, 150)] if known else []
         prompt = earlier + [rng.randrange(10, 2000) for _ in range(rng.randrange(1, 60))]
         longest = max((common_prefix(prompt, one) for one in known), default=0)
-        got = cached_tokens(core, prompt, length := rng.randrange(1, 12))
+        got = cached_tokens(core, prompt, length := rng.choice([1, 8, 45]))
         assert got == min(longest, len(prompt) - 1)
         answer = core.answers[str(len(core.answers) - 1)].tokens
         assert len(answer) == length

@@ -26,7 +26,7 @@ from tests.engine.ties import JUDGE, gap
 from tests.engine.window_models import CONFIGS, write_model
 
 TINY_CACHE = Setting({}, max_num_batched_tokens=96)
-TINY = {"gemma3": 52, "gpt_oss": 34, "llama4": 48}
+TINY = {"gemma3": 52, "gemma4": 36, "gpt_oss": 34, "llama4": 48}
 """Blocks of the smallest caches: hardly more than what the longest request holds."""
 
 SETTINGS = {
@@ -100,6 +100,10 @@ def test_every_hit_is_the_longest_common_prefix_and_changes_no_answer(model, blo
 
     engine = model.start({}, block_size=block_size, num_gpu_blocks_override=3000)
     assert engine.scheduler.parts.states()["radix"] == "on"
+    managers = engine.scheduler.kv_cache_manager.coordinator.single_type_managers
+    assert {one.block_size for one in managers} == (
+        {block_size, 2 * block_size} if model.name == "gemma4" else {block_size}
+    )
     known: list[list[int]] = []
     for ask, tokens in zip(asks, want, strict=True):
         (result,) = engine.run([ask])
@@ -175,5 +179,6 @@ def test_an_error_in_the_tree_leaves_vllms_own_cache_to_serve(model, monkeypatch
     monkeypatch.setattr(RadixTree, "insert", broken)
     results = [engine.run([Ask(prompt, greedy(20))])[0] for _ in range(3)]
     assert [tokens_of(result) for result in results] == [want] * 3
-    assert results[-1].num_cached_tokens == 288  # whole blocks
+    whole_blocks = 300 - 300 % engine.scheduler.block_size
+    assert results[-1].num_cached_tokens == whole_blocks
     assert "switched off by errors" in engine.scheduler.sgl_vllm.stats().parts["radix"]

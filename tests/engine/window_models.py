@@ -19,6 +19,20 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3_text",
         {"head_dim": 32, "sliding_window": 64, "layer_types": [_SLIDING] * 3 + [_FULL]},
     ),
+    # A token takes twice as many bytes in a window layer as in the other: blocks half as long.
+    "gemma4": (
+        "gemma4_text",
+        {
+            "head_dim": 32,
+            "num_key_value_heads": 4,
+            "global_head_dim": 64,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 64,
+            "layer_types": [_SLIDING] * 3 + [_FULL],
+        },
+    ),
     "gpt_oss": (
         "gpt_oss",
         {
@@ -41,7 +55,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""By name: transformers' kind of model, and what its configuration has beside `_COMMON`."""
+"""By name: transformers' kind of model, and what its configuration has over `_COMMON`."""
 
 _COMMON = {
     "hidden_size": 64,
@@ -61,10 +75,10 @@ def write_model(name: str, folder: Path) -> str:
 
 
 def random_model(kind: str, more: dict[str, Any]) -> PreTrainedModel:
-    """A model of transformers' `kind`, with `more` in its configuration beside `_COMMON`."""
+    """A model of transformers' `kind`, with `more` in its configuration over `_COMMON`."""
     demo = json.loads((MODEL_PATH / "config.json").read_text())
     special = {key: demo[key] for key in ("vocab_size", "bos_token_id", "eos_token_id")}
-    config = AutoConfig.for_model(kind, **_COMMON, **special, pad_token_id=0, **more)
+    config = AutoConfig.for_model(kind, **{**_COMMON, **special, "pad_token_id": 0, **more})
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model

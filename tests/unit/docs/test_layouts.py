@@ -48,8 +48,8 @@ def test_the_tables_are_up_to_date() -> None:
         ),
         (
             "google/gemma-4-31B-it",
-            "50 windows in 5 groups, blocks of 16; 10 full attention, blocks of 32",
-            "off: the model's KV-cache groups have blocks of different sizes",
+            "50 windows in 5 groups, blocks of 16: windows; 10 full attention, blocks of 32: nodes",
+            "on",
         ),
     ],
 )

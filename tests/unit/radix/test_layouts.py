@@ -250,7 +250,7 @@ def test_windows_may_have_smaller_blocks_than_full_attention():
 @pytest.mark.parametrize("block_size", [2 * BLOCK_SIZE, BLOCK_SIZE // 2 * 3])
 def test_blocks_that_do_not_fit_into_those_of_full_attention_are_refused(block_size):
     window = replace(WINDOW, block_size=block_size)
-    why = "a block of full attention is not a whole number of another KV-cache group's blocks"
+    why = "a block of full attention is not a whole number of a window group's blocks"
     assert reason(scheduler_config(worker_config([FULL], [window]))) == why
 
 

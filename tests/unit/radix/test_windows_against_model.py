@@ -1,15 +1,16 @@
 """Random lives of a cache with window groups: the tree against what every block holds.
 
 The model knows of each block its group, its number, and the tokens from the first of the sequence
-to the last in the block, because what a block holds depends on all of them.
+to the last in the block, because what a block holds depends on all of them. Each group's blocks may
+have a size of their own.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
+from typing import Any  # Any: hypothesis's `data`
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -56,28 +57,21 @@ class WindowsAgainstModel(LivesOfATree):
     end."""
 
     @initialize(
-        block_size=st.integers(1, 4),
-        groups=st.lists(
-            st.tuples(st.sampled_from(FULL_ATTENTION_TOO), st.integers(1, 4)),
-            min_size=1,
-            max_size=3,
-        ),
-        are_equal=st.booleans(),
+        block_size=st.sampled_from([1, 2, 3, 4, 6, 8]),
+        kinds=st.lists(st.sampled_from(FULL_ATTENTION_TOO), min_size=1, max_size=3),
+        data=st.data(),
     )
-    def start(
-        self, block_size: int, groups: list[tuple[Callable[[int], int], int]], are_equal: bool
-    ) -> None:
-        """Blocks of full attention are 1 to 4 times as large as those of other groups, or so many
-        times as large as each of them."""
-        self.kinds = [kind for kind, _ in groups]
-        ratios = [1 if are_equal else ratio for _, ratio in groups]
-        full = block_size * math.lcm(*ratios)
-        self.sizes = [full, *(full // ratio for ratio in ratios)]
+    def start(self, block_size: int, kinds: list[Callable[[int], int]], data: Any) -> None:
+        sizes = [block_size]
+        if data.draw(st.booleans(), "blocks of several sizes"):
+            sizes = [size for size in range(1, block_size + 1) if block_size % size == 0]
+        self.sizes = [block_size, *(data.draw(st.sampled_from(sizes)) for _ in kinds)]
+        self.kinds = kinds
         self.now = 0.0
         self.tree = RadixTree(
-            full,
+            block_size,
             clock=self.clock,
-            window_groups=[*map(WindowGroup, self.sizes[1:], self.kinds)],
+            window_groups=[*map(WindowGroup, self.sizes[1:], kinds)],
         )
         self.content: dict[int, Content] = {}
         self.holders: dict[int, int] = {}
