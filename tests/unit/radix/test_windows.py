@@ -204,3 +204,19 @@ def test_with_a_block_of_full_attention_go_all_smaller_ones_of_its_tokens() -> N
 def test_blocks_of_full_attention_must_be_whole_ones_of_the_other_groups() -> None:
     with pytest.raises(ValueError, match="blocks of 2 tokens are not whole ones of 4"):
         make_tree(sliding_window(3), block_size=2, window_block_size=4)
+
+
+def test_what_nodes_share_inside_a_block_is_in_the_first_smaller_block_after_it() -> None:
+    tree = make_tree(sliding_window(3), block_size=8, window_block_size=2)
+    put(tree, "abcdeX", [10], [20, 21, 22])
+    put(tree, "abcdeY", [11], [20, 21, 32])
+    put(tree, "abcZ", [12], [20, 41])
+    assert window(tree, "abc") == [20, 21]
+
+
+def test_the_window_before_a_partial_last_block_is_kept_when_that_goes() -> None:
+    tree = make_tree(sliding_window(3), block_size=4, window_block_size=2)
+    put(tree, "abcdefg", [10, 11], [20, 21, 22, 23])
+    assert set(tree.evict(2)) == {20, 11, 22, 23}
+    assert hit(tree, "abcdefg") == 4
+    check_tree(tree)
