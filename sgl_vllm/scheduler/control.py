@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any  # Any: JSON
 from vllm.logger import init_logger
 
 from sgl_vllm.config import Options
-from sgl_vllm.radix import slot_copies
+from sgl_vllm.radix import slot_copies, whole_copies
 from sgl_vllm.radix.block_hashes import BlockHasher
 from sgl_vllm.scheduler.assembly import Parts, log_states
 from sgl_vllm.scheduler.stats import BitmaskCounters, EngineStats, StepCounters
@@ -134,10 +134,15 @@ class EngineControl:
 
     # -- once, when the engine core starts ------------------------------------------------------
 
-    def prepare_workers(self, collective_rpc: Callable[..., list[str | None]]) -> None:
-        """Turn on `radix_slot_copy` in the workers. To be called when their KV caches exist."""
+    def prepare_workers(self, collective_rpc: Callable[..., list[Any]]) -> None:
+        """Make the workers copy whole blocks, or slots with `radix_slot_copy`. To be called when
+        their KV caches exist."""
         radix = self._parts.radix
-        if radix is None or not self._options.radix_slot_copy:
+        if radix is None:
+            return
+        if radix.groups.num_groups > 1:
+            radix.pool.guarded(collective_rpc, whole_copies.use_in_worker)
+        if not self._options.radix_slot_copy:
             return
         reasons: Collection[str | None] = ["it needs a GPU"]
         if radix.groups.num_groups > 1:

@@ -106,6 +106,20 @@ def test_more_is_found_than_by_vllms_own_cache_and_less_is_computed(cold, engine
     assert hits > stock_hits and computed < stock_computed
 
 
+def test_a_hit_that_ends_at_the_end_of_a_block_reads_all_of_it(engine):
+    """vLLM's own copy of a block leaves out its end (`whole_copies.py`)."""
+    size = engine.scheduler.block_size
+    prompt, more = words(size - 1, seed=7), words(40, seed=8)
+    assert engine.llm.reset_prefix_cache()
+    (cold,) = engine.run([Ask(prompt + more, greedy(20))])
+    assert engine.llm.reset_prefix_cache()
+    engine.run([Ask(prompt, greedy(1))])
+    (warm,) = engine.run([Ask(prompt + more, greedy(20))])
+    assert warm.num_cached_tokens == size - 1
+    assert tokens_of(warm) == tokens_of(cold)
+    engine.check_nothing_is_left()
+
+
 def test_only_the_first_of_many_siblings_computes_what_they_share(start_recurrent):
     engine = start_recurrent({}, num_gpu_blocks_override=2000, max_num_batched_tokens=2048)
     shared = words(750)

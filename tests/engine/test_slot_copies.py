@@ -13,6 +13,7 @@ from benchmarks import traces
 from benchmarks.cost_model import CostModel
 from benchmarks.simulator import Simulation
 from sgl_vllm.config import Options
+from sgl_vllm.radix import whole_copies
 from sgl_vllm.radix.slot_copies import slots_to_copy, use_in_worker
 from sgl_vllm.scheduler import control as control_module
 from sgl_vllm.scheduler.assembly import Parts
@@ -68,7 +69,8 @@ def control(
     device: str, radix: bool = True, asked_for: bool = True, num_groups: int = 1
 ) -> EngineControl:
     groups = SimpleNamespace(num_groups=num_groups)
-    tree: Any = SimpleNamespace(block_size=BLOCK_SIZE, groups=groups)
+    pool = SimpleNamespace(guarded=lambda step, *args: step(*args))
+    tree: Any = SimpleNamespace(block_size=BLOCK_SIZE, groups=groups, pool=pool)
     scheduler: Any = None
     engine: Any = None
     config: Any = SimpleNamespace(device_config=SimpleNamespace(device_type=device))
@@ -90,7 +92,7 @@ def test_workers_are_told_where_it_can_work_and_why_not_is_said_once(
         control_module.logger, "warning", lambda form, *values: warnings.append(form % values)
     )
 
-    def collective_rpc(method: Any, args: tuple[Any, ...]) -> list[str | None]:
+    def collective_rpc(method: Any, args: tuple[Any, ...] = ()) -> list[str | None]:
         calls.append((method, args))
         return [None, "the layers differ", "the layers differ"]
 
@@ -100,7 +102,8 @@ def test_workers_are_told_where_it_can_work_and_why_not_is_said_once(
     control("cpu").prepare_workers(collective_rpc)
     assert calls == [] and warnings == ["sgl-vllm: radix_slot_copy has no effect: it needs a GPU"]
     control("cuda", num_groups=2).prepare_workers(collective_rpc)
-    assert calls == [] and "several KV-cache groups" in warnings.pop()
+    assert calls == [(whole_copies.use_in_worker, ())]
+    assert "several KV-cache groups" in warnings.pop()
     control("cuda").prepare_workers(collective_rpc)
-    assert calls == [(use_in_worker, (BLOCK_SIZE,))]
+    assert calls[1:] == [(use_in_worker, (BLOCK_SIZE,))]
     assert warnings[1:] == ["sgl-vllm: radix_slot_copy has no effect: the layers differ"]
