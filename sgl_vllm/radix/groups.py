@@ -11,10 +11,11 @@ attention, then its window groups, then its recurrent groups.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
+from vllm.v1.kv_cache_interface import MambaSpec
 
 from sgl_vllm.radix.components.windows import HOLE, WindowGroup
 
@@ -34,7 +35,7 @@ class Groups:
     """The groups of one model.
 
     Args:
-        managers: vLLM's, one for each group; if there are several, one is of full attention.
+        managers: vLLM's, one for each group, of which at least one keeps all tokens of a request.
 
     Attributes:
         num_groups: all of them.
@@ -51,8 +52,8 @@ class Groups:
     def __init__(self, managers: Sequence[SingleTypeKVCacheManager]) -> None:
         numbers = range(len(managers))
         specs = [manager.kv_cache_spec for manager in managers]
-        full = (number for number in numbers if isinstance(specs[number], FullAttentionSpec))
-        self.full = next(full, 0)
+        # Full attention skips nothing. Where there is none, the longest window never ends.
+        self.full = min(numbers, key=lambda i: managers[i].get_num_skipped_tokens(sys.maxsize))
         recurrent = [number for number in numbers if isinstance(specs[number], MambaSpec)]
         windows = [number for number in numbers if number not in (self.full, *recurrent)]
         order = [self.full, *windows, *recurrent]

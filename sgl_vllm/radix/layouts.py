@@ -10,6 +10,8 @@ The tree needs three things of a layer:
 - it keeps one state per token, so a hit can end at any of them;
 - it keeps them for all tokens of a request, until the request ends.
 
+A window that is as long as the longest request never ends: its layers have all three.
+
 In addition, there may be groups of layers that read a window of these tokens only
 (`components/windows.py`), and of recurrent layers, which keep one state per request
 (`components/states.py`).
@@ -20,6 +22,7 @@ keys and values or one latent vector (MLA), an index beside them (DeepSeek V3.2,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 from vllm.v1.kv_cache_interface import (
@@ -35,13 +38,13 @@ from vllm.v1.kv_cache_interface import (
 )
 
 SERVED: frozenset[type[KVCacheSpec]] = frozenset({FullAttentionSpec, MLAAttentionSpec})
-"""The kinds of layers that the tree serves in a single group. Types, because subclasses of these
-keep other things: `RSWASpec`, `SinkFullAttentionSpec`, `HiddenStateCacheSpec`."""
+"""The kinds of layers that the tree serves in any group. Types, because subclasses of these keep
+other things: `RSWASpec`, `SinkFullAttentionSpec`, `HiddenStateCacheSpec`."""
 
-SERVED_TOGETHER: frozenset[type[KVCacheSpec]] = frozenset(
-    {FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec, MambaSpec}
+SERVED_BESIDE: frozenset[type[KVCacheSpec]] = frozenset(
+    {SlidingWindowSpec, ChunkedLocalAttentionSpec, MambaSpec}
 )
-"""The kinds of layers that the tree serves in one of several groups."""
+"""The kinds of layers that the tree serves beside a group that keeps all tokens."""
 
 _REFUSED = {
     "SlidingWindowSpec": "keep only the last tokens of a request",
@@ -51,7 +54,6 @@ _REFUSED = {
     "MambaSpec": "keep one state per request, not one per token",
     "SinkFullAttentionSpec": "keep attention sinks in blocks that belong to no request",
     "HiddenStateCacheSpec": "keep hidden states by block, for others to read",
-    "MLAAttentionSpec": "beside other groups are not tested",
     "CrossAttentionSpec": "depend on the encoder's input, not on the tokens before",
 }
 """Why, by the name of the kind. All others are refused too."""
@@ -82,42 +84,70 @@ def layer_specs(config: KVCacheConfig) -> Sequence[Collection[KVCacheSpec]]:
     return [iter_layer_specs(group.kv_cache_spec) for group in config.kv_cache_groups]
 
 
-def why_refused(config: KVCacheConfig) -> str | None:
-    """Why the tree cannot serve this KV cache, for a log line; None if it can."""
+def why_refused(config: KVCacheConfig, max_model_len: int) -> str | None:
+    """Why the tree cannot serve this KV cache, for a log line; None if it can.
+
+    Args:
+        max_model_len: tokens of the longest request.
+    """
     groups = layer_specs(config)
     if not groups:
         return "the model has no KV cache"
-    served = SERVED if len(groups) == 1 else SERVED_TOGETHER
     specs = [spec for group in groups for spec in group]
     for spec in specs:
         if (reason := _missing_property(spec)) is not None:
             return f"{type(spec).__name__} layers {reason}"
     for spec in specs:
-        if type(spec) not in served:
+        is_beside = len(groups) > 1 and type(spec) in SERVED_BESIDE
+        if not is_beside and not _keeps_all_tokens(spec, max_model_len):
             name = type(spec).__name__
             return f"{name} layers {_REFUSED.get(name, 'are not known to this version')}"
-    return _why_not_together(config, groups) if len(groups) > 1 else None
+    return _why_not_together(config, groups, max_model_len) if len(groups) > 1 else None
 
 
 def _why_not_together(
-    config: KVCacheConfig, groups: Sequence[Collection[KVCacheSpec]]
+    config: KVCacheConfig, groups: Sequence[Collection[KVCacheSpec]], max_model_len: int
 ) -> str | None:
     """Why groups of served kinds cannot be served together; None if they can."""
-    kinds = [{type(spec) for spec in group} for group in groups]
-    if any(len(of_group) > 1 for of_group in kinds):
+    if any(len({type(spec) for spec in group}) > 1 for group in groups):
         return "one of the model's KV-cache groups has layers of several kinds"
-    if {FullAttentionSpec} not in kinds:
+    keep_all = [all(_keeps_all_tokens(spec, max_model_len) for spec in group) for group in groups]
+    if not any(keep_all):
         return "none of the model's KV-cache groups is full attention"
-    sizes = [group.kv_cache_spec.block_size for group in config.kv_cache_groups]
-    full = sizes[kinds.index({FullAttentionSpec})]
-    for kind, size in zip(kinds, sizes, strict=True):
+    return _why_not_of_these_sizes(
+        [group.kv_cache_spec for group in config.kv_cache_groups], keep_all
+    )
+
+
+def _why_not_of_these_sizes(specs: Sequence[KVCacheSpec], keep_all: Sequence[bool]) -> str | None:
+    """Why groups cannot be served with blocks of their sizes; None if they can. `keep_all` says
+    which of them keep all tokens of a request."""
+    # The group that the tree takes for its own (`Groups.full`).
+    full = max((spec for spec, keeps in zip(specs, keep_all, strict=True) if keeps), key=_reach)
+    for spec in specs:
         # vLLM's own cache does not serve chunks with blocks of another size either.
-        if size != full and kind not in ({FullAttentionSpec}, {SlidingWindowSpec}):
-            (name,) = (one.__name__ for one in kind)
+        if spec.block_size != full.block_size and type(spec) not in (
+            FullAttentionSpec,
+            SlidingWindowSpec,
+        ):
+            name = type(spec).__name__
             return f"{name} layers have blocks of another size than full attention"
-        if full % size:
+        if full.block_size % spec.block_size:
             return "a block of full attention is not a whole number of a window group's blocks"
     return None
+
+
+def _reach(spec: KVCacheSpec) -> float:
+    """How many tokens up to itself a token reads."""
+    return spec.sliding_window if type(spec) is SlidingWindowSpec else math.inf
+
+
+def _keeps_all_tokens(spec: KVCacheSpec, max_model_len: int) -> bool:
+    """Whether layers of this kind read, and so keep, all tokens of every request. The token at
+    position p reads `[p - sliding_window + 1, p]`, and the last p is `max_model_len - 1`."""
+    if type(spec) is SlidingWindowSpec:
+        return spec.sliding_window >= max_model_len
+    return type(spec) in SERVED
 
 
 def _missing_property(spec: KVCacheSpec) -> str | None:

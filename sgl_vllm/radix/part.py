@@ -15,7 +15,8 @@ def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
     parallel = vllm_config.parallel_config
     if not vllm_config.cache_config.enable_prefix_caching:
         return NO_PREFIX_CACHING
-    if (reason := why_refused(kv_cache_config)) is not None:
+    max_model_len = vllm_config.model_config.max_model_len
+    if (reason := why_refused(kv_cache_config, max_model_len)) is not None:
         return reason
     if len(kv_cache_config.kv_cache_groups) > 1 and (
         reason := _why_not_several_groups(vllm_config)

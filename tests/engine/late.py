@@ -31,7 +31,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsTensors, ModelRun
 
 from tools.engine_harness.kv_memory import KvMemory, Reader, StateStep
 from tools.engine_harness.scheduler import make_block_hasher, make_scheduler, runner_output
-from tools.engine_harness.settings import SGL, STOCK, EngineSettings
+from tools.engine_harness.settings import HEADS, SGL, STOCK, EngineSettings
 
 MAX_MODEL_LEN = 256
 UNKNOWN = -1
@@ -372,6 +372,7 @@ class LateCore(EngineCore):
         attention_chunks: tuple[int, ...] = (),
         num_recurrent_groups: int = 0,
         full_block_scale: int = 1,
+        full_attention: str | None = HEADS,
         **scheduler_args: Any,
     ) -> None:
         settings = EngineSettings(
@@ -386,6 +387,7 @@ class LateCore(EngineCore):
             attention_chunks=attention_chunks,
             num_recurrent_groups=num_recurrent_groups,
             full_block_scale=full_block_scale,
+            full_attention=full_attention,
         )
         arm = STOCK if stock else SGL
         scheduler: Any = make_scheduler(arm, settings, with_tokenizer=True, **scheduler_args)

@@ -11,6 +11,7 @@ import torch
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request, RequestStatus
 
@@ -18,7 +19,7 @@ from sgl_vllm.radix.keys import CacheNamespace
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.scheduler import assembly
-from tests.engine.engine import Ask, Engine, greedy, words
+from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
 
 SMALL = {"num_gpu_blocks_override": 24, "max_model_len": 512}
 """23 blocks of 32 tokens to use, and a longest request of 16."""
@@ -490,6 +491,29 @@ def test_priorities_preempt_as_in_stock(start, monkeypatch):
     assert tokens == expected
     assert engine.scheduler.parts.states()["schedule"] == "on"
     assert taken_back, "no request was taken out of the step it was scheduled in"
+
+
+def test_a_window_as_long_as_the_longest_request_is_served_as_full_attention(start):
+    arguments = {
+        "hf_overrides": {"sliding_window": 512, "layer_types": ["sliding_attention"] * 4},
+        "max_model_len": 512,
+    }
+    engine = start({}, **arguments)
+    (group,) = engine.scheduler.kv_cache_config.kv_cache_groups
+    assert isinstance(group.kv_cache_spec, SlidingWindowSpec)
+    assert engine.scheduler.parts.states()["radix"] == "on"
+    prompt = words(470)
+    first = engine.run([Ask(prompt, greedy(42))])[0]
+    longest = prompt + tokens_of(first)[:-1]
+    asks = [Ask(longest, greedy(1)), Ask(prompt[:333] + words(30, seed=1), greedy(8))]
+    results = [first, *(engine.run([ask])[0] for ask in asks)]
+    assert len(longest) == 511
+    assert [result.num_cached_tokens for result in results] == [0, 510, 333]
+    engine.check_nothing_is_left()
+
+    stock = start(None, enable_prefix_caching=False, **arguments)
+    want = [stock.run([ask])[0] for ask in (Ask(prompt, greedy(42)), *asks)]
+    assert [*map(tokens_of, results)] == [*map(tokens_of, want)]
 
 
 def test_a_model_the_tree_does_not_support_runs_on_vllms_own_cache(start, monkeypatch):

@@ -36,20 +36,27 @@ from tests.engine.jobs import (
     wanted,
     with_continuations,
 )
-from tests.engine.late import Answer, LateCore, Runner, V1Runner, V2Runner
+from tests.engine.late import MAX_MODEL_LEN, Answer, LateCore, Runner, V1Runner, V2Runner
 from tools.engine_harness.kv_memory import WrongKvError
+from tools.engine_harness.settings import HEADS, MLA
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one group": {"num_recurrent_groups": 1},
     "qwen3-next": {"num_recurrent_groups": 3},
+    "kimi linear": {"num_recurrent_groups": 3, "full_attention": MLA},
     "with a window": {"num_recurrent_groups": 1, "sliding_windows": (40,)},
     "with windows and chunks": {
         "num_recurrent_groups": 2,
         "sliding_windows": (9, 70),
         "attention_chunks": (24,),
     },
+    "with a window that never ends": {
+        "num_recurrent_groups": 1,
+        "sliding_windows": (MAX_MODEL_LEN,),
+        "full_attention": None,
+    },
 }
-QUICK = ("qwen3-next", "with a window")
+QUICK = ("kimi linear", "with a window")
 SOME_SLOW = [
     pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in LAYOUTS
 ]
@@ -73,12 +80,13 @@ def make_core(
 ) -> LateCore:
     block_size, num_blocks, max_tokens, policy = shape
     kinds = LAYOUTS[layout]
-    num_windows = len(kinds.get("sliding_windows", ())) + len(kinds.get("attention_chunks", ()))
+    num_others = len(kinds.get("sliding_windows", ())) + len(kinds.get("attention_chunks", ()))
+    num_others += kinds.get("full_attention", HEADS) is not None
     core = LateCore(
         runner=runner,
         async_scheduling=is_async,
         block_size=block_size,
-        num_blocks=num_blocks * (2 + num_windows) // 2,
+        num_blocks=num_blocks * (1 + num_others) // 2,
         max_num_batched_tokens=max_tokens,
         policy=policy,
         **kinds,

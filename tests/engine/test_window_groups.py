@@ -27,8 +27,9 @@ from tests.engine.jobs import (
     wanted,
     with_continuations,
 )
-from tests.engine.late import LateCore, Runner, V1Runner, V2Runner
+from tests.engine.late import MAX_MODEL_LEN, LateCore, Runner, V1Runner, V2Runner
 from tools.engine_harness.kv_memory import WrongKvError
+from tools.engine_harness.settings import MLA
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "gemma 3": {"sliding_windows": (40, 40, 40)},
@@ -38,8 +39,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "wide windows": {"sliding_windows": (200,)},
     "gemma 4": {"sliding_windows": (40, 40), "full_block_scale": 2},
     "blocks a fourth as long": {"sliding_windows": (9, 70), "full_block_scale": 4},
+    "phi-4-mini": {"sliding_windows": (MAX_MODEL_LEN,), "full_attention": None},
+    "a window beside one that never ends": {
+        "sliding_windows": (24, MAX_MODEL_LEN),
+        "full_attention": None,
+    },
+    "mla": {"sliding_windows": (24,), "full_attention": MLA},
 }
-QUICK = ("gemma 3", "windows and chunks", "gemma 4")
+QUICK = ("gemma 3", "windows and chunks", "gemma 4", "phi-4-mini")
 SOME_SLOW = [
     pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in LAYOUTS
 ]
@@ -119,6 +126,17 @@ def test_with_room_for_all_every_hit_is_the_longest_common_prefix(layout, block_
         answer = core.answers[str(len(core.answers) - 1)].tokens
         assert len(answer) == length
         known.append(prompt + answer[:-1])  # the last token was never fed
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize(("runner", "is_async"), RUNNERS)
+def test_the_longest_request_keeps_all_tokens_of_a_window_as_long(runner, is_async, block_size):
+    core = make_core("phi-4-mini", runner, is_async, block_size=block_size, num_blocks=600)
+    prompt = [10 + place % 900 for place in range(200)]
+    assert cached_tokens(core, prompt, MAX_MODEL_LEN) == 0
+    computed = [*prompt, *core.answers["0"].tokens[:-1]]
+    assert len(computed) == MAX_MODEL_LEN - 1
+    assert cached_tokens(core, computed) == MAX_MODEL_LEN - 2
 
 
 def test_what_the_window_of_a_prompts_end_needs_outlives_what_is_before_it():

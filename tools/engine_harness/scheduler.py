@@ -24,6 +24,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheSpec,
     MambaSpec,
+    MLAAttentionSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import ModelRunnerOutput
@@ -35,7 +36,7 @@ from sgl_vllm.config import CONFIG_KEY
 from sgl_vllm.scheduler.queue import CacheAwareQueue
 from sgl_vllm.scheduler.scheduler import SglAsyncScheduler, SglScheduler, SglSchedulerMixin
 from sgl_vllm.scheduler.sharing import MIN_SAVED_TOKENS
-from tools.engine_harness.settings import SGL, STOCK, EngineSettings
+from tools.engine_harness.settings import MLA, SGL, STOCK, EngineSettings
 
 _MODEL = Path(sgl_vllm.__file__).parent / "demo" / "model"
 
@@ -116,7 +117,9 @@ def _groups(settings: EngineSettings) -> list[KVCacheGroupSpec]:
             block_size=size, shapes=((1,),), dtypes=(torch.float32,), mamba_cache_mode="align"
         )
     ] * settings.num_recurrent_groups
-    specs.append(FullAttentionSpec(block_size=size * settings.full_block_scale, **kind))
+    if settings.full_attention is not None:
+        full = MLAAttentionSpec if settings.full_attention == MLA else FullAttentionSpec
+        specs.append(full(block_size=size * settings.full_block_scale, **kind))
     specs += [
         ChunkedLocalAttentionSpec(block_size=size, attention_chunk_size=chunk, **kind)
         for chunk in settings.attention_chunks

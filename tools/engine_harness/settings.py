@@ -9,6 +9,9 @@ from typing import Any
 STOCK, SGL = "stock", "sgl"
 """The two arms of a comparison: vLLM's scheduler, and the plugin's."""
 
+HEADS, MLA = "heads", "MLA"
+"""Two kinds of full attention: keys and values of each head, or one latent vector for all."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -16,8 +19,9 @@ class EngineSettings:
 
     `num_blocks` counts usable blocks, `plugin` is what `--plugin-config` would give. Each of
     `sliding_windows` and `attention_chunks` is a KV-cache group of layers that read so many tokens,
-    beside one of full attention. There are `num_recurrent_groups` more, of recurrent layers. The
-    blocks of full attention are `full_block_scale` times as long as `block_size`, those of others.
+    beside one of full attention, by heads or by a latent vector (`MLA`); None for none. There are
+    `num_recurrent_groups` more, of recurrent layers. The blocks of full attention are
+    `full_block_scale` times as long as `block_size`, those of others.
     """
 
     num_blocks: int
@@ -30,6 +34,7 @@ class EngineSettings:
     attention_chunks: tuple[int, ...] = ()
     num_recurrent_groups: int = 0
     full_block_scale: int = 1
+    full_attention: str | None = HEADS
     plugin: Mapping[str, Any] = field(default_factory=dict)
 
     @property

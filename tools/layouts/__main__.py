@@ -50,7 +50,8 @@ def model_lines(models: Sequence[KnownModel], found: Mapping[str, Answer]) -> It
     for model in models:
         answer = found[model.name]
         is_on = radix(answer).state is not State.OFF
-        groups = "; ".join(_groups(one, is_on) for one in answer.outlook.kv_cache)
+        is_single = len(answer.outlook.kv_cache) == 1
+        groups = "; ".join(_groups(one, is_on, is_single) for one in answer.outlook.kv_cache)
         yield (
             f"| [{model.name}](https://huggingface.co/{model.name}) "
             f"| {answer.num_parameters / 1e9:.1f}B | {groups} "
@@ -58,8 +59,9 @@ def model_lines(models: Sequence[KnownModel], found: Mapping[str, Answer]) -> It
         )
 
 
-def _groups(groups: KVCacheGroups, is_on: bool) -> str:
+def _groups(groups: KVCacheGroups, is_on: bool, is_single: bool) -> str:
     layers, component = COMPONENTS[groups.kind]
+    component = "nodes" if is_single else component  # of windows that never end, too
     count = "" if groups.num_groups == 1 else f" in {groups.num_groups} groups"
     served_by = f": {component}" if is_on else ""
     return f"{groups.num_layers} {layers}{count}, blocks of {groups.block_size}{served_by}"

@@ -206,12 +206,28 @@ FAMILIES = (
         ),
         "LiquidAI/LFM2-1.2B",
     ),
-    # -- off
+    Family(
+        "recurrent beside MLA: Kimi Linear, Kimi K3",
+        _of("moonshotai", "Kimi-Linear-48B-A3B-Instruct Kimi-K3")
+        + _of("RedHatAI", "Kimi-K3-NVFP4 Kimi-K3-FP8-BLOCK"),
+        "moonshotai/Kimi-Linear-48B-A3B-Instruct",
+    ),
+    Family(
+        "recurrent beside MLA: Ling, Ring",
+        _of(
+            "inclusionAI",
+            "Ling-2.6-flash Ling-2.6-1T Ring-2.6-1T Ling-3.0-tiny Ling-3.0-flash Ling-3.0-flash-VL "
+            "Ling-3.0-flash-FP8",
+        ),
+        is_on=True,
+        why=_BY_CLASS,
+    ),
     Family(
         "a window in all layers, longer than the context: Phi-4-mini",
         _of("microsoft", "Phi-4-mini-instruct Phi-4-multimodal-instruct"),
         "microsoft/Phi-4-mini-instruct",
     ),
+    # -- off
     Family(
         "windows beside full attention, of other head sizes: Gemma 4",
         _of(
@@ -230,19 +246,8 @@ FAMILIES = (
         "XiaomiMiMo/MiMo-V2-Flash",
     ),
     Family(
-        "recurrent beside MLA: Kimi Linear, Kimi K3",
-        _of("moonshotai", "Kimi-Linear-48B-A3B-Instruct Kimi-K3")
-        + _of("RedHatAI", "Kimi-K3-NVFP4 Kimi-K3-FP8-BLOCK"),
-        "moonshotai/Kimi-Linear-48B-A3B-Instruct",
-    ),
-    Family(
-        "recurrent beside MLA: Ling, Ring, GLM-5.3-Flash",
-        _of(
-            "inclusionAI",
-            "Ling-2.6-flash Ling-2.6-1T Ring-2.6-1T Ling-3.0-tiny Ling-3.0-flash Ling-3.0-flash-VL "
-            "Ling-3.0-flash-FP8",
-        )
-        + _of("zai-org", "GLM-5.3-Flash"),
+        "recurrent beside MLA with an index of several tokens: GLM-5.3-Flash",
+        _of("zai-org", "GLM-5.3-Flash"),
         is_on=False,
         why=_BY_CLASS,
     ),

@@ -81,6 +81,7 @@ class Model:
     layers: list[KVCacheSpec]
     groups: dict[tuple[str, int, int], int]
     refused: str | None = None
+    max_model_len: int = 1 << 20
 
 
 MODELS = [
@@ -143,13 +144,25 @@ MODELS = [
         + [recurrent(*KIMI_LINEAR_STATE, block_size=1920, page_size=1920 * 576 * BF16_BYTES)] * 2
         + [mla(1920)],
         {("MambaSpec", 7, 1920): 2, ("MambaSpec", 6, 1920): 1, ("MLAAttentionSpec", 7, 1920): 1},
-        "MLAAttentionSpec layers beside other groups are not tested",
     ),
     Model(
         "Phi-4-mini",
         [window(262144, 8, 128)] * 32,
         {("SlidingWindowSpec", 32, 16): 1},
+        max_model_len=131072,
+    ),
+    Model(
+        "Mistral 7B v0.1",
+        [window(4096, 8, 128)] * 32,
+        {("SlidingWindowSpec", 32, 16): 1},
         "SlidingWindowSpec layers keep only the last tokens of a request",
+        max_model_len=32768,
+    ),
+    Model(
+        "Mistral 7B v0.1 with --max-model-len 4096",
+        [window(4096, 8, 128)] * 32,
+        {("SlidingWindowSpec", 32, 16): 1},
+        max_model_len=4096,
     ),
 ]
 
@@ -171,4 +184,4 @@ def test_the_layers_of_a_real_model_are_grouped_and_judged(vllm_config, model):
     )
     assert found == model.groups
     config = KVCacheConfig(num_blocks=10, kv_cache_tensors=[], kv_cache_groups=groups)
-    assert why_refused(config) == model.refused
+    assert why_refused(config, model.max_model_len) == model.refused

@@ -76,6 +76,9 @@ def scheduler_config(*of_workers: KVCacheConfig) -> KVCacheConfig:
     return config
 
 
+MAX_MODEL_LEN = 8192
+
+
 def reason(config: KVCacheConfig) -> str | None:
     vllm_config: Any = SimpleNamespace(
         cache_config=SimpleNamespace(enable_prefix_caching=True),
@@ -83,7 +86,9 @@ def reason(config: KVCacheConfig) -> str | None:
             decode_context_parallel_size=1, prefill_context_parallel_size=1
         ),
         speculative_config=None,
-        model_config=SimpleNamespace(is_hybrid=False, is_attention_free=False),
+        model_config=SimpleNamespace(
+            is_hybrid=False, is_attention_free=False, max_model_len=MAX_MODEL_LEN
+        ),
         kv_transfer_config=None,
         kv_events_config=None,
     )
@@ -104,6 +109,11 @@ SERVED = {
     "MLA with an index: DeepSeek V3.2, GLM-5": [MLA, INDEX],
     "full attention with an index: MiniMax M3": [FULL, INDEX],
     "MLA with a drafter of full attention": [MLA, FULL],
+    "windows as long as the longest request": [replace(WINDOW, sliding_window=MAX_MODEL_LEN)],
+    "windows longer than the longest request: Phi-4-mini": [
+        replace(WINDOW, sliding_window=2 * MAX_MODEL_LEN),
+        replace(WINDOW, sliding_window=2 * MAX_MODEL_LEN, head_size=256),
+    ],
 }
 
 
@@ -117,6 +127,10 @@ MAMBA = MambaSpec(
 )
 REFUSED: dict[str, tuple[KVCacheSpec, str]] = {
     "sliding window": (WINDOW, "SlidingWindowSpec layers keep only the last tokens of a request"),
+    "sliding window, a token shorter than the longest request": (
+        replace(WINDOW, sliding_window=MAX_MODEL_LEN - 1),
+        "SlidingWindowSpec layers keep only the last tokens of a request",
+    ),
     "sliding window, MLA": (
         SlidingWindowMLASpec(**LATENT, sliding_window=128),
         "SlidingWindowMLASpec layers keep only the last tokens of a request",
@@ -213,6 +227,17 @@ def test_recurrent_layers_are_served_beside_full_attention():
     assert reason(scheduler_config(worker_config([MAMBA], [FULL], [WINDOW]))) is None
 
 
+def test_mla_is_served_as_full_attention_beside_other_groups():
+    assert reason(scheduler_config(worker_config([MAMBA], [MAMBA], [MLA]))) is None
+    assert reason(scheduler_config(worker_config([MLA, INDEX], [WINDOW], [FULL]))) is None
+
+
+def test_a_window_that_never_ends_is_served_as_full_attention_beside_other_groups():
+    endless = replace(WINDOW, sliding_window=MAX_MODEL_LEN)
+    assert reason(scheduler_config(worker_config([WINDOW], [endless]))) is None
+    assert reason(scheduler_config(worker_config([MAMBA], [endless]))) is None
+
+
 @pytest.mark.parametrize("name", [name for name in REFUSED if name.startswith("recurrent, ")])
 def test_recurrent_layers_are_served_in_one_mode_only(name):
     spec, why = REFUSED[name]
@@ -224,7 +249,10 @@ def test_recurrent_layers_are_served_in_one_mode_only(name):
     [
         ([[MAMBA], [MAMBA]], "none of the model's KV-cache groups is full attention"),
         ([[MAMBA], [WINDOW]], "none of the model's KV-cache groups is full attention"),
-        ([[FULL], [MLA]], "MLAAttentionSpec layers beside other groups are not tested"),
+        (
+            [[MLA], [SlidingWindowMLASpec(**LATENT, sliding_window=2 * MAX_MODEL_LEN)]],
+            "SlidingWindowMLASpec layers keep only the last tokens of a request",
+        ),
         ([[WINDOW], [WINDOW]], "none of the model's KV-cache groups is full attention"),
         (
             [[FULL], [FULL, WINDOW]],

@@ -16,7 +16,9 @@ class AttentionSpec(KVCacheSpec):
 class FullAttentionSpec(AttentionSpec): ...
 class MLAAttentionSpec(FullAttentionSpec): ...
 class ChunkedLocalAttentionSpec(AttentionSpec): ...  # [radix]
-class SlidingWindowSpec(AttentionSpec): ...  # [radix]
+
+class SlidingWindowSpec(AttentionSpec):  # [radix]
+    sliding_window: int
 
 class MambaSpec(KVCacheSpec):  # [radix]
     mamba_cache_mode: str
