@@ -567,10 +567,10 @@ class RadixTree:
             parent = node.parent
             assert parent is not None
             self.watchers.notify(node)
+            if self.windows is not None:  # it may have held the part of a block that they share
+                self.windows.notify_above(node, node.start - node.start % self.block_size)
             self._remove(node, evicted)
             del parent.children[node.tokens[:TOKEN_BYTES]]
-            if self.windows is not None:  # it may have held the part of a block that they share
-                self.watchers.notify(parent)
             if parent.parent is None and not parent.children:
                 del self.roots[self._namespaces.pop(parent)]
             if parent.parent is None or parent.children:

@@ -326,6 +326,12 @@ class Windows:
         the node loses its partial last block of full attention."""
         return group.first_block(end - end % self._blocks.block_size)
 
+    def notify_above(self, node: Node, begin: int) -> None:
+        """Notify the watchers of matches that end in parents of `node`, but after `begin`."""
+        while node.start > begin and node.parent is not None:
+            node = node.parent
+            self._watchers.notify(node)
+
     # -- inside -------------------------------------------------------------------------------
 
     def _add(self, index: int, number: int, ids: Sequence[int], node: Node) -> list[int]:
@@ -362,10 +368,7 @@ class Windows:
 
         A hit that was and stays shorter than its match may change its length unnoticed.
         """
-        above = node
-        while above.start > begin and above.parent is not None:
-            above = above.parent
-            self._watchers.notify(above)
+        self.notify_above(node, begin)
         stack = [node]
         while stack:
             node = stack.pop()

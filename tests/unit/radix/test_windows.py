@@ -220,3 +220,18 @@ def test_the_window_before_a_partial_last_block_is_kept_when_that_goes() -> None
     assert set(tree.evict(2)) == {20, 11, 22, 23}
     assert hit(tree, "abcdefg") == 4
     check_tree(tree)
+
+
+def test_all_that_ends_in_a_shared_block_is_notified_when_its_last_copy_goes() -> None:
+    tree = make_tree(sliding_window(9), block_size=4)
+    put(tree, "abcX", [10], [20])
+    put(tree, "abcY", [11], [21])
+    put(tree, "abZ", [12], [HOLE])
+    tree.evict_block(20)
+    tokens = letters("ab")
+    tree.watchers.watch(1, "", tokens, tree.match_prefix("", tokens))
+    tree.watchers.take_changed()
+    assert hit(tree, "ab") == 2
+    tree.evict_block(11)
+    assert hit(tree, "ab") == 0
+    assert set(tree.watchers.take_changed()) == {1}
