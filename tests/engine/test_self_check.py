@@ -34,7 +34,7 @@ from sgl_vllm.self_check.plan import marker_for
 from sgl_vllm.self_check.runner import check_engine
 from tests.effort import requests
 from tests.engine import memory_connector
-from tests.engine.engine import MODEL, Ask, Engine, random_asks, words
+from tests.engine.engine import KV_CACHE_BYTES, MODEL, Ask, Engine, random_asks, words
 from tests.engine.test_select import scores, scoring
 from tests.platforms import asynchronous
 from tests.platforms.platform import VLLMS_CHOICE_ON_A_CPU, chosen
@@ -504,6 +504,7 @@ def test_the_command_checks_an_engine_of_its_own(tmp_path, start):
     start(**SETTINGS).stop()  # what engines of this process need is set up
     flags = ["--dtype=float32", "--enforce-eager", "--max-model-len=1024", "--block-size=32"]
     flags += ["--num-gpu-blocks-override=200", "--port=8000"]
+    flags += [f"--kv-cache-memory-bytes={KV_CACHE_BYTES}"]
     arguments = ["verify", "--output", str(tmp_path), "--rounds=1", MODEL, *flags]
     assert cli.main(arguments) == 0
     report = json.loads((tmp_path / "sgl-vllm-verify.json").read_text())
