@@ -28,7 +28,7 @@ STEPS_PER_S = 0.35
 """How many steps a trace's sessions take in a second, before `--load` says otherwise."""
 
 BEGUN_BEFORE_S = 12 * 3600
-"""A trace's sessions began so long before its window, or later."""
+"""The earliest that a trace's sessions began, before its window."""
 
 Floats = npt.NDArray[np.float64]
 Trigger = Literal["user", "tool", "compaction", "subagent"]
@@ -213,7 +213,7 @@ class _Author:
         return starting
 
     def _loop(self, last: int, num_steps: int, starts_subagents: bool) -> int:
-        """A tool's result and the next answer, so many times. Returns the last step.
+        """A tool's result and the next answer, `num_steps` times. Returns the last step.
 
         Subagents are started by one of the answers before, and run beside the loop until a later
         step reads what they found.
@@ -244,7 +244,7 @@ class _Author:
         return answers
 
     def _tools(self, num_steps: int) -> tuple[list[int], list[tuple[float, ...]]]:
-        """Of so many steps: the tokens that tools give, and the latency of each tool."""
+        """For each of `num_steps` steps: the tokens that tools give, and each tool's latency."""
         rng = self._rng
         num_calls = 1 + rng.choice(len(NUM_TOOL_CALLS), num_steps, p=NUM_TOOL_CALLS)
         latencies_s = TOOL_LATENCY_S.draw(rng, num_steps, len(NUM_TOOL_CALLS)).tolist()

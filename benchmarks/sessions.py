@@ -225,7 +225,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=DEFAULT_SESSIONS,
         metavar="N",
-        help=f"so many are sampled (default: {DEFAULT_SESSIONS})",
+        help=f"how many to sample (default: {DEFAULT_SESSIONS})",
     )
     add("--seed", type=int, default=0, help="default: 0")
     add("--json", type=Path, metavar="FILE", help="write the figures there too")

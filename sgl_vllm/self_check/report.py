@@ -81,10 +81,10 @@ class CheckReport:
 
     @property
     def verdict(self) -> str:
-        if not self.parts and not self.error:
-            return "no part was checked, because all are off"
         if self.error:
             return "did not finish"
+        if not self.parts:
+            return "no part was checked, because all are off"
         return "all parts agree" if self.agrees else "DISAGREES"
 
     def to_json(self) -> str:

@@ -31,7 +31,7 @@ CACHE_TOKENS = 12_288
 
 @dataclass(frozen=True)
 class Step:
-    """Some text, and an answer of so many tokens.
+    """Some text, and an answer of `num_tokens` tokens.
 
     Attributes:
         number: in its session.
@@ -121,7 +121,8 @@ WORKLOAD = Workload(
     summary="sessions of coding agents with pauses for tools and people, a small cache",
     gain=(
         "A step whose context the cache still holds computes little, and while one session waits "
-        "for a tool or a person others evict it: what is kept, and who goes first, decides."
+        "for a tool or a person others evict it: what is kept, and which request goes first, "
+        "decides."
     ),
     program=session,
     items=items,

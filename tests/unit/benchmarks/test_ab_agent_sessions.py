@@ -38,14 +38,6 @@ class Agent(ScriptedBackend):
         num_words = round(self._growth * (request.sampling.max_new_tokens or 0))
         return GenAnswer((Generated(self._word * num_words, "length"),), Usage(calls=1))
 
-    @property
-    def requests(self) -> list[GenRequest]:
-        return [one for one in self.asked if isinstance(one, GenRequest)]
-
-    @property
-    def prompts(self) -> list[str]:
-        return [text_of(one.prompt) for one in self.requests]
-
 
 def without_pauses(contexts: tuple[Context, ...]) -> tuple[Context, ...]:
     return tuple(tuple(replace(step, pause_s=0.0) for step in context) for context in contexts)

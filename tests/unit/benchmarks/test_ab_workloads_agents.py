@@ -92,14 +92,6 @@ class Writer(ScriptedBackend):
         return GenAnswer((Generated(text, "length"),), Usage(calls=1))
 
     @property
-    def requests(self) -> list[GenRequest]:
-        return [one for one in self.asked if isinstance(one, GenRequest)]
-
-    @property
-    def prompts(self) -> list[str]:
-        return [text_of(one.prompt) for one in self.requests]
-
-    @property
     def lengths(self) -> list[int]:
         return [one.sampling.max_new_tokens or 0 for one in self.requests]
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any  # Any: attributes of a step
 
 import numpy as np
 import pytest
@@ -24,9 +26,18 @@ def drawn(seed: int, num_sessions: int = 1) -> list[Session]:
     return [draw_session(rng) for _ in range(num_sessions)]
 
 
-def step(trigger: session_model.Trigger, continues: int | None, **sizes: object) -> Step:
-    usual = {"reads": (), "after": (), "pauses_s": (), "num_new": 10, "num_prompt": 100}
-    return Step(trigger, continues, **{**usual, "num_output": 5, **sizes})  # type: ignore[arg-type]
+def step(trigger: session_model.Trigger, continues: int | None, **changes: Any) -> Step:
+    usual = Step(
+        trigger,
+        continues,
+        reads=(),
+        after=(),
+        pauses_s=(),
+        num_new=10,
+        num_prompt=100,
+        num_output=5,
+    )
+    return replace(usual, **changes)
 
 
 # Two requests with a tool and a subagent in the first, and a compaction before the second.

@@ -46,6 +46,16 @@ class ScriptedBackend(Backend):
     def name(self) -> str:
         return "the scripted backend"
 
+    @property
+    def requests(self) -> list[GenRequest]:
+        """The generations asked for."""
+        return [one for one in self.asked if isinstance(one, GenRequest)]
+
+    @property
+    def prompts(self) -> list[str]:
+        """Their prompts, as text."""
+        return [text_of(one.prompt) for one in self.requests]
+
     def _usage(self, prompt: Prompt, completion_tokens: int) -> Usage:
         num_tokens = len(text_of(prompt))
         return Usage(num_tokens, round(num_tokens * self.cached_share), completion_tokens, 1)
