@@ -18,7 +18,8 @@ import re
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,10 @@ _SCALE_OF_OTHERS = 0.2
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a decoder-only model; the head is tied to the embedding."""
+    """The sizes of a decoder-only model; the head is tied to the embedding.
+
+    `more` is what its kind has over these in transformers' configuration.
+    """
 
     model_type: str
     hidden_size: int
@@ -54,6 +58,13 @@ class Shape:
     max_position_embeddings: int
     rope_theta: float = 10_000.0
     rms_norm_eps: float = 1e-6
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What transformers' `AutoConfig.for_model` takes."""
+        config = asdict(self)
+        return {**config, **config.pop("more"), "tie_word_embeddings": True}
 
 
 @dataclass(frozen=True)
@@ -78,16 +89,54 @@ class VisionShape:
         return (self.image_size // self.patch_size // self.scale_factor) ** 2
 
 
+_33M: dict[str, int] = {
+    "hidden_size": 512,
+    "intermediate_size": 1472,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 16_384,
+    "max_position_embeddings": 8192,
+}
+
+
 SHAPES: dict[str, Shape | VisionShape] = {
-    "33m": Shape(
-        model_type="llama",
-        hidden_size=512,
-        intermediate_size=1472,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        vocab_size=16_384,
-        max_position_embeddings=8192,
+    "33m": Shape("llama", **_33M),
+    # Of the same sizes, with the layers of other kinds of models: windows, and recurrent ones.
+    "gemma3": Shape(
+        "gemma3_text",
+        **_33M,
+        more={
+            "head_dim": 64,
+            "sliding_window": 512,
+            "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
+        },
+    ),
+    "gpt-oss": Shape(
+        "gpt_oss",
+        **{**_33M, "intermediate_size": 736},
+        more={
+            "head_dim": 64,
+            "sliding_window": 128,
+            "layer_types": ["sliding_attention", "full_attention"] * 4,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "qwen3-next": Shape(
+        "qwen3_next",
+        **_33M,
+        more={
+            "head_dim": 64,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "num_experts": 4,
+            "moe_intermediate_size": 368,
+            "shared_expert_intermediate_size": 368,
+            "num_experts_per_tok": 2,
+        },
     ),
     "qwen2.5-0.5b": Shape(
         model_type="qwen2",
@@ -198,8 +247,7 @@ def _write_weights(shape: Shape | VisionShape, folder: Path, seed: int) -> None:
 
     def text_config(text: Shape) -> Any:
         return AutoConfig.for_model(
-            **asdict(text),
-            tie_word_embeddings=True,
+            **text.config,
             bos_token_id=None,
             eos_token_id=_demo_eos_token_id(),
         )

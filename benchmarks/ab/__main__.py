@@ -127,6 +127,12 @@ def parser() -> argparse.ArgumentParser:
         help="for both, as one word: --server-args='--max-num-seqs 16'; they win over others",
     )
     servers_group.add_argument(
+        "--stock-args",
+        default="",
+        metavar="FLAGS",
+        help="for stock vLLM only, such as its best setting for a model",
+    )
+    servers_group.add_argument(
         "--off",
         action="append",
         default=[],

@@ -82,8 +82,10 @@ def urls_of(arguments: argparse.Namespace) -> dict[Arm, str] | None:
     urls = command.urls_of(arguments.stock_url, arguments.sgl_url)
     if urls is None:
         return None
-    if arguments.policy or arguments.server_args or arguments.ablations:
-        raise ValueError("--policy, --server-args and --ablations are for servers started here")
+    for_started = ("policy", "server_args", "stock_args", "ablations")
+    if any(getattr(arguments, name) for name in for_started):
+        names = ", ".join("--" + name.replace("_", "-") for name in for_started)
+        raise ValueError(f"{names} are for servers started here")
     if any(part != variants.FORK_HINT for part in arguments.off):
         raise ValueError(f"--off (but for {variants.FORK_HINT}) is for servers started here")
     return urls
@@ -103,6 +105,7 @@ def _plan_of(
     block_size_tokens = servers.default_block_size_tokens()
     server_args = (*workload.server_args(block_size_tokens), *shlex.split(arguments.server_args))
     settings = ServerSettings.of(model, arguments.model, server_args)
+    stock = replace(STOCK, server_args=tuple(shlex.split(arguments.stock_args)))
     plugin = variants.plugin_variant(arguments.off, arguments.policy)
     others = (
         variants.ablations(plugin, structured=workload.structured) if arguments.ablations else ()
@@ -119,7 +122,7 @@ def _plan_of(
         workload,
         arguments.model,
         settings,
-        variants=(STOCK, plugin, *others),
+        variants=(stock, plugin, *others),
         items=tuple(workload.items(texts(SEED), num_items)),
         warm_up_items=tuple(workload.items(texts(WARM_UP_SEED), num_warm_up)),
         probe=texts(PROBE_SEED),

@@ -102,6 +102,8 @@ class Worker:
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
+        # Before its imports, which take as long as a large format.
+        os.setpriority(os.PRIO_PROCESS, self._process.pid, _niceness())
         try:
             self._read(1, START_TIMEOUT_S)
             if self._opening is not None:
@@ -138,6 +140,10 @@ class Worker:
             _close(process)
 
 
+def _niceness() -> int:
+    return min(19, os.nice(0) + _NICENESS)
+
+
 _workers: WeakSet[Worker] = WeakSet()
 
 
@@ -169,7 +175,6 @@ def serve(answer: Callable[[bytes], tuple[int, bytes]]) -> None:
     limit = _address_space_bytes() + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(_NICENESS)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sink.write(b"\n")
     sink.flush()

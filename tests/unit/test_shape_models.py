@@ -119,17 +119,34 @@ def test_a_shape_model_loads_and_writes_tokens_that_have_text(
 
 
 def test_the_qwen_shape_is_that_of_the_real_model() -> None:
-    config = AutoConfig.for_model(**vars(models.SHAPES["qwen2.5-0.5b"]), tie_word_embeddings=True)
+    config = AutoConfig.for_model(**models.SHAPES["qwen2.5-0.5b"].config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert sum(p.numel() for p in model.parameters()) == 494_032_768
 
 
 def test_the_33m_shape_has_33_million_weights() -> None:
-    config = AutoConfig.for_model(**vars(models.SHAPES["33m"]), tie_word_embeddings=True)
+    config = AutoConfig.for_model(**models.SHAPES["33m"].config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert 32.5e6 < sum(p.numel() for p in model.parameters()) < 33.5e6
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "qwen3-next"])
+def test_shapes_with_layers_of_several_kinds_load_with_all_their_weights(
+    name: str, tmp_path: Path
+) -> None:
+    folder = resolve_model(f"shape:{name}", tmp_path)
+    model, found = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    assert not found["missing_keys"]
+    assert not found["unexpected_keys"]
+    assert 30e6 < sum(p.numel() for p in model.parameters()) < 55e6
+    assert len(set(model.config.layer_types)) == 2
+    with torch.inference_mode():
+        top = model(torch.arange(20, 60)[None]).logits[0].topk(2).values
+    assert (top[:, 0] - top[:, 1]).median() > 0.01
 
 
 def test_the_command_line_names_the_known_shapes_on_a_bad_one() -> None:

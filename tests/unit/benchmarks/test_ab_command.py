@@ -476,6 +476,12 @@ def test_server_arguments_come_after_those_of_the_workload() -> None:
     assert made.max_num_seqs == 16
 
 
+def test_stock_may_have_arguments_of_its_own() -> None:
+    made = plan("tight_cache", "--stock-args=--prefix-match-unit 16")
+    stock, plugin = (made.settings_of(variant).args for variant in made.variants)
+    assert stock == (*plugin, "--prefix-match-unit", "16")
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
