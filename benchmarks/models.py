@@ -19,7 +19,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,32 +89,33 @@ class VisionShape:
         return (self.image_size // self.patch_size // self.scale_factor) ** 2
 
 
-_33M: dict[str, int] = {
-    "hidden_size": 512,
-    "intermediate_size": 1472,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 16_384,
-    "max_position_embeddings": 8192,
-}
-
+_33M = Shape(
+    model_type="llama",
+    hidden_size=512,
+    intermediate_size=1472,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    vocab_size=16_384,
+    max_position_embeddings=8192,
+)
 
 SHAPES: dict[str, Shape | VisionShape] = {
-    "33m": Shape("llama", **_33M),
+    "33m": _33M,
     # Of the same sizes, with the layers of other kinds of models: windows, and recurrent ones.
-    "gemma3": Shape(
-        "gemma3_text",
-        **_33M,
+    "gemma3": replace(
+        _33M,
+        model_type="gemma3_text",
         more={
             "head_dim": 64,
             "sliding_window": 512,
             "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
         },
     ),
-    "gpt-oss": Shape(
-        "gpt_oss",
-        **{**_33M, "intermediate_size": 736},
+    "gpt-oss": replace(
+        _33M,
+        model_type="gpt_oss",
+        intermediate_size=736,
         more={
             "head_dim": 64,
             "sliding_window": 128,
@@ -123,9 +124,9 @@ SHAPES: dict[str, Shape | VisionShape] = {
             "num_experts_per_tok": 2,
         },
     ),
-    "qwen3-next": Shape(
-        "qwen3_next",
-        **_33M,
+    "qwen3-next": replace(
+        _33M,
+        model_type="qwen3_next",
         more={
             "head_dim": 64,
             "linear_num_key_heads": 2,

@@ -119,14 +119,18 @@ def test_a_shape_model_loads_and_writes_tokens_that_have_text(
 
 
 def test_the_qwen_shape_is_that_of_the_real_model() -> None:
-    config = AutoConfig.for_model(**models.SHAPES["qwen2.5-0.5b"].config)
+    shape = models.SHAPES["qwen2.5-0.5b"]
+    assert isinstance(shape, Shape)
+    config = AutoConfig.for_model(**shape.config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert sum(p.numel() for p in model.parameters()) == 494_032_768
 
 
 def test_the_33m_shape_has_33_million_weights() -> None:
-    config = AutoConfig.for_model(**models.SHAPES["33m"].config)
+    shape = models.SHAPES["33m"]
+    assert isinstance(shape, Shape)
+    config = AutoConfig.for_model(**shape.config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert 32.5e6 < sum(p.numel() for p in model.parameters()) < 33.5e6
