@@ -10,7 +10,7 @@ from sgl_vllm.fsm.automaton import Automaton
 
 MAX_GRAMMARS = 1_000
 MAX_STATES = 100_000
-MAX_BYTES = 128 << 20
+MAX_BYTES = 96 << 20
 _CHECK_EVERY = 32
 _BYTES_PER_CHARACTER = 160
 """About what the expression of a format takes, for each character of the format."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -151,6 +152,12 @@ def test_a_span_tells_how_many_were_admitted_before_it(client, collector, server
     def num_overtakes() -> float:
         return server.metrics()["sgl_vllm:overtakes_total"]
 
+    def wait_until(state: str) -> None:
+        """A request is in this state."""
+        is_one = re.compile(rf"^vllm:num_requests_{state}{{.*}} 1\.0$", re.MULTILINE)
+        while not is_one.search(httpx.get(f"{server.url}/metrics").text):
+            time.sleep(0.02)
+
     before = num_overtakes()
     known = list(range(1000, 1900))
     ask(client, "known", prompt=known, max_tokens=1)
@@ -163,9 +170,9 @@ def test_a_span_tells_how_many_were_admitted_before_it(client, collector, server
             max_tokens=900,
             extra_body={"ignore_eos": True},
         )
-        time.sleep(0.5)
+        wait_until("running")
         new = pool.submit(ask, client, "overtaken", prompt=list(range(2000, 3000)), max_tokens=1)
-        time.sleep(0.3)
+        wait_until("waiting")
         later = [
             pool.submit(ask, client, f"later-{n}", prompt=[*known, 3000 + n], max_tokens=1)
             for n in range(3)

@@ -20,7 +20,7 @@ from sgl_vllm.fsm.forced_tokenizer import ForcedTokenizer
 from sgl_vllm.fsm.masks import Bitmasks
 from sgl_vllm.fsm.vocabulary import Vocabulary, Words
 
-XGRAMMAR_CACHE_MB = 128
+XGRAMMAR_CACHE_MB = 96
 """Compiled grammars that xgrammar keeps, unless VLLM_XGRAMMAR_CACHE_MB says otherwise. vLLM's
 default is 512; here xgrammar compiles only what has no automaton."""
 

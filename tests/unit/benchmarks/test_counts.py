@@ -56,6 +56,14 @@ def test_whether_a_speculation_holds_is_compared_only_for_the_same_texts(
     assert told({"api_speculation": {**RAG, "texts": texts, "computed_prompt_tokens": 106}})[0] == 1
 
 
+def test_a_speculation_that_runs_on_differently_has_another_text(monkeypatch) -> None:
+    monkeypatch.setitem(BEFORE, "api_speculation", RAG)
+    longer = {**RAG, "output_tokens": 116, "forward_passes": 116}
+    assert told({"api_speculation": longer})[0] == 0
+    assert told({"api_speculation": {**longer, "computed_prompt_tokens": 106}})[0] == 1
+    assert told({"rag": longer})[0] == 1
+
+
 @pytest.mark.parametrize(("name", "count"), sorted(counts.BY_CHANCE))
 def test_how_the_choices_of_a_select_meet_is_no_change_but_what_they_compute_is(
     name: str, count: str

@@ -9,6 +9,7 @@ from tools import coverage
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_tables_are_up_to_date() -> None:
     page = coverage.SECTION.page.read_text()
     assert page == coverage.SECTION.written_into(page), f"run `{coverage.SECTION.command}`"
