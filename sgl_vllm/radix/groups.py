@@ -38,6 +38,7 @@ class Groups:
         managers: vLLM's, one for each group, of which at least one keeps all tokens of a request.
 
     Attributes:
+        managers: vLLM's, in its order.
         num_groups: all of them.
         block_size: tokens per block of full attention and of recurrent groups.
         common_block_size: every block, of any group, begins and ends at a multiple of it.
@@ -59,6 +60,7 @@ class Groups:
         order = [self.full, *windows, *recurrent]
         self._tree_order_index = [order.index(number) for number in numbers]
         first = managers[self.full]
+        self.managers = managers
         self.num_groups = len(managers)
         self.block_size = first.block_size
         self.common_block_size = math.gcd(*(manager.block_size for manager in managers))

@@ -40,6 +40,7 @@ from sgl_vllm.radix.components.states import States
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.groups import Groups
+from sgl_vllm.radix.hit_events import announce_hit
 from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, holder_of
 from sgl_vllm.radix.pins import Pins, max_pinned_blocks
 from sgl_vllm.radix.pool import RadixBlockPool
@@ -267,8 +268,7 @@ class RadixKVCacheManager(KVCacheManager):
             self.enable_kv_cache_events
             and getattr(request, "kv_cache_report_mode", "incremental") == "full"
         ):
-            whole = blocks[self.groups.full][: num_tokens // self.block_size]
-            self.coordinator.emit_cached_block_events(request, (whole,))
+            announce_hit(self.pool, request, blocks, num_tokens)
         return KVCacheBlocks(blocks), num_tokens
 
     def _note_branch(

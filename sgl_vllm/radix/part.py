@@ -35,8 +35,6 @@ def _why_not_several_groups(vllm_config: VllmConfig) -> str | None:
     """Why the tree cannot serve several KV-cache groups in this configuration; None if it can."""
     if vllm_config.kv_transfer_config is not None:
         return "the model has several KV-cache groups, and a KV connector is in use"
-    if (events := vllm_config.kv_events_config) is not None and events.enable_kv_cache_events:
-        return "the model has several KV-cache groups, and KV events are on"
     if vllm_config.speculative_config is not None:
         return "the model has several KV-cache groups, and speculative decoding is on"
     if vllm_config.model_config.is_hybrid and vllm_config.cache_config.prefix_match_unit:

@@ -23,6 +23,7 @@ cache is used: `tree` is None from then on.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar  # Any: arguments that pass through
 
@@ -51,6 +52,10 @@ _MARK = BlockHashWithGroupId(b"sgl_vllm: in the radix tree" + bytes(4))
 """The hash of a block that is in the tree and that vLLM has not hashed. In no hash map."""
 
 Result = TypeVar("Result")
+
+
+def _is_marked(block: KVCacheBlock) -> bool:
+    return block.block_hash == _MARK
 
 
 class RadixBlockPool(BlockPool):
@@ -225,21 +230,30 @@ class RadixBlockPool(BlockPool):
         if evicted:
             self._release_evicted(evicted)
         if self.hash_blocks:
-            self._hash_whole_blocks(request, blocks, num_tokens // self.block_size)
+            first_state = min(states) if states else num_tokens
+            self._hash_whole_blocks(record, min(num_known, first_state - 1), num_tokens)
         return True
 
-    def _hash_whole_blocks(
-        self, request: Request, blocks: Sequence[KVCacheBlock], num_blocks: int
-    ) -> None:
-        """Give those of the first `num_blocks` that have just entered the tree vLLM's hashes, and
-        emit their events. A second copy of cached tokens is not in the tree, so it gets no hash.
-        From vLLM 0.33 on, a block's hash with EAGLE needs the token after the block."""
-        num_hashed = len(request.block_hashes) * self.hash_block_size // self.block_size
-        first = num_blocks = min(num_blocks, num_hashed)
-        while first > 0 and blocks[first - 1].block_hash == _MARK:
-            first -= 1
-            blocks[first].reset_hash()
-        super().cache_full_blocks(request, list(blocks), first, num_blocks, self.block_size, 0)
+    def _hash_whole_blocks(self, record: RequestRecord, begin: int, end: int) -> None:
+        """Give the whole blocks of tokens `[begin, end)` that have entered the tree vLLM's hashes,
+        and emit their events: for each group one for every run of such blocks. A second copy of
+        cached tokens is not in the tree, so it gets no hash. From vLLM 0.33 on, a block's hash with
+        EAGLE needs the token after the block, so a block may get it later."""
+        request = record.request
+        begin = min(begin, record.num_hashed)
+        end = min(end, len(request.block_hashes) * self.hash_block_size)
+        for number, group in enumerate(self.groups.managers):
+            size, blocks = group.block_size, group.req_to_blocks.get(request.request_id) or []
+            first = begin // size
+            for is_marked, run in itertools.groupby(blocks[first : end // size], _is_marked):
+                run_blocks = list(run)
+                last = first + len(run_blocks)
+                if is_marked:
+                    for block in run_blocks:
+                        block.reset_hash()
+                    super().cache_full_blocks(request, blocks, first, last, size, number)
+                first = last
+        record.num_hashed = end
 
     def unindex(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Take blocks whose KV has not been computed after all out of the tree."""

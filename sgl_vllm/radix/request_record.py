@@ -32,6 +32,7 @@ class RequestRecord:
         found: what its last lookup matched.
         num_found: how many cached tokens that lookup gave it.
         num_indexed: how many of its tokens have entered the tree with its last insert.
+        num_hashed: up to which of its tokens whole blocks in the tree have got vLLM's hashes.
         num_with_states: up to which of its tokens its states have entered the tree.
         branch: where it leaves a checkpoint (`checkpoints.py`); 0 for nowhere.
         num_loaded: its cached tokens plus those that a KV connector loads for it; 0 without a load.
@@ -44,6 +45,7 @@ class RequestRecord:
     found: Match = NO_MATCH
     num_found: int = 0
     num_indexed: int = 0
+    num_hashed: int = 0
     num_with_states: int = 0
     branch: int = 0
     num_loaded: int = 0

@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 MEDIUM_GPU = "GPU"
 """How KV events name the memory from which attention reads."""
 
+FULL_ATTENTION = ("full_attention", "mla_attention")
+"""How KV events name groups of layers that read all tokens."""
+
 ExtraKeys = tuple[object, ...] | None
 """What vLLM adds to a block's hash: adapter and salt as strings, images as tuples."""
 
@@ -45,10 +48,14 @@ class BlockStored(_Placed, Protocol):
     block_size: int
     lora_name: str | None
     extra_keys: Sequence[ExtraKeys] | None
+    kv_cache_spec_kind: str | None
 
 
 class KvEventStream:
     """Applies one worker's batches of KV events to its `KvEventCache`.
+
+    Of several KV-cache groups it follows one, the first that reports full attention, or number 0
+    until one does: whatever else a request can read, it needs these blocks.
 
     After a gap in the batch numbers the cache is cleared and filled again from the events that
     follow. A batch that was applied before is skipped. Batch 0 means that the worker has restarted.
@@ -58,6 +65,8 @@ class KvEventStream:
         self._worker = worker
         self.cache = cache
         self._block_size = block_size
+        self._group = 0
+        self._is_full = False  # the group that is followed
         self._expected: int | None = None  # the next batch's number
         self._has_gap = False  # just before the last batch
         self.num_gaps = 0
@@ -93,12 +102,23 @@ class KvEventStream:
             self.cache.clear()
             return
         placed = cast(_Placed, event)
-        if placed.medium not in (None, MEDIUM_GPU) or placed.group_idx:
+        if placed.medium not in (None, MEDIUM_GPU):
+            return
+        if kind == "BlockStored" and not self._is_full:
+            self._follow_full_attention(cast(BlockStored, event))
+        if (placed.group_idx or 0) != self._group:
             return
         if kind == "BlockRemoved":
             self.cache.remove(cast(BlockRemoved, event).block_hashes)
         elif kind == "BlockStored":
             self._store(cast(BlockStored, event))
+
+    def _follow_full_attention(self, event: BlockStored) -> None:
+        self._is_full = getattr(event, "kv_cache_spec_kind", None) in FULL_ATTENTION
+        group = event.group_idx or 0
+        if self._is_full and group != self._group:
+            self._group = group
+            self.cache.clear()
 
     def _store(self, event: BlockStored) -> None:
         if event.block_size > self._block_size:

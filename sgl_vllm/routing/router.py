@@ -293,8 +293,9 @@ class PrefixRouter:
 
         Args:
             events: objects with the class and field names of `vllm.distributed.kv_events`:
-                `BlockStored`, `BlockRemoved`, `AllBlocksCleared`. Blocks in GPU memory count, of
-                the first group if a model has several. Blocks with images or embeddings do not.
+                `BlockStored`, `BlockRemoved`, `AllBlocksCleared`. Blocks in GPU memory count; if a
+                model has several KV-cache groups, those of full attention, which a hit needs from
+                the first token on. Blocks with images or embeddings do not.
             number: the batch's number, as published with it. After a gap everything known from
                 events is dropped, and a warning logged. A batch that was applied before is skipped.
                 Number 0 means that the worker has restarted.

@@ -373,6 +373,7 @@ class LateCore(EngineCore):
         num_recurrent_groups: int = 0,
         full_block_scale: int = 1,
         full_attention: str | None = HEADS,
+        kv_events: bool = False,
         **scheduler_args: Any,
     ) -> None:
         settings = EngineSettings(
@@ -388,6 +389,7 @@ class LateCore(EngineCore):
             num_recurrent_groups=num_recurrent_groups,
             full_block_scale=full_block_scale,
             full_attention=full_attention,
+            kv_events=kv_events,
         )
         arm = STOCK if stock else SGL
         scheduler: Any = make_scheduler(arm, settings, with_tokenizer=True, **scheduler_args)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config.kv_events import KVEventsConfig
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import (
     BlockHash,
@@ -70,6 +71,9 @@ def make_scheduler(
             block_size=settings.block_size,
             enable_prefix_caching=True,
             mamba_cache_mode="align" if settings.num_recurrent_groups else "none",
+        ),
+        kv_events_config=KVEventsConfig(
+            enable_kv_cache_events=settings.kv_events, publisher="null"
         ),
         additional_config={CONFIG_KEY: dict(settings.plugin)} if arm == SGL else {},
     )

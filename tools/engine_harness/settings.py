@@ -21,7 +21,8 @@ class EngineSettings:
     `sliding_windows` and `attention_chunks` is a KV-cache group of layers that read so many tokens,
     beside one of full attention, by heads or by a latent vector (`MLA`); None for none. There are
     `num_recurrent_groups` more, of recurrent layers. The blocks of full attention are
-    `full_block_scale` times as long as `block_size`, those of others.
+    `full_block_scale` times as long as `block_size`, those of others. `kv_events` has blocks
+    announced, to a publisher that drops the events.
     """
 
     num_blocks: int
@@ -35,6 +36,7 @@ class EngineSettings:
     num_recurrent_groups: int = 0
     full_block_scale: int = 1
     full_attention: str | None = HEADS
+    kv_events: bool = False
     plugin: Mapping[str, Any] = field(default_factory=dict)
 
     @property

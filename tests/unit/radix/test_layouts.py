@@ -79,9 +79,9 @@ def scheduler_config(*of_workers: KVCacheConfig) -> KVCacheConfig:
 MAX_MODEL_LEN = 8192
 
 
-def reason(config: KVCacheConfig) -> str | None:
+def reason(config: KVCacheConfig, **more: Any) -> str | None:
     vllm_config: Any = SimpleNamespace(
-        cache_config=SimpleNamespace(enable_prefix_caching=True),
+        cache_config=SimpleNamespace(enable_prefix_caching=True, prefix_match_unit=None),
         parallel_config=SimpleNamespace(
             decode_context_parallel_size=1, prefill_context_parallel_size=1
         ),
@@ -92,6 +92,7 @@ def reason(config: KVCacheConfig) -> str | None:
         kv_transfer_config=None,
         kv_events_config=None,
     )
+    vars(vllm_config).update(more)
     return unsupported_reason(vllm_config, config)
 
 
@@ -236,6 +237,17 @@ def test_a_window_that_never_ends_is_served_as_full_attention_beside_other_group
     endless = replace(WINDOW, sliding_window=MAX_MODEL_LEN)
     assert reason(scheduler_config(worker_config([WINDOW], [endless]))) is None
     assert reason(scheduler_config(worker_config([MAMBA], [endless]))) is None
+
+
+def test_connectors_are_served_beside_one_group_only_and_events_beside_any():
+    several = scheduler_config(worker_config([FULL], [WINDOW]))
+    events = {"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)}
+    assert reason(several, **events) is None
+    assert reason(scheduler_config(worker_config([MAMBA], [FULL])), **events) is None
+    connector = {"kv_transfer_config": SimpleNamespace()}
+    assert reason(scheduler_config(worker_config([FULL, FULL])), **connector) is None
+    why = "the model has several KV-cache groups, and a KV connector is in use"
+    assert reason(several, **connector) == why
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if name.startswith("recurrent, ")])

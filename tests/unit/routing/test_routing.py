@@ -53,6 +53,7 @@ class BlockStored:
     lora_name: str | None = None
     extra_keys: list[tuple[Any, ...] | None] | None = None
     group_idx: int | None = 0
+    kv_cache_spec_kind: str | None = None
 
 
 @dataclass
@@ -293,6 +294,24 @@ def test_images_other_tiers_and_partial_blocks_are_ignored():
     router.apply_events("a", [stored(text[BLOCK : 2 * BLOCK], "x", "a", medium="CPU")])
     router.apply_events("a", [stored(text[BLOCK : 2 * BLOCK], "x", "a", group_idx=1)])
     router.apply_events("a", [stored(text[BLOCK : BLOCK + 5], "x", "a", block_size=5)])
+    assert router.cached_tokens(text) == {"a": BLOCK}
+
+
+def test_of_several_groups_the_first_of_full_attention_counts():
+    router, text = router_with_events(), tokens(3 * BLOCK)
+    window: Any = {"group_idx": 0, "kv_cache_spec_kind": "sliding_window"}
+    full: Any = {"group_idx": 1, "kv_cache_spec_kind": "full_attention"}
+    more: Any = {"group_idx": 2, "kv_cache_spec_kind": "full_attention"}
+    router.apply_events("a", [stored(text, "abc", **window)], 0)
+    assert router.cached_tokens(text) == {"a": 3 * BLOCK - 1}
+    router.apply_events("a", [stored(text[: 2 * BLOCK], "ab", **full)], 1)
+    assert router.cached_tokens(text) == {"a": 2 * BLOCK}
+    router.apply_events("a", [stored(text, "abc", **more), stored(text, "abc", **window)], 2)
+    router.apply_events(
+        "a", [BlockRemoved(["a"], group_idx=0), BlockRemoved(["a"], group_idx=2)], 3
+    )
+    assert router.cached_tokens(text) == {"a": 2 * BLOCK}
+    router.apply_events("a", [BlockRemoved(["b"], group_idx=1)], 4)
     assert router.cached_tokens(text) == {"a": BLOCK}
 
 

@@ -12,6 +12,7 @@ class BlockPool:
     num_gpu_blocks: int
     hash_block_size: int
     enable_kv_cache_events: bool
+    kv_event_queue: list[Any]  # events of several kinds
     metrics_collector: object | None
     cached_block_hash_to_block: BlockHashToBlockMap
 
@@ -25,6 +26,9 @@ class BlockPool:
         block_size: int,
         kv_cache_group_id: int,
         block_mask: list[bool] | None = ...,
+    ) -> None: ...
+    def emit_cached_block_events(
+        self, request: Request, num_cached_blocks: int, block_size: int, kv_cache_group_id: int
     ) -> None: ...
     def cache_partial_block(
         self,

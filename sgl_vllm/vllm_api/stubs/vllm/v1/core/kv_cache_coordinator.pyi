@@ -1,6 +1,5 @@
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
-from vllm.v1.request import Request
 
 class KVCacheCoordinator:
     single_type_managers: tuple[SingleTypeKVCacheManager, ...]  # [radix, schedule]
@@ -8,6 +7,3 @@ class KVCacheCoordinator:
     def find_longest_cache_hit(  # [radix, schedule]
         self, block_hashes: list[BlockHash], max_cache_hit_length: int
     ) -> tuple[tuple[list[KVCacheBlock], ...], int, int]: ...
-    def emit_cached_block_events(  # [radix]
-        self, request: Request, computed_blocks: tuple[list[KVCacheBlock], ...]
-    ) -> None: ...
