@@ -31,6 +31,8 @@ def check_tree(tree: RadixTree) -> None:
     if tree.windows is not None:
         tree.windows.check(tree.nodes())
         owners |= {i: tree.blocks.owners[i] for i in tree.blocks.owners if i in tree.windows}
+    if tree.evictions is not None:
+        tree.evictions.check(tree.nodes())
     if tree.states is not None:
         tree.states.check(tree.nodes())
         owners |= {i: tree.blocks.owners[i] for i in tree.blocks.owners if i in tree.states}

@@ -6,9 +6,12 @@ Changes nothing: only `tree.py` and `components/` change nodes. Pure: no vLLM, n
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, common_prefix_length
+
+if TYPE_CHECKING:
+    from sgl_vllm.radix.evictions import Runs
 
 Namespace = Hashable
 """Sequences of different namespaces share nothing. In vLLM a `CacheNamespace`."""
@@ -29,6 +32,7 @@ class Node:
         windows: for each window group of the tree, its blocks of the same tokens, or `HOLE`
             (`components/windows.py`).
         states: by position, the blocks of the recurrent groups (`components/states.py`).
+        evicted: what was evicted after a part of its tokens (`evictions.py`).
         parent: None for a root, and for a node that is no longer in the tree.
         children: by their first token.
         serial: identifies the node in snapshots.
@@ -41,6 +45,7 @@ class Node:
         "block_ids",
         "children",
         "end",
+        "evicted",
         "last_used",
         "num_hits",
         "parent",
@@ -67,6 +72,7 @@ class Node:
         self.block_ids = block_ids
         self.windows: tuple[list[int], ...] = ()
         self.states = _NO_STATES
+        self.evicted: Runs | None = None
         self.children: dict[Tokens, Node] = {}
         self.serial = 0
         self.num_hits = 0

@@ -40,6 +40,7 @@ from sgl_vllm.radix.components.states import RecurrentStates, States
 from sgl_vllm.radix.components.windows import WindowGroup, Windows
 from sgl_vllm.radix.eviction import EvictionPolicy, lru
 from sgl_vllm.radix.eviction_order import EvictionOrder
+from sgl_vllm.radix.evictions import EvictionMemory, Reason
 from sgl_vllm.radix.node import (
     NO_MATCH,
     InsertResult,
@@ -71,11 +72,13 @@ class RadixTree:
         clock: seconds, monotonic.
         window_groups: the groups of layers that read a window.
         num_recurrent_groups: how many groups of recurrent layers there are.
+        max_evicted_bytes: host memory for remembering what was evicted, about.
 
     Attributes:
         num_groups: groups of KV caches, full attention included.
         windows: the blocks of the window groups; None if there are none.
         states: those of the recurrent groups; None if there are none.
+        evictions: what was evicted; None if it is not remembered.
         num_tokens: cached tokens.
         num_nodes: nodes that hold tokens, so roots do not count.
         roots: for each namespace that has cached tokens, a node without tokens.
@@ -88,6 +91,7 @@ class RadixTree:
         clock: Callable[[], float] = time.monotonic,
         window_groups: Sequence[WindowGroup] = (),
         num_recurrent_groups: int = 0,
+        max_evicted_bytes: int = 0,
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size must be positive, not {block_size}")
@@ -110,6 +114,9 @@ class RadixTree:
             else None
         )
         self._namespaces: dict[Node, Namespace] = {}  # of roots
+        self.evictions = (
+            EvictionMemory(max_evicted_bytes, self._namespaces) if max_evicted_bytes else None
+        )
         self._num_created = 0
 
     @property
@@ -264,6 +271,8 @@ class RadixTree:
                     return InsertResult(None, [], [])
                 root = self.roots[namespace] = Node(None, 0, b"", [], 0)
                 self._namespaces[root] = namespace
+                if self.evictions is not None:
+                    self.evictions.root_added(root)
             node, matched = descend(root, tokens, 0)
         taken_other_groups: list[int] = []
         if self.windows is not None:
@@ -312,9 +321,12 @@ class RadixTree:
 
     def _grow_leaf(self, leaf: Node, tokens: Tokens, block_ids: Sequence[int]) -> None:
         self.watchers.notify(leaf, tokens[:TOKEN_BYTES])
+        old_end = leaf.end
         leaf.tokens += tokens
         leaf.end += len(tokens) // TOKEN_BYTES
         leaf.block_ids += block_ids
+        if self.evictions is not None and leaf.evicted:
+            self.evictions.cached_again(leaf.evicted, leaf, old_end)
 
     def _add_leaf(
         self,
@@ -332,6 +344,9 @@ class RadixTree:
         first_token = tokens[:TOKEN_BYTES]
         parent.children[first_token] = leaf
         self._count(leaf)
+        evicted = parent.evicted
+        if self.evictions is not None and evicted and (leaf.start, first_token) in evicted:
+            self.evictions.cached_again(evicted, leaf, leaf.start)
         self.watchers.notify(namespace if parent.parent is None else parent, first_token)
         return leaf
 
@@ -367,6 +382,8 @@ class RadixTree:
             self.windows.split(node, upper)
         if self.states is not None:
             self.states.split(node, upper)
+        if self.evictions is not None and node.evicted:
+            self.evictions.split(node, upper)
         upper.children[node.tokens[:TOKEN_BYTES]] = node
         self._count(upper)
         return upper
@@ -413,6 +430,8 @@ class RadixTree:
         there may be more in any case, because the blocks at the end of a leaf go together, and with
         recurrent groups all after the last state that is left.
         """
+        if self.evictions is not None:
+            self.evictions.begin(Reason.ROOM, self.clock())
         evicted: list[int] = []
         num_left = min(num_blocks, self.num_evictable_blocks)
         for component in (self.states, self.windows):
@@ -447,7 +466,7 @@ class RadixTree:
             if num_blocks <= 0:
                 break
             num_before = self.num_evictable_blocks
-            evicted += self.evict_block(block_id)
+            evicted += self._evict_block(block_id)
             num_blocks -= num_before - self.num_evictable_blocks
 
     def _cuts_nothing_off(self, block_id: int) -> bool:
@@ -464,17 +483,25 @@ class RadixTree:
         """
         if not self.order.may_expire:
             self.order.expire_from(filter(self.blocks.is_evictable, self.nodes()))
+        if self.evictions is not None:
+            self.evictions.begin(Reason.EXPIRED, self.clock())
         evicted: list[int] = []
         while (leaf := self.order.pop_unused_since(unused_since)) is not None:
             evicted += self._evict_end(leaf, len(leaf.block_ids))
         return evicted
 
     def evict_block(self, block_id: int) -> list[int]:
-        """Evict `block_id` and all that continues it, locked or not. Nothing continues the block of
-        a window group; with one of a recurrent group goes the state that it is part of.
+        """Evict `block_id`, whose contents are wrong, and all that continues it, locked or not.
+        Nothing continues the block of a window group; with one of a recurrent group goes the state
+        that it is part of.
 
         Returns every block evicted; none if `block_id` is not in the tree.
         """
+        if self.evictions is not None:
+            self.evictions.begin(None)
+        return self._evict_block(block_id)
+
+    def _evict_block(self, block_id: int) -> list[int]:
         node = self.blocks.owners.get(block_id)
         if node is None:
             return []
@@ -491,8 +518,12 @@ class RadixTree:
         return evicted + self._cut(node, number * self.block_size)
 
     def clear(self) -> None:
-        """Remove everything."""
+        """Remove everything. O(nodes)."""
+        if self.evictions is not None:
+            self.evictions.begin(Reason.FLUSHED, self.clock())
         for node in self.nodes():
+            if self.evictions is not None:
+                self.evictions.node_left(node)
             node.parent = None
         self.watchers.notify_all()
         self.roots.clear()
@@ -548,6 +579,8 @@ class RadixTree:
         """Remove `node` but for its entry in its parent's children."""
         evicted += node.block_ids
         self.blocks.remove(node.block_ids)
+        if self.evictions is not None:
+            self.evictions.node_left(node)
         if self.windows is not None:
             evicted += self.windows.cut(node, node.start)
         if self.states is not None:
@@ -587,6 +620,8 @@ class RadixTree:
                 evicted += self.windows.cut(node, end)
             if self.states is not None:
                 evicted += self.states.cut(node, end)
+            if self.evictions is not None:
+                self.evictions.end_left(node, end)
             self.num_tokens -= node.end - end
             node.tokens = node.tokens[: (end - node.start) * TOKEN_BYTES]
             node.end = end

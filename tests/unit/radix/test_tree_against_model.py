@@ -37,11 +37,17 @@ class TreeAgainstModel(RuleBasedStateMachine):
     The model: for each block its tokens, its namespace, and how many requests hold it.
     """
 
-    @initialize(block_size=st.integers(1, 5), policy=st.sampled_from(sorted(POLICIES)))
-    def start(self, block_size, policy):
+    @initialize(
+        block_size=st.integers(1, 5),
+        policy=st.sampled_from(sorted(POLICIES)),
+        memory=st.sampled_from([0, 1 << 11, 1 << 20]),
+    )
+    def start(self, block_size, policy, memory):
         self.size = block_size
         self.now = 0.0
-        self.tree = RadixTree(block_size, POLICIES[policy], clock=self.clock)
+        self.tree = RadixTree(
+            block_size, POLICIES[policy], clock=self.clock, max_evicted_bytes=memory
+        )
         self.content: dict[int, tuple[str, list[int]]] = {}
         self.holders: dict[int, int] = {}
         self.running: list[Running] = []

@@ -1,0 +1,174 @@
+"""What the tree remembers of its evictions, against a naive record of all prefixes."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import tracemalloc
+
+import pytest
+
+from sgl_vllm.radix.evictions import RUN_BYTES, EvictionMemory, evicted_parts
+from sgl_vllm.radix.invariants import check_tree
+from sgl_vllm.radix.tokens import pack, unpack
+from sgl_vllm.radix.tree import RadixTree
+from tests.effort import examples
+from tests.unit.radix.trees import letters, num_cached, put
+
+Prefix = tuple[str, tuple[int, ...]]
+"""A namespace, and tokens."""
+
+
+def prefixes_in(tree: RadixTree) -> set[Prefix]:
+    """Every prefix of every sequence in the tree."""
+    found: set[Prefix] = set()
+    for namespace, root in tree.roots.items():
+        stack: list = [(child, ()) for child in root.children.values()]
+        while stack:
+            node, before = stack.pop()
+            tokens = (*before, *unpack(node.tokens))
+            found.update((namespace, tokens[:n]) for n in range(len(before) + 1, len(tokens) + 1))
+            stack += [(child, tokens) for child in node.children.values()]
+    return found
+
+
+def evicted(tree: RadixTree, namespace: str, tokens: list[int]) -> list[str]:
+    """For each token after the match of `tokens` why it was evicted, as far as is known."""
+    memory = tree.evictions
+    assert memory is not None
+    match = tree.match_prefix(namespace, pack(tokens))
+    runs = match.node.evicted if match.node is not None else memory.at_root(namespace)
+    position, reasons = match.num_tokens, []
+    for part in evicted_parts(runs, position, pack(tokens)):
+        reasons += [part.reason.value] * (part.end - position)
+        position = part.end
+    return reasons
+
+
+class Life:
+    """A tree whose blocks come and go, and why each prefix is gone; None for what is cached."""
+
+    def __init__(self, rng: random.Random, max_bytes: int) -> None:
+        self.rng = rng
+        self.ticks = itertools.count()
+        self.tree = RadixTree(
+            rng.randrange(1, 5),
+            clock=lambda: float(next(self.ticks)),
+            max_evicted_bytes=max_bytes,
+        )
+        self.known: dict[Prefix, str | None] = {}
+        self.fresh = itertools.count()
+        self.earlier = [[1]]
+
+    def draw(self) -> tuple[str, list[int]]:
+        rng = self.rng
+        begin = rng.choice(self.earlier)
+        begin = begin[: rng.randrange(len(begin) + 1)]
+        tokens = [*begin, *(rng.randrange(3) for _ in range(rng.randrange(1, 8)))][:20]
+        self.earlier.append(tokens)
+        return rng.choice("xy"), tokens
+
+    def wanted(self, namespace: str, tokens: list[int]) -> list[str]:
+        cached = prefixes_in(self.tree)
+        states = [
+            None
+            if (prefix := (namespace, tuple(tokens[:n]))) in cached
+            else self.known.get(prefix, "new")
+            for n in range(1, len(tokens) + 1)
+        ]
+        gone = itertools.dropwhile(lambda state: state is None, states)
+        return list(itertools.takewhile(lambda state: state != "new", gone))
+
+    def insert(self, namespace: str, tokens: list[int]) -> None:
+        tree, size, rng = self.tree, self.tree.block_size, self.rng
+        match = tree.match_prefix(namespace, pack(tokens))
+        blocks = tree.block_ids(match, match.num_tokens)[: match.num_tokens // size]
+        tree.lock(blocks)
+        blocks += [next(self.fresh) for _ in range(30)]
+        own = tree.insert(namespace, pack(tokens), blocks).own_leaf
+        more = [*tokens, *(rng.randrange(3) for _ in range(4))]
+        if own is not None and rng.random() < 0.4 and tree.can_extend(own, len(more)):
+            tree.insert(namespace, pack(more), blocks[own.end // size :], own)
+        tree.unlock(blocks)
+        if rng.random() < 0.3:
+            tree.record_hit(tree.match_prefix(namespace, pack(tokens)))
+
+    def evict(self) -> None:
+        before, chance = prefixes_in(self.tree), self.rng.random()
+        if chance < 0.6:
+            self.tree.evict(self.rng.randrange(1, 6))
+            reason = "evicted"
+        elif chance < 0.9:
+            self.tree.expire(next(self.ticks) - self.rng.randrange(200))
+            reason = "expired"
+        else:
+            self.tree.clear()
+            reason = "flushed"
+        self.known.update(dict.fromkeys(before - prefixes_in(self.tree), reason))
+
+
+@pytest.mark.parametrize("max_bytes", [1 << 20, 3000])
+def test_what_was_evicted_is_known_to_the_token(max_bytes):
+    """All of it; or the newest, if memory is short."""
+    rng = random.Random(max_bytes)
+    num_known = 0
+    for _ in range(examples(60)):
+        life = Life(rng, max_bytes)
+        for _ in range(40):
+            if rng.random() < 0.4:
+                life.evict()
+            else:
+                namespace, tokens = life.draw()
+                wanted = life.wanted(namespace, tokens)
+                found = evicted(life.tree, namespace, tokens)
+                assert found == wanted[: len(found)]
+                assert len(found) == len(wanted) or max_bytes < 1 << 20
+                num_known += len(found)
+                life.insert(namespace, tokens)
+            check_tree(life.tree)
+    assert num_known > 500
+
+
+def test_a_block_with_wrong_contents_is_not_remembered():
+    tree = RadixTree(4, max_evicted_bytes=1 << 20)
+    put(tree, "abcdefgh", [0, 1])
+    tree.evict_block(1)
+    assert num_cached(tree, "abcdefgh") == 4
+    assert evicted(tree, "", unpack(letters("abcdefgh"))) == []
+
+
+def test_memory_is_bounded_also_with_many_namespaces():
+    tree = RadixTree(4, max_evicted_bytes=50 * RUN_BYTES)
+    for number in range(1000):
+        put(tree, "abcdefgh", [0, 1], namespace=f"{number}")
+        tree.evict(2)
+        check_tree(tree)
+    memory = tree.evictions
+    assert memory is not None and 20 < len(memory) < 50
+    assert len(memory._at_roots) < 300
+    assert evicted(tree, "999", unpack(letters("abcdefgh"))) == ["evicted"] * 8
+    assert evicted(tree, "0", unpack(letters("abcdefgh"))) == []
+
+
+def test_runs_take_about_as_much_memory_as_they_count():
+    tree = RadixTree(4, max_evicted_bytes=1 << 24)
+
+    def fill(numbers: range) -> EvictionMemory:
+        for number in numbers:
+            tokens = pack([number * 100 + place for place in range(30)])
+            blocks = list(range(8))
+            tree.insert("", tokens, blocks)
+            tree.unlock(blocks)
+            tree.evict(8)
+        assert tree.evictions is not None
+        return tree.evictions
+
+    before = fill(range(1000)).num_bytes
+    gc.collect()
+    tracemalloc.start()
+    counted = fill(range(1000, 4000)).num_bytes - before
+    gc.collect()
+    measured = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert 0.6 < measured / counted < 1.1
