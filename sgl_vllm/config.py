@@ -191,6 +191,22 @@ class Options:
         part="radix",
         page="cache.md",
     )
+    why_exact: bool = _option(
+        False,
+        "Explain to every client with the server's API key, to the token, which prompt tokens of a "
+        "request were not cached, and why (`/v1/sgl/why`). Off, this holds for requests with a "
+        "`cache_salt` only, and answers about others are in whole blocks. `tree_text` implies it.",
+        part="radix",
+        page="operations.md",
+    )
+    why_evicted_mb: float = _option(
+        16.0,
+        "Host memory, in MiB, for token ids of evicted prefixes, so that `/v1/sgl/why` can name "
+        "evictions. Each evicted run of tokens takes 500 bytes and 4 per token. With 0, evicted "
+        "tokens count as never cached.",
+        part="radix",
+        page="operations.md",
+    )
     radix_slot_copy: bool = _option(
         False,
         "On a GPU, copy only the matched slots of a block that is hit in part, in all layers with "

@@ -8,7 +8,7 @@ import sys
 from typing import Protocol
 
 import sgl_vllm
-from sgl_vllm.commands import demo, doctor, pin, ray_serve, run, top, tree, unpin, verify
+from sgl_vllm.commands import demo, doctor, pin, ray_serve, run, top, tree, unpin, verify, why
 from sgl_vllm.commands.client import ServerError
 from sgl_vllm.vllm_api import versions
 
@@ -46,6 +46,7 @@ COMMANDS: tuple[tuple[str, str, Command], ...] = (
     ("run", "run a program from a Python file", run),
     ("ray-serve", "serve replicas on Ray Serve, routed by what each has cached", ray_serve),
     ("tree", "show what a server's prefix cache holds", tree),
+    ("why", "explain why prompt tokens of a request were not cached", why),
     ("top", "show load, throughput and cache hits of several servers", top),
     ("pin", "compute a prefix and keep it in a server's cache", pin),
     ("unpin", "allow a pinned prefix to be evicted again", unpin),

@@ -58,6 +58,12 @@ class SglServer:
             raise ServerError(f"{self.base} has no /metrics: error {answer.status_code}")
         return answer.text
 
+    def why(self, request_id: str, cache_salt: str | None = None) -> list[Json]:
+        """`GET /v1/sgl/why`: one explanation per prompt and output of a request."""
+        headers = self._headers | ({"X-Cache-Salt": cache_salt} if cache_salt else {})
+        answer = self._ask("GET", "why", params={"request": request_id}, headers=headers)
+        return list(answer["requests"])
+
     def pins(self) -> list[Json]:
         """The pins of all engines."""
         return [pin for engine in self._ask("GET", "pins")["engines"] for pin in engine["pins"]]
@@ -89,9 +95,12 @@ class SglServer:
         base = self.url if "://" in self.url else f"http://{self.url}"
         return base.rstrip("/").removesuffix("/sgl/tree").removesuffix("/v1")
 
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        options = {"timeout": TIMEOUT_S, "headers": headers, **options}
+        options = {"timeout": TIMEOUT_S, "headers": self._headers, **options}
         try:
             return httpx.request(method, f"{self.base}{path}", **options)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:

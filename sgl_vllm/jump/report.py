@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Any, NotRequired, TypedDict  # Any: JSON
 
 from vllm.logger import init_logger
 from vllm.v1.engine import EngineCoreOutput, FinishReason
@@ -30,10 +30,12 @@ logger = init_logger("vllm.sgl_vllm.report")
 
 class ForcedReport(TypedDict):
     """The report as JSON: how many output tokens were forced, and the half-open intervals of the
-    output's UTF-8 text that these tokens wrote."""
+    output's UTF-8 text that these tokens wrote. With the radix cache also which prompt tokens were
+    not read from it, and why (`radix/misses.py`)."""
 
     forced_tokens: int
     forced_bytes: list[list[int]]
+    cache: NotRequired[dict[str, Any] | None]
 
 
 @dataclass(slots=True)
@@ -73,10 +75,16 @@ class ForcedReports:
 
     Args:
         token_bytes: returns the bytes of each token. Called when the first report is due.
+        explain: what to report of the cache about a request, by its id; None without the tree.
     """
 
-    def __init__(self, token_bytes: Callable[[], Sequence[bytes]]) -> None:
+    def __init__(
+        self,
+        token_bytes: Callable[[], Sequence[bytes]],
+        explain: Callable[[str], dict[str, Any] | None] | None = None,
+    ) -> None:
         self._token_bytes = token_bytes
+        self._explain = explain
         self._records: dict[str, Record] = {}
 
     def expect(self, request: Request) -> None:
@@ -108,7 +116,10 @@ class ForcedReports:
         ended_by_token = finish_reason == FinishReason.STOP
         try:
             record.count(self._token_bytes(), ended_by_token and not shows_stop)
-            return {REPORT: record.report()}
+            report = record.report()
+            if self._explain is not None:
+                report["cache"] = self._explain(record.request.request_id)
+            return {REPORT: report}
         except Exception:
             logger.exception("sgl-vllm: no forced report for request %s", record.request.request_id)
             return None

@@ -41,6 +41,7 @@ from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.hit_events import announce_hit
+from sgl_vllm.radix.misses import Cause, Missed, Misses, missed_in_tree
 from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, holder_of
 from sgl_vllm.radix.pins import Pins, max_pinned_blocks
 from sgl_vllm.radix.pool import RadixBlockPool
@@ -77,9 +78,12 @@ class RadixKVCacheManager(KVCacheManager):
     drafting: Drafting
     checkpoints: Checkpoints | None
     """None for a model without recurrent layers."""
+    misses: Misses
     _ttl_s: float
     _max_copies: int
     _num_copies: int  # in this step
+    _missed: list[Missed]  # by the request that was looked up last
+    _num_external: int  # tokens that a connector loads for the request that was allocated last
 
     @classmethod
     def adopt(
@@ -91,6 +95,9 @@ class RadixKVCacheManager(KVCacheManager):
         pin_share: float = 0.25,
         max_pins: int = 1000,
         max_copies: int | None = None,
+        max_evicted_bytes: int = 16 << 20,
+        why_exact: bool = False,
+        shows_text: bool = False,
         has_connector: bool = False,
         drafting: Drafting = NO_DRAFTING,
         scheduler: SchedulerView | None = None,
@@ -105,6 +112,8 @@ class RadixKVCacheManager(KVCacheManager):
             max_copies: at most this many blocks are copied in a step, for hits that end inside
                 them. Further hits are cut to whole blocks. The first such hit of a step is never
                 cut, whatever the limit. None for no limit.
+            max_evicted_bytes: host memory for remembering what was evicted.
+            why_exact, shows_text: what explanations of misses tell (`Misses`).
             has_connector: a KV connector looks blocks up by vLLM's hashes.
             drafting: what speculative decoding does to the cache.
             scheduler: the scheduler above. None if there is no queue and no scored request.
@@ -123,6 +132,7 @@ class RadixKVCacheManager(KVCacheManager):
                 manager.block_pool.num_gpu_blocks - 1, pin_share, longest
             ),
             max_pins=max_pins,
+            max_evicted_bytes=max_evicted_bytes,
             scheduler=manager.scheduler,
         )
         manager.counters = RadixCounters()
@@ -131,9 +141,11 @@ class RadixKVCacheManager(KVCacheManager):
         manager.block_size = groups.block_size
         manager.drafting = drafting
         manager.checkpoints = Checkpoints(manager.pool, groups) if groups.recurrent else None
+        manager.misses = Misses(groups.block_size, is_exact=why_exact, shows_text=shows_text)
         manager._ttl_s = ttl_s
         manager._max_copies = sys.maxsize if max_copies is None else max_copies
-        manager._num_copies = 0
+        manager._num_copies = manager._num_external = 0
+        manager._missed = []
         return manager
 
     @property
@@ -215,10 +227,12 @@ class RadixKVCacheManager(KVCacheManager):
         if getattr(request, "prefill_stats", None) is not None and not request.num_preemptions:
             # Forced output may follow the prompt already, and vLLM counts a first hit as prompt.
             limit = min(limit, request.num_prompt_tokens)
+        num_before_last = limit
         first_scored = self.scheduler.first_scored_token(request)
         if first_scored is not None:
             limit = min(limit, first_scored - 1)
         if self.pool.tree is None:
+            self._missed = [(request.num_prompt_tokens, Cause.PART_OFF, None)]
             stock_limit = [] if max_cache_hit_length is None else [max_cache_hit_length]
             blocks, num_tokens, boundary = super().get_computed_blocks(request, *stock_limit)
             if num_tokens > limit:  # and a shorter hit needs other blocks of a window group
@@ -228,20 +242,53 @@ class RadixKVCacheManager(KVCacheManager):
                 blocks = self.create_kv_cache_blocks(shorter)
             return blocks, num_tokens, boundary
         if not self.prefix_cache_lookup_enabled(request):
+            self._missed = [(request.num_prompt_tokens, Cause.SKIPPED, None)]
             return self.empty_kv_cache_blocks, 0, 0
-        found = self.pool.guarded(self._find, request, limit)
-        return (*found, 0) if found else (self.empty_kv_cache_blocks, 0, 0)
+        found = self.pool.guarded(self._find, request, limit, num_before_last)
+        if found is not None:
+            return *found, 0
+        if self.failed:
+            self._missed = [(request.num_prompt_tokens, Cause.PART_OFF, None)]
+        return self.empty_kv_cache_blocks, 0, 0
 
-    def _find(self, request: Request, limit: int) -> tuple[KVCacheBlocks, int] | None:
-        """The cached blocks of `request`, for at most `limit` tokens."""
+    def _find(
+        self, request: Request, limit: int, num_before_last: int
+    ) -> tuple[KVCacheBlocks, int] | None:
+        """The cached blocks of `request`, for at most `limit` tokens. The limit would be
+        `num_before_last` if it asked for no scores."""
         tree, record = self.pool.tree, self.pool.records.of(request)
-        match = self.pool.match(record)
-        if self.checkpoints is not None and record is not None:
-            self._note_branch(request, record, match, limit)
-        limit = min(match.num_tokens - self.drafting.num_lookahead, limit)
-        if limit <= 0:
+        if tree is None or record is None or record.namespace is None:
+            self._missed = [(request.num_prompt_tokens, Cause.SKIPPED, None)]
             return None
-        assert tree is not None and record is not None
+        match = self.pool.match(record)
+        if self.checkpoints is not None:
+            self._note_branch(request, record, match, limit)
+        num_readable = min(match.num_tokens - self.drafting.num_lookahead, limit)
+        found = self._read(request, record, match, num_readable) if num_readable > 0 else None
+        num_read = found[1] if found is not None else 0
+        missed: list[Missed] = []
+        if num_read < match.num_tokens:
+            missed = missed_in_tree(
+                tree,
+                match,
+                num_read,
+                readable=num_readable,
+                unscored=limit,
+                before_last=num_before_last,
+                prompt=request.num_prompt_tokens,
+            )
+        self.misses.add_not_in_tree(
+            missed, tree, record.namespace, record.tokens, match, request.num_prompt_tokens
+        )
+        self._missed = missed
+        return found
+
+    def _read(
+        self, request: Request, record: RequestRecord, match: Match, limit: int
+    ) -> tuple[KVCacheBlocks, int] | None:
+        """The cached blocks of at most `limit` tokens of a match, which is at least one."""
+        tree = self.pool.tree
+        assert tree is not None
         num_tokens = tree.longest_hit(match, limit)
         others = self._other_group_blocks(match, num_tokens)
         block_ids = tree.block_ids(match, num_tokens)
@@ -323,6 +370,15 @@ class RadixKVCacheManager(KVCacheManager):
     def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
         """Called once for every request that is admitted."""
         super().record_prefix_cache_stats(request, num_hits)
+        if not request.num_preemptions:
+            self.misses.admitted(
+                request.request_id,
+                request.cache_salt or None,
+                request.num_prompt_tokens,
+                num_hits,
+                self._num_external,
+                self._missed,
+            )
         if not self.prefix_cache_lookup_enabled(request):
             return
         if not request.num_preemptions:
@@ -387,6 +443,7 @@ class RadixKVCacheManager(KVCacheManager):
                     num_external_computed_tokens=num_external_computed_tokens,
                     **kwargs,
                 )
+        self._num_external = num_external_computed_tokens
         if blocks is not None and num_new_computed_tokens % self.block_size:
             self._num_copies += self.groups.num_groups
         if num_external_computed_tokens and blocks is not None:
@@ -517,6 +574,12 @@ class RadixKVCacheManager(KVCacheManager):
             return True
         self.pins.restore(pins)
         return False
+
+    def forget_misses(self) -> None:
+        """Forget what was missed and evicted. The cache must be empty."""
+        self.misses.forget()
+        if self.tree is not None and self.tree.evictions is not None:
+            self.tree.evictions.clear()
 
     # -- views --------------------------------------------------------------------------------
 

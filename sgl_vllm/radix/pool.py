@@ -89,6 +89,7 @@ class RadixBlockPool(BlockPool):
         hash_blocks: bool,
         max_pinned_blocks: int,
         max_pins: int,
+        max_evicted_bytes: int,
         scheduler: SchedulerView,
     ) -> RadixBlockPool:
         """Turn a freshly constructed stock pool into this one, in place.
@@ -98,6 +99,7 @@ class RadixBlockPool(BlockPool):
             hash_blocks: keep vLLM's block hashes and its map too, for KV events and connectors.
             max_pinned_blocks: at most this many blocks can be pinned.
             max_pins: at most this many pins at a time.
+            max_evicted_bytes: host memory for remembering what was evicted.
         """
         pool = adopt(pool, cls)
         pool.tree = RadixTree(
@@ -105,6 +107,7 @@ class RadixBlockPool(BlockPool):
             policy,
             window_groups=groups.windows,
             num_recurrent_groups=len(groups.recurrent),
+            max_evicted_bytes=max_evicted_bytes,
         )
         pool.records = RequestRecords()
         pool.pins = Pins(pool, max_pinned_blocks, max_pins)

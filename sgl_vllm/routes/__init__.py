@@ -7,6 +7,7 @@ like vLLM's own.
     GET  /v1/sgl/stats         counters of every part, and which parts are on
     GET  /v1/sgl/tree          the radix tree: sizes, hits, ages; text only by an option
     GET  /sgl/tree             the same as a page in the browser; holds no data itself
+    GET  /v1/sgl/why           which prompt tokens of a request were not cached, and why
     POST /v1/sgl/pin           compute a prefix and keep it in the cache
     POST /v1/sgl/unpin         let it be evicted again
     GET  /v1/sgl/pins          what is pinned
@@ -30,7 +31,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from sgl_vllm.config import CONFIG_KEY, Options
-from sgl_vllm.routes import pins, tree
+from sgl_vllm.routes import pins, tree, why
 from sgl_vllm.routes.engines import answered, end_requests_at_shutdown, engine_stats
 from sgl_vllm.routes.incoming import IncomingRequests
 from sgl_vllm.routes.metrics import MetricsMiddleware, SglCollector
@@ -69,6 +70,7 @@ class SglEndpointPlugin:
     def attach_router(self, app: FastAPI) -> None:
         app.include_router(router)
         app.include_router(tree.router)
+        app.include_router(why.router)
         pins.attach(app)
         try:
             from sgl_vllm.routes import batch, score

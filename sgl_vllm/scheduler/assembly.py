@@ -208,6 +208,7 @@ def renew(parts: Parts) -> None:
     be called when no request runs or waits, and the cache is empty."""
     if parts.radix is not None:
         parts.radix.counters, parts.radix.pool.counters = RadixCounters(), EvictionCounters()
+        parts.radix.forget_misses()
     if parts.tiers is not None:
         parts.tiers.renew(_load_rule(parts.engine.options))
     if parts.grammars is not None:
@@ -232,6 +233,9 @@ def _build_radix(parts: Parts) -> RadixKVCacheManager:
         ttl_s=engine.options.radix_ttl_s,
         pin_share=engine.options.radix_pin_share,
         max_pins=engine.options.radix_max_pins,
+        max_evicted_bytes=int(engine.options.why_evicted_mb * (1 << 20)),
+        why_exact=engine.options.why_exact,
+        shows_text=engine.options.tree_text,
         max_copies=max_copies(engine.kv_cache_config),
         has_connector=scheduler.connector is not None,
         drafting=drafting_of(engine.vllm_config),
@@ -264,7 +268,8 @@ def _build_jump(parts: Parts) -> None:
     def token_bytes() -> Sequence[bytes]:
         return read()[0]
 
-    parts.reports = ForcedReports(token_bytes)
+    explain = parts.radix.misses.of_request if parts.radix is not None else None
+    parts.reports = ForcedReports(token_bytes, explain)
     listeners: list[JumpListener] = [parts.reports]
     if parts.traces is not None:
         listeners.append(parts.traces)

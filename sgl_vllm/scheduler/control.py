@@ -84,6 +84,7 @@ class EngineControl:
             radix=copy.copy(radix.counters) if radix is not None else None,
             evictions=copy.copy(radix.pool.counters) if radix is not None else None,
             cache=radix.gauges if radix is not None else None,
+            misses=copy.copy(radix.misses.counters) if radix is not None else None,
             tiers=parts.tiers.stats() if parts.tiers is not None else None,
             schedule=copy.copy(parts.queue.counters) if parts.queue is not None else None,
             fsm=parts.grammars.counters if parts.grammars is not None else None,
@@ -100,6 +101,13 @@ class EngineControl:
         show_text = self._options.tree_text
         snapshot = radix.snapshot(max_nodes, max_text_tokens if show_text else 0)
         return snapshot.to_json() if snapshot is not None else {}
+
+    def why(self, request_id: str, cache_salt: str | None = None) -> list[dict[str, Any]]:
+        """Why tokens of a request of this salt were not read from the cache: `Misses.explain`."""
+        radix = self._parts.radix
+        if radix is None:
+            return []
+        return radix.misses.explain(request_id, cache_salt, time.monotonic())
 
     def pin(
         self,

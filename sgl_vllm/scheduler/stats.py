@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any  # Any: JSON
 from sgl_vllm.counters import Declaration, counter, declarations, merge, timer_count, timer_sum
 from sgl_vllm.fsm.vllm.backend import BackendCounters
 from sgl_vllm.jump.jump import JumpCounters
+from sgl_vllm.radix.misses import MissCounters
 from sgl_vllm.radix.stats import EvictionCounters, RadixCounters, RadixGauges
 from sgl_vllm.scheduler.queue import OrderCounters
 from sgl_vllm.scheduler.select import SelectCounters
@@ -61,6 +62,7 @@ class EngineStats:
     radix: RadixCounters | None = None
     evictions: EvictionCounters | None = None
     cache: RadixGauges | None = None
+    misses: MissCounters | None = None
     tiers: TierStats | None = None
     schedule: OrderCounters | None = None
     fsm: BackendCounters | None = None

@@ -11,6 +11,7 @@ import pytest
 
 from sgl_vllm.radix.evictions import RUN_BYTES, EvictionMemory, evicted_parts
 from sgl_vllm.radix.invariants import check_tree
+from sgl_vllm.radix.node import Node
 from sgl_vllm.radix.tokens import pack, unpack
 from sgl_vllm.radix.tree import RadixTree
 from tests.effort import examples
@@ -24,7 +25,7 @@ def prefixes_in(tree: RadixTree) -> set[Prefix]:
     """Every prefix of every sequence in the tree."""
     found: set[Prefix] = set()
     for namespace, root in tree.roots.items():
-        stack: list = [(child, ()) for child in root.children.values()]
+        stack: list[tuple[Node, tuple[int, ...]]] = [(one, ()) for one in root.children.values()]
         while stack:
             node, before = stack.pop()
             tokens = (*before, *unpack(node.tokens))
@@ -39,7 +40,8 @@ def evicted(tree: RadixTree, namespace: str, tokens: list[int]) -> list[str]:
     assert memory is not None
     match = tree.match_prefix(namespace, pack(tokens))
     runs = match.node.evicted if match.node is not None else memory.at_root(namespace)
-    position, reasons = match.num_tokens, []
+    position = match.num_tokens
+    reasons: list[str] = []
     for part in evicted_parts(runs, position, pack(tokens)):
         reasons += [part.reason.value] * (part.end - position)
         position = part.end
@@ -47,7 +49,7 @@ def evicted(tree: RadixTree, namespace: str, tokens: list[int]) -> list[str]:
 
 
 class Life:
-    """A tree whose blocks come and go, and why each prefix is gone; None for what is cached."""
+    """A tree whose blocks come and go, and why each prefix that was cached is gone."""
 
     def __init__(self, rng: random.Random, max_bytes: int) -> None:
         self.rng = rng
@@ -57,7 +59,7 @@ class Life:
             clock=lambda: float(next(self.ticks)),
             max_evicted_bytes=max_bytes,
         )
-        self.known: dict[Prefix, str | None] = {}
+        self.known: dict[Prefix, str] = {}
         self.fresh = itertools.count()
         self.earlier = [[1]]
 
@@ -71,14 +73,9 @@ class Life:
 
     def wanted(self, namespace: str, tokens: list[int]) -> list[str]:
         cached = prefixes_in(self.tree)
-        states = [
-            None
-            if (prefix := (namespace, tuple(tokens[:n]))) in cached
-            else self.known.get(prefix, "new")
-            for n in range(1, len(tokens) + 1)
-        ]
-        gone = itertools.dropwhile(lambda state: state is None, states)
-        return list(itertools.takewhile(lambda state: state != "new", gone))
+        prefixes = [(namespace, tuple(tokens[:n])) for n in range(1, len(tokens) + 1)]
+        missing = itertools.dropwhile(cached.__contains__, prefixes)
+        return [self.known[one] for one in itertools.takewhile(self.known.__contains__, missing)]
 
     def insert(self, namespace: str, tokens: list[int]) -> None:
         tree, size, rng = self.tree, self.tree.block_size, self.rng

@@ -32,6 +32,7 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;
 ROUTES = [
     ("GET", "/v1/sgl/stats"),
     ("GET", "/v1/sgl/tree"),
+    ("GET", "/v1/sgl/why"),
     ("POST", "/v1/sgl/pin"),
     ("POST", "/v1/sgl/unpin"),
     ("GET", "/v1/sgl/pins"),

@@ -1,0 +1,81 @@
+"""`sgl-vllm why`: why prompt tokens of a request were not read from a server's cache."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from sgl_vllm.commands.arguments import add_server, server_at
+from sgl_vllm.commands.client import Json
+from sgl_vllm.commands.terminal import age, plural, printable
+
+DESCRIPTION = """\
+Prints which tokens of a request's prompt were not read from the prefix cache
+when it was first admitted, and why. REQUEST is the "id" of its answer. The
+server knows its last 1,000 requests.
+
+For a request without a cache_salt, the answer is in whole blocks and does not
+tell why tokens are not cached, unless the server was started with why_exact or
+tree_text. With tree_text, it also has the text on both sides where the prompt
+differs from what is cached.
+
+Exit status: 1 if the server does not know the request.
+"""
+
+MEANINGS = {
+    "new": "never cached here",
+    "differs": "the prompt differs from what is cached",
+    "other_adapter": "cached for another LoRA adapter",
+    "evicted": "evicted to make room",
+    "expired": "expired (radix_ttl_s)",
+    "flushed": "removed when the cache was emptied",
+    "not_cached": "not cached",
+    "whole_blocks": "cached; the hit was cut to whole blocks",
+    "component": "cached; a window or a recurrent state is missing",
+    "drafter": "cached; the drafter reads one token ahead",
+    "scored": "cached; computed for scores",
+    "last_token": "cached; the last token has to run",
+    "skipped": "the request does not read the cache",
+    "part_off": "the part radix is off",
+}
+
+
+def declare(command: argparse.ArgumentParser) -> None:
+    add_server(command)
+    command.add_argument("request", metavar="REQUEST", help='the "id" of the answer')
+    command.add_argument("--cache-salt", metavar="SALT", help="the cache_salt of the request")
+    command.add_argument("--json", action="store_true", help="print the server's answer as JSON")
+
+
+def main(options: argparse.Namespace) -> int:
+    requests = server_at(options.url, options).why(options.request, options.cache_salt)
+    if options.json:
+        print(json.dumps({"requests": requests}))
+        return 0
+    for request in requests:
+        print("\n".join(lines(request)))
+    return 0
+
+
+def lines(request: Json) -> list[str]:
+    """One explanation for a terminal."""
+    loaded = request["num_loaded_tokens"]
+    total = plural(request["num_prompt_tokens"], "prompt token")
+    facts = [
+        f"{request['num_cached_tokens']:,} of {total} cached",
+        *([f"{loaded:,} loaded"] if loaded else []),
+        f"{request['num_missed_tokens']:,} computed",
+    ]
+    if not request["exact"]:
+        facts.append(f"in blocks of {request['block_size']}")
+    result = [f"{printable(str(request['request']))}: {', '.join(facts)}"]
+    for one in request["causes"]:
+        cause = str(one["cause"])
+        meaning = MEANINGS.get(cause, printable(cause))
+        when = f", {age(one['before_s'])} before" if "before_s" in one else ""
+        span = f"[{one['start']:,}, {one['end']:,})"
+        result.append(f"  {span:>16}  {one['end'] - one['start']:>7,}  {meaning}{when}")
+    for side in ("cached", "prompt"):
+        if side in request:
+            result.append(f"  {side}: {printable(request[side].get('text', ''))}")
+    return result

@@ -1,0 +1,372 @@
+"""Why prompt tokens were not read from the cache.
+
+Owns the causes, their counters, and the explanations of the last requests. Does not own the lookup
+(`manager.py`), nor what was evicted (`evictions.py`). Imports no vLLM.
+
+Each prompt token that a request computes at its first admission has one cause. From the hit on:
+
+    in the tree   [0 ....................................... match)
+    read          [0 ... hit)
+    missed                   [- cached, but not readable -)[- evicted -)[- never cached here -)
+                              whole_blocks, component,      evicted,     differs, new,
+                              drafter, scored, last_token   expired,     other_adapter
+                                                            flushed
+
+A request that cannot read the tree misses its tokens for one cause: `skipped` or `part_off`.
+What a KV connector loads is not missed.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple  # Any: JSON
+
+from sgl_vllm.counters import counter
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.radix.evictions import evicted_parts
+from sgl_vllm.radix.node import Match, Node
+from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, unpack
+from sgl_vllm.radix.tree import RadixTree
+
+MAX_REQUESTS = 1000
+"""Explanations that are kept. Each takes about a kilobyte."""
+
+MAX_ADAPTERS = 16
+"""LoRA adapters whose caches are searched for a prompt that the cache of its own does not hold."""
+
+MAX_TEXT_TOKENS = 16
+"""Of each side, where a prompt differs from what is cached."""
+
+Json = dict[str, Any]
+
+
+class Cause(enum.StrEnum):
+    """Why a token was not read from the cache. Each is a field of `MissCounters`."""
+
+    NEW = "new"
+    DIFFERS = "differs"
+    OTHER_ADAPTER = "other_adapter"
+    EVICTED = "evicted"
+    EXPIRED = "expired"
+    FLUSHED = "flushed"
+    WHOLE_BLOCKS = "whole_blocks"
+    COMPONENT = "component"
+    DRAFTER = "drafter"
+    SCORED = "scored"
+    LAST_TOKEN = "last_token"
+    SKIPPED = "skipped"
+    PART_OFF = "part_off"
+
+
+NOT_CACHED = "not_cached"
+"""Stands for all causes of tokens that are not in the tree, where they must not be told apart."""
+
+
+def _cause(help: str, cause: Cause) -> int:
+    return counter(help, unit="tokens", metric="missed_tokens", labels={"cause": cause.value})
+
+
+@dataclass(slots=True)
+class MissCounters:
+    """Prompt tokens that were computed, by cause. The causes add up to `missed_prompt_tokens`."""
+
+    missed_prompt_tokens: int = counter(
+        "Prompt tokens that requests computed at their first admission, because they were neither "
+        "read from the cache nor loaded by a KV connector.",
+        unit="tokens",
+    )
+    new: int = _cause(
+        "These tokens by cause: never cached, as far as the server remembers.",
+        Cause.NEW,
+    )
+    differs: int = _cause("From where the prompt differs from what is cached.", Cause.DIFFERS)
+    other_adapter: int = _cause(
+        "Cached for another LoRA adapter of the same tenant.", Cause.OTHER_ADAPTER
+    )
+    evicted: int = _cause("Evicted to make room.", Cause.EVICTED)
+    expired: int = _cause("Evicted because of `radix_ttl_s`.", Cause.EXPIRED)
+    flushed: int = _cause("Removed when the cache was emptied.", Cause.FLUSHED)
+    whole_blocks: int = _cause(
+        "Cached, but the hit was cut to whole blocks: there was no room for a copy of the last "
+        "one, too many were copied in this step, or this step computes it.",
+        Cause.WHOLE_BLOCKS,
+    )
+    component: int = _cause(
+        "Cached in full attention, but a window's block or a recurrent state is missing.",
+        Cause.COMPONENT,
+    )
+    drafter: int = _cause("Cached, but the drafter reads one token ahead.", Cause.DRAFTER)
+    scored: int = _cause("Cached, but computed to score them.", Cause.SCORED)
+    last_token: int = _cause("Cached, but at least one token has to run.", Cause.LAST_TOKEN)
+    skipped: int = _cause(
+        "Of requests that do not read the cache: for prompt log-probabilities, or with streaming "
+        "input.",
+        Cause.SKIPPED,
+    )
+    part_off: int = _cause(
+        "Of requests since an error has switched the tree off, as far as vLLM's own cache did not "
+        "have them.",
+        Cause.PART_OFF,
+    )
+
+
+class Difference(NamedTuple):
+    """Where a prompt differs from what is cached: the next tokens of both."""
+
+    prompt: Tokens
+    cached: Tokens
+
+
+Detail = float | Difference | None
+"""Of an eviction, how many seconds before the lookup it was. Of a prompt that differs, where, if
+this may be shown."""
+
+Missed = tuple[int, Cause, Detail]
+"""Tokens that were missed for one cause: up to which, from where the last cause ends."""
+
+
+class Explanation(NamedTuple):
+    """One request, as it was first admitted.
+
+    Attributes:
+        salt: of its namespace.
+        num_read: tokens read from the cache.
+        num_loaded: further tokens that a KV connector loads.
+        missed: why the others are not read, in order; the last cause ends with the prompt.
+        admitted_at: seconds on the monotonic clock.
+    """
+
+    salt: str | None
+    num_prompt_tokens: int
+    num_read: int
+    num_loaded: int
+    missed: Sequence[Missed]
+    admitted_at: float
+
+
+def missed_in_tree(
+    tree: RadixTree,
+    match: Match,
+    num_read: int,
+    *,
+    readable: int,
+    unscored: int,
+    before_last: int,
+    prompt: int,
+) -> list[Missed]:
+    """Why the tokens of a match after the first `num_read` are not read. `match` is made since the
+    last change.
+
+    Args:
+        readable: the most that the request may read.
+        unscored: its tokens before the first that has to be computed for a score.
+        before_last: those before the last, or before what vLLM wants to be computed.
+        prompt: its prompt tokens.
+    """
+    ends = (
+        (tree.longest_hit(match, readable), Cause.WHOLE_BLOCKS),
+        (readable, Cause.COMPONENT),
+        (min(match.num_tokens, unscored), Cause.DRAFTER),
+        (min(match.num_tokens, before_last), Cause.SCORED),
+        (min(match.num_tokens, prompt), Cause.LAST_TOKEN),
+    )
+    missed: list[Missed] = []
+    for end, cause in ends:
+        if end > num_read:
+            missed.append((end, cause, None))
+            num_read = end
+    return missed
+
+
+class Misses:
+    """The explanations of the last requests, and the sums of all.
+
+    Args:
+        block_size: tokens per block of full attention.
+        is_exact: whether answers about requests without a salt are exact, not in whole blocks.
+        shows_text: whether they have the texts where a prompt differs from what is cached.
+    """
+
+    def __init__(self, block_size: int, *, is_exact: bool, shows_text: bool) -> None:
+        self.counters = MissCounters()
+        self._block_size = block_size
+        self._is_exact = is_exact or shows_text
+        self._shows_text = shows_text
+        self._explanations: OrderedDict[str, Explanation] = OrderedDict()
+        self._adapters: dict[str | tuple[str, str] | None, None] = {}
+
+    def forget(self) -> None:
+        """Begin again, as if no request had been."""
+        self.counters = MissCounters()
+        self._explanations.clear()
+        self._adapters.clear()
+
+    # -- at a lookup --------------------------------------------------------------------------
+
+    def add_not_in_tree(
+        self,
+        missed: list[Missed],
+        tree: RadixTree,
+        namespace: CacheNamespace,
+        tokens: Tokens,
+        match: Match,
+        num_prompt_tokens: int,
+    ) -> None:
+        """Add to `missed` why the prompt's tokens after its match are not in the tree. Costs one
+        dictionary lookup and one `memcmp` per evicted run."""
+        position, node = match
+        if position >= num_prompt_tokens:
+            return
+        memory = tree.evictions
+        if memory is not None:
+            runs = node.evicted if node is not None else memory.at_root(namespace)
+            if runs:
+                now = tree.clock()
+                last = None
+                for end, reason, evicted_at in evicted_parts(runs, position, tokens):
+                    position = min(end, num_prompt_tokens)
+                    if reason is last:  # a leaf that was evicted block by block
+                        missed[-1] = (position, *missed[-1][1:])
+                    else:
+                        missed.append((position, Cause(reason.value), now - evicted_at))
+                    last = reason
+        if namespace.adapter not in self._adapters and len(self._adapters) < MAX_ADAPTERS:
+            self._adapters[namespace.adapter] = None
+        if len(self._adapters) > 1:
+            others = (namespace._replace(adapter=one) for one in self._adapters)
+            longest = max(tree.match_prefix(other, tokens).num_tokens for other in others)
+            if longest > position:
+                position = min(longest, num_prompt_tokens)
+                missed.append((position, Cause.OTHER_ADAPTER, None))
+        if position >= num_prompt_tokens:
+            return
+        cached = _next_cached(match) if position == match.num_tokens else b""
+        if not cached:
+            missed.append((num_prompt_tokens, Cause.NEW, None))
+            return
+        difference = None
+        if self._shows_text and namespace.salt is None:
+            offset = position * TOKEN_BYTES
+            next_tokens = tokens[offset : offset + MAX_TEXT_TOKENS * TOKEN_BYTES]
+            difference = Difference(next_tokens, cached)
+        missed.append((num_prompt_tokens, Cause.DIFFERS, difference))
+
+    # -- at the admission ---------------------------------------------------------------------
+
+    def admitted(
+        self,
+        request_id: str,
+        salt: str | None,
+        num_prompt_tokens: int,
+        num_read: int,
+        num_loaded: int,
+        missed: Sequence[Missed],
+    ) -> None:
+        """A request is admitted for the first time. See `Explanation` for the arguments."""
+        counters = self.counters
+        start = num_read + num_loaded
+        if start < num_prompt_tokens:
+            counters.missed_prompt_tokens += num_prompt_tokens - start
+        for end, cause, _ in missed:
+            if end > start:
+                setattr(counters, cause, getattr(counters, cause) + end - start)
+                start = end
+        explanations = self._explanations
+        explanations[request_id] = Explanation(
+            salt, num_prompt_tokens, num_read, num_loaded, missed, time.monotonic()
+        )
+        if len(explanations) > MAX_REQUESTS:
+            explanations.popitem(last=False)
+
+    # -- answers ------------------------------------------------------------------------------
+
+    def explain(self, request_id: str, salt: str | None, now: float) -> list[Json]:
+        """The explanations of all requests of which `request_id` is the id that their client knows,
+        the oldest first. None of another salt. O(explanations)."""
+        answers = []
+        for name, one in self._explanations.items():
+            if one.salt != salt or not _is_of_client(name, request_id):
+                continue
+            age_s = round(now - one.admitted_at, 3)
+            answers.append({"request": name, "age_s": age_s, **self._to_json(one)})
+            for _, _, detail in one.missed:
+                if isinstance(detail, Difference):
+                    answers[-1]["prompt"] = {"tokens": unpack(detail.prompt)}
+                    answers[-1]["cached"] = {"tokens": unpack(detail.cached)}
+        return answers
+
+    def of_request(self, request_id: str) -> Json | None:
+        """The explanation of one request, without texts, for the answer to its client; None if it
+        is forgotten."""
+        explanation = self._explanations.get(request_id)
+        return None if explanation is None else self._to_json(explanation)
+
+    def _to_json(self, one: Explanation) -> Json:
+        """Without exact numbers, it follows from the whole blocks of what is cached: a client may
+        not find out where in a block its prompt differs from another client's."""
+        is_exact = self._is_exact or one.salt is not None
+        size = 1 if is_exact else self._block_size
+        num_read = one.num_read - one.num_read % size
+        first = one.num_read + one.num_loaded
+        position = first = min(first - first % size, one.num_prompt_tokens)
+        causes: list[Json] = []
+        for end, cause, detail in one.missed:
+            if not is_exact and cause in _NOT_IN_TREE:
+                break
+            if not is_exact and cause not in _NOT_LOOKED_UP:
+                end -= end % size
+            if end > position:
+                causes.append({"cause": cause.value, "start": position, "end": end})
+                if is_exact and isinstance(detail, float):
+                    causes[-1]["before_s"] = round(detail, 3)
+                position = end
+        if position < one.num_prompt_tokens:
+            causes.append({"cause": NOT_CACHED, "start": position, "end": one.num_prompt_tokens})
+        return {
+            "num_prompt_tokens": one.num_prompt_tokens,
+            "num_cached_tokens": num_read,
+            "num_loaded_tokens": first - num_read,
+            "num_missed_tokens": one.num_prompt_tokens - first,
+            "block_size": self._block_size,
+            "exact": is_exact,
+            "causes": causes,
+        }
+
+
+_NOT_IN_TREE = frozenset(
+    (Cause.NEW, Cause.DIFFERS, Cause.OTHER_ADAPTER, Cause.EVICTED, Cause.EXPIRED, Cause.FLUSHED)
+)
+_NOT_LOOKED_UP = frozenset((Cause.SKIPPED, Cause.PART_OFF))
+
+
+def _next_cached(match: Match) -> Tokens:
+    """The next tokens of a cached sequence that continues a match, at most `MAX_TEXT_TOKENS`. Empty
+    if none does."""
+    node: Node | None = match.node
+    if node is None:
+        return b""
+    offset = (match.num_tokens - node.start) * TOKEN_BYTES
+    if offset == len(node.tokens):
+        if not node.children:
+            return b""
+        node, offset = next(iter(node.children.values())), 0
+    return node.tokens[offset : offset + MAX_TEXT_TOKENS * TOKEN_BYTES]
+
+
+def _is_of_client(name: str, request_id: str) -> bool:
+    """Whether an engine's request has this id, or was made of the HTTP request or answer that has
+    it: vLLM puts the number of the output before it, and those of the prompt and of the request
+    after it."""
+    if name == request_id:
+        return True
+    name = _NUMBER_OF_OUTPUT.sub("", name)
+    return name.startswith(request_id) and bool(_NUMBERS.fullmatch(name, len(request_id)))
+
+
+_NUMBER_OF_OUTPUT = re.compile(r"^\d+_")
+_NUMBERS = re.compile(r"(-\d+)?(-[0-9a-f]{8})?")

@@ -1,0 +1,340 @@
+"""Why prompt tokens were not cached: random requests against a naive replay, and single causes.
+
+The replay knows the tree only by the tokens of its nodes. It keeps every prefix that was ever in
+the tree, and of those that have left the reason that an observer of the evictions gave.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request
+
+from sgl_vllm.counters import declarations
+from sgl_vllm.radix.manager import RadixKVCacheManager
+from sgl_vllm.radix.misses import MissCounters
+from sgl_vllm.radix.node import Node
+from sgl_vllm.radix.tokens import unpack
+from sgl_vllm.radix.tree import RadixTree
+from tests.engine import test_recurrent_groups, test_window_groups
+from tests.engine.jobs import mixed_jobs, serve
+
+SIZE = 4
+PARAMS = SamplingParams(max_tokens=1)
+ADAPTERS = [None, LoRARequest("french", 1, "/french"), LoRARequest("german", 2, "/german")]
+
+Prefix = tuple[Any, tuple[int, ...]]
+"""A namespace, and tokens."""
+CACHED = "cached"
+
+
+class Scorer:
+    """A scheduler in which requests may ask for scores."""
+
+    def __init__(self) -> None:
+        self.first_tokens: dict[str, int] = {}
+
+    def first_scored_token(self, request: Request) -> int | None:
+        return self.first_tokens.get(request.request_id)
+
+    def num_shared_with_sibling(self, request: Request) -> int:
+        return 0
+
+    def wanted_nodes(self) -> tuple[()]:
+        return ()
+
+
+class Cache:
+    """A manager without a model. `serve` runs a request from its admission to its end."""
+
+    def __init__(self, num_blocks: int = 100, *, hashes: bool = False, **options: Any) -> None:
+        spec = FullAttentionSpec(block_size=SIZE, num_kv_heads=1, head_size=64, dtype=torch.float32)
+        groups = [KVCacheGroupSpec(["layer"], spec)]
+        config = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+        manager = KVCacheManager(config, 256, scheduler_block_size=SIZE, hash_block_size=SIZE)
+        self.scheduler = Scorer()
+        options = {"why_exact": True, **options}
+        self.manager = RadixKVCacheManager.adopt(manager, scheduler=self.scheduler, **options)
+        self.names = map(str, itertools.count())
+        self.hasher: Callable[..., Any] | None = None
+        if hashes:  # for vLLM's own cache
+            function = get_hash_fn_by_name("sha256")
+            init_none_hash(function)
+            self.hasher = get_request_block_hasher(SIZE, function)
+
+    @property
+    def tree(self) -> RadixTree:
+        assert self.manager.tree is not None
+        return self.manager.tree
+
+    def request(
+        self, tokens: list[int], adapter: LoRARequest | None = None, salt: str | None = None
+    ) -> Request:
+        return Request(
+            next(self.names),
+            tokens,
+            PARAMS,
+            None,
+            lora_request=adapter,
+            cache_salt=salt,
+            block_hasher=self.hasher,
+        )
+
+    def look_up(self, request: Request) -> tuple[Any, int]:
+        self.manager.new_step_starts()
+        blocks, num_cached, _ = self.manager.get_computed_blocks(request)
+        return blocks, num_cached
+
+    def admit(self, request: Request, blocks: Any, num_cached: int, external: int = 0) -> None:
+        manager = self.manager
+        num_new = request.num_tokens - num_cached - external
+        assert manager.allocate_slots(
+            request, num_new, num_cached, blocks, num_external_computed_tokens=external
+        )
+        manager.record_prefix_cache_stats(request, num_cached)
+        manager.block_pool.free_blocks(manager.take_kv_cache_block_copies()[1])
+        request.num_computed_tokens = request.num_tokens
+
+    def serve(self, tokens: list[int], external: int = 0, **how: Any) -> dict[str, Any]:
+        """Returns the explanation."""
+        request = self.request(tokens, **how)
+        self.admit(request, *self.look_up(request), external)
+        self.manager.free(request)
+        return self.explain(request)
+
+    def explain(self, request: Request) -> dict[str, Any]:
+        (answer,) = self.manager.misses.explain(request.request_id, request.cache_salt, now=0.0)
+        return answer
+
+
+def causes(answer: dict[str, Any]) -> list[tuple[str, int, int]]:
+    return [(one["cause"], one["start"], one["end"]) for one in answer["causes"]]
+
+
+def by_token(answer: dict[str, Any]) -> list[str]:
+    """The cause of each missed token."""
+    return [one["cause"] for one in answer["causes"] for _ in range(one["start"], one["end"])]
+
+
+def check_sums(counters: MissCounters, wanted: Counter[str]) -> None:
+    counted = {
+        declared.key: getattr(counters, declared.key)
+        for declared in declarations(MissCounters)
+        if declared.labels
+    }
+    assert {cause: number for cause, number in counted.items() if number} == dict(wanted)
+    assert counters.missed_prompt_tokens == wanted.total()
+
+
+# -- the replay --------------------------------------------------------------------------------
+
+
+def prefixes_in(tree: RadixTree) -> set[Prefix]:
+    """Every prefix of every sequence in the tree."""
+    found: set[Prefix] = set()
+    for namespace, root in tree.roots.items():
+        stack: list[tuple[Node, tuple[int, ...]]] = [(one, ()) for one in root.children.values()]
+        while stack:
+            node, before = stack.pop()
+            tokens = (*before, *unpack(node.tokens))
+            found.update((namespace, tokens[:n]) for n in range(len(before) + 1, len(tokens) + 1))
+            stack += [(child, tokens) for child in node.children.values()]
+    return found
+
+
+class Replay:
+    """Every prefix that was ever cached: `CACHED`, or why it is not any more."""
+
+    def __init__(self, tree: RadixTree, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tree = tree
+        self.known: dict[Prefix, str] = {}
+        for name, reason in (("evict", "evicted"), ("expire", "expired"), ("clear", "flushed")):
+            monkeypatch.setattr(tree, name, self.observed(getattr(tree, name), reason))
+
+    def observed(self, method: Callable[..., Any], reason: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            before = prefixes_in(self.tree)
+            result = method(*args)
+            self.known.update(dict.fromkeys(before, CACHED))
+            self.known.update(dict.fromkeys(before - prefixes_in(self.tree), reason))
+            return result
+
+        return call
+
+    def explain(
+        self, namespace: Any, prompt: list[int], num_read: int, first_scored: int | None
+    ) -> list[str]:
+        """The cause of each token after the hit. To be called right after the lookup."""
+        self.known.update(dict.fromkeys(prefixes_in(self.tree), CACHED))
+
+        def state(length: int, of: Any = namespace) -> str:
+            return self.known.get((of, tuple(prompt[:length])), "new")
+
+        def num_cached(of: Any) -> int:
+            return sum(1 for _ in itertools.takewhile(lambda n: state(n, of) == CACHED, lengths))
+
+        lengths = range(1, len(prompt) + 1)
+        matched = num_cached(namespace)
+        result = []
+        for place in range(num_read, matched):
+            if place == len(prompt) - 1:
+                result.append("last_token")
+            elif first_scored is not None and place >= first_scored - 1:
+                result.append("scored")
+            else:
+                result.append("whole_blocks")
+        gone = list(itertools.takewhile(lambda n: state(n) != "new", lengths[matched:]))
+        result += [state(length) for length in gone]
+        others = {of for of, _ in self.known if of.salt == namespace.salt and of != namespace}
+        known = matched + len(gone)
+        elsewhere = max(0, max(map(num_cached, others), default=0) - known)
+        result += ["other_adapter"] * elsewhere
+        num_left = len(prompt) - known - elsewhere
+        goes_on = any(
+            of == namespace and why == CACHED and tokens[:-1] == tuple(prompt[:matched])
+            for (of, tokens), why in self.known.items()
+            if len(tokens) == matched + 1
+        )
+        differs = matched and not gone and not elsewhere and goes_on
+        return result + ["differs" if differs else "new"] * num_left
+
+
+def random_prompts(rng: random.Random) -> Iterator[list[int]]:
+    """Some begin as an earlier one; of few tokens, so that others share by chance."""
+    earlier: list[list[int]] = [[1]]
+    while True:
+        begin = rng.choice(earlier[-40:])
+        begin = begin[: rng.randrange(len(begin) + 1)] if rng.random() < 0.8 else []
+        tail = [rng.randrange(3) for _ in range(rng.randrange(1, 14))]
+        prompt = [*begin, *tail][:40]
+        if rng.random() < 0.2:
+            prompt = list(rng.choice(earlier[-40:]))
+        earlier.append(prompt)
+        yield prompt
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_explanations_of_random_requests_are_those_of_a_replay(seed, monkeypatch):
+    rng = random.Random(seed)
+    cache = Cache(num_blocks=rng.choice([25, 60]))
+    ticks = itertools.count()
+    monkeypatch.setattr(cache.tree, "clock", lambda: float(next(ticks)))
+    replay = Replay(cache.tree, monkeypatch)
+    prompts = random_prompts(rng)
+    running: list[Request] = []
+    sums: Counter[str] = Counter()
+    for _ in range(500):
+        how = {"adapter": rng.choice(ADAPTERS[: 1 + seed]), "salt": rng.choice([None, None, "s"])}
+        request = cache.request(next(prompts), **how)
+        prompt = request.prompt_token_ids
+        first_scored = rng.randrange(1, len(prompt) + 1) if rng.random() < 0.2 else None
+        if first_scored is not None:
+            cache.scheduler.first_tokens[request.request_id] = first_scored
+        if rng.random() < 0.05:
+            request.skip_reading_prefix_cache = True
+        if rng.random() < 0.08:
+            cache.manager.pool.expire(rng.randrange(100))
+        if rng.random() < 0.02 and not running:
+            assert cache.manager.reset_prefix_cache()
+        blocks, num_read = cache.look_up(request)
+        adapter = how["adapter"] and (how["adapter"].lora_name, how["adapter"].lora_path)
+        if request.skip_reading_prefix_cache:
+            wanted = ["skipped"] * len(prompt)
+        else:
+            record = cache.manager.pool.records.of(request)
+            namespace = record.namespace
+            assert (namespace.adapter, namespace.salt) == (adapter, how["salt"])
+            wanted = replay.explain(namespace, prompt, num_read, first_scored)
+        cache.admit(request, blocks, num_read)
+        answer = cache.explain(request)
+        assert by_token(answer) == wanted
+        assert answer["num_cached_tokens"] == num_read
+        assert answer["num_missed_tokens"] == len(prompt) - num_read
+        sums.update(wanted)
+        running.append(request)
+        while running and (len(running) > 2 or rng.random() < 0.6):
+            cache.manager.free(running.pop(rng.randrange(len(running))))
+        cache.manager.pool.check_invariants()
+    check_sums(cache.manager.misses.counters, sums)
+    wanted_causes = {"new", "differs", "evicted", "expired", "flushed", "scored", "last_token"}
+    assert sums.keys() >= wanted_causes | ({"other_adapter"} if seed else set())
+
+
+# -- single causes -----------------------------------------------------------------------------
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+
+
+def test_what_a_connector_loads_is_not_missed():
+    cache = Cache()
+    cache.serve(PROMPT[:5])
+    request = cache.request([*PROMPT, 1, 2, 3, 4, 5])
+    blocks, num_read = cache.look_up(request)
+    assert num_read == 5
+    # A load that goes further replaces the partial block of the hit.
+    cache.admit(request, cache.manager.truncate_computed_blocks(blocks, 4), 4, external=8)
+    answer = cache.explain(request)
+    assert (answer["num_cached_tokens"], answer["num_loaded_tokens"]) == (4, 8)
+    assert causes(answer) == [("new", 12, 15)]
+    assert cache.manager.misses.counters.missed_prompt_tokens == 5 + 3
+
+
+def test_only_the_first_admission_counts():
+    cache = Cache()
+    request = cache.request(PROMPT)
+    cache.admit(request, *cache.look_up(request))
+    request.num_computed_tokens, request.num_preemptions = 0, 1
+    cache.manager.free(request)
+    cache.admit(request, *cache.look_up(request))
+    assert causes(cache.explain(request)) == [("new", 0, 10)]
+    check_sums(cache.manager.misses.counters, Counter(new=10))
+
+
+def test_after_an_error_the_part_is_the_cause():
+    cache = Cache(hashes=True)
+    cache.serve(PROMPT)
+    cache.manager.pool.switch_off()
+    assert causes(cache.serve(PROMPT)) == [("part_off", 0, 10)]
+    assert causes(cache.serve(PROMPT)) == [("part_off", 8, 10)]  # vLLM's own cache has blocks
+    check_sums(cache.manager.misses.counters, Counter(new=10, part_off=10 + 2))
+
+
+def test_an_error_in_a_lookup_is_the_cause_of_its_own_misses(monkeypatch):
+    cache = Cache(hashes=True)
+    cache.serve(PROMPT)
+    monkeypatch.setattr(cache.tree, "match_prefix", None)
+    assert causes(cache.serve(PROMPT)) == [("part_off", 0, 10)]
+
+
+# -- other layouts --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["windows", "states"])
+def test_every_token_has_a_cause_with_windows_and_with_states(kind):
+    if kind == "windows":
+        core = test_window_groups.make_core(
+            "gemma 3", num_blocks=80, block_size=16, max_num_batched_tokens=48
+        )
+    else:
+        core = test_recurrent_groups.make_core("with a window", test_recurrent_groups.TINY)
+    jobs = mixed_jobs(60, seed=5)
+    serve(core, jobs)
+    radix = core.scheduler.parts.radix
+    counters = radix.misses.counters
+    assert counters.component > 0
+    num_missed = sum(len(job.prompt) for job in jobs) - radix.counters.hit_tokens
+    assert counters.missed_prompt_tokens == num_missed
+    by_cause = [declared.key for declared in declarations(MissCounters) if declared.labels]
+    assert sum(getattr(counters, key) for key in by_cause) == num_missed

@@ -1,0 +1,209 @@
+"""What is told of the misses of a request, over a real tree without a manager."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from sgl_vllm.counters import declarations
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.radix.misses import MAX_REQUESTS, Cause, MissCounters, Misses, missed_in_tree
+from sgl_vllm.radix.tokens import pack
+from sgl_vllm.radix.tree import RadixTree
+
+SIZE = 4
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+SECRET = [20 + place for place in range(15)]
+ADAPTER = ("french", "/french")
+
+
+class Cache:
+    """Reads all that it may of each prompt, and caches it as a whole."""
+
+    def __init__(self, *, is_exact: bool = True, shows_text: bool = False) -> None:
+        self.tree = RadixTree(SIZE, max_evicted_bytes=1 << 20)
+        self.misses = Misses(SIZE, is_exact=is_exact, shows_text=shows_text)
+        self._blocks = itertools.count()
+        self.names = map(str, itertools.count())
+
+    def serve(
+        self,
+        prompt: list[int],
+        salt: str | None = None,
+        adapter: tuple[str, str] | None = None,
+        first_scored: int | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """The explanation, without the name and the age of the request."""
+        tree, length = self.tree, len(prompt)
+        namespace, tokens = CacheNamespace(adapter, salt), pack(prompt)
+        match = tree.match_prefix(namespace, tokens)
+        limit = length - 1 if first_scored is None else min(length, first_scored) - 1
+        num_read = min(match.num_tokens, limit)
+        missed = missed_in_tree(
+            tree,
+            match,
+            num_read,
+            readable=num_read,
+            unscored=limit,
+            before_last=length - 1,
+            prompt=length,
+        )
+        self.misses.add_not_in_tree(missed, tree, namespace, tokens, match, length)
+        name = name or next(self.names)
+        self.misses.admitted(name, salt, length, num_read, 0, missed)
+        blocks = tree.block_ids(match, num_read)[: num_read // SIZE]
+        blocks += [next(self._blocks) for _ in range(-(-length // SIZE) - len(blocks))]
+        tree.insert(namespace, tokens, blocks)
+        tree.unlock(blocks)
+        *_, answer = self.misses.explain(name, salt, now=0.0)
+        del answer["request"], answer["age_s"]
+        return answer
+
+
+def causes(answer: dict[str, Any]) -> list[tuple[str, int, int]]:
+    return [(one["cause"], one["start"], one["end"]) for one in answer["causes"]]
+
+
+def test_every_cause_has_a_counter():
+    labels = {declared.key: declared.labels for declared in declarations(MissCounters)}
+    assert labels.pop("missed_prompt_tokens") == ()
+    assert labels == {cause.value: (("cause", cause.value),) for cause in Cause}
+
+
+def test_each_token_has_one_cause():
+    cache = Cache()
+    assert causes(cache.serve(PROMPT)) == [("new", 0, 10)]
+    assert causes(cache.serve(PROMPT)) == [("last_token", 9, 10)]
+    assert causes(cache.serve([*PROMPT, 1])) == [("new", 10, 11)]
+    assert causes(cache.serve([*PROMPT[:7], 1, 2])) == [("differs", 7, 9)]
+    assert causes(cache.serve(PROMPT, first_scored=4)) == [("scored", 3, 9), ("last_token", 9, 10)]
+    cache.tree.evict(1)  # the partial last block
+    cache.tree.evict(100)
+    answer = cache.serve(PROMPT)
+    assert causes(answer) == [("evicted", 0, 10)]
+    assert answer["causes"][0]["before_s"] >= 0
+    cache.tree.expire(cache.tree.clock())
+    assert causes(cache.serve(PROMPT)) == [("expired", 0, 10)]
+    cache.tree.clear()
+    assert causes(cache.serve([*PROMPT, 8])) == [("flushed", 0, 10), ("new", 10, 11)]
+    assert causes(cache.serve(PROMPT, adapter=ADAPTER)) == [("other_adapter", 0, 10)]
+    counters = cache.misses.counters
+    sums = {cause: getattr(counters, cause) for cause in Cause}
+    assert {cause: number for cause, number in sums.items() if number} == {
+        "new": 12,
+        "differs": 2,
+        "scored": 6,
+        "last_token": 2,
+        "evicted": 10,
+        "expired": 10,
+        "flushed": 10,
+        "other_adapter": 10,
+    }
+    assert counters.missed_prompt_tokens == sum(sums.values())
+
+
+def test_the_texts_where_a_prompt_differs_are_there_only_if_they_may_be_shown():
+    for shows_text, salt in ((True, None), (True, "s"), (False, None)):
+        cache = Cache(shows_text=shows_text)
+        cache.serve(PROMPT, salt)
+        answer = cache.serve([*PROMPT[:7], 1, 2], salt)
+        assert causes(answer) == [("differs", 7, 9)]
+        sides = [answer.get("prompt"), answer.get("cached")]
+        shown = [{"tokens": [1, 2]}, {"tokens": [12, 13, 14]}]
+        assert sides == (shown if shows_text and not salt else [None, None])
+
+
+def test_the_last_requests_are_remembered():
+    cache = Cache()
+    for _ in range(MAX_REQUESTS + 1):
+        cache.serve(PROMPT)
+    assert cache.misses.explain("0", None, now=0.0) == []
+    assert cache.misses.of_request("0") is None
+    assert cache.misses.of_request("1") == cache.serve(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "is_of"),
+    [
+        ("cmpl-a-0-0123abcd", "cmpl-a", True),
+        ("1_cmpl-a-2-0123abcd", "cmpl-a", True),
+        ("chatcmpl-a-0123abcd", "chatcmpl-a", True),
+        ("7", "7", True),
+        ("cmpl-a-b-0-0123abcd", "cmpl-a", False),
+        ("cmpl-ab-0-0123abcd", "cmpl-a", False),
+        ("cmpl-a-0-0123abcd", "cmpl", False),
+        ("cmpl-a-0-0123abcd", "a", False),
+    ],
+)
+def test_a_request_is_found_by_the_id_that_its_client_knows(name, asked, is_of):
+    cache = Cache()
+    cache.serve(PROMPT, name=name)
+    assert len(cache.misses.explain(asked, None, now=0.0)) == is_of
+
+
+# -- what a client can learn of others -------------------------------------------------------------
+
+
+def with_secret(*, is_evicted: bool = False, salt: str | None = None) -> Cache:
+    """A cache that tells whole blocks only, and has a secret, or had it."""
+    cache = Cache(is_exact=False)
+    cache.serve(SECRET, salt)
+    if is_evicted:
+        cache.tree.evict(100)
+        assert cache.tree.num_tokens == 0
+    return cache
+
+
+@pytest.mark.parametrize("is_evicted", [False, True])
+@pytest.mark.parametrize("num_known", range(1, 15))
+def test_no_guess_of_a_token_in_a_block_is_told_apart(num_known, is_evicted):
+    """As in `cached_tokens`: only a whole block is told of, and only while it is cached."""
+    for tail in ([], [1], [1, 2, 3, 4, 5]):
+        right, wrong = (
+            with_secret(is_evicted=is_evicted).serve([*SECRET[:num_known], token, *tail])
+            for token in (SECRET[num_known], 9)
+        )
+        if (num_known + 1) % SIZE or is_evicted:
+            assert right == wrong
+        elif tail:
+            assert right["num_cached_tokens"] == wrong["num_cached_tokens"] + SIZE
+
+
+def test_what_was_evicted_is_not_told_of():
+    known, unknown = (with_secret(is_evicted=True).serve(one) for one in (SECRET, [9] * 15))
+    assert known == unknown and causes(known) == [("not_cached", 0, 15)]
+
+
+def test_exact_numbers_would_tell_each_guess_apart():
+    """So the tests above could fail."""
+    caches = [Cache(is_exact=True), Cache(is_exact=True)]
+    for cache in caches:
+        cache.serve(SECRET)
+    answers = [
+        cache.serve([*SECRET[:5], token, 1])
+        for cache, token in zip(caches, (SECRET[5], 9), strict=True)
+    ]
+    assert causes(answers[0]) != causes(answers[1])
+
+
+@pytest.mark.parametrize("is_evicted", [False, True])
+@pytest.mark.parametrize("adapter", [None, ADAPTER])
+@pytest.mark.parametrize("asking", [None, "mine"])
+def test_nothing_is_told_of_what_another_salt_has_cached(asking, adapter, is_evicted):
+    guess = [*SECRET, 1]
+    beside_secret = with_secret(is_evicted=is_evicted, salt="theirs")
+    alone = Cache(is_exact=False)
+    assert beside_secret.serve(guess, asking, adapter) == alone.serve(guess, asking, adapter)
+
+
+def test_a_request_of_another_salt_cannot_be_asked_for():
+    cache = Cache()
+    cache.serve(PROMPT, "theirs", name="7")
+    assert [len(cache.misses.explain("7", salt, 0.0)) for salt in (None, "mine", "theirs")] == [
+        0,
+        0,
+        1,
+    ]
