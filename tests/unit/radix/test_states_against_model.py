@@ -87,6 +87,7 @@ class StatesAgainstModel(LivesOfATree):
             clock=self.clock,
             window_groups=[*map(WindowGroup, self.sizes[1:], kinds)],
             num_recurrent_groups=num_recurrent_groups,
+            max_evicted_bytes=1 << 13,
         )
         self.content: dict[int, Content] = {}
         self.holders: dict[int, int] = {}

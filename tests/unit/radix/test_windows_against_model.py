@@ -72,6 +72,7 @@ class WindowsAgainstModel(LivesOfATree):
             block_size,
             clock=self.clock,
             window_groups=[*map(WindowGroup, self.sizes[1:], kinds)],
+            max_evicted_bytes=1 << 13,
         )
         self.content: dict[int, Content] = {}
         self.holders: dict[int, int] = {}
