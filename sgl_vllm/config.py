@@ -278,6 +278,14 @@ class Options:
         "above. 0 means no limit.",
         part="schedule",
     )
+    schedule_hold_s: float = _option(
+        0.0,
+        "Hold a request back for at most this many seconds while it would evict contexts that, by "
+        "the pauses measured so far, will likely be continued within this time. For agents whose "
+        "sessions do not fit into the cache together. 0 turns it off.",
+        part="schedule",
+        page="scheduling.md",
+    )
     schedule_window: int = _option(
         1024,
         "How many waiting requests are reordered, oldest first. The rest keep their order of "

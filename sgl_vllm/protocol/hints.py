@@ -1,7 +1,7 @@
-"""Scheduling hints: the program and the fork that a request belongs to.
+"""Scheduling hints: the program and the fork that a request belongs to, and what follows it.
 
-A request carries them in `vllm_xargs`. They never change an answer, only the order of admission and
-the engine that a router chooses. Pure.
+A request carries them in `vllm_xargs`. They never change an answer, only the order of admission,
+the engine that a router chooses, and what the cache keeps. Pure.
 """
 
 from __future__ import annotations
@@ -11,22 +11,37 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any  # Any: the JSON of a request
 
-from sgl_vllm.protocol.request_keys import FORK_GROUP, PROGRAM
+from sgl_vllm.protocol.request_keys import ENDS, FORK_GROUP, NEXT_IN_S, NEXT_TOOL, PROGRAM
 
 logger = logging.getLogger("vllm.sgl_vllm.hints")
 
 MAX_HINT_LENGTH = 256
 MAX_HINT_BITS = 64
+MAX_NEXT_IN_S = 86_400
 
 Hint = str | int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """The hints of one request, None where it has none. Those of equal forks are equal."""
+    """The hints of one request, None where it has none.
+
+    Attributes:
+        ends: no later prompt extends this request's.
+        next_tool: runs before the request that continues this one.
+        next_in_s: how long that is expected to take.
+    """
 
     program: Hint = None
     fork_group: Hint = None
+    ends: bool = False
+    next_tool: Hint = None
+    next_in_s: float | None = None
+
+    @property
+    def fork(self) -> Hashable:
+        """Equal for requests of one fork of a program; None for a request that names no fork."""
+        return None if self.fork_group is None else (self.program, self.fork_group)
 
     @property
     def routing_group(self) -> Hashable:
@@ -47,9 +62,8 @@ def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
     """
     if not extra_args:
         return NO_HINTS
-    hints = Hints(extra_args.get(PROGRAM), extra_args.get(FORK_GROUP))
-    for name, value in ((PROGRAM, hints.program), (FORK_GROUP, hints.fork_group)):
-        if not _is_valid(value):
+    for name in (PROGRAM, FORK_GROUP, NEXT_TOOL):
+        if not _is_valid(extra_args.get(name)):
             logger.warning(
                 "%s of request %.100s is ignored: it must be a string of at most %d characters or "
                 "an integer of at most %d bits",
@@ -59,10 +73,30 @@ def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
                 MAX_HINT_BITS,
             )
             return NO_HINTS
-    return hints
+    next_in_s = extra_args.get(NEXT_IN_S)
+    if next_in_s is not None and not _is_duration(next_in_s):
+        logger.warning(
+            "%s of request %.100s is ignored: it must be a number of seconds from 0 to %d",
+            NEXT_IN_S,
+            request_id,
+            MAX_NEXT_IN_S,
+        )
+        return NO_HINTS
+    hints = Hints(
+        extra_args.get(PROGRAM),
+        extra_args.get(FORK_GROUP),
+        bool(extra_args.get(ENDS, 0)),
+        extra_args.get(NEXT_TOOL),
+        next_in_s,
+    )
+    return NO_HINTS if hints == NO_HINTS else hints
 
 
 def _is_valid(value: object) -> bool:
     if isinstance(value, int):  # Python refuses to write out very large ones
         return value.bit_length() <= MAX_HINT_BITS
     return value is None or (isinstance(value, str) and len(value) <= MAX_HINT_LENGTH)
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= MAX_NEXT_IN_S  # false for NaN

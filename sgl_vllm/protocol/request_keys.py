@@ -9,6 +9,15 @@ PROGRAM, FORK_GROUP = "sgl_program", "sgl_fork_group"
 """Strings or integers. Of one tenant's requests, those with the same program and fork group stay
 together in the queue; with several engines, a program's requests go to the same one."""
 
+ENDS = "sgl_ends"
+"""Any value but 0 says that no later prompt extends this request's: what only it has used is
+evicted first."""
+
+NEXT_TOOL, NEXT_IN_S = "sgl_next_tool", "sgl_next_in_s"
+"""What runs between this answer and the request that continues it: the tool's name, a string or an
+integer, and how many seconds it is expected to take. Pauses are learned by tool; the seconds count
+only until they are."""
+
 REPORT = "sgl_report"
 """Any value but 0 asks which part of the output was forced. The answer is under the same key, in
 `kv_transfer_params`."""

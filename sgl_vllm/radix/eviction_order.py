@@ -20,7 +20,7 @@ class LeafQueue:
 
     A binary heap with lazy deletion: an entry may be out of date. A node that has become more
     valuable is put back when it comes up; one that is no longer a candidate is skipped. Push and
-    pop cost O(log n). A node is in the queue at most once.
+    pop cost O(log n). A node has one entry, unless its value has fallen (`forget`).
     """
 
     def __init__(self, key: EvictionPolicy, is_candidate: Callable[[Node], bool]) -> None:
@@ -52,6 +52,10 @@ class LeafQueue:
                 self._members.discard(node)
                 return node
         return None
+
+    def forget(self, node: Node) -> None:
+        """Let `node` be pushed again, with the smaller key that it has now."""
+        self._members.discard(node)
 
     def __contains__(self, node: Node) -> bool:
         return node in self._members
@@ -108,6 +112,11 @@ class EvictionOrder:
             self._tails.push(leaf)
         if self._may_expire:
             self._oldest.push(leaf)
+
+    def forget(self, node: Node) -> None:
+        """`node` has become less valuable. Add it again if it is evictable."""
+        for queue in (self._tails, self._leaves, self._oldest):
+            queue.forget(node)
 
     def pop(self, wanted: Collection[Node]) -> Node | None:
         """Take the next leaf that is not in `wanted`; None if there is none.

@@ -12,6 +12,7 @@ from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, common_prefix_length
 
 if TYPE_CHECKING:
     from sgl_vllm.radix.evictions import Runs
+    from sgl_vllm.radix.continuations import Context
 
 Namespace = Hashable
 """Sequences of different namespaces share nothing. In vLLM a `CacheNamespace`."""
@@ -39,11 +40,13 @@ class Node:
         num_hits: how many requests read it from the cache.
         last_used: seconds, on the tree's clock.
         priority: the most important (smallest) priority of the requests that used it.
+        context: the one whose end it holds, if that is remembered (`continuations.py`).
     """
 
     __slots__ = (
         "block_ids",
         "children",
+        "context",
         "end",
         "evicted",
         "last_used",
@@ -78,6 +81,7 @@ class Node:
         self.num_hits = 0
         self.last_used = 0.0
         self.priority = priority
+        self.context: Context | None = None
 
 
 class Match(NamedTuple):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.protocol.hints import NO_HINTS, Hints
 from sgl_vllm.radix.keys import TokenKeys, namespace_of
 from sgl_vllm.radix.node import NO_MATCH, Match, Node
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
@@ -35,6 +36,7 @@ class RequestRecord:
         num_hashed: up to which of its tokens whole blocks in the tree have got vLLM's hashes.
         num_with_states: up to which of its tokens its states have entered the tree.
         branch: where it leaves a checkpoint (`checkpoints.py`); 0 for nowhere.
+        hints: what its client says of what follows.
         num_loaded: its cached tokens plus those that a KV connector loads for it; 0 without a load.
     """
 
@@ -49,6 +51,7 @@ class RequestRecord:
     num_with_states: int = 0
     branch: int = 0
     num_loaded: int = 0
+    hints: Hints = NO_HINTS
 
 
 class RequestRecords:

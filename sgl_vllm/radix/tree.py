@@ -215,6 +215,24 @@ class RadixTree:
                 node.priority = priority
             node = node.parent
 
+    def record_end(self, leaf: Node) -> None:
+        """No sequence will extend `leaf` again: what only led to it counts as never used.
+
+        In a session, each request reads one node more than the one before. A node that more
+        requests have read than that is of use to others.
+        """
+        node, parent = leaf, leaf.parent
+        if node.children:
+            return
+        while parent is not None:
+            node.last_used = 0.0
+            self.order.forget(node)
+            if self.blocks.is_evictable(node):
+                self.order.add(node)
+            if len(parent.children) > 1 or parent.num_hits > node.num_hits + 1:
+                return
+            node, parent = parent, parent.parent
+
     # -- insert -------------------------------------------------------------------------------
 
     def insert(
@@ -608,6 +626,8 @@ class RadixTree:
                 del self.roots[self._namespaces.pop(parent)]
             if parent.parent is None or parent.children:
                 return evicted
+            if node.context is not None:
+                node.context.move_to(parent)
             node, end = parent, self._end_of_own_blocks(parent)
         if end < node.end:
             self.watchers.notify(node)

@@ -19,6 +19,7 @@ from sgl_vllm.jump.jump import JumpForward, JumpListener
 from sgl_vllm.jump.report import ForcedReports
 from sgl_vllm.part import BY_OPTION, EngineView, Part, SchedulerFacts
 from sgl_vllm.radix import part as radix
+from sgl_vllm.radix.continuations import Continuations
 from sgl_vllm.radix.manager import RadixKVCacheManager, max_copies
 from sgl_vllm.radix.stats import EvictionCounters, RadixCounters
 from sgl_vllm.scheduler import preemption, queue, select
@@ -209,6 +210,8 @@ def renew(parts: Parts) -> None:
     if parts.radix is not None:
         parts.radix.counters, parts.radix.pool.counters = RadixCounters(), EvictionCounters()
         parts.radix.forget_misses()
+        if parts.radix.continuations is not None:
+            parts.radix.continuations.clear()
     if parts.tiers is not None:
         parts.tiers.renew(_load_rule(parts.engine.options))
     if parts.grammars is not None:
@@ -227,6 +230,7 @@ def _load_rule(options: Options) -> LoadRule:
 
 def _build_radix(parts: Parts) -> RadixKVCacheManager:
     scheduler, engine = parts.scheduler, parts.engine
+    hold_s = engine.options.schedule_hold_s if queue.PART.name not in engine.off else 0.0
     return RadixKVCacheManager.adopt(
         scheduler.kv_cache_manager,
         policy=engine.options.radix_policy,
@@ -239,6 +243,7 @@ def _build_radix(parts: Parts) -> RadixKVCacheManager:
         max_copies=max_copies(engine.kv_cache_config),
         has_connector=scheduler.connector is not None,
         drafting=drafting_of(engine.vllm_config),
+        continuations=Continuations(hold_s) if hold_s else None,
         scheduler=PartsSchedulerView(parts),
     )
 
@@ -257,6 +262,7 @@ def _build_queue(parts: Parts) -> None:
         parts.radix,
         DeficitCounters(quantum) if quantum else None,
         parts.traces,
+        options.schedule_hold_s,
     )
     scheduler.waiting = parts.queue
 

@@ -14,7 +14,7 @@ import itertools
 import time
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -25,10 +25,11 @@ from vllm.v1.request import Request
 from sgl_vllm.counters import counter
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.part import NO_PREFIX_CACHING, EngineView, Part
-from sgl_vllm.protocol.hints import read_hints
+from sgl_vllm.protocol.hints import Hints, read_hints
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.node import Node
 from sgl_vllm.scheduler.fairness import DeficitCounters
+from sgl_vllm.scheduler.hold import ContextHold
 from sgl_vllm.scheduler.policy import WaitingQueue
 from sgl_vllm.scheduler.scores import PrefixScores
 from sgl_vllm.scheduler.sharing import MIN_SAVED_TOKENS, MIN_SAVED_TOKENS_ON_CPU, PrefillSharing
@@ -66,6 +67,11 @@ class OrderCounters:
         "Times a request waited one step for a prefix that another request was computing.",
         unit="times",
     )
+    held_for_contexts: int = counter(
+        "Requests that waited for their admission because they would have evicted contexts that "
+        "were expected to be continued soon (`schedule_hold_s`).",
+        unit="requests",
+    )
 
 
 class CacheAwareQueue(RequestQueue):
@@ -89,6 +95,7 @@ class CacheAwareQueue(RequestQueue):
         radix: RadixKVCacheManager | None,
         fairness: DeficitCounters | None,
         traces: RequestTraces | None = None,
+        hold_s: float = 0.0,
     ) -> None:
         self._scheduler = scheduler
         self._waiting = waiting
@@ -100,6 +107,11 @@ class CacheAwareQueue(RequestQueue):
             on_cpu = scheduler.vllm_config.device_config.device_type == "cpu"
             min_saved_tokens = MIN_SAVED_TOKENS_ON_CPU if on_cpu else MIN_SAVED_TOKENS
             self.sharing = PrefillSharing(scheduler, waiting, radix, min_saved_tokens)
+        self._hold: ContextHold | None = None
+        if radix is not None and hold_s:
+            self._hold = ContextHold(scheduler, waiting, radix, hold_s)
+        self._held: WeakSet[Request] = WeakSet()  # those that have been counted
+        self._radix = radix
         self._has_priorities = scheduler.policy == SchedulingPolicy.PRIORITY
         self._tenants: WeakKeyDictionary[Request, Hashable] = WeakKeyDictionary()
         self._order: list[Request] = []  # of this step, or still of an earlier one
@@ -125,6 +137,8 @@ class CacheAwareQueue(RequestQueue):
         self._place = 0
         if self.sharing is not None:
             self.sharing.step_starts()
+        if self._hold is not None:
+            self._hold.step_starts()
 
     def step_ends(self, scheduler_output: SchedulerOutput) -> None:
         """Count the requests that were popped and not put back as admitted."""
@@ -169,6 +183,8 @@ class CacheAwareQueue(RequestQueue):
 
     def _policy_order(self) -> list[Request]:
         if len(self._waiting) < 2:
+            if self._hold is not None:  # which asks what of the request is cached
+                self._scores.refresh()
             return list(self._waiting)
         self._scores.refresh()
         self.counters.ordered_steps += 1
@@ -195,10 +211,15 @@ class CacheAwareQueue(RequestQueue):
         return self._next
 
     def _is_held_back(self, request: Request) -> bool:
-        if self.sharing is None or not self._breaker.run(self.sharing.must_wait, request):
-            return False
-        self.counters.held_back += 1
-        return True
+        if self._hold is not None and self._breaker.run(self._hold.must_wait, request):
+            if request not in self._held:
+                self._held.add(request)
+                self.counters.held_for_contexts += 1
+            return True
+        if self.sharing is not None and self._breaker.run(self.sharing.must_wait, request):
+            self.counters.held_back += 1
+            return True
+        return False
 
     def wanted(self) -> set[Node]:
         """The nodes that the head of the queue matches, so that they are evicted last.
@@ -229,17 +250,19 @@ class CacheAwareQueue(RequestQueue):
                 self._add(request, first=True)
 
     def _add(self, request: Request, first: bool) -> None:
-        tenant = tenant_of(request)
+        tenant, hints = tenant_of(request), hints_of(request)
         self._waiting.add(
             request,
             request.num_tokens,
             arrival_s=request.arrival_time,
             priority=request.priority if self._has_priorities else 0,
             tenant=tenant if self._fairness is not None else None,
-            fork_group=fork_group_of(request, tenant),
+            fork_group=None if hints.fork is None else (tenant, hints.fork),
             first=first,
         )
         self._scores.add(request)
+        if self._radix is not None:
+            self._radix.note_arrival(request, hints)
         if self._fairness is not None:
             self._tenants[request] = tenant
 
@@ -290,9 +313,6 @@ def tenant_of(request: Request) -> Hashable:
     return request.cache_salt, lora.lora_name if lora is not None else None
 
 
-def fork_group_of(request: Request, tenant: Hashable) -> Hashable:
-    """The fork of a tenant's program that the request names; None if it names none."""
+def hints_of(request: Request) -> Hints:
     params = request.sampling_params
-    extra_args = params.extra_args if params is not None else None
-    hints = read_hints(extra_args, request.request_id)
-    return None if hints.fork_group is None else (tenant, hints)
+    return read_hints(params.extra_args if params is not None else None, request.request_id)

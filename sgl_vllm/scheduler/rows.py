@@ -185,6 +185,10 @@ class WaitingRows(Generic[Item]):
         """The node that a waiting item matches."""
         return self._nodes[self._slots[item]]
 
+    def num_matched(self, item: Item) -> int:
+        """Length, in tokens, of the cached prefix of a waiting item."""
+        return int(self._rows["matched"][self._slots[item]])
+
     def branch_of(self, item: Item) -> int:
         """The branch of a waiting item; `NO_GROUP` if it has none."""
         return int(self._rows["branch"][self._slots[item]])

@@ -12,7 +12,18 @@ def test_a_request_names_its_program_and_fork():
     assert read_hints({"sgl_fork_group": "f"}, "id") == Hints(None, "f")
 
 
-@pytest.mark.parametrize("extra_args", [None, {}, {"other": 1}])
+def test_a_request_says_what_follows_it():
+    assert read_hints({"sgl_ends": 1}, "id").ends and not read_hints({"sgl_ends": 0}, "id").ends
+    hints = read_hints({"sgl_next_tool": "bash", "sgl_next_in_s": 2.5}, "id")
+    assert (hints.next_tool, hints.next_in_s) == ("bash", 2.5)
+
+
+def test_forks_are_those_of_one_program_whatever_follows_them():
+    assert Hints("p", 1, ends=True).fork == Hints("p", 1).fork != Hints("q", 1).fork
+    assert Hints("p").fork is None
+
+
+@pytest.mark.parametrize("extra_args", [None, {}, {"other": 1}, {"sgl_ends": 0}])
 def test_a_request_without_hints_belongs_to_no_group(extra_args):
     assert read_hints(extra_args, "id") == NO_HINTS
     assert NO_HINTS.routing_group is None
@@ -31,6 +42,20 @@ def test_an_invalid_hint_is_one_warning_without_its_content(group, caplog):
         assert read_hints({"sgl_fork_group": group}, "request 5") == NO_HINTS
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "request 5" in caplog.text and "x" * 20 not in caplog.text
+
+
+@pytest.mark.parametrize("seconds", [-1, 1e9, float("nan"), float("inf"), "3", [3], 1 << 2000])
+def test_an_invalid_duration_is_ignored_with_a_warning(seconds, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert read_hints({"sgl_next_in_s": seconds, "sgl_next_tool": "t"}, "id") == NO_HINTS
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.parametrize("tool", [[1], 1.5, "x" * 257, 1 << 65])
+def test_an_invalid_tool_is_ignored_with_a_warning(tool, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert read_hints({"sgl_next_tool": tool}, "id") == NO_HINTS
+    assert "sgl_next_tool" in caplog.text
 
 
 def test_a_long_request_id_is_cut_in_the_log(caplog):

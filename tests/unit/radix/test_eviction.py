@@ -164,3 +164,53 @@ def test_the_queue_of_leaves_does_not_grow_with_use() -> None:
         put(tree, "xy" + chr(block), [10, 11, block])
         tree.evict_block(block)
     assert len(tree.order._leaves) < 200
+
+
+# -- sequences that end ---------------------------------------------------------------------------
+
+
+def end(tree: RadixTree, tokens: str) -> None:
+    leaf = tree.match_prefix("", letters(tokens)).node
+    assert leaf is not None
+    tree.record_end(leaf)
+
+
+def test_a_sequence_that_has_ended_goes_before_older_ones() -> None:
+    tree = RadixTree(block_size=1, clock=Clock())
+    put(tree, "ab", [10, 11])
+    put(tree, "cd", [12, 13])
+    end(tree, "cd")
+    assert [tree.evict(1) for _ in range(4)] == [[13], [12], [11], [10]]
+
+
+def test_all_steps_of_a_session_that_has_ended_go_first() -> None:
+    tree = RadixTree(block_size=1, clock=Clock())
+    put(tree, "x", [9])
+    put(tree, "a", [10])
+    hit(tree, "a")
+    put(tree, "ab", [10, 11])
+    hit(tree, "ab")
+    put(tree, "abc", [10, 11, 12])
+    end(tree, "abc")
+    assert [tree.evict(1) for _ in range(4)] == [[12], [11], [10], [9]]
+
+
+def test_what_others_read_too_does_not_end_with_a_session() -> None:
+    tree = RadixTree(block_size=1, clock=Clock())
+    put(tree, "x", [9])
+    put(tree, "a", [10])
+    for _ in range(3):  # of other sessions, whose ends are evicted by now
+        hit(tree, "a")
+    put(tree, "ab", [10, 11])
+    end(tree, "ab")
+    assert [tree.evict(1) for _ in range(3)] == [[11], [9], [10]]
+
+
+def test_a_prefix_that_others_continue_does_not_end() -> None:
+    tree = RadixTree(block_size=1, clock=Clock())
+    put(tree, "ab", [10, 11])
+    put(tree, "ac", [10, 12])
+    put(tree, "x", [13])
+    end(tree, "a")
+    end(tree, "ac")
+    assert [tree.evict(1) for _ in range(4)] == [[12], [11], [10], [13]]

@@ -64,10 +64,10 @@ class Request:
     @property
     def num_output_tokens(self) -> int: ...
     @property
-    def output_token_ids(self) -> Sequence[int]: ...  # [jump_forward]
+    def output_token_ids(self) -> Sequence[int]: ...  # [radix, jump_forward]
     @property
     def use_structured_output(self) -> bool: ...  # [jump_forward]
     def update_block_hashes(self) -> None: ...  # [radix]
     def append_output_token_ids(self, token_ids: int | list[int]) -> None: ...  # [jump_forward]
-    def is_finished(self) -> bool: ...  # [jump_forward, self_check]
+    def is_finished(self) -> bool: ...  # [radix, jump_forward, self_check]
     def get_finished_reason(self) -> FinishReason | None: ...  # [jump_forward]
