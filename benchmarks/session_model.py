@@ -21,6 +21,10 @@ from benchmarks.traces import VOCABULARY, Call, Program, Tokens, Trace
 
 NAME = "agent_sessions"
 
+END_OF_TURN, END_OF_TOOL_CALL = VOCABULARY, VOCABULARY + 1
+"""The last token of an answer to a person, and of one that calls tools, as in the chat formats of
+many models."""
+
 SECONDS_PER_TOKEN = 5.7 / 252
 """Generation of the published median step. Decides only which steps fall into a trace's window."""
 
@@ -363,11 +367,14 @@ def as_calls(
         return max(1, round(num_tokens * scale))
 
     project = _text(rng, scaled(session.num_project_tokens))
+    calling_tools = {
+        step.continues for step in session.steps if step.trigger in ("tool", "compaction")
+    }
     replies: list[Tokens] = []
     contexts: list[list[Tokens]] = []  # of each, the parts
     places: list[tuple[int, int]] = []  # of each step, its context and the prompt's end in it
     ends: list[int] = []  # of each context, its tokens so far
-    for step in session.steps:
+    for number, step in enumerate(session.steps):
         if step.continues is None:
             contexts.append([opening, project])
             ends.append(len(opening) + len(project))
@@ -376,6 +383,7 @@ def as_calls(
             context, _ = places[step.continues]
         new = [*(replies[index] for index in step.reads), _text(rng, scaled(step.num_new))]
         reply = _text(rng, scaled(step.num_output))
+        reply[-1] = END_OF_TOOL_CALL if number in calling_tools else END_OF_TURN
         contexts[context] += [*new, reply]
         places.append((context, ends[context] + sum(map(len, new))))
         ends[context] = places[-1][1] + len(reply)
