@@ -81,28 +81,33 @@ class Pauses:
 class Context:
     """What a request has left in the tree.
 
+    Invariant: `leaf.context` is this context, unless `leaf` is None.
+
     Attributes:
-        leaf: the node that holds its end. If that is evicted, the node before it.
+        leaf: the node that holds its end. If that is evicted, the node before it; None if it is
+            shared, if nothing is left, or if a later request ended there too.
         own_start: the tokens from here on are in no other context.
         kinds: what its pause is learned under.
         ended_s: when the request ended.
         expected_until_s: until then it will likely be continued soon.
     """
 
-    leaf: Node
+    leaf: Node | None
     own_start: int
     kinds: Sequence[Hashable]
     ended_s: float
     expected_until_s: float
 
     def move_to(self, leaf: Node) -> None:
-        """Its end is evicted, and `leaf` holds what is left."""
+        """`leaf` holds its end, or what is left of it."""
+        if leaf.context is not None:
+            leaf.context.leaf = None
         self.leaf = leaf
         leaf.context = self
 
     def num_own_blocks(self, block_size: int) -> int:
         """Blocks of the tree that hold this context and no other; 0 if it is gone."""
-        if self.leaf.parent is None or self.leaf.context is not self:
+        if self.leaf is None:
             return 0
         return max(0, -(-self.leaf.end // block_size) - self.own_start // block_size)
 
@@ -165,8 +170,8 @@ class Continuations:
         else:
             expected_for_s = self._all_pauses.expected_for_s(self._horizon_s)
         until_s = now_s + expected_for_s
-        context = Context(leaf, _own_start(leaf), kinds, now_s, until_s)
-        leaf.context = context
+        context = Context(None, _own_start(leaf), kinds, now_s, until_s)
+        context.move_to(leaf)
         if until_s > now_s:
             self._expect(context)
         key = _PromptEnd(namespace, length, prompt[-_TAIL_BYTES:])
@@ -203,7 +208,7 @@ class Continuations:
         return sum(
             one.num_own_blocks(blocks.block_size)
             for one in self._expected
-            if blocks.is_evictable(one.leaf)
+            if one.leaf is not None and blocks.is_evictable(one.leaf)
         )
 
     def _expect(self, context: Context) -> None:

@@ -40,7 +40,7 @@ class Node:
         num_hits: how many requests read it from the cache.
         last_used: seconds, on the tree's clock.
         priority: the most important (smallest) priority of the requests that used it.
-        context: the one whose end it holds, if that is remembered (`continuations.py`).
+        context: of the last request that ended here, if it is remembered (`continuations.py`).
     """
 
     __slots__ = (

@@ -543,6 +543,8 @@ class RadixTree:
             if self.evictions is not None:
                 self.evictions.node_left(node)
             node.parent = None
+            if node.context is not None:
+                node.context.leaf = None
         self.watchers.notify_all()
         self.roots.clear()
         self._namespaces.clear()
@@ -606,6 +608,8 @@ class RadixTree:
         self.num_tokens -= node.end - node.start
         self.num_nodes -= 1
         node.parent = None
+        if node.context is not None:
+            node.context.leaf = None  # `_cut` may move it up
 
     def _cut(self, node: Node, end: int) -> list[int]:
         """Shorten childless `node` to block-aligned `end`. Remove it if nothing is left of it, and

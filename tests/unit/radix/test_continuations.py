@@ -138,6 +138,17 @@ def test_what_is_left_of_an_evicted_context_is_still_counted(sessions: Sessions)
     assert sessions.num_expected(100.3) == 0
 
 
+def test_a_remembered_context_keeps_no_evicted_node_alive(sessions: Sessions) -> None:
+    contexts = [sessions.end(session, now_s=100.0).context for session in range(3)]
+    sessions.tree.evict(9)
+    assert sum(one is not None and one.leaf is None for one in contexts) == 1
+    sessions.tree.evict_block(0)  # which all of them begin with
+    assert all(one is not None and one.leaf is None for one in contexts)
+    cleared = sessions.end(4, now_s=100.0).context
+    sessions.tree.clear()
+    assert cleared is not None and cleared.leaf is None
+
+
 def test_a_promise_counts_until_its_kind_is_known(sessions: Sessions) -> None:
     leaf = sessions.end(1, now_s=100.0)
     sessions.continuations.ended("", sessions.prompt(1), leaf, ["tool"], 100.0, promised_s=3.0)
