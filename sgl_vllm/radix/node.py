@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, common_prefix_length
 
 if TYPE_CHECKING:
-    from sgl_vllm.radix.evictions import Runs
     from sgl_vllm.radix.continuations import Context
+    from sgl_vllm.radix.evictions import Runs
 
 Namespace = Hashable
 """Sequences of different namespaces share nothing. In vLLM a `CacheNamespace`."""
