@@ -1,0 +1,161 @@
+"""New contexts wait for those that will be continued soon, in vLLM's scheduler without a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sgl_vllm.radix.continuations import MIN_OUTCOMES
+from tests.engine.machine import Machine
+from tests.engine.test_queue import words
+
+HOLD_S = 10.0
+
+
+class StoppedTime:
+    """Stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+    monotonic = time
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedTime:
+    clock = StoppedTime()
+    monkeypatch.setattr("sgl_vllm.radix.manager.time", clock)
+    monkeypatch.setattr("sgl_vllm.scheduler.hold.time", clock)
+    return clock
+
+
+class Server:
+    """A cache of 1,920 tokens, whose sessions have paused for a second each, and which is busy."""
+
+    def __init__(self, clock: StoppedTime, hold_s: float = HOLD_S) -> None:
+        self.clock = clock
+        self.machine = Machine({"schedule_hold_s": hold_s}, num_blocks=60)
+        for _ in range(MIN_OUTCOMES):
+            prompt = words(64)
+            self.serve(prompt)
+            clock.now_s += 1
+            self.serve([*prompt, *words(8)])
+        clock.now_s = 100.0
+
+    def serve(self, prompt: list[int], **params: Any) -> list[int]:
+        self.machine.add(prompt, **params)
+        self.machine.run()
+        return prompt
+
+    def start_long_answer(self) -> None:
+        self.machine.add(words(64), 300)
+        self.machine.step()
+
+    def send(self, name: str, prompt: list[int], waited_s: float = 0.0) -> None:
+        self.machine.add(prompt, name=name).arrival_time = self.clock.now_s - waited_s
+        self.machine.step()
+
+    def num_cached(self, prompt: list[int]) -> int:
+        radix = self.machine.scheduler.parts.radix
+        return radix.match(self.machine.add(prompt)).num_tokens
+
+
+def test_a_new_context_waits_until_the_expected_one_has_been_continued(clock: StoppedTime) -> None:
+    server = Server(clock)
+    session = server.serve(words(1200))
+    server.start_long_answer()
+    server.send("new", words(1000))
+    server.send("back", [*session, *words(20)])
+    machine = server.machine
+    assert 0 < machine.computed["back"] < 64
+    assert "new" not in machine.admitted and machine.counters.held_for_contexts == 1
+    clock.now_s += 2
+    machine.step()
+    assert "new" in machine.admitted
+    machine.run()
+
+
+def test_a_request_that_waits_alone_is_not_held_back_if_it_is_cached(clock: StoppedTime) -> None:
+    server = Server(clock)
+    session = server.serve(words(900))
+    server.serve(words(800))
+    server.start_long_answer()
+    server.send("back", [*session, *words(20)])
+    assert 0 < server.machine.computed["back"] < 64
+
+
+def test_a_request_waits_no_longer_than_the_option_says(clock: StoppedTime) -> None:
+    server = Server(clock)
+    server.serve(words(1200), extra_args={"sgl_next_in_s": 100})  # so it is expected for 10 s
+    server.start_long_answer()
+    server.send("new", words(1000), waited_s=6)
+    clock.now_s += 3
+    server.machine.step()
+    assert "new" not in server.machine.admitted
+    clock.now_s += 2
+    server.machine.step()
+    assert "new" in server.machine.admitted
+
+
+def test_a_context_that_does_not_come_back_in_time_is_not_waited_for(clock: StoppedTime) -> None:
+    server = Server(clock)
+    server.serve(words(1200))
+    server.start_long_answer()
+    server.send("new", words(1000))
+    assert "new" not in server.machine.admitted
+    clock.now_s += 2
+    server.machine.step()
+    assert "new" in server.machine.admitted
+
+
+@pytest.mark.parametrize("size", [600, 1000])
+def test_only_what_does_not_fit_beside_the_expected_waits(clock: StoppedTime, size: int) -> None:
+    server = Server(clock)
+    server.serve(words(1200))
+    server.start_long_answer()
+    server.send("new", words(size))
+    assert ("new" in server.machine.admitted) == (size == 600)
+
+
+def test_nothing_waits_while_the_engine_is_idle(clock: StoppedTime) -> None:
+    server = Server(clock)
+    server.serve(words(1200))
+    server.send("new", words(1000))
+    assert "new" in server.machine.admitted
+
+
+def test_by_default_nothing_waits_and_nothing_is_learned(clock: StoppedTime) -> None:
+    server = Server(clock, hold_s=0.0)
+    server.serve(words(1200))
+    server.start_long_answer()
+    server.send("new", words(1000))
+    assert "new" in server.machine.admitted
+    assert server.machine.scheduler.parts.radix.continuations is None
+
+
+def test_a_context_that_ends_is_not_waited_for_and_goes_first(clock: StoppedTime) -> None:
+    server = Server(clock)
+    older = server.serve(words(384))
+    ended = server.serve(words(1200), extra_args={"sgl_ends": 1})
+    server.start_long_answer()
+    server.send("new", words(1000))
+    assert "new" in server.machine.admitted
+    assert server.num_cached(older) == 384
+    assert server.num_cached(ended) < 600
+
+
+def test_a_promise_counts_until_the_tool_is_known(clock: StoppedTime) -> None:
+    server = Server(clock)
+    server.serve(words(1200), extra_args={"sgl_next_tool": "build", "sgl_next_in_s": 4})
+    server.start_long_answer()
+    server.send("new", words(1000))
+    clock.now_s += 7
+    server.machine.step()
+    assert "new" not in server.machine.admitted  # without the promise, for one second only
+    clock.now_s += 2
+    server.machine.step()
+    assert "new" in server.machine.admitted
