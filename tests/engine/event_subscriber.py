@@ -14,6 +14,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 from vllm.v1.request import Request
 
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.node import Node
 from sgl_vllm.radix.tokens import unpack
@@ -128,6 +129,7 @@ def whole_blocks(scheduler: Scheduler) -> set[Block]:
             add(child, salt, (*tokens, *unpack(child.tokens)))
 
     for namespace, root in tree.roots.items():
+        assert isinstance(namespace, CacheNamespace)
         for child in root.children.values():
             add(child, namespace.salt, tuple(unpack(child.tokens)))
     return found

@@ -23,6 +23,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 
 from sgl_vllm.counters import declarations
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.misses import MissCounters
 from sgl_vllm.radix.node import Node
@@ -254,7 +255,9 @@ def test_the_explanations_of_random_requests_are_those_of_a_replay(seed, monkeyp
             wanted = ["skipped"] * len(prompt)
         else:
             record = cache.manager.pool.records.of(request)
+            assert record is not None
             namespace = record.namespace
+            assert isinstance(namespace, CacheNamespace)
             assert (namespace.adapter, namespace.salt) == (adapter, how["salt"])
             wanted = replay.explain(namespace, prompt, num_read, first_scored)
         cache.admit(request, blocks, num_read)

@@ -60,7 +60,7 @@ def test_every_missed_token_has_a_cause_while_requests_are_preempted(start):
 @pytest.mark.parametrize("load_steps", [0, 2])
 def test_what_a_connector_loads_is_not_missed(start, load_steps):
     STORE.clear()
-    vars(BEHAVIOUR).update(vars(Behaviour(load_steps=load_steps)))
+    vars(BEHAVIOUR).update(vars(Behaviour(load_steps=load_steps, send_steps=1)))
     config = KVTransferConfig(**memory_connector.CONFIG)
     engine = start(
         {"why_exact": True},
@@ -76,6 +76,7 @@ def test_what_a_connector_loads_is_not_missed(start, load_steps):
     assert num_loaded > 0
     assert counted(engine) == (num_missed, num_missed)
     engine.settle()
+    vars(BEHAVIOUR).update(vars(Behaviour()))
     STORE.clear()
 
 

@@ -141,7 +141,7 @@ def test_the_causes_add_up_in_the_stats_and_in_the_metrics(server) -> None:
 def test_the_command_prints_it(server, client, capsys, monkeypatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", API_KEY)
     flush(server)
-    salt = {"extra_body": {"cache_salt": "mine"}}
+    salt: dict[str, Any] = {"extra_body": {"cache_salt": "mine"}}
     ask(client, PROMPT, **salt)
     request = ask(client, [*PROMPT[:150], 1, 2, 3], **salt)
     assert cli.main(["why", server.url, request, "--cache-salt", "mine"]) == 0

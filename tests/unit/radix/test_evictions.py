@@ -29,7 +29,9 @@ def prefixes_in(tree: RadixTree) -> set[Prefix]:
         while stack:
             node, before = stack.pop()
             tokens = (*before, *unpack(node.tokens))
-            found.update((namespace, tokens[:n]) for n in range(len(before) + 1, len(tokens) + 1))
+            found.update(
+                (str(namespace), tokens[:n]) for n in range(len(before) + 1, len(tokens) + 1)
+            )
             stack += [(child, tokens) for child in node.children.values()]
     return found
 
