@@ -279,7 +279,10 @@ VALUES: dict[str, list[Any]] = {
 }
 """Values of every type of JSON. (NaN is JavaScript's; Python's JSON reads it.)"""
 
-HINTS = ("sgl_program", "sgl_fork_group", "sgl_report", "sgl_score_from")
+HINTS = (
+    *("sgl_program", "sgl_fork_group", "sgl_ends", "sgl_next_tool", "sgl_next_in_s"),
+    *("sgl_report", "sgl_score_from"),
+)
 FIELDS = ("cache_salt", "request_id", "vllm_xargs", "priority", "prompt", "stop", "user")
 
 
@@ -339,10 +342,16 @@ def batches(rng: random.Random, count: int, size: int) -> Iterator[Attack]:
     yield attack("aborts", "sgl/batch/abort", {"ids": [f"{number}" for number in range(50_000)]})
 
 
+QUESTIONS = (
+    "/metrics",
+    *("/v1/sgl/stats", "/v1/sgl/tree", "/v1/sgl/pins", "/v1/sgl/why?request=none"),
+)
+
+
 def scrapes(count: int) -> Iterator[Attack]:
     """Questions that the server passes on to its engines."""
     for number in range(count):
-        path = ("/metrics", "/v1/sgl/stats", "/v1/sgl/tree", "/v1/sgl/pins")[number % 4]
+        path = QUESTIONS[number % len(QUESTIONS)]
         yield Attack(path, path, method="GET")
 
 
