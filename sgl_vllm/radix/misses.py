@@ -114,6 +114,10 @@ class MissCounters:
         Cause.PART_OFF,
     )
 
+    def add(self, cause: Cause, num_tokens: int) -> None:
+        """These tokens, which `missed_prompt_tokens` counts already, have this cause."""
+        setattr(self, cause, getattr(self, cause) + num_tokens)
+
 
 class Difference(NamedTuple):
     """Where a prompt differs from what is cached: the next tokens of both."""
@@ -274,7 +278,7 @@ class Misses:
             counters.missed_prompt_tokens += num_prompt_tokens - start
         for end, cause, _ in missed:
             if end > start:
-                setattr(counters, cause, getattr(counters, cause) + end - start)
+                counters.add(cause, end - start)
                 start = end
         explanations = self._explanations
         explanations[request_id] = Explanation(
