@@ -63,7 +63,7 @@ def test_a_subscriber_knows_the_whole_blocks_of_every_group_after_every_step(
     core.advance = advance_and_check
     aborted = serve(core, jobs, random.Random(1))
     check(core.answers, answers, aborted)
-    assert num_checks > 100
+    assert num_checks > 50
     assert core.scheduler.sgl_vllm.stats().evictions.evicted_blocks > 100 or num_blocks > 500
 
 
