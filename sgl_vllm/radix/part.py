@@ -37,7 +37,11 @@ def _why_not_several_groups(vllm_config: VllmConfig) -> str | None:
         return "the model has several KV-cache groups, and a KV connector is in use"
     if vllm_config.speculative_config is not None:
         return "the model has several KV-cache groups, and speculative decoding is on"
-    if vllm_config.model_config.is_hybrid and vllm_config.cache_config.prefix_match_unit:
+    if not vllm_config.model_config.is_hybrid:
+        return None
+    if (events := vllm_config.kv_events_config) is not None and events.enable_kv_cache_events:
+        return "with recurrent layers, not every block that leaves the tree has a KV event"
+    if vllm_config.cache_config.prefix_match_unit:
         return (
             "with recurrent layers, prefix_match_unit moves the states that vLLM leaves in blocks"
         )

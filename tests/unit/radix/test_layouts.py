@@ -239,11 +239,15 @@ def test_a_window_that_never_ends_is_served_as_full_attention_beside_other_group
     assert reason(scheduler_config(worker_config([MAMBA], [endless]))) is None
 
 
-def test_connectors_are_served_beside_one_group_only_and_events_beside_any():
+def test_connectors_are_served_beside_one_group_only_and_events_beside_windows():
     several = scheduler_config(worker_config([FULL], [WINDOW]))
     events = {"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)}
     assert reason(several, **events) is None
-    assert reason(scheduler_config(worker_config([MAMBA], [FULL])), **events) is None
+    hybrid = SimpleNamespace(is_hybrid=True, is_attention_free=False, max_model_len=MAX_MODEL_LEN)
+    recurrent = scheduler_config(worker_config([MAMBA], [FULL]))
+    assert reason(recurrent, model_config=hybrid) is None
+    why = "with recurrent layers, not every block that leaves the tree has a KV event"
+    assert reason(recurrent, model_config=hybrid, **events) == why
     connector = {"kv_transfer_config": SimpleNamespace()}
     assert reason(scheduler_config(worker_config([FULL, FULL])), **connector) is None
     why = "the model has several KV-cache groups, and a KV connector is in use"
