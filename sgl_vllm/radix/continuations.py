@@ -48,19 +48,15 @@ class Pauses:
 
     def __init__(self) -> None:
         self._counts = [0.0] * len(_BEGINS_S)
-        self._num_abandoned = 0.0
         self.num_outcomes = 0.0
 
     def add(self, pause_s: float | None) -> None:
         """A context was continued after this pause; None if it was not."""
-        if pause_s is None:
-            self._num_abandoned += 1
-        else:
+        if pause_s is not None:
             self._counts[bisect_right(_BEGINS_S, max(pause_s, 0.0)) - 1] += 1
         self.num_outcomes += 1
         if self.num_outcomes > MAX_OUTCOMES:
             self._counts = [count / 2 for count in self._counts]
-            self._num_abandoned /= 2
             self.num_outcomes /= 2
 
     def expected_for_s(self, horizon_s: float) -> float:

@@ -30,7 +30,7 @@ class Block(NamedTuple):
 
 
 class Subscriber:
-    """Stands for vLLM's event publisher, and for the one who reads what it publishes.
+    """Stands for vLLM's event publisher, and for its subscriber.
 
     Attributes:
         known: the blocks announced, and not removed since.

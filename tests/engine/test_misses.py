@@ -26,9 +26,8 @@ from sgl_vllm.counters import declarations
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.misses import MissCounters
-from sgl_vllm.radix.node import Node
-from sgl_vllm.radix.tokens import unpack
 from sgl_vllm.radix.tree import RadixTree
+from tests.cached_prefixes import Prefix, prefixes_in
 from tests.engine import test_recurrent_groups, test_window_groups
 from tests.engine.jobs import mixed_jobs, serve
 
@@ -36,8 +35,6 @@ SIZE = 4
 PARAMS = SamplingParams(max_tokens=1)
 ADAPTERS = [None, LoRARequest("french", 1, "/french"), LoRARequest("german", 2, "/german")]
 
-Prefix = tuple[Any, tuple[int, ...]]
-"""A namespace, and tokens."""
 CACHED = "cached"
 
 
@@ -140,19 +137,6 @@ def check_sums(counters: MissCounters, wanted: Counter[str]) -> None:
 
 
 # -- the replay --------------------------------------------------------------------------------
-
-
-def prefixes_in(tree: RadixTree) -> set[Prefix]:
-    """Every prefix of every sequence in the tree."""
-    found: set[Prefix] = set()
-    for namespace, root in tree.roots.items():
-        stack: list[tuple[Node, tuple[int, ...]]] = [(one, ()) for one in root.children.values()]
-        while stack:
-            node, before = stack.pop()
-            tokens = (*before, *unpack(node.tokens))
-            found.update((namespace, tokens[:n]) for n in range(len(before) + 1, len(tokens) + 1))
-            stack += [(child, tokens) for child in node.children.values()]
-    return found
 
 
 class Replay:

@@ -11,29 +11,11 @@ import pytest
 
 from sgl_vllm.radix.evictions import RUN_BYTES, EvictionMemory, evicted_parts
 from sgl_vllm.radix.invariants import check_tree
-from sgl_vllm.radix.node import Node
 from sgl_vllm.radix.tokens import pack, unpack
 from sgl_vllm.radix.tree import RadixTree
+from tests.cached_prefixes import Prefix, prefixes_in
 from tests.effort import examples
 from tests.unit.radix.trees import letters, num_cached, put
-
-Prefix = tuple[str, tuple[int, ...]]
-"""A namespace, and tokens."""
-
-
-def prefixes_in(tree: RadixTree) -> set[Prefix]:
-    """Every prefix of every sequence in the tree."""
-    found: set[Prefix] = set()
-    for namespace, root in tree.roots.items():
-        stack: list[tuple[Node, tuple[int, ...]]] = [(one, ()) for one in root.children.values()]
-        while stack:
-            node, before = stack.pop()
-            tokens = (*before, *unpack(node.tokens))
-            found.update(
-                (str(namespace), tokens[:n]) for n in range(len(before) + 1, len(tokens) + 1)
-            )
-            stack += [(child, tokens) for child in node.children.values()]
-    return found
 
 
 def evicted(tree: RadixTree, namespace: str, tokens: list[int]) -> list[str]:
