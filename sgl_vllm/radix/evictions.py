@@ -22,10 +22,9 @@ one comparison where they change.
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sgl_vllm.radix.node import Namespace, Node
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, common_prefix_length
@@ -34,12 +33,8 @@ RUN_BYTES = 500
 """Host memory of a run beside its tokens, about."""
 
 
-class Reason(enum.StrEnum):
-    """Why tokens have left the tree."""
-
-    ROOM = "evicted"
-    EXPIRED = "expired"
-    FLUSHED = "flushed"
+Reason = Literal["evicted", "expired", "flushed"]
+"""Why tokens have left the tree: to make room, unused for too long, or when it was emptied."""
 
 
 class EvictedRun:

@@ -44,7 +44,7 @@ from sgl_vllm.radix.continuations import Continuations
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.hit_events import announce_hit
-from sgl_vllm.radix.misses import Cause, Missed, Misses, missed_in_tree
+from sgl_vllm.radix.misses import Cause, Missed, Misses, not_read
 from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, holder_of
 from sgl_vllm.radix.pins import Pins, max_pinned_blocks
 from sgl_vllm.radix.pool import RadixBlockPool
@@ -88,7 +88,6 @@ class RadixKVCacheManager(KVCacheManager):
     _ttl_s: float
     _max_copies: int
     _num_copies: int  # in this step
-    _missed: list[Missed]  # by the request that was looked up last
     _num_external: int  # tokens that a connector loads for the request that was allocated last
 
     @classmethod
@@ -154,7 +153,6 @@ class RadixKVCacheManager(KVCacheManager):
         manager._ttl_s = ttl_s
         manager._max_copies = sys.maxsize if max_copies is None else max_copies
         manager._num_copies = manager._num_external = 0
-        manager._missed = []
         return manager
 
     @property
@@ -241,7 +239,7 @@ class RadixKVCacheManager(KVCacheManager):
         if first_scored is not None:
             limit = min(limit, first_scored - 1)
         if self.pool.tree is None:
-            self._missed = [(request.num_prompt_tokens, Cause.PART_OFF, None)]
+            self.misses.not_looked_up(request.num_prompt_tokens, "part_off")
             stock_limit = [] if max_cache_hit_length is None else [max_cache_hit_length]
             blocks, num_tokens, boundary = super().get_computed_blocks(request, *stock_limit)
             if num_tokens > limit:  # and a shorter hit needs other blocks of a window group
@@ -251,13 +249,13 @@ class RadixKVCacheManager(KVCacheManager):
                 blocks = self.create_kv_cache_blocks(shorter)
             return blocks, num_tokens, boundary
         if not self.prefix_cache_lookup_enabled(request):
-            self._missed = [(request.num_prompt_tokens, Cause.SKIPPED, None)]
+            self.misses.not_looked_up(request.num_prompt_tokens, "skipped")
             return self.empty_kv_cache_blocks, 0, 0
         found = self.pool.guarded(self._find, request, limit, num_before_last)
         if found is not None:
             return *found, 0
         if self.failed:
-            self._missed = [(request.num_prompt_tokens, Cause.PART_OFF, None)]
+            self.misses.not_looked_up(request.num_prompt_tokens, "part_off")
         return self.empty_kv_cache_blocks, 0, 0
 
     def _find(
@@ -267,7 +265,7 @@ class RadixKVCacheManager(KVCacheManager):
         `num_before_last` if it asked for no scores."""
         tree, record = self.pool.tree, self.pool.records.of(request)
         if tree is None or record is None or record.namespace is None:
-            self._missed = [(request.num_prompt_tokens, Cause.SKIPPED, None)]
+            self.misses.not_looked_up(request.num_prompt_tokens, "skipped")
             return None
         match = self.pool.match(record)
         if self.checkpoints is not None:
@@ -277,19 +275,18 @@ class RadixKVCacheManager(KVCacheManager):
         num_read = found[1] if found is not None else 0
         missed: list[Missed] = []
         if num_read < match.num_tokens:
-            missed = missed_in_tree(
-                tree,
-                match,
-                num_read,
-                readable=num_readable,
-                unscored=limit,
-                before_last=num_before_last,
-                prompt=request.num_prompt_tokens,
+            cached, num_prompt_tokens = match.num_tokens, request.num_prompt_tokens
+            ends: tuple[tuple[int, Cause], ...] = (
+                (tree.longest_hit(match, num_readable), "whole_blocks"),
+                (num_readable, "component"),
+                (min(cached, limit), "drafter"),
+                (min(cached, num_before_last), "scored"),
+                (min(cached, num_prompt_tokens), "last_token"),
             )
-        self.misses.add_not_in_tree(
+            missed = not_read(num_read, ends)
+        self.misses.looked_up(
             missed, tree, record.namespace, record.tokens, match, request.num_prompt_tokens
         )
-        self._missed = missed
         return found
 
     def _read(
@@ -386,7 +383,6 @@ class RadixKVCacheManager(KVCacheManager):
                 request.num_prompt_tokens,
                 num_hits,
                 self._num_external,
-                self._missed,
             )
         if not self.prefix_cache_lookup_enabled(request):
             return
@@ -504,6 +500,8 @@ class RadixKVCacheManager(KVCacheManager):
 
     def _note_context(self, request: Request, record: RequestRecord) -> None:
         """Remember what a request that got its whole answer leaves in the tree."""
+        if self.continuations is None and record.hints is NO_HINTS:
+            return
         leaf, tree, hints = record.own or record.found.node, self.tree, record.hints
         if leaf is None or leaf.parent is None or tree is None or not request.is_finished():
             return

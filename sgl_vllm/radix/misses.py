@@ -18,18 +18,17 @@ What a KV connector loads is not missed.
 
 from __future__ import annotations
 
-import enum
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple  # Any: JSON
+from typing import Any, Literal, NamedTuple, get_args  # Any: JSON
 
 from sgl_vllm.counters import counter
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
-from sgl_vllm.radix.evictions import evicted_parts
-from sgl_vllm.radix.node import Match, Node
+from sgl_vllm.radix.evictions import Runs, evicted_parts
+from sgl_vllm.radix.node import Match
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, unpack
 from sgl_vllm.radix.tree import RadixTree
 
@@ -45,30 +44,31 @@ MAX_TEXT_TOKENS = 16
 Json = dict[str, Any]
 
 
-class Cause(enum.StrEnum):
-    """Why a token was not read from the cache. Each is a field of `MissCounters`."""
+Cause = Literal[
+    "new",
+    "differs",
+    "other_adapter",
+    "evicted",
+    "expired",
+    "flushed",
+    "whole_blocks",
+    "component",
+    "drafter",
+    "scored",
+    "last_token",
+    "skipped",
+    "part_off",
+]
+"""Why a token was not read from the cache. Each is a field of `MissCounters`."""
 
-    NEW = "new"
-    DIFFERS = "differs"
-    OTHER_ADAPTER = "other_adapter"
-    EVICTED = "evicted"
-    EXPIRED = "expired"
-    FLUSHED = "flushed"
-    WHOLE_BLOCKS = "whole_blocks"
-    COMPONENT = "component"
-    DRAFTER = "drafter"
-    SCORED = "scored"
-    LAST_TOKEN = "last_token"
-    SKIPPED = "skipped"
-    PART_OFF = "part_off"
-
+CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 NOT_CACHED = "not_cached"
 """Stands for all causes of tokens that are not in the tree, where they must not be told apart."""
 
 
 def _cause(help: str, cause: Cause) -> int:
-    return counter(help, unit="tokens", metric="missed_tokens", labels={"cause": cause.value})
+    return counter(help, unit="tokens", metric="missed_tokens", labels={"cause": cause})
 
 
 @dataclass(slots=True)
@@ -82,36 +82,36 @@ class MissCounters:
     )
     new: int = _cause(
         "These tokens by cause: never cached, as far as the server remembers.",
-        Cause.NEW,
+        "new",
     )
-    differs: int = _cause("From where the prompt differs from what is cached.", Cause.DIFFERS)
+    differs: int = _cause("From where the prompt differs from what is cached.", "differs")
     other_adapter: int = _cause(
-        "Cached for another LoRA adapter of the same tenant.", Cause.OTHER_ADAPTER
+        "Cached for another LoRA adapter of the same tenant.", "other_adapter"
     )
-    evicted: int = _cause("Evicted to make room.", Cause.EVICTED)
-    expired: int = _cause("Evicted because of `radix_ttl_s`.", Cause.EXPIRED)
-    flushed: int = _cause("Removed when the cache was emptied.", Cause.FLUSHED)
+    evicted: int = _cause("Evicted to make room.", "evicted")
+    expired: int = _cause("Evicted because of `radix_ttl_s`.", "expired")
+    flushed: int = _cause("Removed when the cache was emptied.", "flushed")
     whole_blocks: int = _cause(
         "Cached, but the hit was cut to whole blocks: there was no room for a copy of the last "
         "one, too many were copied in this step, or this step computes it.",
-        Cause.WHOLE_BLOCKS,
+        "whole_blocks",
     )
     component: int = _cause(
         "Cached in full attention, but a window's block or a recurrent state is missing.",
-        Cause.COMPONENT,
+        "component",
     )
-    drafter: int = _cause("Cached, but the drafter reads one token ahead.", Cause.DRAFTER)
-    scored: int = _cause("Cached, but computed to score them.", Cause.SCORED)
-    last_token: int = _cause("Cached, but at least one token has to run.", Cause.LAST_TOKEN)
+    drafter: int = _cause("Cached, but the drafter reads one token ahead.", "drafter")
+    scored: int = _cause("Cached, but computed to score them.", "scored")
+    last_token: int = _cause("Cached, but at least one token has to run.", "last_token")
     skipped: int = _cause(
         "Of requests that do not read the cache: for prompt log-probabilities, or with streaming "
         "input.",
-        Cause.SKIPPED,
+        "skipped",
     )
     part_off: int = _cause(
         "Of requests since an error has switched the tree off, as far as vLLM's own cache did not "
         "have them.",
-        Cause.PART_OFF,
+        "part_off",
     )
 
     def add(self, cause: Cause, num_tokens: int) -> None:
@@ -153,32 +153,9 @@ class Explanation(NamedTuple):
     admitted_at: float
 
 
-def missed_in_tree(
-    tree: RadixTree,
-    match: Match,
-    num_read: int,
-    *,
-    readable: int,
-    unscored: int,
-    before_last: int,
-    prompt: int,
-) -> list[Missed]:
-    """Why the tokens of a match after the first `num_read` are not read. `match` is made since the
-    last change.
-
-    Args:
-        readable: the most that the request may read.
-        unscored: its tokens before the first that has to be computed for a score.
-        before_last: those before the last, or before what vLLM wants to be computed.
-        prompt: its prompt tokens.
-    """
-    ends = (
-        (tree.longest_hit(match, readable), Cause.WHOLE_BLOCKS),
-        (readable, Cause.COMPONENT),
-        (min(match.num_tokens, unscored), Cause.DRAFTER),
-        (min(match.num_tokens, before_last), Cause.SCORED),
-        (min(match.num_tokens, prompt), Cause.LAST_TOKEN),
-    )
+def not_read(num_read: int, ends: Iterable[tuple[int, Cause]]) -> list[Missed]:
+    """The tokens after the first `num_read` that are cached but not read: up to each end for that
+    cause. An end at or before the last one has no tokens."""
     missed: list[Missed] = []
     for end, cause in ends:
         if end > num_read:
@@ -203,6 +180,8 @@ class Misses:
         self._shows_text = shows_text
         self._explanations: OrderedDict[str, Explanation] = OrderedDict()
         self._adapters: dict[str | tuple[str, str] | None, None] = {}
+        self._missed: list[Missed] = []
+        """By the request that was looked up last."""
 
     def forget(self) -> None:
         """Begin again, as if no request had been."""
@@ -212,7 +191,11 @@ class Misses:
 
     # -- at a lookup --------------------------------------------------------------------------
 
-    def add_not_in_tree(
+    def not_looked_up(self, num_prompt_tokens: int, cause: Cause) -> None:
+        """The request that may be admitted next does not read the tree."""
+        self._missed = [(num_prompt_tokens, cause, None)]
+
+    def looked_up(
         self,
         missed: list[Missed],
         tree: RadixTree,
@@ -221,24 +204,22 @@ class Misses:
         match: Match,
         num_prompt_tokens: int,
     ) -> None:
-        """Add to `missed` why the prompt's tokens after its match are not in the tree. Costs one
-        dictionary lookup and one `memcmp` per evicted run."""
+        """The request that may be admitted next has this match, of which it does not read the
+        tokens in `missed`. The match is made since the last change of the tree.
+
+        Costs some comparisons if nothing has been evicted where the match ends; otherwise one
+        dictionary lookup and one `memcmp` per evicted run.
+        """
+        self._missed = missed
         position, node = match
         if position >= num_prompt_tokens:
             return
-        memory = tree.evictions
-        if memory is not None:
-            runs = node.evicted if node is not None else memory.at_root(namespace)
-            if runs:
-                now = tree.clock()
-                last = None
-                for end, reason, evicted_at in evicted_parts(runs, position, tokens):
-                    position = min(end, num_prompt_tokens)
-                    if reason is last:  # a leaf that was evicted block by block
-                        missed[-1] = (position, *missed[-1][1:])
-                    else:
-                        missed.append((position, Cause(reason.value), now - evicted_at))
-                    last = reason
+        if node is not None:
+            runs = node.evicted
+        else:
+            runs = tree.evictions.at_root(namespace) if tree.evictions is not None else None
+        if runs:
+            position = self._add_evicted(runs, position, tokens, num_prompt_tokens, tree.clock())
         if namespace.adapter not in self._adapters and len(self._adapters) < MAX_ADAPTERS:
             self._adapters[namespace.adapter] = None
         if len(self._adapters) > 1:
@@ -246,19 +227,34 @@ class Misses:
             longest = max(tree.match_prefix(other, tokens).num_tokens for other in others)
             if longest > position:
                 position = min(longest, num_prompt_tokens)
-                missed.append((position, Cause.OTHER_ADAPTER, None))
+                missed.append((position, "other_adapter", None))
         if position >= num_prompt_tokens:
             return
-        cached = _next_cached(match) if position == match.num_tokens else b""
-        if not cached:
-            missed.append((num_prompt_tokens, Cause.NEW, None))
+        is_continued = node is not None and (match.num_tokens < node.end or node.children)
+        if position > match.num_tokens or not is_continued:
+            missed.append((num_prompt_tokens, "new", None))
             return
         difference = None
         if self._shows_text and namespace.salt is None:
             offset = position * TOKEN_BYTES
             next_tokens = tokens[offset : offset + MAX_TEXT_TOKENS * TOKEN_BYTES]
-            difference = Difference(next_tokens, cached)
-        missed.append((num_prompt_tokens, Cause.DIFFERS, difference))
+            difference = Difference(next_tokens, _next_cached(match))
+        missed.append((num_prompt_tokens, "differs", difference))
+
+    def _add_evicted(
+        self, runs: Runs, position: int, tokens: Tokens, num_prompt_tokens: int, now: float
+    ) -> int:
+        """Add what was evicted of `tokens` from `position` on, where `runs` hang. Returns where it
+        ends."""
+        missed, last = self._missed, None
+        for end, reason, evicted_at in evicted_parts(runs, position, tokens):
+            position = min(end, num_prompt_tokens)
+            if reason == last:  # a leaf that was evicted block by block
+                missed[-1] = (position, *missed[-1][1:])
+            else:
+                missed.append((position, reason, now - evicted_at))
+            last = reason
+        return position
 
     # -- at the admission ---------------------------------------------------------------------
 
@@ -269,10 +265,10 @@ class Misses:
         num_prompt_tokens: int,
         num_read: int,
         num_loaded: int,
-        missed: Sequence[Missed],
     ) -> None:
-        """A request is admitted for the first time. See `Explanation` for the arguments."""
-        counters = self.counters
+        """The request that was looked up last is admitted for the first time. See `Explanation` for
+        the arguments."""
+        counters, missed = self.counters, self._missed
         start = num_read + num_loaded
         if start < num_prompt_tokens:
             counters.missed_prompt_tokens += num_prompt_tokens - start
@@ -325,7 +321,7 @@ class Misses:
             if not is_exact and cause not in _NOT_LOOKED_UP:
                 end -= end % size
             if end > position:
-                causes.append({"cause": cause.value, "start": position, "end": end})
+                causes.append({"cause": cause, "start": position, "end": end})
                 if is_exact and isinstance(detail, float):
                     causes[-1]["before_s"] = round(detail, 3)
                 position = end
@@ -342,22 +338,17 @@ class Misses:
         }
 
 
-_NOT_IN_TREE = frozenset(
-    (Cause.NEW, Cause.DIFFERS, Cause.OTHER_ADAPTER, Cause.EVICTED, Cause.EXPIRED, Cause.FLUSHED)
-)
-_NOT_LOOKED_UP = frozenset((Cause.SKIPPED, Cause.PART_OFF))
+_NOT_IN_TREE = frozenset(("new", "differs", "other_adapter", "evicted", "expired", "flushed"))
+_NOT_LOOKED_UP = frozenset(("skipped", "part_off"))
 
 
 def _next_cached(match: Match) -> Tokens:
-    """The next tokens of a cached sequence that continues a match, at most `MAX_TEXT_TOKENS`. Empty
-    if none does."""
-    node: Node | None = match.node
-    if node is None:
-        return b""
+    """The next tokens of a cached sequence that continues a match, at most `MAX_TEXT_TOKENS`. There
+    is one."""
+    node = match.node
+    assert node is not None
     offset = (match.num_tokens - node.start) * TOKEN_BYTES
     if offset == len(node.tokens):
-        if not node.children:
-            return b""
         node, offset = next(iter(node.children.values())), 0
     return node.tokens[offset : offset + MAX_TEXT_TOKENS * TOKEN_BYTES]
 

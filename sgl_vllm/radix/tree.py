@@ -40,7 +40,7 @@ from sgl_vllm.radix.components.states import RecurrentStates, States
 from sgl_vllm.radix.components.windows import WindowGroup, Windows
 from sgl_vllm.radix.eviction import EvictionPolicy, lru
 from sgl_vllm.radix.eviction_order import EvictionOrder
-from sgl_vllm.radix.evictions import EvictionMemory, Reason
+from sgl_vllm.radix.evictions import EvictionMemory
 from sgl_vllm.radix.node import (
     NO_MATCH,
     InsertResult,
@@ -449,7 +449,7 @@ class RadixTree:
         recurrent groups all after the last state that is left.
         """
         if self.evictions is not None:
-            self.evictions.begin(Reason.ROOM, self.clock())
+            self.evictions.begin("evicted", self.clock())
         evicted: list[int] = []
         num_left = min(num_blocks, self.num_evictable_blocks)
         for component in (self.states, self.windows):
@@ -502,7 +502,7 @@ class RadixTree:
         if not self.order.may_expire:
             self.order.expire_from(filter(self.blocks.is_evictable, self.nodes()))
         if self.evictions is not None:
-            self.evictions.begin(Reason.EXPIRED, self.clock())
+            self.evictions.begin("expired", self.clock())
         evicted: list[int] = []
         while (leaf := self.order.pop_unused_since(unused_since)) is not None:
             evicted += self._evict_end(leaf, len(leaf.block_ids))
@@ -538,7 +538,7 @@ class RadixTree:
     def clear(self) -> None:
         """Remove everything. O(nodes)."""
         if self.evictions is not None:
-            self.evictions.begin(Reason.FLUSHED, self.clock())
+            self.evictions.begin("flushed", self.clock())
         for node in self.nodes():
             if self.evictions is not None:
                 self.evictions.node_left(node)

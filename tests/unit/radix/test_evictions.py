@@ -27,7 +27,7 @@ def evicted(tree: RadixTree, namespace: str, tokens: list[int]) -> list[str]:
     position = match.num_tokens
     reasons: list[str] = []
     for part in evicted_parts(runs, position, pack(tokens)):
-        reasons += [part.reason.value] * (part.end - position)
+        reasons += [part.reason] * (part.end - position)
         position = part.end
     return reasons
 

@@ -9,7 +9,7 @@ import pytest
 
 from sgl_vllm.counters import declarations
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
-from sgl_vllm.radix.misses import MAX_REQUESTS, Cause, MissCounters, Misses, missed_in_tree
+from sgl_vllm.radix.misses import CAUSES, MAX_REQUESTS, Cause, MissCounters, Misses, not_read
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.radix.tree import RadixTree
 
@@ -42,18 +42,15 @@ class Cache:
         match = tree.match_prefix(namespace, tokens)
         limit = length - 1 if first_scored is None else min(length, first_scored) - 1
         num_read = min(match.num_tokens, limit)
-        missed = missed_in_tree(
-            tree,
-            match,
-            num_read,
-            readable=num_read,
-            unscored=limit,
-            before_last=length - 1,
-            prompt=length,
+        ends: tuple[tuple[int, Cause], ...] = (
+            (limit, "drafter"),
+            (min(match.num_tokens, length - 1), "scored"),
+            (match.num_tokens, "last_token"),
         )
-        self.misses.add_not_in_tree(missed, tree, namespace, tokens, match, length)
+        missed = not_read(num_read, ends if num_read < match.num_tokens else ())
+        self.misses.looked_up(missed, tree, namespace, tokens, match, length)
         name = name or next(self.names)
-        self.misses.admitted(name, salt, length, num_read, 0, missed)
+        self.misses.admitted(name, salt, length, num_read, 0)
         blocks = tree.block_ids(match, num_read)[: num_read // SIZE]
         blocks += [next(self._blocks) for _ in range(-(-length // SIZE) - len(blocks))]
         tree.insert(namespace, tokens, blocks)
@@ -70,7 +67,7 @@ def causes(answer: dict[str, Any]) -> list[tuple[str, int, int]]:
 def test_every_cause_has_a_counter():
     labels = {declared.key: declared.labels for declared in declarations(MissCounters)}
     assert labels.pop("missed_prompt_tokens") == ()
-    assert labels == {cause.value: (("cause", cause.value),) for cause in Cause}
+    assert labels == {cause: (("cause", cause),) for cause in CAUSES}
 
 
 def test_each_token_has_one_cause():
@@ -91,7 +88,7 @@ def test_each_token_has_one_cause():
     assert causes(cache.serve([*PROMPT, 8])) == [("flushed", 0, 10), ("new", 10, 11)]
     assert causes(cache.serve(PROMPT, adapter=ADAPTER)) == [("other_adapter", 0, 10)]
     counters = cache.misses.counters
-    sums = {cause: getattr(counters, cause) for cause in Cause}
+    sums = {cause: getattr(counters, cause) for cause in CAUSES}
     assert {cause: number for cause, number in sums.items() if number} == {
         "new": 12,
         "differs": 2,

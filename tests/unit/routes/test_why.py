@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from sgl_vllm.commands import cli, client
 from sgl_vllm.commands.why import MEANINGS
-from sgl_vllm.radix.misses import NOT_CACHED, Cause
+from sgl_vllm.radix.misses import CAUSES, NOT_CACHED
 from sgl_vllm.routes.tenants import TenantSource
 from tests.fake_engines import FakeEngine, fake_server, tokens_of
 
@@ -56,7 +56,7 @@ def test_an_unknown_request_is_a_404_and_no_request_an_error_of_the_client() -> 
 
 
 def test_every_cause_has_a_meaning() -> None:
-    assert MEANINGS.keys() == {*Cause, NOT_CACHED}
+    assert MEANINGS.keys() == {*CAUSES, NOT_CACHED}
 
 
 @pytest.fixture
