@@ -25,8 +25,7 @@ a hit of m - 1 there.
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any  # Any: arguments of vLLM's
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -35,11 +34,11 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
-from sgl_vllm.protocol.hints import NO_HINTS, Hints
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
 from sgl_vllm.radix.checkpoints import Checkpoints
 from sgl_vllm.radix.components.states import States
 from sgl_vllm.radix.components.windows import HOLE
+from sgl_vllm.radix.contexts import Contexts
 from sgl_vllm.radix.continuations import Continuations
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.groups import Groups
@@ -52,7 +51,6 @@ from sgl_vllm.radix.request_record import RequestRecord
 from sgl_vllm.radix.scheduler_view import NoScheduler, SchedulerView
 from sgl_vllm.radix.snapshot import CacheSnapshot, take_snapshot
 from sgl_vllm.radix.stats import RadixCounters, RadixGauges
-from sgl_vllm.radix.tokens import TOKEN_BYTES
 from sgl_vllm.radix.tree import RadixTree
 from sgl_vllm.speculation import NO_DRAFTING, Drafting
 from sgl_vllm.vllm_api.patching import adopt
@@ -83,8 +81,7 @@ class RadixKVCacheManager(KVCacheManager):
     checkpoints: Checkpoints | None
     """None for a model without recurrent layers."""
     misses: Misses
-    continuations: Continuations | None
-    """None if nothing asks which contexts will be continued."""
+    contexts: Contexts
     _ttl_s: float
     _max_copies: int
     _num_copies: int  # in this step
@@ -149,7 +146,7 @@ class RadixKVCacheManager(KVCacheManager):
         manager.drafting = drafting
         manager.checkpoints = Checkpoints(manager.pool, groups) if groups.recurrent else None
         manager.misses = Misses(groups.block_size, is_exact=why_exact, shows_text=shows_text)
-        manager.continuations = continuations
+        manager.contexts = Contexts(manager.pool, continuations)
         manager._ttl_s = ttl_s
         manager._max_copies = sys.maxsize if max_copies is None else max_copies
         manager._num_copies = manager._num_external = 0
@@ -495,48 +492,8 @@ class RadixKVCacheManager(KVCacheManager):
                 )
                 self.counters.retained_tails += is_cached and num_tokens % self.block_size != 0
                 if is_cached and record is not None:
-                    self._note_context(request, record)
+                    self.contexts.left(request, record)
         self.pool.discard_request(request)
-
-    def _note_context(self, request: Request, record: RequestRecord) -> None:
-        """Remember what a request that got its whole answer leaves in the tree."""
-        if self.continuations is None and record.hints is NO_HINTS:
-            return
-        leaf, tree, hints = record.own or record.found.node, self.tree, record.hints
-        if leaf is None or leaf.parent is None or tree is None or not request.is_finished():
-            return
-        if hints.ends:
-            tree.record_end(leaf)
-        elif self.continuations is not None and request.status != RequestStatus.FINISHED_ABORTED:
-            self.continuations.ended(
-                record.namespace,
-                record.tokens[: TOKEN_BYTES * request.num_prompt_tokens],
-                leaf,
-                _kinds_of_end(request, record),
-                time.monotonic(),
-                hints.next_in_s,
-            )
-
-    def note_arrival(self, request: Request, hints: Hints) -> None:
-        """`request` has arrived with these hints. It may continue a context."""
-        if self.continuations is not None or hints is not NO_HINTS:
-            self.pool.guarded(self._note_arrival, request, hints)
-
-    def _note_arrival(self, request: Request, hints: Hints) -> None:
-        record = self.pool.records.of(request)
-        if record is not None:
-            record.hints = hints
-            if self.continuations is not None:
-                self.continuations.arrived(record.namespace, record.tokens, time.monotonic())
-
-    def num_expected_blocks(self) -> int:
-        """Evictable blocks of contexts that will be continued soon."""
-        return self.pool.guarded(self._num_expected_blocks) or 0
-
-    def _num_expected_blocks(self) -> int:
-        if self.continuations is None or self.tree is None:
-            return 0
-        return self.continuations.num_expected_blocks(self.tree.blocks, time.monotonic())
 
     def _states_left(
         self, request: Request, record: RequestRecord, num_tokens: int
@@ -671,15 +628,6 @@ class RadixKVCacheManager(KVCacheManager):
                 max_tokens=max_tokens,
             ),
         )
-
-
-def _kinds_of_end(request: Request, record: RequestRecord) -> list[Hashable]:
-    """What the pause after an answer is learned under, for each tenant by itself. An answer that
-    calls a tool ends with other tokens than one to a person."""
-    if record.hints.next_tool is not None:
-        return [(record.namespace, "tool", record.hints.next_tool)]
-    last = request.output_token_ids[-2:]
-    return [(record.namespace, *last), (record.namespace, "last", *last[-1:])]
 
 
 def _is_salted(namespace: Namespace) -> bool:

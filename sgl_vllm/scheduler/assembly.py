@@ -210,8 +210,7 @@ def renew(parts: Parts) -> None:
     if parts.radix is not None:
         parts.radix.counters, parts.radix.pool.counters = RadixCounters(), EvictionCounters()
         parts.radix.forget_misses()
-        if parts.radix.continuations is not None:
-            parts.radix.continuations.clear()
+        parts.radix.contexts.clear()
     if parts.tiers is not None:
         parts.tiers.renew(_load_rule(parts.engine.options))
     if parts.grammars is not None:

@@ -61,7 +61,7 @@ class ContextHold:
         ):
             return False
         if self._num_expected_blocks is None:
-            self._num_expected_blocks = self._radix.num_expected_blocks()
+            self._num_expected_blocks = self._radix.contexts.num_expected_blocks()
         num_kept = self._num_expected_blocks
         node = self._waiting.node_of(request)
         if node is not None and node.context is not None:  # it continues this one itself

@@ -262,7 +262,7 @@ class CacheAwareQueue(RequestQueue):
         )
         self._scores.add(request)
         if self._radix is not None:
-            self._radix.note_arrival(request, hints)
+            self._radix.contexts.arrived(request, hints)
         if self._fairness is not None:
             self._tenants[request] = tenant
 

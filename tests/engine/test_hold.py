@@ -28,7 +28,7 @@ class StoppedTime:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedTime:
     clock = StoppedTime()
-    monkeypatch.setattr("sgl_vllm.radix.manager.time", clock)
+    monkeypatch.setattr("sgl_vllm.radix.contexts.time", clock)
     monkeypatch.setattr("sgl_vllm.scheduler.hold.time", clock)
     return clock
 
@@ -134,7 +134,7 @@ def test_by_default_nothing_waits_and_nothing_is_learned(clock: StoppedTime) -> 
     server.start_long_answer()
     server.send("new", words(1000))
     assert "new" in server.machine.admitted
-    assert server.machine.scheduler.parts.radix.continuations is None
+    assert server.machine.scheduler.parts.radix.contexts.num_expected_blocks() == 0
 
 
 def test_a_context_that_ends_is_not_waited_for_and_goes_first(clock: StoppedTime) -> None:
