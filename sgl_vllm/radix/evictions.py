@@ -37,12 +37,16 @@ Reason = Literal["evicted", "expired", "flushed"]
 """Why tokens have left the tree: to make room, unused for too long, or when it was emptied."""
 
 
+MAX_MERGED_TOKENS = 4096
+"""A run that has as many tokens is not extended any more: each time copies them."""
+
+
 class EvictedRun:
-    """Tokens that were cached and evicted together, at one place.
+    """Tokens that were cached one after another, and evicted together or from their end on.
 
     Attributes:
         tokens: what was evicted.
-        reason, evicted_at: why, and when on the tree's clock.
+        reason, evicted_at: why, and when on the tree's clock the first of them were.
         evicted: what continues the run or a part of it.
         holder: the runs that it is one of, under `key`.
     """
@@ -133,27 +137,59 @@ class EvictionMemory:
     def end_left(self, node: Node, end: int) -> None:
         """Childless `node` is about to lose its tokens from `end` on."""
         lost = node.tokens[(end - node.start) * TOKEN_BYTES :]
-        self._add(node, end, lost, _cut_after(node, end))
+        below = _cut_after(node, end)
+        if below is not None and len(below) == 1:
+            (run,) = below.values()
+            if self._continues(run, node.end):
+                self._extend(run, node, end, lost)
+                return
+        self._add(node, end, lost, below)
+
+    def _continues(self, run: EvictedRun, end: int) -> bool:
+        """Whether what is about to be lost up to `end` may be one run with `run`: a leaf often
+        leaves the tree block by block."""
+        return (
+            run.key[0] == end
+            and run.reason == self._reason
+            and len(run.tokens) < MAX_MERGED_TOKENS * TOKEN_BYTES
+        )
+
+    def _extend(self, run: EvictedRun, node: Node, position: int, lost: Tokens) -> None:
+        """`run` begins at `position` of `node` from now on, with the tokens that are lost."""
+        run.tokens = lost + run.tokens
+        run.evicted_at = self._now
+        run.key = position, lost[:TOKEN_BYTES]
+        run.holder = self._runs_of(node)
+        run.holder[run.key] = run
+        self.num_bytes += len(lost)
+        self._forget_oldest()
 
     def _add(self, node: Node | None, position: int, tokens: Tokens, evicted: Runs | None) -> None:
         if self._reason is None or node is None:
             return
-        runs = node.evicted
-        if not runs and node in self._namespaces:
-            runs = self._runs_of_root(node)
-        elif runs is None:
-            runs = node.evicted = {}
+        runs = self._runs_of(node)
         key = position, tokens[:TOKEN_BYTES]
         runs[key] = run = EvictedRun(tokens, self._reason, self._now, evicted, runs, key)
         self._order.append(run)
         self._num_runs += 1
         self.num_bytes += RUN_BYTES + len(tokens)
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
         while self.num_bytes > self.max_bytes:
             oldest = self._order.popleft()
             if oldest.tokens:
                 del oldest.holder[oldest.key]
                 self.num_bytes -= oldest.num_bytes
                 self._num_runs -= 1
+
+    def _runs_of(self, node: Node) -> Runs:
+        """What hangs at `node`, to be changed."""
+        if not node.evicted and node in self._namespaces:
+            return self._runs_of_root(node)
+        if node.evicted is None:
+            node.evicted = {}
+        return node.evicted
 
     def _runs_of_root(self, root: Node) -> Runs:
         namespace = self._namespaces[root]

@@ -68,13 +68,14 @@ def _best_of_group(groups: Ints, values: Ints, best: np.ufunc) -> Ints:
     members = np.flatnonzero(groups >= 0)
     if len(members) < 2:
         return values
-    _, which = np.unique(groups[members], return_inverse=True)
-    of_group = values[members].copy()
-    bests = of_group.copy()[: which.max() + 1]
-    bests[which] = of_group  # some member's value, to begin with
-    best.at(bests, which, of_group)
+    members = members[np.argsort(groups[members])]
+    groups = groups[members]
+    starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
+    if len(starts) == len(members):
+        return values
+    bests = best.reduceat(values[members], starts)
     values = values.copy()
-    values[members] = bests[which]
+    values[members] = bests.repeat(np.diff(starts, append=len(members)))
     return values
 
 

@@ -101,7 +101,7 @@ class WaitingQueue(WaitingRows[Item]):
             The same list as before if nothing has changed. Not to be modified.
         """
         if self._is_changed:
-            self._num_tokens = int(self._rows["tokens"] @ self._rows["waits"])
+            self._num_tokens = int(self._columns["tokens"].sum(where=self._columns["waits"]))
         is_roomy = self._is_cache_aware and self._num_tokens <= room_tokens
         asked = (is_roomy, frozenset(last_tenants))
         if self._is_changed or asked != self._last_asked or not self._is_timeless:
@@ -113,32 +113,32 @@ class WaitingQueue(WaitingRows[Item]):
 
     def by_arrival(self) -> list[Item]:
         """All waiting items in order of arrival within priorities, those added `first` in front."""
-        slots = np.flatnonzero(self._rows["waits"])
-        rows = self._rows[slots]
+        slots = np.flatnonzero(self._columns["waits"])
+        rows = Rows(self._columns, slots)
         return self._items_of(slots[np.lexsort((rows["arrival"], rows["priority"]))])
 
     def is_overdue(self, item: Item) -> bool:
         """Whether a waiting item was overdue when the order was last decided."""
-        return bool(self._rows["overdue"][self._slots[item]])
+        return bool(self._columns["overdue"][self._slots[item]])
 
     def _ordered_slots(
         self, now_s: float, is_roomy: bool, last_tenants: Collection[Hashable]
     ) -> Ints:
-        slots = np.flatnonzero(self._rows["waits"])
-        rows = self._rows[slots]
+        slots = np.flatnonzero(self._columns["waits"])
+        rows = Rows(self._columns, slots)
         beyond_window = slots[:0]
         is_last = self._is_of(last_tenants, rows)
         if len(slots) > self._window:
-            by_arrival = np.lexsort((rows["arrival"], is_last, rows["priority"]))
+            by_arrival = _sorted_by(rows["priority"], is_last, rows["arrival"])
             slots, beyond_window = np.split(slots[by_arrival], [self._window])
-            rows, is_last = self._rows[slots], is_last[by_arrival[: self._window]]
-        is_overdue = self._update_overdue(slots, rows, now_s)
+            rows, is_last = Rows(self._columns, slots), is_last[by_arrival[: self._window]]
+        is_overdue = self._update_overdue(rows, now_s)
         goes_first = rows["arrival"] < 0
         by_policy = ~(is_overdue | goes_first)
         keys = [] if is_roomy else self._keys(rows, self._nodes_of(slots))
         keys = [np.where(by_policy, key, 0) for key in keys]
         tier = np.where(goes_first, 0, 1 + 2 * is_last + by_policy)
-        in_order = slots[np.lexsort((rows["arrival"], *reversed(keys), tier, rows["priority"]))]
+        in_order = slots[_sorted_by(rows["priority"], tier, *keys, rows["arrival"])]
         return np.concatenate([in_order, beyond_window])
 
     def _is_of(self, tenants: Collection[Hashable], rows: Rows) -> NDArray[np.bool_]:
@@ -148,22 +148,22 @@ class WaitingQueue(WaitingRows[Item]):
         numbers = [self._tenants.number_of(tenant) for tenant in tenants]
         return np.isin(rows["tenant"], numbers) & (rows["arrival"] >= 0)
 
-    def _update_overdue(self, slots: Ints, rows: Rows, now_s: float) -> NDArray[np.bool_]:
+    def _update_overdue(self, rows: Rows, now_s: float) -> NDArray[np.bool_]:
         bound = self._bound
-        backlog = np.maximum(rows["backlog"], _cost(rows).sum())
-        self._rows["backlog"][slots] = backlog
+        backlog = np.maximum(rows["backlog"], _cost(rows["tokens"], rows["matched"]).sum())
+        self._columns["backlog"][rows.slots] = backlog
         is_overdue = rows["overtakes"] >= bound.max_overtakes
         is_overdue |= rows["delay"] >= np.maximum(bound.max_delay * backlog, bound.min_delay_tokens)
         is_overdue |= now_s - rows["arrival_s"] >= bound.max_wait_s
-        self._rows["overdue"][slots] = is_overdue
+        self._columns["overdue"][rows.slots] = is_overdue
         return is_overdue
 
     def _items_of(self, slots: Ints) -> list[Item]:
         # The row of a waiting item is never free.
-        return cast(list[Item], [self._items[slot] for slot in slots.tolist()])
+        return cast(list[Item], self._items.take(slots).tolist())
 
     def _nodes_of(self, slots: Ints) -> Callable[[], list[Node | None]]:
-        return lambda: [self._nodes[slot] for slot in slots.tolist()]
+        return lambda: cast(list[Node | None], self._nodes.take(slots).tolist())
 
     def discard(self, item: Item) -> None:
         super().discard(item)
@@ -182,7 +182,7 @@ class WaitingQueue(WaitingRows[Item]):
 
     def overtakes_of(self, item: Item) -> int:
         """How many later requests were admitted before a popped item."""
-        return int(self._rows["overtakes"][self._popped[item]])
+        return int(self._columns["overtakes"][self._popped[item]])
 
     def settle(self, num_cached: Sequence[int]) -> int:
         """Count all popped items as admitted, and release them, even if counting fails.
@@ -202,24 +202,38 @@ class WaitingQueue(WaitingRows[Item]):
             self.release_popped()
 
     def _count_overtakes(self, num_cached: Sequence[int]) -> int:
-        admitted = self._rows[list(self._popped.values())]
-        admitted["matched"] = num_cached
-        kinds = set(zip(admitted["priority"].tolist(), admitted["tenant"].tolist(), strict=True))
-        return sum(self._overtake(*kind, admitted) for kind in kinds)
+        admitted = Rows(self._columns, np.array(list(self._popped.values()), dtype=np.int64))
+        priorities, tenants = admitted["priority"], admitted["tenant"]
+        arrivals, costs = admitted["arrival"], _cost(admitted["tokens"], np.array(num_cached))
+        num_overtakes = 0
+        for priority, tenant in set(zip(priorities.tolist(), tenants.tolist(), strict=True)):
+            alike = (priorities == priority) & (tenants == tenant)
+            num_overtakes += self._overtake(priority, tenant, arrivals[alike], costs[alike])
+        return num_overtakes
 
-    def _overtake(self, priority: int, tenant: int, admitted: Rows) -> int:
-        rows = self._rows
-        admitted = admitted[(admitted["priority"] == priority) & (admitted["tenant"] == tenant)]
-        admitted = admitted[np.argsort(admitted["arrival"])]
-        costs = np.append(np.cumsum(_cost(admitted)[::-1])[::-1], 0)
-        others = rows["waits"] & (rows["priority"] == priority) & (rows["tenant"] == tenant)
-        num_earlier = np.searchsorted(admitted["arrival"], rows["arrival"][others])
-        overtakes = len(admitted) - num_earlier
-        rows["overtakes"][others] += overtakes
-        rows["delay"][others] += costs[num_earlier]
+    def _overtake(self, priority: int, tenant: int, arrivals: Ints, costs: Ints) -> int:
+        """Requests of one kind with these arrivals and costs are admitted."""
+        columns = self._columns
+        by_arrival = np.argsort(arrivals)
+        costs_from = np.append(np.cumsum(costs[by_arrival][::-1])[::-1], 0)
+        others = columns["waits"] & (columns["priority"] == priority)
+        others = np.flatnonzero(others & (columns["tenant"] == tenant))
+        num_earlier = np.searchsorted(arrivals[by_arrival], columns["arrival"].take(others))
+        overtakes = len(arrivals) - num_earlier
+        columns["overtakes"][others] += overtakes
+        columns["delay"][others] += costs_from[num_earlier]
         return int(overtakes.sum())
 
 
-def _cost(rows: Rows) -> Ints:
+def _sorted_by(*keys: NDArray[np.generic]) -> Ints:
+    """The indices that sort by these keys, the most significant first, all of one length. Most of
+    them are constant in most steps, and cost next to nothing then."""
+    varying = [key for key in keys[:-1] if len(key) and (key != key[0]).any()]
+    if not varying:
+        return np.argsort(keys[-1], kind="stable")
+    return np.lexsort((keys[-1], *reversed(varying)))
+
+
+def _cost(num_tokens: Ints, num_cached: Ints) -> Ints:
     """What serving each request costs, in tokens to compute."""
-    return rows["tokens"] - rows["matched"] + OVERHEAD_TOKENS
+    return num_tokens - num_cached + OVERHEAD_TOKENS

@@ -7,8 +7,8 @@ own what the columns are for: `policy.py` counts overtakes in them, `orders.py` 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from typing import Any, Generic, TypeVar  # Any: an array of objects, and of any type
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from sgl_vllm.radix.node import Match, Node
 
 Item = TypeVar("Item", bound=Hashable)
 Ints = NDArray[np.int64]
-Rows = NDArray[np.void]
+Columns = Mapping[str, NDArray[Any]]
 
 NO_GROUP = -1
 """No fork group, or no branch."""
@@ -26,25 +26,44 @@ MAX_PRIORITY = 2**62
 _MIN_ROWS = 64
 _SHRINK_ABOVE_ROWS = 256
 
-_ROW = np.dtype(
-    [
-        ("arrival", np.int64),  # a serial number; negative for a request that was added first
-        ("arrival_s", np.float64),
-        ("priority", np.int64),
-        ("tenant", np.int64),
-        ("fork_group", np.int64),
-        ("since", np.int64),  # the earliest arrival of its fork group; its own without a group
-        ("tokens", np.int64),
-        ("matched", np.int64),
-        ("branch", np.int64),  # equal for requests with the same next tokens after their match
-        ("overtakes", np.int64),
-        ("delay", np.int64),  # tokens
-        ("backlog", np.int64),  # tokens: the largest that the request has seen
-        ("chance", np.float64),
-        ("overdue", np.bool_),  # when the order was last decided
-        ("waits", np.bool_),  # False if the row is free, or its request popped
-    ]
-)
+# One array per column: NumPy is many times slower on the fields of a structured array.
+_COLUMNS: Mapping[str, type[np.generic]] = {
+    "arrival": np.int64,  # a serial number; negative for a request that was added first
+    "arrival_s": np.float64,
+    "priority": np.int64,
+    "tenant": np.int64,
+    "fork_group": np.int64,
+    "since": np.int64,  # the earliest arrival of its fork group; its own without a group
+    "tokens": np.int64,
+    "matched": np.int64,
+    "branch": np.int64,  # equal for requests with the same next tokens after their match
+    "overtakes": np.int64,
+    "delay": np.int64,  # tokens
+    "backlog": np.int64,  # tokens: the largest that the request has seen
+    "chance": np.float64,
+    "overdue": np.bool_,  # when the order was last decided
+    "waits": np.bool_,  # False if the row is free, or its request popped
+}
+
+
+class Rows:
+    """Some rows of the table, as they are when a column is read.
+
+    Args:
+        columns: of the whole table.
+        slots: which rows.
+    """
+
+    def __init__(self, columns: Columns, slots: Ints) -> None:
+        self._columns = columns
+        self.slots = slots
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """A copy of one column, of shape (number of rows,)."""
+        return self._columns[name].take(self.slots)
 
 
 class WaitingRows(Generic[Item]):
@@ -55,9 +74,9 @@ class WaitingRows(Generic[Item]):
     """
 
     def __init__(self) -> None:
-        self._rows: Rows = np.zeros(0, dtype=_ROW)
-        self._items: list[Item | None] = []
-        self._nodes: list[Node | None] = []
+        self._columns = {name: np.zeros(0, type_) for name, type_ in _COLUMNS.items()}
+        self._items: NDArray[Any] = np.zeros(0, dtype=object)
+        self._nodes: NDArray[Any] = np.zeros(0, dtype=object)
         self._free: list[int] = []
         self._slots: dict[Item, int] = {}
         self._popped: dict[Item, int] = {}
@@ -115,7 +134,7 @@ class WaitingRows(Generic[Item]):
         if item in self._slots:
             self.discard(item)
         if not self._free:
-            self._resize(max(_MIN_ROWS, 2 * len(self._rows)))
+            self._resize(max(_MIN_ROWS, 2 * len(self._items)))
         slot = self._free.pop()
         self._is_changed = True
         if first:
@@ -129,10 +148,12 @@ class WaitingRows(Generic[Item]):
             group = self._fork_groups.acquire(fork_group)
             since = self._group_since.setdefault(group, arrival)
         priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
-        self._rows[slot] = (
+        row = (
             *(arrival, arrival_s, priority, self._tenants.acquire(tenant), group, since),
             *(num_tokens, 0, NO_GROUP, 0, 0, 0, self._rng.random(), False, True),
         )
+        for column, value in zip(self._columns.values(), row, strict=True):
+            column[slot] = value
         self._items[slot] = item
         self._nodes[slot] = None
         self._slots[item] = slot
@@ -141,7 +162,7 @@ class WaitingRows(Generic[Item]):
         """Take out `item` to be admitted, or to be put back."""
         slot = self._popped[item] = self._slots.pop(item)
         self._is_changed = True
-        self._rows["waits"][slot] = False
+        self._columns["waits"][slot] = False
 
     def put_back(self, item: Item) -> bool:
         """Return a popped item to its old place. False if it was not popped."""
@@ -150,7 +171,7 @@ class WaitingRows(Generic[Item]):
             return False
         self._slots[item] = slot
         self._is_changed = True
-        self._rows["waits"][slot] = True
+        self._columns["waits"][slot] = True
         return True
 
     def discard(self, item: Item) -> None:
@@ -163,7 +184,7 @@ class WaitingRows(Generic[Item]):
         for slot in self._popped.values():
             self._release(slot)
         self._popped.clear()
-        if len(self._rows) > _SHRINK_ABOVE_ROWS and 4 * len(self._slots) < len(self._rows):
+        if len(self._items) > _SHRINK_ABOVE_ROWS and 4 * len(self._slots) < len(self._items):
             self._resize(2 * len(self._slots))
 
     # -- what is known of an item -----------------------------------------------------------------
@@ -176,36 +197,36 @@ class WaitingRows(Generic[Item]):
         """
         slot = self._slots[item]
         self._is_changed = True
-        row = self._rows[slot]
-        row["matched"] = match.num_tokens
-        row["branch"] = NO_GROUP if branch is None else branch
+        self._columns["matched"][slot] = match.num_tokens
+        self._columns["branch"][slot] = NO_GROUP if branch is None else branch
         self._nodes[slot] = match.node
 
     def node_of(self, item: Item) -> Node | None:
         """The node that a waiting item matches."""
-        return self._nodes[self._slots[item]]
+        node: Node | None = self._nodes[self._slots[item]]
+        return node
 
     def num_matched(self, item: Item) -> int:
         """Length, in tokens, of the cached prefix of a waiting item."""
-        return int(self._rows["matched"][self._slots[item]])
+        return int(self._columns["matched"][self._slots[item]])
 
     def branch_of(self, item: Item) -> int:
         """The branch of a waiting item; `NO_GROUP` if it has none."""
-        return int(self._rows["branch"][self._slots[item]])
+        return int(self._columns["branch"][self._slots[item]])
 
     def num_on_branch(self, item: Item) -> int:
         """How many waiting items have the branch of `item`; at least 1."""
         branch = self.branch_of(item)
         if branch == NO_GROUP:
             return 1
-        return int(np.count_nonzero(self._rows["branch"][self._rows["waits"]] == branch))
+        return int(np.count_nonzero(self._columns["branch"][self._columns["waits"]] == branch))
 
     def sibling_of(self, item: Item) -> Item | None:
         """Another waiting item with the branch of `item`; None if there is none. O(rows)."""
         branch = self.branch_of(item)
         if branch == NO_GROUP:
             return None
-        slots = np.flatnonzero((self._rows["branch"] == branch) & self._rows["waits"])
+        slots = np.flatnonzero((self._columns["branch"] == branch) & self._columns["waits"])
         others = (self._items[slot] for slot in slots[:2])
         return next((other for other in others if other is not item), None)
 
@@ -213,25 +234,26 @@ class WaitingRows(Generic[Item]):
 
     def _resize(self, num_rows: int) -> None:
         """Move the rows in use to the front of `num_rows` rows, or of as many as are in use."""
-        used = [*self._slots.values(), *self._popped.values()]
+        used = np.array([*self._slots.values(), *self._popped.values()], dtype=np.int64)
         num_rows = max(num_rows, len(used))
         num_free = num_rows - len(used)
-        self._rows = np.concatenate([self._rows[used], np.zeros(num_free, dtype=_ROW)])
-        self._items = [self._items[slot] for slot in used] + [None] * num_free
-        self._nodes = [self._nodes[slot] for slot in used] + [None] * num_free
+        self._columns = {
+            name: np.concatenate([column[used], np.zeros(num_free, column.dtype)])
+            for name, column in self._columns.items()
+        }
+        self._items = np.concatenate([self._items[used], np.full(num_free, None)])
+        self._nodes = np.concatenate([self._nodes[used], np.full(num_free, None)])
         places = iter(range(num_rows))
         self._slots = dict(zip(self._slots, places, strict=False))
         self._popped = dict(zip(self._popped, places, strict=False))
         self._free = list(range(num_rows - 1, len(used) - 1, -1))
 
     def _release(self, slot: int) -> None:
-        row = self._rows[slot]
-        self._tenants.release(int(row["tenant"]))
-        if row["fork_group"] != NO_GROUP:
-            group = int(row["fork_group"])
-            if self._fork_groups.release(group):
-                self._group_since.pop(group, None)
-        row["waits"] = False
+        self._tenants.release(int(self._columns["tenant"][slot]))
+        group = int(self._columns["fork_group"][slot])
+        if group != NO_GROUP and self._fork_groups.release(group):
+            self._group_since.pop(group, None)
+        self._columns["waits"][slot] = False
         self._items[slot] = self._nodes[slot] = None
         self._free.append(slot)
 

@@ -15,7 +15,7 @@ from sgl_vllm.radix.tokens import pack, unpack
 from sgl_vllm.radix.tree import RadixTree
 from tests.cached_prefixes import Prefix, prefixes_in
 from tests.effort import examples
-from tests.unit.radix.trees import letters, num_cached, put
+from tests.unit.radix.trees import Clock, letters, num_cached, put
 
 
 def evicted(tree: RadixTree, namespace: str, tokens: list[int]) -> list[str]:
@@ -117,6 +117,20 @@ def test_a_block_with_wrong_contents_is_not_remembered():
     tree.evict_block(1)
     assert num_cached(tree, "abcdefgh") == 4
     assert evicted(tree, "", unpack(letters("abcdefgh"))) == []
+
+
+def test_a_leaf_that_goes_block_by_block_is_remembered_in_one_piece():
+    clock = Clock()
+    tree = RadixTree(4, clock=clock, max_evicted_bytes=1 << 20)
+    put(tree, "abcdefghijklmnopqrst", [0, 1, 2, 3, 4])
+    for second in (1, 2, 3):
+        clock.now = second
+        tree.evict(1)
+    assert tree.evictions is not None and len(tree.evictions) == 1
+    match = tree.match_prefix("", letters("abcdefgh"))
+    assert match.num_tokens == 8 and match.node is not None
+    (part,) = evicted_parts(match.node.evicted, 8, letters("abcdefghijklmnopqrst"))
+    assert part.end == 20 and int(part.evicted_at) == 3
 
 
 def test_memory_is_bounded_also_with_many_namespaces():

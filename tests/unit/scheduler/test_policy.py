@@ -194,7 +194,7 @@ def test_the_table_shrinks_after_a_burst():
     for number in range(5000):
         queue.pop(str(number))
     queue.settle([0] * 5000)
-    assert len(queue._rows) < 300
+    assert len(queue._items) < 300
     assert queue.order() == ["a", "b"], "their overtakes survive the move of their rows"
     queue.add("c", 100)
     queue.pop("b")
