@@ -130,39 +130,39 @@ class EvictionMemory:
 
     def node_left(self, node: Node) -> None:
         """`node` is about to leave the tree, after its parent or with it."""
-        if node.children and node.evicted is None:
-            node.evicted = {}  # they leave next
-        self._add(node.parent, node.start, node.tokens, node.evicted)
+        if node.children:  # they leave next
+            if node.evicted is None:
+                node.evicted = {}
+            self._add(node.parent, node.start, node.tokens, node.evicted)
+        else:
+            self._add_or_extend(node.parent, node.start, node.tokens, node.evicted)
 
     def end_left(self, node: Node, end: int) -> None:
         """Childless `node` is about to lose its tokens from `end` on."""
         lost = node.tokens[(end - node.start) * TOKEN_BYTES :]
-        below = _cut_after(node, end)
-        if below is not None and len(below) == 1:
-            (run,) = below.values()
-            if self._continues(run, node.end):
-                self._extend(run, node, end, lost)
+        self._add_or_extend(node, end, lost, _cut_after(node, end))
+
+    def _add_or_extend(
+        self, node: Node | None, position: int, tokens: Tokens, evicted: Runs | None
+    ) -> None:
+        """As `_add`, but if `evicted` is the one run that was cut off before, for the same reason,
+        the tokens become its first: a leaf often leaves the tree block by block."""
+        if node is not None and evicted is not None and len(evicted) == 1:
+            (run,) = evicted.values()
+            if (
+                run.key[0] == position + len(tokens) // TOKEN_BYTES
+                and run.reason == self._reason
+                and len(run.tokens) < MAX_MERGED_TOKENS * TOKEN_BYTES
+            ):
+                run.tokens = tokens + run.tokens
+                run.evicted_at = self._now
+                run.key = position, tokens[:TOKEN_BYTES]
+                run.holder = self._runs_of(node)
+                run.holder[run.key] = run
+                self.num_bytes += len(tokens)
+                self._forget_oldest()
                 return
-        self._add(node, end, lost, below)
-
-    def _continues(self, run: EvictedRun, end: int) -> bool:
-        """Whether what is about to be lost up to `end` may be one run with `run`: a leaf often
-        leaves the tree block by block."""
-        return (
-            run.key[0] == end
-            and run.reason == self._reason
-            and len(run.tokens) < MAX_MERGED_TOKENS * TOKEN_BYTES
-        )
-
-    def _extend(self, run: EvictedRun, node: Node, position: int, lost: Tokens) -> None:
-        """`run` begins at `position` of `node` from now on, with the tokens that are lost."""
-        run.tokens = lost + run.tokens
-        run.evicted_at = self._now
-        run.key = position, lost[:TOKEN_BYTES]
-        run.holder = self._runs_of(node)
-        run.holder[run.key] = run
-        self.num_bytes += len(lost)
-        self._forget_oldest()
+        self._add(node, position, tokens, evicted)
 
     def _add(self, node: Node | None, position: int, tokens: Tokens, evicted: Runs | None) -> None:
         if self._reason is None or node is None:

@@ -131,6 +131,11 @@ def test_a_leaf_that_goes_block_by_block_is_remembered_in_one_piece():
     assert match.num_tokens == 8 and match.node is not None
     (part,) = evicted_parts(match.node.evicted, 8, letters("abcdefghijklmnopqrst"))
     assert part.end == 20 and int(part.evicted_at) == 3
+    clock.now = 4
+    tree.evict(2)
+    assert num_cached(tree, "abcd") == 0 and len(tree.evictions) == 1
+    (part,) = evicted_parts(tree.evictions.at_root(""), 0, letters("abcdefghijklmnopqrst"))
+    assert part.end == 20 and int(part.evicted_at) == 4
 
 
 def test_memory_is_bounded_also_with_many_namespaces():
