@@ -49,7 +49,7 @@ from sgl_vllm.lang.settings import (
 )
 from sgl_vllm.lang.state import AsyncProgramState, ProgramState
 from sgl_vllm.lang.tracing.frames import TraceError
-from sgl_vllm.lang.view import fork_tree_svg, live, show, to_html, to_page
+from sgl_vllm.lang.view import fork_tree_svg, live, show, to_html, to_page, why
 from sgl_vllm.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ __all__ = [
     "user_end",
     "var",
     "video",
+    "why",
 ]
 
 

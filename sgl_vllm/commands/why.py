@@ -8,6 +8,7 @@ import json
 from sgl_vllm.commands.arguments import add_server, server_at
 from sgl_vllm.commands.client import Json
 from sgl_vllm.commands.terminal import age, plural, printable
+from sgl_vllm.protocol.causes import MEANINGS
 
 DESCRIPTION = """\
 Prints which tokens of a request's prompt were not read from the prefix cache
@@ -21,23 +22,6 @@ differs from what is cached.
 
 Exit status: 1 if the server does not know the request.
 """
-
-MEANINGS = {
-    "new": "never cached here",
-    "differs": "the prompt differs from what is cached",
-    "other_adapter": "cached for another LoRA adapter",
-    "evicted": "evicted to make room",
-    "expired": "expired (radix_ttl_s)",
-    "flushed": "removed when the cache was emptied",
-    "not_cached": "not cached",
-    "whole_blocks": "cached; the hit was cut to whole blocks",
-    "component": "cached; a window or a recurrent state is missing",
-    "drafter": "cached; the drafter reads one token ahead",
-    "scored": "cached; computed for scores",
-    "last_token": "cached; the last token has to run",
-    "skipped": "the request does not read the cache",
-    "part_off": "the part radix is off",
-}
 
 
 def declare(command: argparse.ArgumentParser) -> None:

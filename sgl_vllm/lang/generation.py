@@ -115,6 +115,7 @@ class Generation:
             usage=answer.usage,
             prompt_logprobs=answer.prompt_logprobs,
             with_text=self._sampling.return_text_in_logprobs is not False,
+            request_id=answer.request_id,
         )
         variable = Variable(
             values if is_list else values[0],

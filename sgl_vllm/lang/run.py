@@ -11,7 +11,7 @@ import contextvars
 import itertools
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
@@ -58,6 +58,9 @@ class Run:
         self.num_api_spec_tokens = num_api_spec_tokens
         self.usage = Usage()
         self.streams: list[Stream] = []
+        self.missed_tokens: dict[str, Mapping[str, int]] = {}
+        """By request, the prompt tokens that were not read from the server's cache by cause, as far
+        as `view.why` has asked for them."""
         self.body: Future[None] | None = None
         """In a streamed run: done when the program's function has returned."""
         self.body_thread: int | None = None

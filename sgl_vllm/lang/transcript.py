@@ -30,13 +30,15 @@ that (about 16 tokens), the round trip costs more than the branches save."""
 @dataclass(frozen=True)
 class GenMeta:
     """How a generation came about. The tuples have an entry per text (`n` of them). `with_text`
-    says whether `get_meta_info` shows the tokens of log-probabilities as text."""
+    says whether `get_meta_info` shows the tokens of log-probabilities as text. `request_id` is by
+    what the server knows the request."""
 
     finish_reason: tuple[str, ...]
     output_token_logprobs: tuple[tuple[TokenLogprob, ...], ...]
     usage: Usage
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     with_text: bool = True
+    request_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,11 @@ def meta_info(variable: Variable) -> dict[str, Value]:
     match variable.meta:
         case None:
             return {}
-        case GenMeta(finish_reasons, logprobs, usage, prompt_logprobs, with_text):
+        case GenMeta(finish_reasons, logprobs, usage, prompt_logprobs, with_text, request_id):
             tokens = [entries(text, with_text) for text in logprobs]
             is_list = len(finish_reasons) > 1
             return {
+                "id": request_id,
                 "finish_reason": list(finish_reasons) if is_list else finish_reasons[0],
                 "output_token_logprobs": tokens if is_list else tokens[0],
                 "prompt_token_logprobs": entries(prompt_logprobs, with_text),

@@ -1,15 +1,18 @@
 """Views of a program's state: in a notebook, in a terminal, on a page, and live.
 
 Owns the public functions. `views/capture.py` takes the picture, and the modules beside it draw it.
-Only `live` waits for the run. All the others show what there is, also during a run and after a
-failure.
+Only `live` waits for the run, and only `why` asks the server. All the others show what there is,
+also during a run and after a failure.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias  # Any: groups of any kind of state
 
 from sgl_vllm.lang.group import ProgramGroup
+from sgl_vllm.lang.misses import ask_why
+from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.state import State
 from sgl_vllm.lang.views.html import fragment_of, page_of
 from sgl_vllm.lang.views.live import follow_in_notebook, follow_in_terminal, runs_in_notebook
@@ -26,6 +29,10 @@ Seen: TypeAlias = State | ProgramGroup[Any]
 def picture_of(state: Seen) -> Picture:
     """The state as it is now. For a fork's group: its branches alone."""
     return state._picture()
+
+
+def _run_of(state: Seen) -> Run:
+    return (state._parent if isinstance(state, ProgramGroup) else state)._stream.run
 
 
 def to_html(state: Seen) -> str:
@@ -57,6 +64,23 @@ def show(state: Seen, console: Console | None = None) -> None:
     from rich.console import Console
 
     (console or Console(highlight=False)).print(TerminalView(picture_of(state)))
+
+
+def why(state: Seen) -> dict[str, int]:
+    """Ask the server why prompt tokens of the run's generations were not read from its cache.
+
+    From then on, views of the run show the causes of each named generation. Returns the tokens by
+    cause, of all of them together. Empty without the plugin; a server knows its last 1,000
+    requests. Waits for nothing but the server's answers: one request for each generation that has
+    ended by now. Raises BackendError if the server does not answer.
+    """
+    run = _run_of(state)
+    background = run.background
+    background.wait_for(background.start(ask_why(run)))
+    missed: Counter[str] = Counter()
+    for by_cause in run.missed_tokens.values():
+        missed.update(by_cause)
+    return dict(missed)
 
 
 def live(state: State, console: Console | None = None) -> None:

@@ -101,6 +101,23 @@ def test_branches_find_their_prefix_cached(server, plugin):
     assert spent.computed_prompt_tokens < spent.prompt_tokens / 2
 
 
+def test_a_run_is_told_why_its_prompts_were_not_cached(server):
+    @sgl.function
+    def program(s, number):
+        s += SHOTS + f"Word: item{number}\nKind:" + sgl.gen("kind", max_tokens=2)
+        s += "\nReason:" + sgl.gen("reason", max_tokens=2)
+
+    tenant = sgl.VLLM(server.url, api_key=API_KEY, cache_salt="asks why")
+    sgl.flush_cache(tenant)
+    for number, cause in ((20, "new"), (31, "differs")):
+        before = server.counters()
+        state = program.run(number, temperature=0.0, backend=tenant)
+        spent = server.counters() - before
+        missed = sgl.why(state)
+        assert cause in missed and sum(missed.values()) == spent.computed_prompt_tokens
+    assert "the prompt differs from what is cached" in sgl.to_html(state)
+
+
 def test_a_pydantic_model_makes_an_instance(plugin):
     assert isinstance(city.run(temperature=0.0, backend=plugin)["city"], City)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias  # Any: JSON
@@ -220,11 +220,12 @@ class Generated:
 @dataclass(frozen=True)
 class GenAnswer:
     """The `n` texts of one generation and their cost. `prompt_logprobs` belong to the prompt's
-    tokens from `logprob_start_len` on, if requested."""
+    tokens from `logprob_start_len` on, if requested. The server knows it by `request_id`."""
 
     texts: tuple[Generated, ...]
     usage: Usage
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    request_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -301,6 +302,12 @@ class Backend(ABC):
         Does nothing for a backend without a cache to fill.
         """
         return Usage()
+
+    async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
+        """The prompt tokens of an earlier generation that were not read from the server's cache, by
+        cause (`protocol/causes.py`). Empty if the backend cannot know, or the server has forgotten.
+        """
+        return {}
 
     async def flush_cache(self) -> None:
         """Empty the server's prefix cache."""

@@ -39,7 +39,7 @@ from sgl_vllm.lang.backends.engine_requests import (
     token_logprob,
     usage_of,
 )
-from sgl_vllm.lang.backends.on_vllm import OnVLLM, with_report
+from sgl_vllm.lang.backends.on_vllm import OnVLLM, missed_by_cause, with_report
 from sgl_vllm.lang.backends.once import Once
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.loop import background_loop
@@ -172,12 +172,23 @@ class Engine(OnVLLM):
         usage = with_report(texts, usage, output.kv_transfer_params)
         prompt_logprobs = () if prompt_from is None else output.prompt_logprobs or ()
         tokens = tuple(token_logprob(row) for row in list(prompt_logprobs)[prompt_from:] if row)
-        return GenAnswer(tuple(texts), usage, tokens)
+        return GenAnswer(tuple(texts), usage, tokens, output.request_id)
 
     async def warm(self, prompt: Prompt) -> Usage:
         engine = await self._engine()
         output = await self._run(engine, await self._render(engine, prompt), one_token())
         return usage_of([output])
+
+    async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
+        if not await self.has_plugin():
+            return {}
+        from sgl_vllm.routes.engines import ask_engines
+
+        asked = {"request_id": request_id, "cache_salt": None}
+        for explanations in await ask_engines(await self._engine(), list[Json], "why", asked):
+            if explanations:
+                return missed_by_cause(explanations[0])
+        return {}
 
     async def flush_cache(self) -> None:
         if not await (await self._engine()).reset_prefix_cache():

@@ -8,6 +8,7 @@ itself in `engine.py`.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -103,6 +104,14 @@ class OnVLLM(Backend):
                 "use the same num_frames for all",
             )
         return {"video": {"num_frames": num_frames.pop()}} if num_frames else {}
+
+
+def missed_by_cause(explanation: Json) -> dict[str, int]:
+    """Tokens by cause, of an explanation as the plugin gives it (`radix/misses.py`)."""
+    missed: Counter[str] = Counter()
+    for one in explanation["causes"]:
+        missed[str(one["cause"])] += int(one["end"]) - int(one["start"])
+    return dict(missed)
 
 
 def with_report(texts: list[Generated], usage: Usage, kv_transfer_params: Json | None) -> Usage:

@@ -167,12 +167,14 @@ class AssembledAnswer:
         self._reasoning = ""
         self._logprobs: dict[str, list[Any]] = {}  # as in the answer: unchecked JSON
         self._usage: Json | None = None
+        self._id: str | None = None
         self.finish_reason: str | None = None
         self.num_tokens: int | None = None
         """How many tokens have arrived; None if the server does not say while it streams."""
 
     def add(self, chunk: Json) -> str:
         """Add a chunk and return its text."""
+        self._id = chunk.get("id")
         if chunk.get("usage"):
             self._usage = chunk["usage"]
             self.num_tokens = int(chunk["usage"]["completion_tokens"])
@@ -197,4 +199,4 @@ class AssembledAnswer:
         choice: Json = {"finish_reason": self.finish_reason, "logprobs": self._logprobs}
         message = {"content": text, "reasoning": self._reasoning}
         choice |= {"message": message} if self._chat else {"text": text}
-        return {"choices": [choice], "usage": self._usage}
+        return {"id": self._id, "choices": [choice], "usage": self._usage}

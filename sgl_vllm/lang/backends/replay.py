@@ -11,7 +11,7 @@ import json
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TypeVar
@@ -122,6 +122,10 @@ class Recorder(Backend):
         return await self._exchange(
             "warm", warm_request(prompt), lambda: self._backend.warm(prompt)
         )
+
+    async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
+        """Not recorded."""
+        return await self._backend.missed_tokens(request_id)
 
     async def flush_cache(self) -> None:
         await self._backend.flush_cache()

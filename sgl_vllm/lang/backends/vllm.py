@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlencode
 
 from sgl_vllm.lang.backends.base import (
     ChatPrompt,
@@ -28,7 +29,7 @@ from sgl_vllm.lang.backends.base import (
     program_id,
 )
 from sgl_vllm.lang.backends.batching import NOT_FORWARDED, Batcher, BatchRoute
-from sgl_vllm.lang.backends.on_vllm import OnVLLM, with_report
+from sgl_vllm.lang.backends.on_vllm import OnVLLM, missed_by_cause, with_report
 from sgl_vllm.lang.backends.once import Once
 from sgl_vllm.lang.backends.openai_api import (
     OpenAIBackend,
@@ -156,7 +157,7 @@ class VLLM(OnVLLM, OpenAIBackend):
             prompt_logprobs = () if prompt_from is None else _prompt_tokens(answer, prompt_from)
         if request.watch is not None and not is_streamed:
             request.watch(texts[0].text, usage.completion_tokens)
-        return GenAnswer(tuple(texts), usage, prompt_logprobs)
+        return GenAnswer(tuple(texts), usage, prompt_logprobs, answer.get("id"))
 
     async def warm(self, prompt: Prompt) -> Usage:
         answer = await self._run_model(prompt, dict(_ONE_TOKEN))
@@ -187,6 +188,20 @@ class VLLM(OnVLLM, OpenAIBackend):
         return await super().score(
             prompt, choices, unconditional=unconditional, warm=warm and plugin
         )
+
+    async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
+        if not await self._may_use_plugin():
+            return {}
+        url = f"{self.url}/v1/sgl/why?{urlencode({'request': request_id})}"
+        headers = {"X-Cache-Salt": self._cache_salt} if self._cache_salt else {}
+        try:
+            answer = await self.get(url, headers)
+        except BackendError as error:
+            if error.status == 404:
+                return {}
+            raise
+        with self.reading():
+            return missed_by_cause(answer["requests"][0])
 
     async def flush_cache(self) -> None:
         if not await self.has_plugin():

@@ -6,7 +6,7 @@ picture can be taken at any time and from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TypeAlias
@@ -28,6 +28,7 @@ from sgl_vllm.lang.views.picture import (
     Status,
     Turn,
 )
+from sgl_vllm.protocol.causes import MEANINGS
 
 MAX_DEPTH = 40
 """How many levels of nested forks are drawn. Branches below that are counted."""
@@ -104,7 +105,8 @@ def _branch(stream: Stream, depth: int = 0) -> Branch:
             turns.interrupt(here)
         if index < len(spans):
             span = spans[index]
-            piece = _piece(span, text, shaded, known.get(id(span.usage)))
+            variable = known.get(id(span.usage))
+            piece = _piece(span, text, shaded, variable, stream.run.missed_tokens)
             turns.add(piece, span.turn, span.role)
     partial = snapshot.partial
     if partial:
@@ -210,16 +212,24 @@ def _known_by_usage(stream: Stream) -> dict[int, Variable]:
     return known
 
 
-def _piece(span: Span, text: str, shaded: Sequence[Interval], variable: Variable | None) -> Piece:
+def _piece(
+    span: Span,
+    text: str,
+    shaded: Sequence[Interval],
+    variable: Variable | None,
+    missed: Mapping[str, Mapping[str, int]],
+) -> Piece:
     slices = tuple(_slices(span, text, shaded))
-    facts = tuple(_facts(span.usage, variable))
+    facts = tuple(_facts(span.usage, variable, missed))
     if span.kind == "media" and span.media is not None:
         frames = span.media.num_frames
         facts = () if frames is None else (f"{frames} frames",)
     return Piece(span.kind, slices, span.name, facts, span.media)
 
 
-def _facts(usage: Usage | None, variable: Variable | None) -> Iterable[str]:
+def _facts(
+    usage: Usage | None, variable: Variable | None, missed: Mapping[str, Mapping[str, int]]
+) -> Iterable[str]:
     meta = variable.meta if variable is not None else None
     if isinstance(meta, GenMeta):
         if len(meta.finish_reason) > 1:
@@ -241,6 +251,9 @@ def _facts(usage: Usage | None, variable: Variable | None) -> Iterable[str]:
         yield f"generated: {usage.completion_tokens:,} tokens{forced}"
     if usage.prompt_tokens:
         yield f"prompt: {usage.prompt_tokens:,} tokens, {usage.cached_prompt_tokens:,} cached"
+    if isinstance(meta, GenMeta) and meta.request_id is not None:
+        for cause, num_tokens in missed.get(meta.request_id, {}).items():
+            yield f"computed: {num_tokens:,}, {MEANINGS.get(cause, cause)}"
 
 
 def _slices(span: Span, text: str, shaded: Sequence[Interval]) -> Iterable[Slice]:

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import branch_name
+from sgl_vllm.lang.backends.base import GenAnswer, GenRequest, branch_name
 from sgl_vllm.lang.view import picture_of
 from sgl_vllm.lang.views import live as view_live
 from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS
@@ -214,6 +215,47 @@ def test_a_variable_tells_its_tokens_and_finish_reason() -> None:
     assert "finish: stop" in told
     assert "generated: 3 tokens" in told
     assert "prompt: 10 tokens, 5 cached" in told
+
+
+class ExplainedBackend(ScriptedBackend):
+    """Knows why the first two generations were not read from the cache, and forgets the others."""
+
+    async def generate(self, request: GenRequest) -> GenAnswer:
+        answer = await super().generate(request)
+        return replace(answer, request_id=f"request {len(self.requests)}")
+
+    async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
+        self.asked.append(request_id)
+        known = {"request 1": {"new": 10}, "request 2": {"differs": 3, "new": 1204}}
+        return known.get(request_id, {})
+
+
+def test_why_adds_to_a_view_what_was_not_cached() -> None:
+    @sgl.function
+    def program(s):
+        s += "0123456789" + sgl.gen("first") + sgl.gen()
+        (branch,) = s.fork(1)
+        branch += "and" + sgl.gen("third")
+
+    backend = ExplainedBackend()
+    state = program.run(backend=backend)
+    before = Parsed(state._repr_html_()).of_class("sgl-name")
+    assert all("computed" not in str(label.attributes["title"]) for label in before)
+    assert sgl.why(state) == {"new": 10}  # the second has no name, the third is forgotten
+    assert backend.asked[-2:] == ["request 1", "request 3"]
+    labels = Parsed(state._repr_html_()).of_class("sgl-name")
+    told = [str(label.attributes["title"]) for label in labels]
+    assert ["computed: 10, never cached here" in title for title in told] == [True, False, False]
+    sgl.why(state)
+    assert len(backend.asked) == 5  # none of them again
+
+
+def test_why_is_empty_without_a_server_that_knows() -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.gen("first")
+
+    assert sgl.why(program.run(backend=ScriptedBackend())) == {}
 
 
 def test_a_select_tells_its_scores() -> None:

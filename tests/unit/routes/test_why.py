@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from sgl_vllm.commands import cli, client
-from sgl_vllm.commands.why import MEANINGS
+from sgl_vllm.protocol.causes import MEANINGS
 from sgl_vllm.radix.misses import CAUSES, NOT_CACHED
 from sgl_vllm.routes.tenants import TenantSource
 from tests.fake_engines import FakeEngine, fake_server, tokens_of

@@ -5,6 +5,7 @@ from typing import Any
 from vllm.logprobs import PromptLogprobs, SampleLogprobs
 
 class RequestOutput:
+    request_id: str
     prompt_token_ids: list[int] | None
     prompt_logprobs: PromptLogprobs | None
     outputs: list[CompletionOutput]
