@@ -146,6 +146,13 @@ def parser() -> argparse.ArgumentParser:
         help="the plugin's schedule_policy; its default if not given",
     )
     servers_group.add_argument(
+        "--plugin-config",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="the plugin's options, as for the server",
+    )
+    servers_group.add_argument(
         "--ablations", action="store_true", help="also the plugin without one thing at a time"
     )
     servers_group.add_argument(

@@ -19,6 +19,7 @@ from benchmarks.ab.variants import STOCK, Variant
 from benchmarks.ab.workloads import WORKLOADS, Workload
 from benchmarks.ab.workloads.base import Item, Texts, Vocabulary
 from benchmarks.models import resolve_model
+from sgl_vllm.config import Options, words_to_mapping
 
 ALL = "all"
 MAX_WARM_UP_PROGRAMS = 8
@@ -82,7 +83,7 @@ def urls_of(arguments: argparse.Namespace) -> dict[Arm, str] | None:
     urls = command.urls_of(arguments.stock_url, arguments.sgl_url)
     if urls is None:
         return None
-    for_started = ("policy", "server_args", "stock_args", "ablations")
+    for_started = ("policy", "plugin_config", "server_args", "stock_args", "ablations")
     if any(getattr(arguments, name) for name in for_started):
         names = ", ".join("--" + name.replace("_", "-") for name in for_started)
         raise ValueError(f"{names} are for servers started here")
@@ -93,6 +94,7 @@ def urls_of(arguments: argparse.Namespace) -> dict[Arm, str] | None:
 
 def _check(arguments: argparse.Namespace) -> None:
     urls_of(arguments)
+    Options.from_words(arguments.plugin_config)
     several = len(arguments.workloads) > 1 or ALL in arguments.workloads
     if arguments.json and several and not arguments.json.is_dir():
         raise ValueError(f"--json: {arguments.json} is to be a folder, for a file per workload")
@@ -106,7 +108,8 @@ def _plan_of(
     server_args = (*workload.server_args(block_size_tokens), *shlex.split(arguments.server_args))
     settings = ServerSettings.of(model, arguments.model, server_args)
     stock = replace(STOCK, server_args=tuple(shlex.split(arguments.stock_args)))
-    plugin = variants.plugin_variant(arguments.off, arguments.policy)
+    options = words_to_mapping(arguments.plugin_config)
+    plugin = variants.plugin_variant(arguments.off, arguments.policy, options)
     others = (
         variants.ablations(plugin, structured=workload.structured) if arguments.ablations else ()
     )

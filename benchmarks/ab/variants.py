@@ -35,10 +35,13 @@ class Variant:
 STOCK = Variant("stock", NAMES["stock"], "stock")
 
 
-def plugin_variant(off: Iterable[str], policy: str | None) -> Variant:
-    """The plugin without the parts named in `off`, and with another order of those that wait."""
+def plugin_variant(
+    off: Iterable[str], policy: str | None, options: Mapping[str, Any] | None = None
+) -> Variant:
+    """The plugin with these options, without the parts named in `off`, and with another order of
+    those that wait."""
     parts = [part for part in off if part != FORK_HINT]
-    plugin_config: dict[str, Any] = dict.fromkeys(parts, False)
+    plugin_config = {**(options or {}), **dict.fromkeys(parts, False)}
     if policy:
         plugin_config["schedule_policy"] = policy
     client = ClientOptions(hints=FORK_HINT not in off)

@@ -460,13 +460,18 @@ def test_quick_is_one_round_of_fewer_programs() -> None:
 
 
 def test_parts_and_the_policy_are_options_of_the_plugin() -> None:
-    made = plan("no_sharing", "--off", "radix", "--off", "select", "--policy", "dfs-weight")
+    made = plan(
+        *("no_sharing", "--off", "radix", "--off", "select", "--policy", "dfs-weight"),
+        *("--plugin-config", "schedule_hold_s=2", "radix_policy=lfu"),
+    )
     stock, plugin = made.variants
     assert made.settings_of(stock).plugin_config == {}
     assert made.settings_of(plugin).plugin_config == {
         "radix": False,
         "select": False,
         "schedule_policy": "dfs-weight",
+        "schedule_hold_s": 2,
+        "radix_policy": "lfu",
     }
 
 
