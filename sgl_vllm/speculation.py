@@ -26,10 +26,13 @@ class Support:
         refused: why the parts are off beside it, for a log line; None if they work.
         is_tested: the project's tests run it on a CPU. The self-check compares the others with
             stock vLLM before the first request.
+        refused_beside_groups: why the tree is off beside it on a model with several KV-cache
+            groups; None if it works.
     """
 
     refused: str | None = None
     is_tested: bool = False
+    refused_beside_groups: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +56,13 @@ _NO_TEST = "no test of this project runs it"
 
 METHODS: Mapping[str, Support] = {
     "ngram": Support(is_tested=True),
-    "draft_model": Support(is_tested=True),
+    "draft_model": Support(
+        is_tested=True,
+        refused_beside_groups="vLLM's V1 runner gives a draft model the first group's blocks",
+    ),
     "eagle": Support(is_tested=True),
     "eagle3": Support(),
-    "mtp": Support(),
+    "mtp": Support(refused_beside_groups=_NO_TEST),
     "ngram_gpu": Support(),
     "dflash": Support(_BLOCK_DRAFTER),
     "dspark": Support(_BLOCK_DRAFTER),
@@ -92,6 +98,19 @@ def refusal(vllm_config: VllmConfig) -> str | None:
         or _why_not_recurrent(vllm_config.model_config)
     )
     return f"speculative decoding with {method}: {reason}" if reason else None
+
+
+def refusal_beside_groups(vllm_config: VllmConfig) -> str | None:
+    """Why the tree is off beside the configured speculation, for a model with several KV-cache
+    groups, if `refusal` gives no reason; None if it works."""
+    speculative = vllm_config.speculative_config
+    support = METHODS.get(speculative.method or "") if speculative is not None else None
+    if speculative is None or support is None or support.refused_beside_groups is None:
+        return None
+    return (
+        f"speculative decoding with {speculative.method} and several KV-cache groups: "
+        f"{support.refused_beside_groups}"
+    )
 
 
 def facts_of(vllm_config: VllmConfig) -> dict[str, object] | None:

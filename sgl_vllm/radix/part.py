@@ -7,7 +7,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from sgl_vllm.part import NO_PREFIX_CACHING, EngineView, Part, returns_routed_experts
 from sgl_vllm.radix.layouts import why_refused
-from sgl_vllm.speculation import refusal
+from sgl_vllm.speculation import refusal, refusal_beside_groups
 
 
 def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str | None:
@@ -35,8 +35,8 @@ def _why_not_several_groups(vllm_config: VllmConfig) -> str | None:
     """Why the tree cannot serve several KV-cache groups in this configuration; None if it can."""
     if vllm_config.kv_transfer_config is not None:
         return "the model has several KV-cache groups, and a KV connector is in use"
-    if vllm_config.speculative_config is not None:
-        return "the model has several KV-cache groups, and speculative decoding is on"
+    if (reason := refusal_beside_groups(vllm_config)) is not None:
+        return reason
     if not vllm_config.model_config.is_hybrid:
         return None
     if (events := vllm_config.kv_events_config) is not None and events.enable_kv_cache_events:

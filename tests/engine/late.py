@@ -6,14 +6,18 @@ vLLM's V1 and V2 runners keep, by the same rules, and know only what the schedul
 
 What a pass samples depends on every token that it has fed for the request so far, and `KvMemory`
 holds that these are the tokens whose keys and values it reads, and after which it finds its states.
+
+With a `Drafter`, a pass also feeds drafts. It samples a token after each of them, up to the first
+one that is wrong.
 """
 
 from __future__ import annotations
 
 import queue
+import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +31,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import MambaManager
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsTensors, ModelRunnerOutput
+from vllm.v1.outputs import (
+    EMPTY_MODEL_RUNNER_OUTPUT,
+    DraftTokenIds,
+    LogprobsTensors,
+    ModelRunnerOutput,
+)
 
 from tools.engine_harness.kv_memory import KvMemory, Reader, StateStep
 from tools.engine_harness.scheduler import make_block_hasher, make_scheduler, runner_output
@@ -66,10 +75,37 @@ class Row:
             blocks += more
 
 
-class Runner(ABC):
-    """Stands in for the executor. The rules that differ are the subclasses'."""
+class Drafter:
+    """Proposes the tokens that a request gets, of which one in four is wrong.
 
-    def __init__(self, scheduler: Scheduler, num_blocks: int) -> None:
+    Args:
+        whole: by request id, its prompt and its answer.
+        num_drafts: how many tokens it proposes at a time.
+    """
+
+    def __init__(self, whole: Mapping[str, Sequence[int]], num_drafts: int, seed: int = 0) -> None:
+        self.num_drafts = num_drafts
+        self._whole = whole
+        self._rng = random.Random(seed)
+
+    def propose(self, request_id: str, num_tokens: int) -> list[int]:
+        """What follows the first `num_tokens` of a request."""
+        drafts = list(self._whole.get(request_id, ())[num_tokens : num_tokens + self.num_drafts])
+        drafts += [7] * (self.num_drafts - len(drafts))
+        return [8 if self._rng.random() < 0.25 else draft for draft in drafts]
+
+
+class Runner(ABC):
+    """Stands in for the executor. The rules that differ are the subclasses'.
+
+    Attributes:
+        drafter: None without speculative decoding.
+        num_accepted, num_rejected: drafts.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, num_blocks: int, drafter: Drafter | None = None
+    ) -> None:
         config = scheduler.vllm_config
         self.is_async = bool(config.scheduler_config.async_scheduling)
         self.max_num_reqs = config.scheduler_config.max_num_seqs
@@ -81,7 +117,11 @@ class Runner(ABC):
         self._memory = KvMemory(num_blocks + 1, scheduler.block_size)
         self._groups = scheduler.kv_cache_manager.coordinator.single_type_managers
         self._state_columns: dict[str, int] = {}
-        self._chosen: dict[str, int | None] = {}
+        self.drafter = drafter
+        self.num_accepted = self.num_rejected = 0
+        self._drafts: dict[str, list[int]] = {}  # for the next pass
+        self._verified: dict[str, list[int]] = {}  # in this pass
+        self._chosen: dict[str, list[int]] = {}
         self._scores: dict[str, LogprobsTensors] = {}
 
     def execute_model(self, scheduled: SchedulerOutput, non_block: bool = False) -> Future[Any]:
@@ -92,11 +132,18 @@ class Runner(ABC):
             return result
         self.num_passes += 1
         reads, states = [], []
-        self._chosen, self._scores = {}, {}
+        self._chosen, self._scores, self._verified = {}, {}, {}
         for request_id, num_tokens in scheduled.num_scheduled_tokens.items():
             row = self.rows[request_id]
             start, end = row.num_computed, row.num_computed + num_tokens
-            tokens = self.input_tokens(request_id, start, end)
+            planned = scheduled.scheduled_spec_decode_tokens.get(request_id, [])
+            num_drafts = len(planned)
+            drafts = planned
+            if self.is_async:  # they are on the device, unless the request has just begun
+                drafts = self._drafts.get(request_id, planned)[:num_drafts]
+            tokens = self.input_tokens(request_id, start, end - num_drafts)
+            # vLLM pads drafts with -1, for which its runners feed the token 0, and reject it.
+            tokens = [*tokens, *(max(draft, 0) for draft in drafts)]
             assert len(tokens) == num_tokens and UNKNOWN not in tokens, (request_id, tokens)
             row.fed = (row.fed if len(row.fed) >= start else row.tokens)[:start] + tokens
             contents = KvMemory.contents(np.array(row.fed))
@@ -111,7 +158,9 @@ class Runner(ABC):
                 size = group.block_size
                 reads.append(Reader(request_id, blocks, of_group, start, num_unread, size))
             is_chunk = end < self.num_known(request_id)
-            self._chosen[request_id] = None if is_chunk else int(contents[-1] >> np.uint64(20))
+            last = [] if is_chunk else contents[len(contents) - 1 - num_drafts :].tolist()
+            self._chosen[request_id] = [content >> 20 for content in last]
+            self._verified[request_id] = drafts
             row.num_computed = end
             if row.scores is not None:
                 for index in range(start, min(end, len(row.prompt) - 1)):
@@ -131,30 +180,58 @@ class Runner(ABC):
         return before, after
 
     def sample_tokens(self, grammar: GrammarOutput | None, non_block: bool = False) -> Any:
-        legal = {}
-        if grammar is not None:
-            for request_id, mask in zip(
-                grammar.structured_output_request_ids, grammar.grammar_bitmask, strict=True
-            ):
-                bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-                legal[request_id] = np.flatnonzero(bits[: self.vocab_size])
-        sampled: list[list[int]] = []
-        for request_id, number in self._chosen.items():
-            if number is None:
-                sampled.append([])
-                continue
-            choices = legal.get(request_id, np.arange(self.vocab_size))
-            # Where nothing is legal, a sampler takes the first token.
-            sampled.append([int(choices[number % len(choices)]) if len(choices) else 0])
-        ids = list(self._chosen)
-        self.keep_sampled(dict(zip(ids, sampled, strict=True)))
-        output = runner_output(ids, sampled)
+        legal = self._legal_tokens(grammar) if grammar is not None else {}
+        sampled: dict[str, list[int]] = {}
+        for request_id, numbers in self._chosen.items():
+            masks, num_acceptable = legal.get(request_id, ([], None))
+            drafts = self._verified[request_id][:num_acceptable]
+            tokens: list[int] = []
+            sampled[request_id] = tokens
+            for place, number in enumerate(numbers):
+                choices = masks[place] if masks else np.arange(self.vocab_size)
+                # Where nothing is legal, a sampler takes the first token.
+                tokens.append(int(choices[number % len(choices)]) if len(choices) else 0)
+                if [tokens[-1]] != drafts[place : place + 1]:
+                    break
+            if tokens:
+                self.num_accepted += len(tokens) - 1
+                self.num_rejected += len(numbers) - len(tokens)
+        ids = list(sampled)
+        self.keep_sampled(sampled)
+        if self.drafter is not None:
+            proposed = {
+                request_id: self.drafter.propose(request_id, len(self.rows[request_id].tokens))
+                for request_id, tokens in sampled.items()
+                if tokens
+            }
+            # With asynchronous scheduling they stay on the device until they are fed.
+            self._drafts = self._drafts | proposed if self.is_async else proposed
+        output = runner_output(ids, [*sampled.values()])
         output.prompt_logprobs_dict = self._scores
         if not non_block:
             return output
         result: Future[ModelRunnerOutput] = Future()
         result.set_result(output)
         return result
+
+    def _legal_tokens(
+        self, grammar: GrammarOutput
+    ) -> dict[str, tuple[list[NDArray[np.intp]], int]]:
+        """By request id, the legal tokens after its last token and after each of its drafts, and
+        how many of these can be accepted."""
+        masks = iter(grammar.grammar_bitmask)
+        ids = grammar.structured_output_request_ids
+        limits = grammar.num_acceptable_drafts or [0] * len(ids)
+        legal = {}
+        for request_id, limit in zip(ids, limits, strict=True):
+            rows = [next(masks) for _ in range(1 + len(self._verified[request_id]))]
+            bits = [np.unpackbits(row.view(np.uint8), bitorder="little") for row in rows]
+            legal[request_id] = [np.flatnonzero(one[: self.vocab_size]) for one in bits], limit
+        return legal
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """What the drafter has proposed last."""
+        return DraftTokenIds([*self._drafts], [list(one) for one in self._drafts.values()])
 
     @abstractmethod
     def update(self, scheduled: SchedulerOutput) -> None: ...
@@ -295,7 +372,9 @@ class V2Runner(Runner):
         cached = scheduled.scheduled_cached_reqs
         for index, request_id in enumerate(cached.req_ids):
             row = self.rows[request_id]
-            assert row.num_computed == cached.num_computed_tokens[index]
+            # vLLM counts drafts in flight as computed.
+            num_unknown = self.drafter.num_drafts if self.drafter and self.is_async else 0
+            assert 0 <= cached.num_computed_tokens[index] - row.num_computed <= num_unknown
             new_blocks = cached.new_block_ids[index]
             if new_blocks is not None:
                 row.add_blocks(new_blocks)
@@ -329,8 +408,10 @@ class V2Runner(Runner):
     def keep_sampled(self, sampled: dict[str, list[int]]) -> None:
         for request_id, tokens in sampled.items():
             if tokens:
-                self.rows[request_id].output += tokens
-                self._last_sampled[request_id] = tokens[0]
+                row = self.rows[request_id]
+                row.output += tokens
+                row.num_computed -= len(self._verified[request_id]) - (len(tokens) - 1)
+                self._last_sampled[request_id] = tokens[-1]
 
     def score_rows(self, row: Row, scores: dict[int, float]) -> LogprobsTensors:
         """Rows of what was computed."""
@@ -354,7 +435,8 @@ class Answer:
 class LateCore(EngineCore):
     """An engine without a model. `answers` has what was sent for each request so far.
 
-    `stock` makes it vLLM's own, without the plugin.
+    `stock` makes it vLLM's own, without the plugin. `speculation` is vLLM's name of a method, for
+    which `drafter` stands.
     """
 
     def __init__(
@@ -374,6 +456,8 @@ class LateCore(EngineCore):
         full_block_scale: int = 1,
         full_attention: str | None = HEADS,
         kv_events: bool = False,
+        speculation: str | None = None,
+        drafter: Drafter | None = None,
         **scheduler_args: Any,
     ) -> None:
         settings = EngineSettings(
@@ -390,12 +474,14 @@ class LateCore(EngineCore):
             full_block_scale=full_block_scale,
             full_attention=full_attention,
             kv_events=kv_events,
+            speculation=speculation,
+            num_drafts=drafter.num_drafts if drafter is not None else 0,
         )
         arm = STOCK if stock else SGL
         scheduler: Any = make_scheduler(arm, settings, with_tokenizer=True, **scheduler_args)
         scheduler.use_v2_model_runner = runner is V2Runner
         self.scheduler = scheduler
-        self.runner = runner(scheduler, num_blocks)
+        self.runner = runner(scheduler, num_blocks, drafter)
         self.answers: dict[str, Answer] = {}
         # What the engine core makes of its configuration, as far as its steps read it.
         self.vllm_config = scheduler.vllm_config
@@ -407,7 +493,9 @@ class LateCore(EngineCore):
         self.batch_queue_size = 2 if async_scheduling else 1
         self.batch_queue: deque[Any] | None = deque(maxlen=2) if async_scheduling else None
         self.step_fn = self.step_with_batch_queue if async_scheduling else self.step
-        self.is_mm_encoder_only = self.is_pooling_model = self.check_for_draft_tokens = False
+        self.is_mm_encoder_only = self.is_pooling_model = False
+        self.check_for_draft_tokens = drafter is not None
+        self.async_scheduling = async_scheduling
         self.log_stats = False
         self.aborts_queue: queue.Queue[list[str]] = queue.Queue()
         self._weight_version = None
@@ -459,7 +547,8 @@ class LateCore(EngineCore):
 
     def advance(self) -> None:
         """One turn of the engine core's loop."""
-        results, _ = self.step_fn()
+        results, has_executed = self.step_fn()
+        self.post_step(has_executed)
         for result in (results or {}).values():
             for output in result.outputs:
                 answer = self.answers[output.request_id]

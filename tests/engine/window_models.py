@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sgl_vllm.demo import MODEL_PATH
@@ -72,6 +73,24 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.jso
 def write_model(name: str, folder: Path) -> str:
     """Write a model, with the demo model's tokenizer, into a new folder. Returns its path."""
     return save(random_model(*CONFIGS[name]).to(torch.float32), folder)
+
+
+def write_eagle_drafter(folder: Path) -> str:
+    """Write a random EAGLE drafter for any of these models, of one layer with full attention.
+    Returns its path."""
+    if folder.exists():
+        return str(folder)
+    save(random_model("llama", {"head_dim": 32, "num_hidden_layers": 1}).float(), folder)
+    file = folder / "model.safetensors"
+    weights = {
+        name.removeprefix("model."): weight
+        for name, weight in load_file(file).items()
+        if name.startswith("model.layers") and "input_layernorm" not in name
+    }
+    size = weights["layers.0.mlp.down_proj.weight"].shape[0]
+    weights["fc.weight"] = torch.randn(size, 2 * size) / size
+    save_file(weights, file, metadata={"format": "pt"})
+    return str(folder)
 
 
 def random_model(kind: str, more: dict[str, Any]) -> PreTrainedModel:

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
 from vllm.config.kv_events import KVEventsConfig
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import (
@@ -72,6 +79,7 @@ def make_scheduler(
             enable_prefix_caching=True,
             mamba_cache_mode="align" if settings.num_recurrent_groups else "none",
         ),
+        speculative_config=_speculation(settings, model_config),
         kv_events_config=KVEventsConfig(
             enable_kv_cache_events=settings.kv_events, publisher="null"
         ),
@@ -107,6 +115,25 @@ def make_scheduler(
         # The scheduler plays an engine on a GPU.
         scheduler.waiting.sharing.min_saved_tokens = MIN_SAVED_TOKENS
     return scheduler
+
+
+def _speculation(settings: EngineSettings, model_config: ModelConfig) -> SpeculativeConfig | None:
+    """Speculation by the method that the settings name. Nothing drafts here, so its drafter may be
+    of another kind."""
+    if settings.speculation is None:
+        return None
+    with_model: dict[str, Any] = {}
+    if settings.speculation != "ngram":
+        with_model["model"] = str(_MODEL)
+    config = SpeculativeConfig(
+        method="draft_model" if with_model else "ngram",
+        num_speculative_tokens=settings.num_drafts,
+        target_model_config=model_config,
+        target_parallel_config=ParallelConfig(),
+        **with_model,
+    )
+    config.method = settings.speculation
+    return config
 
 
 def _groups(settings: EngineSettings) -> list[KVCacheGroupSpec]:

@@ -22,7 +22,8 @@ class EngineSettings:
     beside one of full attention, by heads or by a latent vector (`MLA`); None for none. There are
     `num_recurrent_groups` more, of recurrent layers. The blocks of full attention are
     `full_block_scale` times as long as `block_size`, those of others. `kv_events` has blocks
-    announced, to a publisher that drops the events.
+    announced, to a publisher that drops the events. `speculation` is vLLM's name of a method, which
+    drafts `num_drafts` tokens.
     """
 
     num_blocks: int
@@ -37,6 +38,8 @@ class EngineSettings:
     full_block_scale: int = 1
     full_attention: str | None = HEADS
     kv_events: bool = False
+    speculation: str | None = None
+    num_drafts: int = 0
     plugin: Mapping[str, Any] = field(default_factory=dict)
 
     @property

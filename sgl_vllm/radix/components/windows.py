@@ -25,9 +25,9 @@ each size: a leaf owns the blocks up to its end, an internal node only those tha
      └─ A               [0 ...................... 7)                    owns 0; in the group 0, 1, 2
          └─ B                                       [7 ...... 10)       owns 1, 2; in the group 3, 4
 
-**Spare** blocks go before anything else: those outside the window that ends where their node ends.
-Only a request that diverges inside the node could use them. What ends at the node's end, and so all
-that continues it, needs the others.
+**Spare** blocks go before anything else: those outside the window that ends where their node ends,
+or one token before. Only a request that diverges inside the node could use them. What ends at the
+node's end, and so all that continues it, needs the others.
 
 All that distinguishes a sliding window from chunks is `num_skipped`. A further group of full
 attention is a window group that skips nothing.
@@ -311,7 +311,7 @@ class Windows:
             self._spare.move_to_end(block_id)
 
     def _is_evictable_spare(self, block_id: int) -> bool:
-        """Whether it is not locked, and outside the window that ends where its node ends."""
+        """Whether it is not locked, and outside the windows that end close to its node's end."""
         if block_id in self._blocks.locked:
             return False
         index, number = self._locations[block_id]
@@ -323,8 +323,9 @@ class Windows:
 
     def _end_of_spare(self, group: WindowGroup, end: int) -> int:
         """Number of the first block that is kept in a node up to `end`. The window stays whole if
-        the node loses its partial last block of full attention."""
-        return group.first_block(end - end % self._blocks.block_size)
+        the node loses its partial last block of full attention, and for a hit one token shorter:
+        the last token of a prompt always runs, and a drafter may have read one token ahead."""
+        return group.first_block(max(0, end - end % self._blocks.block_size - 1))
 
     def notify_above(self, node: Node, begin: int) -> None:
         """Notify the watchers of matches that end in parents of `node`, but after `begin`."""

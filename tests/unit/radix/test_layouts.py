@@ -239,6 +239,28 @@ def test_a_window_that_never_ends_is_served_as_full_attention_beside_other_group
     assert reason(scheduler_config(worker_config([MAMBA], [endless]))) is None
 
 
+def test_drafts_are_served_beside_windows_but_not_beside_recurrent_layers():
+    drafts = {
+        "speculative_config": SimpleNamespace(method="ngram"),
+        "num_prefill_lookahead_tokens": 0,
+    }
+    windows = scheduler_config(worker_config([FULL], [WINDOW], [CHUNK]))
+    assert reason(windows, **drafts) is None
+    drafts["speculative_config"] = SimpleNamespace(method="draft_model")
+    assert reason(scheduler_config(worker_config([FULL, FULL])), **drafts) is None
+    assert reason(windows, **drafts) == (
+        "speculative decoding with draft_model and several KV-cache groups: "
+        "vLLM's V1 runner gives a draft model the first group's blocks"
+    )
+    drafts["speculative_config"] = SimpleNamespace(method="ngram")
+    hybrid = SimpleNamespace(is_hybrid=True, is_attention_free=False, max_model_len=MAX_MODEL_LEN)
+    recurrent = scheduler_config(worker_config([FULL], [WINDOW], [MAMBA]))
+    assert reason(recurrent, model_config=hybrid, **drafts) == (
+        "speculative decoding with ngram: "
+        "a recurrent layer cannot take back accepted tokens that a jump replaces"
+    )
+
+
 def test_connectors_are_served_beside_one_group_only_and_events_beside_windows():
     several = scheduler_config(worker_config([FULL], [WINDOW]))
     events = {"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)}

@@ -126,6 +126,15 @@ def test_spare_blocks_go_before_any_prefix_and_the_window_at_its_end_stays() -> 
     check_tree(tree)
 
 
+def test_the_window_of_a_hit_one_token_short_of_the_end_stays() -> None:
+    """That of the same prompt, whose last token has to run, or of a drafter that reads ahead."""
+    tree = make_tree(sliding_window(3))
+    put(tree, "abcdefgh", [10, 11, 12, 13], [20, 21, 22, 23])
+    assert tree.evict(2) == [20, 21]
+    match = tree.match_prefix("", letters("abcdefgh"))
+    assert tree.longest_hit(match, 7) == 7, "it reads f, g and h: blocks 22 and 23"
+
+
 def test_a_fork_keeps_the_window_in_front_of_it() -> None:
     tree = make_tree(sliding_window(4))
     put(tree, ALPHABET[:12], [10, 11, 12, 13, 14, 15], [20, 21, 22, 23, 24, 25])
@@ -144,7 +153,7 @@ def test_the_blocks_at_the_end_of_a_leaf_go_together() -> None:
 
 
 def test_a_window_in_front_of_what_is_in_use_goes_last_and_cuts_nothing_off() -> None:
-    tree = make_tree(sliding_window(3))
+    tree = make_tree(sliding_window(2))
     tree.insert("", letters("abcdef"), [10, 11, 12], windows=[[20, 21, 22]])
     tree.insert("", letters("abcdXY"), [10, 11, 32], windows=[[20, 21, 42]])
     tree.unlock([20, 21, 12, 22])  # what runs is at its end, "abcdXY"
@@ -215,7 +224,7 @@ def test_what_nodes_share_inside_a_block_is_in_the_first_smaller_block_after_it(
 
 
 def test_the_window_before_a_partial_last_block_is_kept_when_that_goes() -> None:
-    tree = make_tree(sliding_window(3), block_size=4, window_block_size=2)
+    tree = make_tree(sliding_window(2), block_size=4, window_block_size=2)
     put(tree, "abcdefg", [10, 11], [20, 21, 22, 23])
     assert set(tree.evict(2)) == {20, 11, 22, 23}
     assert hit(tree, "abcdefg") == 4
