@@ -166,6 +166,8 @@ def _speculation(**values: object) -> tuple[str, str]:
     return "--speculative-config", json.dumps({"num_speculative_tokens": 2, **values})
 
 
+_KV_EVENTS = "--kv-events-config", '{"enable_kv_cache_events": true, "publisher": "zmq"}'
+
 DEPLOYMENTS = (
     Deployment("full attention (Llama, Qwen3, ...), vLLM's defaults"),
     Deployment("sliding window in some layers: Gemma 3", "gemma3"),
@@ -184,6 +186,17 @@ DEPLOYMENTS = (
         devices=(CPU,),
     ),
     Deployment("n-gram speculation", flags=_speculation(method="ngram")),
+    Deployment("n-gram speculation with windows: gpt-oss", "gpt_oss", _speculation(method="ngram")),
+    Deployment(
+        "EAGLE 3 with windows: gpt-oss",
+        "gpt_oss",
+        _speculation(method="eagle3", model=f"{MODELS_FOLDER}/llama_eagle3"),
+    ),
+    Deployment(
+        "n-gram speculation with recurrent layers: Qwen3-Next",
+        "qwen3_next",
+        _speculation(method="ngram"),
+    ),
     Deployment(
         "EAGLE 3", flags=_speculation(method="eagle3", model=f"{MODELS_FOLDER}/llama_eagle3")
     ),
@@ -204,10 +217,8 @@ DEPLOYMENTS = (
         flags=("--kv-offloading-size", "1"),
         devices=(GPU,),
     ),
-    Deployment(
-        "KV events: `--kv-events-config`",
-        flags=("--kv-events-config", '{"enable_kv_cache_events": true, "publisher": "zmq"}'),
-    ),
+    Deployment("KV events: `--kv-events-config`", flags=_KV_EVENTS),
+    Deployment("KV events with recurrent layers: Qwen3-Next", "qwen3_next", _KV_EVENTS),
     Deployment("`--pipeline-parallel-size 2`", flags=("--pipeline-parallel-size", "2")),
     Deployment("`--tensor-parallel-size 2`", flags=("--tensor-parallel-size", "2")),
     Deployment(
