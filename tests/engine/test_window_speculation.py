@@ -22,6 +22,8 @@ from tests.engine.window_models import CONFIGS, write_eagle_drafter, write_model
 METHODS = ("ngram", "eagle")
 LOOKAHEAD = {"ngram": 0, "eagle": 1}
 PROGRAM = for_speculation(random_program(seed=30, num_calls=requests(45)))
+NEVER_REPEATS = "gemma4"
+"""Its replies repeat nothing, so no draft of n-grams is accepted."""
 SLOW = (pytest.mark.slow, pytest.mark.timeout(600))
 
 
@@ -44,6 +46,10 @@ def speculation(model: Model, method: str) -> dict[str, Any]:
     if method == "ngram":
         return drafts | {"prompt_lookup_min": 1, "prompt_lookup_max": 4}
     return drafts | {"model": write_eagle_drafter(Path(f"{model.path}-eagle"))}
+
+
+def has_good_drafts(model: Model, method: str) -> bool:
+    return method == "ngram" and model.name != NEVER_REPEATS
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +77,7 @@ def test_every_request_of_a_random_program_gets_stocks_answer(model, references,
         played = play(engine, PROGRAM, references.narrowed.prompts)
     assert engine.scheduler.parts.states()["radix"] == "on"
     assert drafts["drafts"] > drafts["accepted"]
-    assert drafts["accepted"] > requests(10) or method != "ngram"
+    assert drafts["accepted"] > requests(10) or not has_good_drafts(model, method)
     assert played.counts["partial hits"] > requests(10)
     assert played.counts["select scores"] > 0 and played.counts["aborts"] > 0
     assert played.counts["preemptions"] > 0 or method == "eagle" or requests(4) != 4
@@ -98,5 +104,6 @@ def test_a_fork_inside_a_reply_is_found_to_the_token_and_changes_no_answer(model
             (result,) = engine.run([Ask(prompt, greedy(90))])
             assert (result.num_cached_tokens, tokens_of(result)) == (num_known, reply)
             num_known = len(prompt) + 70 - LOOKAHEAD[method]
-    assert drafts["drafts"] > 0 and (drafts["accepted"] > 0 or method != "ngram")
+    assert drafts["drafts"] > 0
+    assert drafts["accepted"] > 0 or not has_good_drafts(model, method)
     engine.check_nothing_is_left()
