@@ -61,6 +61,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 1,
         "draft_vocab_size": 1024,
     },
+    "gpt_oss_eagle3": {  # with KV of the same shape as gpt-oss
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "draft_vocab_size": 1024,
+        "head_dim": 64,
+    },
     "gemma3": {
         "model_type": "gemma3_text",
         "architectures": ["Gemma3ForCausalLM"],
@@ -190,7 +197,7 @@ DEPLOYMENTS = (
     Deployment(
         "EAGLE 3 with windows: gpt-oss",
         "gpt_oss",
-        _speculation(method="eagle3", model=f"{MODELS_FOLDER}/llama_eagle3"),
+        _speculation(method="eagle3", model=f"{MODELS_FOLDER}/gpt_oss_eagle3"),
     ),
     Deployment(
         "n-gram speculation with recurrent layers: Qwen3-Next",
