@@ -1,14 +1,18 @@
 """How many random examples the tests of pure parts try, and how many requests an engine gets.
 
-Owns two factors. With `SGL_VLLM_TEST_EFFORT=10` there are ten times as many examples as in a usual
-run, which is to be short. They are other ones in each run, so that many usual runs see as much as a
-long one. `SGL_VLLM_TEST_REQUESTS` is the share of requests that are sent, a quarter where a pass is
-slow (`tests/platforms`).
+Owns two factors, and which of a test's cases are slow. With `SGL_VLLM_TEST_EFFORT=10` there are ten
+times as many examples as in a usual run, which is to be short. They are other ones in each run, so
+that many usual runs see as much as a long one. `SGL_VLLM_TEST_REQUESTS` is the share of requests
+that are sent, a quarter where a pass is slow (`tests/platforms`).
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Iterable
+from typing import Any  # Any: pytest's own type is private
+
+import pytest
 
 REQUESTS = "SGL_VLLM_TEST_REQUESTS"
 _EFFORT = int(os.environ.get("SGL_VLLM_TEST_EFFORT", "1"))
@@ -22,3 +26,11 @@ def examples(usual: int) -> int:
 def requests(usual: int) -> int:
     """How many requests to send, or how often something must have happened in them."""
     return max(1, round(usual * float(os.environ.get(REQUESTS, "1"))))
+
+
+def some_slow(
+    names: Iterable[str], quick: Collection[str], slow: Collection[Any] = (pytest.mark.slow,)
+) -> list[Any]:
+    """For `params` or `parametrize`: all names, with the marks `slow` on those that are not in
+    `quick`."""
+    return [pytest.param(name, marks=() if name in quick else slow) for name in names]

@@ -35,6 +35,12 @@ _COMMON = {
     "pad_token_id": 0,
     "dtype": "bfloat16",
 }
+_EAGLE3 = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "draft_vocab_size": 1024,
+}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 _ROUTED_EXPERTS = {
     "n_routed_experts": 4,
@@ -55,19 +61,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "architectures": ["LlamaForCausalLM"],
         "num_hidden_layers": 2,
     },
-    "llama_eagle3": {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "num_hidden_layers": 1,
-        "draft_vocab_size": 1024,
-    },
-    "gpt_oss_eagle3": {  # with KV of the same shape as gpt-oss
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "num_hidden_layers": 1,
-        "draft_vocab_size": 1024,
-        "head_dim": 64,
-    },
+    "llama_eagle3": _EAGLE3,
+    "gpt_oss_eagle3": {**_EAGLE3, "head_dim": 64},  # with KV of the same shape as gpt-oss
     "gemma3": {
         "model_type": "gemma3_text",
         "architectures": ["Gemma3ForCausalLM"],

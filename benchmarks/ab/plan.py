@@ -109,7 +109,7 @@ def _plan_of(
     settings = ServerSettings.of(model, arguments.model, server_args)
     stock = replace(STOCK, server_args=tuple(shlex.split(arguments.stock_args)))
     options = words_to_mapping(arguments.plugin_config)
-    plugin = variants.plugin_variant(arguments.off, arguments.policy, options)
+    plugin = variants.plugin_variant(options, arguments.off, arguments.policy)
     others = (
         variants.ablations(plugin, structured=workload.structured) if arguments.ablations else ()
     )

@@ -35,13 +35,11 @@ class Variant:
 STOCK = Variant("stock", NAMES["stock"], "stock")
 
 
-def plugin_variant(
-    off: Iterable[str], policy: str | None, options: Mapping[str, Any] | None = None
-) -> Variant:
+def plugin_variant(options: Mapping[str, Any], off: Iterable[str], policy: str | None) -> Variant:
     """The plugin with these options, without the parts named in `off`, and with another order of
     those that wait."""
     parts = [part for part in off if part != FORK_HINT]
-    plugin_config = {**(options or {}), **dict.fromkeys(parts, False)}
+    plugin_config = {**options, **dict.fromkeys(parts, False)}
     if policy:
         plugin_config["schedule_policy"] = policy
     client = ClientOptions(hints=FORK_HINT not in off)

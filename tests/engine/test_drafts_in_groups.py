@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from tests.effort import some_slow
 from tests.engine.jobs import (
     Job,
     cached_tokens,
@@ -36,9 +37,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "gemma 4": {"sliding_windows": (40, 40), "full_block_scale": 2},
 }
 QUICK = ("gpt-oss", "gemma 4")
-SOME_SLOW = [
-    pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in LAYOUTS
-]
+SOME_SLOW = some_slow(LAYOUTS, QUICK)
 METHODS: list[tuple[str, type[Runner], bool]] = [
     ("ngram", V1Runner, False),
     ("ngram", V2Runner, False),

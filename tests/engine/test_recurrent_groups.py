@@ -23,6 +23,7 @@ from sgl_vllm.radix.checkpoints import MIN_GAIN, Checkpoints
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.tree import RadixTree
+from tests.effort import some_slow
 from tests.engine.jobs import (
     Job,
     cached_tokens,
@@ -57,9 +58,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
 }
 QUICK = ("kimi linear", "with a window")
-SOME_SLOW = [
-    pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in LAYOUTS
-]
+SOME_SLOW = some_slow(LAYOUTS, QUICK)
 RUNNERS = [(V1Runner, False), (V1Runner, True), (V2Runner, True)]
 TINY, ROOMY = (16, 60, 48, "fcfs"), (16, 1500, 512, "fcfs")
 SHAPES = [

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from sgl_vllm.radix.tree import RadixTree
+from tests.effort import some_slow
 from tests.engine.jobs import (
     cached_tokens,
     check,
@@ -47,9 +48,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "mla": {"sliding_windows": (24,), "full_attention": MLA},
 }
 QUICK = ("gemma 3", "windows and chunks", "gemma 4", "phi-4-mini")
-SOME_SLOW = [
-    pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in LAYOUTS
-]
+SOME_SLOW = some_slow(LAYOUTS, QUICK)
 RUNNERS = [(V1Runner, False), (V1Runner, True), (V2Runner, True)]
 SHAPES = [
     # block size, blocks, at once, tokens a step, policy

@@ -4,13 +4,11 @@ sliding windows, or chunks, beside full attention. The models are small and rand
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.effort import requests
-from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
+from tests.effort import requests, some_slow
+from tests.engine.engine import Ask, greedy, tokens_of, words
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import (
     NEAR_TIE,
@@ -23,12 +21,9 @@ from tests.engine.play import (
 )
 from tests.engine.programs import Program, random_program
 from tests.engine.ties import JUDGE, gap
-from tests.engine.window_models import CONFIGS, write_model
+from tests.engine.window_models import CONFIGS, Model
 
 TINY_CACHE = Setting({}, max_num_batched_tokens=96)
-TINY = {"gemma3": 52, "gemma4": 36, "gpt_oss": 34, "llama4": 48}
-"""Blocks of the smallest caches: hardly more than what the longest request holds."""
-
 SETTINGS = {
     "tiny cache, prefill in chunks": TINY_CACHE,
     "tiny cache, by priority": Setting(
@@ -40,36 +35,9 @@ SETTINGS = {
 SLOW = [pytest.mark.slow]
 
 
-@dataclass(frozen=True)
-class Model:
-    """A model, and an engine for it: `start(plugin, **engine_args)`."""
-
-    name: str
-    path: str
-    start: Callable[..., Engine]
-
-    def adapted(self, setting: Setting) -> Setting:
-        """A setting of the plugin for this model."""
-        plugin = setting.plugin or {}
-        if self.name == "gpt_oss":
-            # vLLM gives it a reasoning parser, which the reference of forced text knows nothing of.
-            plugin = {**plugin, "jump_forward": False}
-        num_blocks = TINY[self.name] if setting.num_blocks is None else setting.num_blocks
-        return replace(setting, plugin=plugin, num_blocks=num_blocks)
-
-    def start_for(self, setting: Setting) -> Engine:
-        engine = self.start(setting.plugin, **setting.engine_args)
-        setting.prepare(engine)
-        return engine
-
-
-@pytest.fixture(
-    scope="module",
-    params=["gemma3", *(pytest.param(name, marks=SLOW) for name in CONFIGS if name != "gemma3")],
-)
+@pytest.fixture(scope="module", params=some_slow(CONFIGS, ["gemma3"]))
 def model(request, start, tmp_path_factory) -> Model:
-    path = write_model(request.param, tmp_path_factory.mktemp(request.param))
-    return Model(request.param, path, lambda plugin=None, **args: start(plugin, model=path, **args))
+    return Model.written(request.param, tmp_path_factory.mktemp(request.param), start)
 
 
 def chats_and_forks(seed: int, count: int) -> list[Ask]:

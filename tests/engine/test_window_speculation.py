@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.effort import requests
+from tests.effort import requests, some_slow
 from tests.engine.drafters import NUM_DRAFTS, for_speculation
 from tests.engine.engine import Ask, greedy, tokens_of, words
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import NEAR_TIE, REFERENCE, References, Setting, differences, play
 from tests.engine.programs import random_program
 from tests.engine.test_speculation import counting_drafts
-from tests.engine.test_window_models import TINY, Model
 from tests.engine.ties import JUDGE, gap
-from tests.engine.window_models import CONFIGS, write_eagle_drafter, write_model
+from tests.engine.window_models import CONFIGS, TINY, Model, write_eagle_drafter
 
 METHODS = ("ngram", "eagle")
 LOOKAHEAD = {"ngram": 0, "eagle": 1}
@@ -27,13 +26,9 @@ NEVER_REPEATS = "gemma4"
 SLOW = (pytest.mark.slow, pytest.mark.timeout(600))
 
 
-@pytest.fixture(
-    scope="module",
-    params=["gemma3", *(pytest.param(name, marks=SLOW) for name in CONFIGS if name != "gemma3")],
-)
+@pytest.fixture(scope="module", params=some_slow(CONFIGS, ["gemma3"], SLOW))
 def model(request, start, tmp_path_factory) -> Model:
-    path = write_model(request.param, tmp_path_factory.mktemp(request.param))
-    return Model(request.param, path, lambda plugin=None, **args: start(plugin, model=path, **args))
+    return Model.written(request.param, tmp_path_factory.mktemp(request.param), start)
 
 
 def speculation(model: Model, method: str) -> dict[str, Any]:

@@ -239,6 +239,9 @@ def test_a_window_that_never_ends_is_served_as_full_attention_beside_other_group
     assert reason(scheduler_config(worker_config([MAMBA], [endless]))) is None
 
 
+HYBRID = SimpleNamespace(is_hybrid=True, is_attention_free=False, max_model_len=MAX_MODEL_LEN)
+
+
 def test_drafts_are_served_beside_windows_but_not_beside_recurrent_layers():
     drafts = {
         "speculative_config": SimpleNamespace(method="ngram"),
@@ -253,9 +256,8 @@ def test_drafts_are_served_beside_windows_but_not_beside_recurrent_layers():
         "vLLM's V1 runner gives a draft model the first group's blocks"
     )
     drafts["speculative_config"] = SimpleNamespace(method="ngram")
-    hybrid = SimpleNamespace(is_hybrid=True, is_attention_free=False, max_model_len=MAX_MODEL_LEN)
     recurrent = scheduler_config(worker_config([FULL], [WINDOW], [MAMBA]))
-    assert reason(recurrent, model_config=hybrid, **drafts) == (
+    assert reason(recurrent, model_config=HYBRID, **drafts) == (
         "speculative decoding with ngram: "
         "a recurrent layer cannot take back accepted tokens that a jump replaces"
     )
@@ -265,11 +267,10 @@ def test_connectors_are_served_beside_one_group_only_and_events_beside_windows()
     several = scheduler_config(worker_config([FULL], [WINDOW]))
     events = {"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)}
     assert reason(several, **events) is None
-    hybrid = SimpleNamespace(is_hybrid=True, is_attention_free=False, max_model_len=MAX_MODEL_LEN)
     recurrent = scheduler_config(worker_config([MAMBA], [FULL]))
-    assert reason(recurrent, model_config=hybrid) is None
+    assert reason(recurrent, model_config=HYBRID) is None
     why = "with recurrent layers, not every block that leaves the tree has a KV event"
-    assert reason(recurrent, model_config=hybrid, **events) == why
+    assert reason(recurrent, model_config=HYBRID, **events) == why
     connector = {"kv_transfer_config": SimpleNamespace()}
     assert reason(scheduler_config(worker_config([FULL, FULL])), **connector) is None
     why = "the model has several KV-cache groups, and a KV connector is in use"
