@@ -173,6 +173,19 @@ def tool(name: str | None, function: Callable[..., Any], /, *args: Any, **kwargs
     return Tool(name, function, args, tuple(kwargs.items()))
 
 
+def read_only_tool(
+    name: str | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Tool:
+    """`tool`, for a function that changes nothing, such as a search: it may be called early.
+
+    The call runs as soon as its arguments exist and the tools before it that are not read-only are
+    done, while generations and read-only tools before it still run. Its result is appended in its
+    turn. If something before it fails, the function may have been called although its turn never
+    came.
+    """
+    return Tool(name, function, args, tuple(kwargs.items()), is_read_only=True)
+
+
 def image(path: Any) -> Show:  # SGLang's untyped argument: see read_image
     """Show an image: a path, an http(s) or data URL, bytes, or a PIL image. Belongs in a turn."""
     return Show(media.read_image(path))

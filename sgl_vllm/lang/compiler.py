@@ -19,7 +19,7 @@ from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.batch import Item
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.group import ProgramGroup
-from sgl_vllm.lang.ir import Computed, Expr, Value
+from sgl_vllm.lang.ir import Computed, Expr, Tool, Value
 from sgl_vllm.lang.loop import result_of
 from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.reordering import (
@@ -148,11 +148,20 @@ class _GraphRun(Environment):
             return
         needed = {str(i): self._futures[read] for i, read in enumerate(node.reads)}
         name = next((made.name for made in node.writes), None)
-        expr = Computed(lambda _: self._computed(value), name=name)
-        future = stream.submit(expr, needed)
+        match value:
+            case Deferred("sgl.read_only_tool", (_, function, *_)) if callable(function):
+                tool = Tool(name, function)
+                future = stream.submit_read_only(tool, needed, lambda _: self._computed(value))
+            case Deferred("sgl.tool"):
+                future = stream.submit(self._computing(value, name), needed, has_effect=True)
+            case _:
+                future = stream.submit(self._computing(value, name), needed)
         self._awaited.append(future)
         if name is not None:
             stream.bind(name, future)
+
+    def _computing(self, value: Expr | Deferred, name: str | None) -> Computed:
+        return Computed(lambda _: self._computed(value), name=name)
 
     def _computed(self, value: Expr | Deferred) -> Value:
         """A value that is computed inside of the run, which will raise the first error."""

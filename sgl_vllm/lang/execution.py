@@ -7,13 +7,15 @@ Runs on the background loop; knows no protocol, which is the backends' job.
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any  # Any: what a coroutine sends is not used
 
-from sgl_vllm.lang.backends.base import ScoreAnswer, Usage, logger
+from sgl_vllm.lang.backends.base import ScoreAnswer, logger
 from sgl_vllm.lang.errors import BackendError, ProgramError, UnsupportedError
 from sgl_vllm.lang.generation import Generation, open_prompt
 from sgl_vllm.lang.ir import (
@@ -34,6 +36,7 @@ from sgl_vllm.lang.ir import (
 from sgl_vllm.lang.loop import result_of
 from sgl_vllm.lang.operations import (
     AppendTexts,
+    EarlyTool,
     Fork,
     Gather,
     JoinRecord,
@@ -42,6 +45,7 @@ from sgl_vllm.lang.operations import (
     Read,
 )
 from sgl_vllm.lang.run import Run
+from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.speculation import Ahead
 from sgl_vllm.lang.transcript import SelectMeta, SpanKind, Transcript, Variable
 
@@ -49,6 +53,10 @@ tool_caller: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
     "sgl_vllm_tool_caller", default=None
 )
 """Inside a tool: the execution that called it."""
+
+PREFILL_AFTER_S = 0.02
+"""How long a tool runs before the prompt up to it is computed meanwhile: one request more is not
+worth it for a tool that is about to return."""
 
 
 @dataclass(frozen=True)
@@ -67,23 +75,37 @@ class Execution:
     """
 
     def __init__(
-        self, run: Run, where: str, changed: Callable[[], None], transcript: Transcript
+        self,
+        run: Run,
+        where: str,
+        changed: Callable[[], None],
+        upcoming: Callable[[], Sequence[Operation]],
+        transcript: Transcript,
     ) -> None:
+        """Args:
+        changed: to be called when text has been added.
+        upcoming: gives the operations that are queued behind the running one.
+        """
         self.written = Written(transcript)
         self.joins: list[JoinRecord] = []
         self._run = run
         self._where = where
         self._changed = changed
+        self._upcoming = upcoming
         self._ahead: Ahead | None = None
         self._scopes: list[int] = []  # where the open var_scopes begin
+        self._prefill: asyncio.Task[None] | None = None  # what a tool's time was used for
 
     def begin(self, transcript: Transcript, ahead: Ahead | None) -> None:
         """Continue what a parent has written."""
         self.written = Written(transcript)
         self._ahead = ahead
 
-    def drop_partial(self) -> None:
+    def stop(self) -> None:
+        """Nothing is executed any more."""
         self.written = Written(self.written.transcript)
+        if self._prefill is not None:
+            self._prefill.cancel()
 
     async def execute(self, operation: Operation, needed: Needed) -> Variable | Transcript | None:
         """Run `operation`. Returns its variable if it makes one; for a Read, the transcript."""
@@ -104,7 +126,10 @@ class Execution:
             case Computed():
                 return await self._compute(operation, needed)
             case Tool():
-                return await self._call_tool(operation, needed)
+                tool = operation.with_values(await values_of(needed))
+                return self._append_result(tool, await self._prefilling_during(self.call(tool)))
+            case EarlyTool(tool, result):
+                return self._append_result(tool, await self._prefilling_during(result_of(result)))
             case Show(media):
                 self._replace(transcript.shown(media))
             case VarScopeBegin():
@@ -112,6 +137,8 @@ class Execution:
             case VarScopeEnd():
                 return Variable.of(transcript.text[self._scopes.pop() :])
             case Read():
+                if self._prefill is not None:  # so that the run's usage has it
+                    await self._prefill
                 return transcript
             case Fork():
                 await self._fork(operation)
@@ -190,7 +217,7 @@ class Execution:
     # --- the user's code -----------------------------------------------------------------------
 
     async def _compute(self, expr: Computed, needed: Needed) -> Variable:
-        values = await _values_of(needed)
+        values = await values_of(needed)
         variable = Variable.of("")
         for part in parts_of(expr.function(values)):
             result = await self.execute(part, {})
@@ -198,48 +225,69 @@ class Execution:
                 variable = result
         return variable
 
-    async def _call_tool(self, expr: Tool, needed: Needed) -> Variable:
-        values = await _values_of(needed)
-
-        def filled(argument: object) -> object:
-            return values[argument.name] if isinstance(argument, Var) else argument
-
-        args = [filled(argument) for argument in expr.args]
-        kwargs = {key: filled(argument) for key, argument in expr.kwargs}
+    async def call(self, tool: Tool) -> object:
+        """Call a tool whose arguments are values. Returns its result."""
         token = tool_caller.set(self)
         try:
-            if inspect.iscoroutinefunction(expr.function):
-                value = await expr.function(*args, **kwargs)
+            call = functools.partial(tool.function, *tool.args, **dict(tool.kwargs))
+            if inspect.iscoroutinefunction(tool.function):
+                value = call()
             else:
-                call = functools.partial(expr.function, *args, **kwargs)
                 context = contextvars.copy_context()
                 value = await self._run.background.in_thread(lambda: context.run(call))
-                if inspect.isawaitable(value):  # an object whose __call__ is a coroutine function
-                    value = await value
+            # Also of an object whose __call__ is a coroutine function.
+            return await value if inspect.isawaitable(value) else value
         except ProgramError as error:  # of a program that the tool ran
-            raise ProgramError(str(expr), self._where, error) from error
+            raise ProgramError(str(tool), self._where, error) from error
         finally:
             tool_caller.reset(token)
+
+    def _append_result(self, tool: Tool, value: object) -> Variable:
         variable = Variable.of(value)
-        self._append(variable.text, "tool", expr.name)
+        self._append(variable.text, "tool", tool.name)
         return variable
+
+    async def _prefilling_during(self, call: Coroutine[Any, Any, object]) -> object:
+        """Wait for a tool. If that takes long and text will be generated after it, meanwhile have
+        the server compute the prompt up to here."""
+        timer = self._run.background.loop.call_later(PREFILL_AFTER_S, self._start_prefill)
+        try:
+            return await call
+        finally:
+            timer.cancel()
+
+    def _start_prefill(self) -> None:
+        transcript, is_on = self.written.transcript, global_config.enable_prefill_during_tools
+        if is_on and transcript.is_worth_a_hint and self._will_generate():
+            self._prefill = asyncio.ensure_future(self._warm(transcript))
+            self.written = Written(transcript.seen())
+
+    def _will_generate(self) -> bool:
+        """Whether the prompt goes on with text of the model, as far as is known."""
+        return self._ahead is None and any(
+            isinstance(operation, Gen | Select | Fork) for operation in self._upcoming()
+        )
+
+    async def _warm(self, transcript: Transcript) -> None:
+        """Send what requests to come begin with (the frontend hint).
+
+        The hint only saves time. A chat template may reject an incomplete prompt, and any other
+        problem shows up again in those requests, so its failure is not reported.
+        """
+        try:
+            usage = await self._run.backend.warm(transcript.prompt())
+        except BackendError as error:
+            logger.debug("a hint failed: %s", error)
+        else:
+            self._run.usage += usage  # after the await: other streams add to it meanwhile
 
     # --- fork and join -------------------------------------------------------------------------
 
     async def _fork(self, operation: Fork) -> None:
-        """Send what the branches share to the server (the frontend hint), then start them.
-
-        The hint only saves time. A chat template may reject an incomplete prompt, and any other
-        problem shows up again in the branches' own requests, so its failure is not reported.
-        """
+        """Send what the branches share to the server, then start them."""
         transcript = self.written.transcript
         if len(operation.children) > 1 and self._ahead is None and transcript.is_worth_a_hint:
-            try:
-                usage = await self._run.backend.warm(transcript.prompt())
-            except BackendError as error:
-                logger.debug("the hint of a fork failed: %s", error)
-                usage = Usage()
-            self._run.usage += usage  # after the await: other streams add to it meanwhile
+            await self._warm(transcript)
             self.written = Written(transcript.seen())
         for child in operation.children:
             child.begin(self.written.transcript, self._ahead)
@@ -255,5 +303,6 @@ class Execution:
             self._append(text)
 
 
-async def _values_of(needed: Needed) -> Values:
+async def values_of(needed: Needed) -> Values:
+    """The values of variables, once they exist."""
     return {name: (await result_of(future)).value for name, future in needed.items()}

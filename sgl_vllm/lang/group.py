@@ -94,9 +94,9 @@ class ProgramGroup(Generic[StateT]):
             for name in names:
                 writers = tuple(s for s in streams if name in s.written)
                 futures = tuple(s.variables[name] for s in writers)
-                parent.bind(name, parent.submit(Gather(name, futures, writers)))
+                parent.bind(name, parent.submit(Gather(name, futures, writers), has_effect=True))
         elif mode == "concate_and_append":
-            parent.submit(AppendTexts(tuple((s, s.read()) for s in streams)))
+            parent.submit(AppendTexts(tuple((s, s.read()) for s in streams)), has_effect=True)
         else:
             raise ValueError(f"join mode must be gather_variable or concate_and_append, not {mode}")
 

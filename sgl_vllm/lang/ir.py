@@ -8,7 +8,7 @@ plain strings.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias  # Any: values of the user's types
 
 from sgl_vllm.lang.choices import ChoicesMethod
@@ -125,13 +125,25 @@ class Tool(Expr):
     """Call `function`, append its result as text and store it under `name`.
 
     `Var` arguments are replaced by the variables' values. A plain function runs in a thread, a
-    coroutine function on the language's event loop.
+    coroutine function on the language's event loop. If `is_read_only`, the call may come before its
+    turn.
     """
 
     name: str | None
     function: Callable[..., object]
     args: tuple[object, ...] = ()
     kwargs: tuple[tuple[str, object], ...] = ()
+    is_read_only: bool = False
+
+    def with_values(self, values: Values) -> Tool:
+        """The same call with values in the place of variables."""
+
+        def filled(argument: object) -> object:
+            return values[argument.name] if isinstance(argument, Var) else argument
+
+        args = tuple(filled(argument) for argument in self.args)
+        kwargs = tuple((key, filled(argument)) for key, argument in self.kwargs)
+        return replace(self, args=args, kwargs=kwargs)
 
     def __str__(self) -> str:
         called = getattr(self.function, "__name__", type(self.function).__name__)

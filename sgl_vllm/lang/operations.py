@@ -1,4 +1,5 @@
-"""What a stream can run beside expressions: reading its transcript, forking and joining.
+"""What a stream can run beside expressions: reading its transcript, forking and joining, and
+waiting for a tool that was called early.
 
 Owns these operations as values. `execution.py` carries them out.
 """
@@ -10,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from sgl_vllm.lang.ir import Expr
+from sgl_vllm.lang.ir import Expr, Tool
 from sgl_vllm.lang.transcript import Transcript, Variable
 
 if TYPE_CHECKING:
@@ -60,7 +61,22 @@ class AppendTexts:
         return "join"
 
 
-Operation: TypeAlias = Expr | Read | Fork | Gather | AppendTexts
+@dataclass(frozen=True, eq=False)
+class EarlyTool:
+    """Append the result of a read-only tool, which has been called already."""
+
+    tool: Tool
+    result: Future[object]
+
+    @property
+    def name(self) -> str | None:
+        return self.tool.name
+
+    def __str__(self) -> str:
+        return str(self.tool)
+
+
+Operation: TypeAlias = Expr | Read | Fork | Gather | AppendTexts | EarlyTool
 
 
 @dataclass(frozen=True)

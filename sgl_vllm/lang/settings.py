@@ -17,11 +17,13 @@ class GlobalConfig:
     """Settings of the whole process.
 
     `default_backend` is used by every run without a `backend` of its own. With
-    `enable_precache_with_tracing`, `run_batch` first sends what its prompts have in common.
+    `enable_precache_with_tracing`, `run_batch` first sends what its prompts have in common. With
+    `enable_prefill_during_tools`, the server computes the prompt up to a tool while the tool runs.
     """
 
     default_backend: Backend | None = None
     enable_precache_with_tracing: bool = True
+    enable_prefill_during_tools: bool = True
 
 
 global_config = GlobalConfig()

@@ -19,10 +19,27 @@ from typing import Any  # Any: values of operations, of several types
 
 from sgl_vllm.lang.backends.base import branch_name, logger
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError
-from sgl_vllm.lang.execution import Execution, tool_caller
-from sgl_vllm.lang.ir import Computed, Expr, Gen, Select, Tool, Var, VarScopeEnd, parts_of
-from sgl_vllm.lang.loop import new_future
-from sgl_vllm.lang.operations import Fork, JoinRecord, Needed, Operation, Read
+from sgl_vllm.lang.execution import Execution, tool_caller, values_of
+from sgl_vllm.lang.ir import (
+    Computed,
+    Expr,
+    Gen,
+    Select,
+    Tool,
+    Values,
+    Var,
+    VarScopeEnd,
+    parts_of,
+)
+from sgl_vllm.lang.loop import new_future, result_of
+from sgl_vllm.lang.operations import (
+    EarlyTool,
+    Fork,
+    JoinRecord,
+    Needed,
+    Operation,
+    Read,
+)
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.speculation import Ahead
 from sgl_vllm.lang.transcript import Transcript, Variable
@@ -79,13 +96,17 @@ class Stream:
         self.discarded: bool = parent is not None and parent.discarded
         # How many spans come from the parent; None until the branch has started.
         self.num_inherited_spans: int | None = 0 if parent is None else None
-        self._execution = Execution(run, where, self.changed, Transcript(seen_chars=seen_chars))
+        self._execution = Execution(
+            run, where, self.changed, self._upcoming, Transcript(seen_chars=seen_chars)
+        )
         self._lock = threading.Lock()
         # Each future is of the operation's variable, if it makes one; of a Read, a transcript.
         self._queue: deque[tuple[Operation, Future[Any], Needed]] = deque()
         self._busy = parent is not None  # a branch waits for its fork
         self._task: asyncio.Task[None] | None = None
         self._error: ProgramError | None = None
+        # Of the last operation that may change what a tool reads.
+        self._last_effect: Future[Any] | None = None if parent is None else parent._last_effect
         self._listeners: list[Callable[[], object]] = []
         self._context = run.context.copy()
         self._context.run(branch_name.set, where)
@@ -94,9 +115,16 @@ class Stream:
 
     # --- submitting: any thread ----------------------------------------------------------------
 
-    def submit(self, operation: Operation, needed: Needed | None = None) -> Future[Any]:
+    def submit(
+        self, operation: Operation, needed: Needed | None = None, *, has_effect: bool = False
+    ) -> Future[Any]:
         """Queue an operation. Its future has the operation's variable (or None), for a Read the
-        transcript, and is always resolved."""
+        transcript, and is always resolved.
+
+        Args:
+            needed: the variables that it reads.
+            has_effect: whether it may change what the tools after it read.
+        """
         future: Future[Any] = new_future()
         with self._lock:
             reason = self._cancel_reason()
@@ -106,10 +134,33 @@ class Stream:
                 _abandon(operation, future, self._error)
                 return future
             self._queue.append((operation, future, needed or {}))
+            if has_effect:
+                self._last_effect = future
             was_idle, self._busy = not self._busy, True
         if was_idle:
             self.run.background.soon(self._start_task)
         return future
+
+    def submit_read_only(
+        self, tool: Tool, needed: Needed, with_values: Callable[[Values], Tool]
+    ) -> Future[Any]:
+        """Queue a read-only tool, and call it once the variables in `needed` and the effects of the
+        operations before it are there.
+
+        Args:
+            with_values: fills in the arguments.
+        """
+        effect = self._last_effect
+
+        async def call() -> object:
+            values = await values_of(needed)
+            if effect is not None:
+                await result_of(effect)
+            return await self._execution.call(with_values(values))
+
+        context = self._context.copy()  # an own one, because several calls run at the same time
+        result = context.run(self.run.background.start, call())
+        return self.submit(EarlyTool(tool, result))
 
     def read(self) -> Future[Transcript]:
         """The transcript once everything submitted so far has run."""
@@ -118,7 +169,11 @@ class Stream:
     def append(self, value: Expr | str) -> None:
         """Submit what a program appends. KeyError for a variable not made earlier."""
         for expr in parts_of(value):
-            future = self.submit(expr, self._needed_by(expr))
+            needed = self._needed_by(expr)
+            if isinstance(expr, Tool) and expr.is_read_only:
+                future = self.submit_read_only(expr, needed, expr.with_values)
+            else:
+                future = self.submit(expr, needed, has_effect=isinstance(expr, Tool))
             match expr:
                 case Gen(name) if name is not None:
                     self.bind(name, future)
@@ -129,7 +184,7 @@ class Stream:
                 case Computed() if expr.name is not None:
                     self.bind(expr.name, future)
 
-    def _needed_by(self, expr: Expr) -> Needed | None:
+    def _needed_by(self, expr: Expr) -> Needed:
         """The variables, as bound now, that an expression reads when it runs."""
         match expr:
             case Var(name):
@@ -140,7 +195,7 @@ class Stream:
                 given = (*args, *(value for _, value in kwargs))
                 names = (value.name for value in given if isinstance(value, Var))
                 return {name: self.variable(name) for name in names}
-        return None
+        return {}
 
     def variable(self, name: str) -> Future[Variable]:
         """The future of variable `name`. KeyError if the program does not make it."""
@@ -200,6 +255,11 @@ class Stream:
                     "the tool: pass what it needs as arguments, such as sgl.var('x')"
                 )
             stream = stream.parent if stream.num_inherited_spans is None else None
+
+    def _upcoming(self) -> list[Operation]:
+        """What is queued behind the operation that is running."""
+        with self._lock:
+            return [operation for operation, _, _ in self._queue][1:]
 
     @property
     def is_idle(self) -> bool:
@@ -276,7 +336,7 @@ class Stream:
             if self._error is not None:
                 return
             self._error = error
-            self._execution.drop_partial()
+            self._execution.stop()
             abandoned = list(self._queue)
             self._queue.clear()
         for operation, future, _ in abandoned:
@@ -301,10 +361,13 @@ class Stream:
 
 
 def _abandon(operation: Operation, future: Future[Any], error: ProgramError) -> None:
-    """Fail an operation that will not run, and the branches it would have started."""
+    """Fail an operation that will not run, the branches it would have started, and the call of its
+    tool."""
     if isinstance(operation, Fork):
         for child in operation.children:
             child.fail(error)
+    elif isinstance(operation, EarlyTool):
+        operation.result.cancel()
     future.set_exception(error)
 
 

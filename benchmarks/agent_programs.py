@@ -1,0 +1,293 @@
+"""What planning ahead gains agents: three programs with tools, run in three ways on one server.
+
+    python -m benchmarks.agent_programs
+    python -m benchmarks.agent_programs --quick --json result.json
+
+The ways:
+
+    ordinary   every tool is called in its turn (`sgl.tool`), and nothing is computed ahead
+    marked     tools that only read are `sgl.read_only_tool`, which may be called before their turn,
+               and while a tool runs the server computes the prompt up to it
+    compiled   the same, run from the program's graph: nothing waits for the function to read a
+               variable
+
+Tools sleep for 50 to 500 ms, the same in each way. The ways alternate in every round, each with an
+empty cache, and are to give the same texts. The output shows the median time of a program's runs,
+the prompt tokens that were computed while a tool ran, and how many of them were computed again
+(wasted). Times mean something only as ratios of one run of this command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import sgl_vllm as sgl
+from benchmarks.ab.workloads.base import Texts, Vocabulary
+from benchmarks.command import check_folders, positive, progress_bars
+from benchmarks.models import resolve_model
+from sgl_vllm.lang.backends.base import Prompt
+from sgl_vllm.server_process import ServerFailed, VllmServer, sigterm_as_interrupt
+
+ORDINARY, MARKED, COMPILED = WAYS = ("ordinary", "marked", "compiled")
+SALT = "agent_programs"
+"""A server tells hits in whole blocks only, but for requests with a salt."""
+TOOL_MS = (50, 500)
+FOUND_TOKENS = (60, 180)
+QUESTION_TOKENS = (20, 60)
+GUIDE_TOKENS = 400
+
+Tool = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Delayed:
+    """What a tool returns, and how long that takes."""
+
+    text: str
+    delay_s: float
+
+
+def ask(answer: Delayed, *_: object) -> str:
+    """A tool: a service that takes its time."""
+    time.sleep(answer.delay_s)
+    return answer.text
+
+
+def programs(look: Tool) -> dict[str, sgl.Program]:
+    """The programs, with `look` for their tools that only read."""
+
+    @sgl.function
+    def research(
+        s: sgl.ProgramState, guide: str, question: str, tools: Mapping[str, Delayed]
+    ) -> None:
+        """A query that the model writes, then sources that depend on the question alone."""
+        s += guide + "\nQuestion:" + question + "\nQuery:" + sgl.gen("query", max_tokens=16)
+        s += "\nFound:" + look("found", ask, tools["search"], s["query"])
+        s += "\nNews:" + look("news", ask, tools["news"], question)
+        s += "\nRecords:" + look("records", ask, tools["records"], question)
+        s += "\nAnswer:" + sgl.gen("answer", max_tokens=32)
+
+    @sgl.function
+    def review(
+        s: sgl.ProgramState, guide: str, question: str, tools: Mapping[str, Delayed]
+    ) -> None:
+        """Three reviewers, each with a policy to look up; then the history, and a verdict."""
+        s += guide + "\nChange:" + question
+        branches = s.fork(3)
+        for number, branch in enumerate(branches):
+            branch += f"\nReviewer {number}:" + sgl.gen("remark", max_tokens=16)
+            branch += "\nPolicy:" + look("policy", ask, tools[f"policy {number}"], number)
+            branch += "\nVerdict:" + sgl.gen("verdict", max_tokens=8)
+        for number, branch in enumerate(branches):
+            s += f"\nReviewer {number}:" + branch["verdict"]
+        s += "\nHistory:" + look("history", ask, tools["history"], question)
+        s += "\nSummary:" + sgl.gen("summary", max_tokens=32)
+
+    @sgl.function
+    def repair(
+        s: sgl.ProgramState, guide: str, question: str, tools: Mapping[str, Delayed]
+    ) -> None:
+        """A patch that is applied and tested; then what the change is described by."""
+        s += guide + "\nBug:" + question + "\nPatch:" + sgl.gen("patch", max_tokens=32)
+        s += guide + "\nApplied:" + sgl.tool("applied", ask, tools["apply"], s["patch"])
+        s += "\nTests:" + look("tests", ask, tools["test"], s["applied"])
+        s += "\nIssue:" + look("issue", ask, tools["issue"], question)
+        s += "\nTemplate:" + look("template", ask, tools["template"], question)
+        s += "\nDescription:" + sgl.gen("description", max_tokens=32)
+
+    return {"research": research, "review": review, "repair": repair}
+
+
+TOOLS = {
+    "research": ("search", "news", "records"),
+    "review": ("policy 0", "policy 1", "policy 2", "history"),
+    "repair": ("apply", "test", "issue", "template"),
+}
+
+
+class Watched(sgl.VLLM):
+    """Counts the tokens that it is asked to compute without generating any."""
+
+    prefilled_tokens = 0
+
+    async def warm(self, prompt: Prompt) -> sgl.Usage:
+        usage = await super().warm(prompt)
+        self.prefilled_tokens += usage.prompt_tokens - usage.cached_prompt_tokens
+        return usage
+
+
+@dataclass
+class Arm:
+    """One way to run one program.
+
+    Attributes:
+        seconds: of each run.
+        computed_tokens: of all prompts, those computed ahead included.
+        prefilled_tokens: computed ahead, what a fork's branches share included.
+    """
+
+    program: sgl.Program
+    seconds: list[float] = field(default_factory=list)
+    computed_tokens: int = 0
+    prefilled_tokens: int = 0
+    texts: list[str] = field(default_factory=list)
+
+    def run(self, backend: Watched, item: Mapping[str, Any]) -> None:
+        prefilled = backend.prefilled_tokens
+        sgl.flush_cache(backend)
+        started = time.perf_counter()
+        state = self.program.run(backend=backend, temperature=0, ignore_eos=True, **item)
+        self.seconds.append(time.perf_counter() - started)
+        self.computed_tokens += state.usage.prompt_tokens - state.usage.cached_prompt_tokens
+        self.prefilled_tokens += backend.prefilled_tokens - prefilled
+        self.texts.append(state.text())
+
+
+@dataclass(frozen=True)
+class Result:
+    """One program.
+
+    Attributes:
+        seconds: median of one run, by way.
+        prefilled_tokens, wasted_tokens: by way, of all runs; computed ahead, and again.
+        num_different: runs that did not give the ordinary way's text.
+    """
+
+    program: str
+    seconds: dict[str, float]
+    prefilled_tokens: dict[str, int]
+    wasted_tokens: dict[str, int]
+    num_different: int
+
+    def faster(self, way: str, than: str) -> float:
+        return self.seconds[than] / self.seconds[way]
+
+
+def items(name: str, texts: Texts, number: int) -> list[dict[str, Any]]:
+    """The arguments of so many runs of a program."""
+
+    def tool() -> Delayed:
+        return Delayed(texts.text(texts.number(*FOUND_TOKENS)), texts.number(*TOOL_MS) / 1000)
+
+    return [
+        {
+            "guide": texts.text(GUIDE_TOKENS),
+            "question": texts.text(texts.number(*QUESTION_TOKENS)),
+            "tools": {tool_name: tool() for tool_name in TOOLS[name]},
+        }
+        for _ in range(number)
+    ]
+
+
+def measured(name: str, arms: Mapping[str, Arm]) -> Result:
+    ordinary = arms[ORDINARY]
+    return Result(
+        name,
+        {way: statistics.median(arm.seconds) for way, arm in arms.items()},
+        {way: arm.prefilled_tokens - ordinary.prefilled_tokens for way, arm in arms.items()},
+        {way: max(0, arm.computed_tokens - ordinary.computed_tokens) for way, arm in arms.items()},
+        sum(arm.texts[i] != text for arm in arms.values() for i, text in enumerate(ordinary.texts)),
+    )
+
+
+def table_of(results: list[Result]) -> Table:
+    table = Table(title="programs with tools, one run at a time")
+    for heading in ("program", "", "s", "faster than ordinary", "computed ahead", "wasted"):
+        table.add_column(heading, justify="left" if heading in ("program", "") else "right")
+    for result in results:
+        for way in WAYS:
+            ahead, wasted = result.prefilled_tokens[way], result.wasted_tokens[way]
+            table.add_row(
+                result.program if way == ORDINARY else "",
+                way,
+                f"{result.seconds[way]:.3f}",
+                f"{result.faster(way, ORDINARY):.2f}x",
+                f"{ahead}",
+                f"{wasted}" + (f" ({wasted / ahead:.0%})" if ahead else ""),
+                end_section=way == COMPILED,
+            )
+    return table
+
+
+def main() -> int:
+    """The command. 0 if it could measure and all texts are the same, otherwise 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.agent_programs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default="shape:33m", help="demo, shape:33m, a folder, ...")
+    parser.add_argument("--rounds", type=positive, default=12, metavar="N", help="runs of each")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--quick", action="store_true", help="the demo model, two rounds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.model, arguments.rounds = "demo", 2
+    try:
+        check_folders(json=arguments.json, data=None)
+        model = resolve_model(arguments.model)
+        texts = Texts(Vocabulary.of(model), arguments.seed)
+    except ValueError as error:
+        parser.error(str(error))
+    console = Console(highlight=False)
+    try:
+        with (
+            sigterm_as_interrupt(),
+            VllmServer(
+                model,
+                plugin=True,
+                max_model_len=2048,
+                extra_args=("--enable-prompt-tokens-details",),  # so that hits are told
+            ) as server,
+        ):
+            results = compare(Watched(server.url, cache_salt=SALT), texts, arguments.rounds)
+    except ServerFailed as error:
+        console.print(f"[red]{error}[/]")
+        return 1
+    console.print(table_of(results))
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
+    different = sum(result.num_different for result in results)
+    if different:
+        console.print(f"[red]{different} runs gave another text than the ordinary way[/]")
+    return 1 if different else 0
+
+
+def compare(backend: Watched, texts: Texts, rounds: int) -> list[Result]:
+    """Run every program in every way, `rounds` times with other items, after one that does not
+    count."""
+    results = []
+    ordinary, marked = programs(sgl.tool), programs(sgl.read_only_tool)
+    with progress_bars(Console(stderr=True)) as progress:
+        for name in TOOLS:
+            arms = {
+                ORDINARY: Arm(ordinary[name]),
+                MARKED: Arm(marked[name]),
+                COMPILED: Arm(marked[name].compile()),
+            }
+            (first,) = items(name, texts, 1)
+            for arm in arms.values():
+                Arm(arm.program).run(backend, first)
+            todo = items(name, texts, rounds)
+            for index, item in enumerate(progress.track(todo, description=name)):
+                for way in (*WAYS[index % 3 :], *WAYS[: index % 3]):
+                    sgl.global_config.enable_prefill_during_tools = way != ORDINARY
+                    arms[way].run(backend, item)
+            results.append(measured(name, arms))
+    return results
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""Tools that only read are called before their turn, and a tool's time is used to compute the
+prompt up to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.backends.base import TextPrompt
+from sgl_vllm.lang.errors import BackendError
+from tests.unit.lang.scripted import ScriptedBackend
+
+pytestmark = pytest.mark.timeout(20)
+
+INSTRUCTIONS = "How to read the results that follow, in more than a few words for each of them. "
+
+
+class Meeting:
+    """Two sides that go on when both are there: fails where one comes after the other."""
+
+    def __init__(self, sides: int = 2) -> None:
+        self._barrier = threading.Barrier(sides)
+
+    def wait(self, *_: object) -> str:
+        self._barrier.wait(timeout=5)
+        return "met"
+
+    async def wait_async(self, *_: object) -> None:
+        await asyncio.to_thread(self.wait)
+
+
+def prefixes(backend: ScriptedBackend) -> list[str]:
+    """What was only to be computed."""
+    return [asked.text for asked in backend.asked if isinstance(asked, TextPrompt)]
+
+
+def test_it_is_called_while_what_is_before_it_still_generates():
+    meeting = Meeting()
+    backend = ScriptedBackend(before=meeting.wait_async)
+
+    @sgl.function
+    def program(s):
+        s += "a" + sgl.gen("x") + sgl.read_only_tool("t", meeting.wait)
+
+    state = program.run(backend=backend)
+    assert (state.text(), state["t"]) == ("a(1)met", "met")
+
+
+def test_several_are_called_at_the_same_time_and_appended_in_order():
+    meeting = Meeting(3)
+
+    def search(word: str) -> str:
+        meeting.wait()
+        return f"[{word}]"
+
+    @sgl.function
+    def program(s):
+        for word in ("a", "b", "c"):
+            s += f"{word}: " + sgl.read_only_tool(word, search, word)
+
+    assert program.run(backend=ScriptedBackend()).text() == "a: [a]b: [b]c: [c]"
+
+
+def test_in_a_branch_it_is_called_before_the_branch_begins():
+    meeting = Meeting(3)
+    backend = ScriptedBackend(before=meeting.wait_async)
+
+    @sgl.function
+    def program(s):
+        s += "a" + sgl.gen("x")
+        branches = s.fork(2)
+        branches += sgl.read_only_tool("t", meeting.wait)
+        branches.join()
+
+    assert program.run(backend=backend)["t"] == ["met", "met"]
+
+
+def test_it_waits_for_its_arguments():
+    @sgl.function
+    def program(s):
+        s += "a" + sgl.gen("x") + sgl.read_only_tool("t", str.upper, sgl.var("x"))
+        s += sgl.read_only_tool("u", len, sgl.var("t"))
+
+    state = program.run(backend=ScriptedBackend(reply=lambda _: "word"))
+    assert (state["t"], state["u"]) == ("WORD", 4)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("where", ["here", "parent", "branches", "texts of branches"])
+def test_it_waits_for_tools_before_it_that_may_change_what_it_reads(where, compiles):
+    files: list[str] = []
+
+    def write(name: str) -> str:
+        time.sleep(0.05)
+        files.append(name)
+        return ""
+
+    def count(_: str) -> int:
+        return len(files)
+
+    @sgl.function
+    def program(s, mode, name):
+        s += "a" + sgl.gen("x")
+        if mode == "branches" or mode == "texts of branches":
+            branches = s.fork(2)
+            branches += sgl.tool("w", write, name)
+            branches.join("gather_variable" if mode == "branches" else "concate_and_append")
+        else:
+            s += sgl.tool("w", write, s["x"])
+        if mode == "parent":
+            (branch,) = s.fork(1)
+            branch += sgl.read_only_tool("n", count, name)
+            s.set_var("n", branch["n"])
+        else:
+            s += sgl.read_only_tool("n", count, name)
+
+    run = program.compile(mode=where) if compiles else program.bind(mode=where)
+    state = run.run(name="f", backend=ScriptedBackend())
+    assert state["n"] == (1 if where in ("here", "parent") else 2)
+
+
+def test_a_compiled_program_calls_it_as_soon_as_a_variable_exists():
+    meeting = Meeting()
+
+    async def before(request):
+        if len(backend.requests) == 2:  # the generation after the one that the tool reads
+            await meeting.wait_async()
+
+    backend = ScriptedBackend(before=before)
+
+    @sgl.function
+    def program(s):
+        s += "a" + sgl.gen("x")
+        s += "b" + sgl.gen("y")
+        s += sgl.read_only_tool("t", meeting.wait, s["x"].upper())
+
+    assert program.compile().run(backend=backend)["t"] == "met"
+
+
+def test_its_error_is_that_of_its_turn():
+    def fail() -> None:
+        raise ValueError("no such page")
+
+    @sgl.function
+    def program(s):
+        s += "a" + sgl.gen("x") + sgl.read_only_tool("t", fail) + sgl.gen("y")
+
+    state = program.run(backend=ScriptedBackend(), stream=True)
+    with pytest.raises(sgl.ProgramError, match="tool fail for 't' failed: no such page"):
+        state["y"]
+    assert state["x"] == "(1)"
+
+
+def test_it_is_canceled_when_something_before_it_fails():
+    ended = threading.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    async def fail(_: object) -> None:
+        await asyncio.sleep(0.05)
+        raise BackendError("the server is gone")
+
+    @sgl.function
+    def program(s):
+        s += "a" + sgl.gen("x") + sgl.read_only_tool("t", wait)
+
+    with pytest.raises(sgl.ProgramError, match=r"gen 'x' failed: the server is gone"):
+        program.run(backend=ScriptedBackend(before=fail))
+    assert ended.wait(5)
+
+
+def test_reading_the_prompt_that_waits_for_it_is_refused_instead_of_hanging():
+    @sgl.function
+    def program(s):
+        s += "a" + sgl.gen("x") + sgl.read_only_tool("t", lambda: s.text())
+
+    with pytest.raises(sgl.ProgramError, match="cannot read the prompt that called it"):
+        program.run(backend=ScriptedBackend())
+
+
+# -- the prompt up to a tool, computed while it runs -----------------------------------------------
+
+
+def slow() -> str:
+    time.sleep(0.2)
+    return "found"
+
+
+@pytest.mark.parametrize("tool", [sgl.tool, sgl.read_only_tool])
+def test_the_prompt_up_to_a_slow_tool_is_computed_meanwhile(tool):
+    backend = ScriptedBackend()
+
+    @sgl.function
+    def program(s):
+        s += "a" + sgl.gen("x") + INSTRUCTIONS + tool("t", slow) + sgl.gen("y")
+
+    state = program.run(backend=backend)
+    assert prefixes(backend) == ["a(1)" + INSTRUCTIONS]
+    assert backend.prompts == ["a", "a(1)" + INSTRUCTIONS + "found"]
+    assert state.usage.calls == 3
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        pytest.param(INSTRUCTIONS + sgl.tool("t", lambda: "found") + sgl.gen("y"), id="fast tool"),
+        pytest.param("Found: " + sgl.tool("t", slow) + sgl.gen("y"), id="short text"),
+        pytest.param(INSTRUCTIONS + sgl.tool("t", slow) + " is all.", id="nothing generated"),
+    ],
+)
+def test_nothing_is_computed_ahead_that_would_not_pay(tail):
+    backend = ScriptedBackend()
+
+    @sgl.function
+    def program(s):
+        s += "a" + sgl.gen("x") + tail
+
+    program.run(backend=backend)
+    assert prefixes(backend) == []
+
+
+def test_a_prefix_that_the_server_refuses_is_no_error():
+    class Refusing(ScriptedBackend):
+        async def warm(self, prompt):
+            raise BackendError("an open turn cannot be rendered")
+
+    @sgl.function
+    def program(s):
+        s += INSTRUCTIONS + sgl.tool("t", slow) + sgl.gen("y")
+
+    state = program.run(backend=Refusing())
+    assert state["t"] == "found"
+    assert state.usage.calls == 1
+
+
+def test_a_prefix_is_canceled_with_the_program():
+    ended = threading.Event()
+
+    class Stuck(ScriptedBackend):
+        async def warm(self, prompt):
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.set()
+
+    @sgl.function
+    def program(s):
+        s += INSTRUCTIONS + sgl.tool("t", slow) + sgl.gen("y")
+
+    with pytest.raises(sgl.ProgramError, match="timeout_s"):
+        program.run(backend=Stuck(), timeout_s=0.1)
+    assert ended.wait(5)
