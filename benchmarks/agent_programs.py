@@ -24,7 +24,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -220,7 +220,7 @@ def table_of(results: list[Result]) -> Table:
     return table
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """The command. 0 if it could measure and all texts are the same, otherwise 1."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.agent_programs",
@@ -232,7 +232,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--quick", action="store_true", help="the demo model, two rounds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.quick:
         arguments.model, arguments.rounds = "demo", 2
     try:

@@ -1,7 +1,7 @@
 """Random programs as source text, for tests that run one program in two ways.
 
-They use all features: texts, f-strings of arguments and variables, gens, selects, loops, helpers,
-scopes, forks, both joins, and turns. They read variables, but never branch on one.
+They use all features: texts, f-strings of arguments and variables, gens, selects, tools, loops,
+helpers, scopes, forks, both joins, and turns. They read variables, but never branch on one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ _HEADER = """
 def helper(p, name, word):
     p += f"<{word}:" + sgl.gen(name, max_tokens=7) + ">"
     return p[name]
+
+def look(word):
+    return f"({word})"
 
 """
 _numbers = itertools.count()
@@ -82,7 +85,7 @@ class _Writer:
         """Some statements on the prompt `p`, which add variables to `known`."""
         locals_: list[str] = []
         for _ in range(self.number(1, 4)):
-            kind = self.number(0, 11)
+            kind = self.number(0, 12)
             if kind <= 2 or (not may_gen and kind <= 9):
                 self.line(depth, f"{p} += {self.text(p, known, locals_)}")
             elif kind <= 4:
@@ -113,6 +116,11 @@ class _Writer:
             elif kind == 10:
                 name = self.name(known)
                 self.line(depth, f"{p}.set_var({name!r}, str({self.value(p, known, locals_)}))")
+                known.append(name)
+            elif kind == 11:
+                name, tool = self.name(known), self.pick("tool", "read_only_tool")
+                word = self.value(p, known, locals_)
+                self.line(depth, f"{p} += sgl.{tool}({name!r}, look, {word})")
                 known.append(name)
             else:
                 read = self.pick("text()", "text()", "messages()")

@@ -444,13 +444,19 @@ def test_a_compiled_program_streams():
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_random_programs_compiled_give_what_they_give_interpreted(server, source, a, k):
+def test_random_programs_compiled_give_what_they_give_interpreted(
+    server, monkeypatch, source, a, k
+):
+    # Otherwise a call more is counted where a tool takes long on a busy machine.
+    monkeypatch.setattr(sgl.global_config, "enable_prefill_during_tools", False)
     server.reply = lambda prompt: f"<{zlib.crc32(prompt.encode()) % 1000}>"
     server.logprob = lambda token, position: -((token * 7 + position) % 5) - 0.125
     note(source)
     program = program_of(source)
     try:
         expected = facts(program.run(a=a, k=k))
+        ordinary = program_of(source.replace("read_only_tool", "tool"))
+        assert facts(ordinary.run(a=a, k=k)) == expected
     except KeyError as error:  # TABLE[...] of a letter that is not in it
         expected = str(error)
     try:
