@@ -126,6 +126,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--off", action="append", default=[], choices=("radix", "schedule"), help="a part, by name")
     add("--plugin-config", nargs="+", default=[], metavar="KEY=VALUE", help="as for the server")
+    add(
+        "--hints",
+        action="store_true",
+        help="tell the plugin which program each call belongs to, and which calls no later one "
+        "extends",
+    )
     add("--slowdown", action="store_true", help="run each program alone too, and compare its time")
     add(
         "--starved-s",
@@ -212,6 +218,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 seed=arguments.seed,
                 concurrency=concurrency,
                 check_kv=arguments.check_kv,
+                sends_hints=arguments.hints and arm != STOCK,
             )
             if run not in runs:
                 runs.append(run)

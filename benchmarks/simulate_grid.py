@@ -54,6 +54,7 @@ class Run:
     seed: int = 0
     concurrency: int | None = None
     check_kv: bool = False
+    sends_hints: bool = False
 
     def carry_out(self, trace: Trace, on_call_done: Callable[[], object]) -> Result:
         """Raises simulator.SimulationError."""
@@ -68,6 +69,7 @@ class Run:
             self.cost,
             concurrency=self.concurrency,
             check_kv=self.check_kv,
+            sends_hints=self.sends_hints,
             on_call_done=on_call_done,
         ).run()
 

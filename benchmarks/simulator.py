@@ -30,6 +30,7 @@ from vllm.v1.request import Request, RequestStatus
 from benchmarks.comparison import Result, percentile
 from benchmarks.cost_model import Batch, CostModel
 from benchmarks.traces import Call, Trace
+from sgl_vllm.protocol.request_keys import ENDS, PROGRAM
 from sgl_vllm.scheduler.scheduler import SglSchedulerMixin
 from tools.engine_harness.kv_memory import KvMemory, Reader
 from tools.engine_harness.scheduler import make_block_hasher, make_scheduler, runner_output
@@ -80,6 +81,19 @@ class Clock:
 # -- a run --------------------------------------------------------------------------------------
 
 
+def _continued(trace: Trace) -> set[tuple[int, int]]:
+    """Program and index of each call whose prompt a call that waits for it extends."""
+    return {
+        (number, before)
+        for number, program in enumerate(trace.programs)
+        for call in program.calls
+        for before in call.after
+        if np.array_equal(
+            call.prompt[: len(program.calls[before].prompt)], program.calls[before].prompt
+        )
+    }
+
+
 @dataclass(slots=True)
 class _Served:
     """What happened to one call so far."""
@@ -108,6 +122,9 @@ class Simulation:
     With `concurrency`, so many programs run at a time (closed loop); otherwise each comes at its
     `arrival_s` (open loop), which every program of the trace then has.
 
+    With `sends_hints`, requests say which program they belong to, and that no later one extends
+    them if that is so.
+
     With `check_kv` every pass is checked with a `KvMemory`; with `abort_share`, in that share of
     the passes one of the requests is aborted while the pass runs.
 
@@ -126,6 +143,7 @@ class Simulation:
         *,
         concurrency: int | None = None,
         check_kv: bool = False,
+        sends_hints: bool = False,
         abort_share: float = 0.0,
         on_call_done: Callable[[], object] = lambda: None,
     ) -> None:
@@ -140,6 +158,7 @@ class Simulation:
         self._memory = None
         if check_kv:
             self._memory = KvMemory(settings.num_blocks + 1, settings.block_size)
+        self._continued = _continued(trace) if sends_hints else None
         self._abort_share = abort_share
         self._rng = random.Random(0)
         self._depth = 2 if settings.async_scheduling else 1
@@ -227,7 +246,10 @@ class Simulation:
                 prompt_token_ids=call.prompt.tolist(),
                 mm_features=None,
                 sampling_params=SamplingParams(
-                    temperature=0.0, max_tokens=len(call.reply), ignore_eos=True
+                    temperature=0.0,
+                    max_tokens=len(call.reply),
+                    ignore_eos=True,
+                    extra_args=self._hints_of(program, index),
                 ),
                 pooling_params=None,
                 arrival_time=arrival_s,
@@ -238,6 +260,11 @@ class Simulation:
             self._scheduler.add_request(
                 Request.from_engine_core_request(request, self._block_hasher)
             )
+
+    def _hints_of(self, program: int, index: int) -> dict[str, object] | None:
+        if self._continued is None:
+            return None
+        return {PROGRAM: program, ENDS: int((program, index) not in self._continued)}
 
     def _schedule(self) -> _Step:
         cpu_s = time.thread_time()

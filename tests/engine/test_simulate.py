@@ -202,6 +202,29 @@ def test_a_programs_time_is_that_in_which_any_of_its_calls_waits_or_runs() -> No
     assert 3 / result.throughput_requests_s == pytest.approx(first_s + subagent_s + 5 + last_s)
 
 
+def test_with_hints_what_no_later_call_extends_is_evicted_first() -> None:
+    """A call that will be extended, then one that will not, then one that needs the room of one."""
+
+    def tokens(begin: int) -> np.ndarray:
+        return np.arange(begin, begin + 96, dtype=np.int32)
+
+    first = Call(tokens(0), np.array([1000], dtype=np.int32))
+    history = np.concatenate([first.prompt, first.reply, tokens(2000)[:16]])
+    second = Call(history, np.array([1001], dtype=np.int32), after=(0,), think_s=6.0)
+    programs = (
+        Program((first, second), arrival_s=0.0),
+        Program((Call(tokens(3000), first.reply),), arrival_s=2.0),
+        Program((Call(tokens(4000), first.reply),), arrival_s=4.0),
+    )
+    trace = Trace("by hand", programs)
+    hits = [
+        run(trace, "sgl", cache_fraction=0.6, concurrency=None, sends_hints=hints)
+        for hints in (False, True)
+    ]
+    # The third leaves one block of the first if it evicts that. No last reply token is computed.
+    assert [result.cached_prompt_tokens for result in hits] == [16, 96]
+
+
 def test_calls_of_a_program_that_overlap_count_once() -> None:
     calls = tuple(
         Call(np.arange(100 * n, 100 * n + 50, dtype=np.int32), np.arange(4, dtype=np.int32))
