@@ -24,9 +24,23 @@ QWEN3_NEXT: dict[str, Any] = {
 DTYPE = "bfloat16"
 """vLLM's CPU kernels of linear attention take no other."""
 
+ROUNDING = 0.006
+"""How far logits may be off: the step between neighbors in bfloat16 is 0.004 there."""
+
 RECURRENT_SHARE = 8.0
 """Makes the recurrent layers matter: with random weights they would add little to what the layers
 before them pass on, and a wrong state would go unnoticed."""
+
+
+def engine_args(model: str) -> dict[str, Any]:
+    """Of an engine for the model, with a cache of prefixes."""
+    return {
+        "model": model,
+        "dtype": DTYPE,
+        # On CPUs with AVX-512 BF16 vLLM keeps states so in any case. Their size is that of a block.
+        "mamba_ssm_cache_dtype": "float32",
+        "enable_prefix_caching": True,
+    }
 
 
 def write_qwen3_next(folder: Path) -> str:

@@ -13,6 +13,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from tqdm import tqdm
@@ -20,7 +21,6 @@ from tqdm import tqdm
 from tests.engine.engine import Engine
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import (
-    NEAR_TIE,
     REFERENCE,
     Difference,
     Played,
@@ -29,7 +29,8 @@ from tests.engine.play import (
     differences,
     play,
 )
-from tests.engine.programs import MAX_MODEL_LEN, Program, random_program
+from tests.engine.programs import Program, random_program
+from tests.engine.soak_models import SoakModel
 from tests.engine.ties import JUDGE, gap
 
 STOCK_EVERY = 4
@@ -71,17 +72,16 @@ ROWS = [
 ]
 
 
-def random_setting(rng: random.Random) -> Setting:
+def random_setting(rng: random.Random, model: SoakModel) -> Setting:
     """One of our engines; small caches are likelier than large ones."""
-    block_size = rng.choice([32, 32, 64, 128])
-    fewest = MAX_MODEL_LEN // block_size + 1  # one block is vLLM's own
-    num_blocks = fewest + int(rng.random() ** 2 * 40 * 32 / block_size)
-    chunked = rng.random() < 0.8
+    block_size = rng.choice(model.block_sizes)
+    more_blocks = int(rng.random() ** 2 * 40 * 32 / block_size)
+    chunked = model.is_always_chunked or rng.random() < 0.8
     return Setting(
-        plugin=rng.choice(PLUGIN_OPTIONS),
+        plugin={**rng.choice(PLUGIN_OPTIONS), **model.options},
         block_size=block_size,
-        num_blocks=num_blocks,
-        max_num_batched_tokens=rng.choice([48, 64, 128, 256, 1024]) if chunked else 1024,
+        num_blocks=model.num_fewest_blocks(block_size) + more_blocks,
+        max_num_batched_tokens=rng.choice(model.chunk_sizes) if chunked else 1024,
         chunked=chunked,
         max_num_seqs=rng.choice([4, 8, 16, 16, 32]),
         policy=rng.choice(["fcfs", "fcfs", "fcfs", "fcfs", "priority"]),
@@ -92,8 +92,17 @@ def random_setting(rng: random.Random) -> Setting:
 class Soak:
     """Counts, and what went wrong, over all rounds so far."""
 
-    def __init__(self, platform: str, calls_per_program: int, settings_per_round: int) -> None:
+    def __init__(
+        self,
+        platform: str,
+        model_name: str,
+        model: SoakModel,
+        calls_per_program: int,
+        settings_per_round: int,
+    ) -> None:
         self._platform = platform
+        self._model_name = model_name
+        self._model = model
         self._calls_per_program = calls_per_program
         self._settings_per_round = settings_per_round
         self.counts: Counter[str] = Counter(dict.fromkeys(ROWS, 0))
@@ -103,20 +112,21 @@ class Soak:
         """One program on several engines."""
         rng = random.Random(seed)
         program = random_program(seed, self._calls_per_program)
-        settings = [random_setting(rng) for _ in range(self._settings_per_round)]
+        settings = [random_setting(rng, self._model) for _ in range(self._settings_per_round)]
         with_stock = rng.random() < 1 / STOCK_EVERY
         needs_stock = with_stock or not all(setting.is_canonical for setting in settings)
-        with _started(REFERENCE) as engine:
+        reference = replace(REFERENCE, block_size=self._model.block_sizes[0])
+        with self._started(reference) as engine:
             with decoding_one_by_one(engine.scheduler):
                 narrowed = play(engine, program, None, give_up=False)
             stock = play(engine, program, narrowed.prompts, give_up=False) if needs_stock else None
         references = References(narrowed, stock or narrowed)
         if stock is not None:
-            self._compare(seed, program, references, REFERENCE, stock, progress)
+            self._compare(seed, program, references, reference, stock, progress)
         if with_stock:
-            settings.append(Setting(None, num_blocks=rng.randint(25, 60)))
+            settings.append(self._stock_setting(rng))
         for setting in settings:
-            with _started(setting) as engine:
+            with self._started(setting) as engine:
                 try:
                     played = play(engine, program, narrowed.prompts)
                 except Exception:
@@ -139,9 +149,10 @@ class Soak:
         self.counts["engines"] += 1
         self.counts["requests compared"] += len(played.answers)
         progress.update(len(played.answers))
-        found = list(differences(program, references.expected_by(setting, program), played))
-        for difference, distance in _with_gaps(found):
-            if distance <= NEAR_TIE:
+        expected = references.expected_by(setting, program)
+        found = list(differences(program, expected, played, self._model.tolerance))
+        for difference, distance in self._with_gaps(found):
+            if distance <= self._model.near_tie:
                 self.counts["near ties"] += 1
                 progress.write(f"seed {seed}: near tie, logits {distance:.1e} apart: {setting}")
             else:
@@ -155,23 +166,37 @@ class Soak:
 
     def _command_for(self, seed: int) -> str:
         return (
-            f"python -m tests.engine.soak --vllm-platform {self._platform} --seed {seed} "
-            f"--calls {self._calls_per_program} --engines {self._settings_per_round} --requests 1"
+            f"python -m tests.engine.soak --vllm-platform {self._platform} "
+            f"--model {self._model_name} --seed {seed} --calls {self._calls_per_program} "
+            f"--engines {self._settings_per_round} --requests 1"
         )
 
+    def _stock_setting(self, rng: random.Random) -> Setting:
+        block_size = self._model.block_sizes[0]
+        fewest = self._model.num_fewest_blocks(block_size)
+        return Setting(None, block_size=block_size, num_blocks=fewest + rng.randint(0, 35))
 
-@contextmanager
-def _started(setting: Setting) -> Iterator[Engine]:
-    faulthandler.dump_traceback_later(BLOCKED_S, exit=True)
-    engine = Engine(setting.plugin, **setting.engine_args)
-    try:
-        setting.prepare(engine)
-        yield engine
-    finally:
-        engine.stop()
-        del engine
-        gc.collect()
-        faulthandler.cancel_dump_traceback_later()
+    @contextmanager
+    def _started(self, setting: Setting) -> Iterator[Engine]:
+        faulthandler.dump_traceback_later(BLOCKED_S, exit=True)
+        engine = Engine(setting.plugin, **{**self._model.engine_args, **setting.engine_args})
+        try:
+            setting.prepare(engine)
+            yield engine
+        finally:
+            engine.stop()
+            del engine
+            gc.collect()
+            faulthandler.cancel_dump_traceback_later()
+
+    def _with_gaps(self, found: list[Difference]) -> list[tuple[Difference, float]]:
+        if not found:
+            return []
+        engine = Engine(None, **{**self._model.engine_args, **JUDGE})
+        try:
+            return [(difference, gap(engine, difference)) for difference in found]
+        finally:
+            engine.stop()
 
 
 def _leaked_blocks(engine: Engine) -> int:
@@ -180,13 +205,3 @@ def _leaked_blocks(engine: Engine) -> int:
         return 0
     pool = engine.scheduler.kv_cache_manager.block_pool
     return pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
-
-
-def _with_gaps(found: list[Difference]) -> list[tuple[Difference, float]]:
-    if not found:
-        return []
-    engine = Engine(None, **JUDGE)
-    try:
-        return [(difference, gap(engine, difference)) for difference in found]
-    finally:
-        engine.stop()

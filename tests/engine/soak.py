@@ -2,6 +2,7 @@
 
     python -m tests.engine.soak --requests 20000
     python -m tests.engine.soak --vllm-platform v2-async --minutes 15
+    python -m tests.engine.soak --model gemma3 --requests 2000
 
 Every round has a seed of its own and stands alone (`rounds.py`). Exits with 1 if an engine did not
 give the reference's answers.
@@ -16,6 +17,7 @@ import logging
 import os
 import random
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -39,6 +41,12 @@ def main() -> int:
         help="the model runner and scheduling of all engines (tests/platforms)",
     )
     parser.add_argument(
+        "--model",
+        default="demo",
+        help="demo, or a small one with random weights: gemma3, gemma4, gpt_oss, llama4 (windows), "
+        "qwen3_next (recurrent layers), deepseek_v2 (MLA)",
+    )
+    parser.add_argument(
         "--calls", type=int, help="requests of a program (250; fewer where a pass is slow)"
     )
     parser.add_argument("--engines", type=int, default=4, help="that play each program (4)")
@@ -47,23 +55,30 @@ def main() -> int:
     options = parser.parse_args()
     with pytest.MonkeyPatch.context() as patch:
         PLATFORMS[options.vllm_platform].set_up(patch)
-        return play_rounds(options)
+        with tempfile.TemporaryDirectory() as folder:
+            return play_rounds(options, Path(folder), patch)
 
 
-def play_rounds(options: argparse.Namespace) -> int:
+def play_rounds(options: argparse.Namespace, folder: Path, patch: pytest.MonkeyPatch) -> int:
     """All rounds that are asked for; the exit status."""
     # vLLM is imported only now that the platform is set up.
     from tests.engine.conftest import ENVIRONMENT
     from tests.engine.rounds import ROWS, Soak
+    from tests.engine.soak_models import MODELS
 
     os.environ.update(ENVIRONMENT)
     os.environ.pop("VLLM_PLUGINS", None)
     if not options.verbose:
         logging.disable(logging.ERROR)
         warnings.simplefilter("ignore")
+    if options.model not in MODELS:
+        print(f"--model: {options.model!r} is none of {', '.join(MODELS)}")
+        return 2
+    model = MODELS[options.model](folder / options.model, patch)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
-    print(f"{options.vllm_platform}, first seed {seed}", flush=True)
-    soak = Soak(options.vllm_platform, options.calls or requests(250), options.engines)
+    print(f"{options.vllm_platform}, {options.model}, first seed {seed}", flush=True)
+    calls = options.calls or requests(250)
+    soak = Soak(options.vllm_platform, options.model, model, calls, options.engines)
     begin = time.monotonic()
     first_seed = seed
     with (

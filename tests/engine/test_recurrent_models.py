@@ -20,25 +20,18 @@ from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import REFERENCE, Played, References, Setting, differences, play
 from tests.engine.programs import Program, random_program
-from tests.engine.recurrent_models import DTYPE, write_qwen3_next
+from tests.engine.recurrent_models import ROUNDING, engine_args, write_qwen3_next
 from tests.engine.sessions import Reply, again, in_order, num_shared, run, session, wrong
 from tests.engine.ties import JUDGE, gap
 
-ROUNDING = {"tolerance": 0.006, "near_tie": 0.006}
-"""Of logits: the step between neighbors in bfloat16 is 0.004 there."""
+TOLERANCES = {"tolerance": ROUNDING, "near_tie": ROUNDING}
 
 
 @pytest.fixture(scope="module")
 def start_recurrent(start, tmp_path_factory) -> Callable[..., Engine]:
     """`start`, with a Qwen3-Next whose prefixes are cached unless asked not to."""
-    path = write_qwen3_next(tmp_path_factory.mktemp("models") / "qwen3_next")
-    arguments = {
-        "model": path,
-        "dtype": DTYPE,
-        # On CPUs with AVX-512 BF16 vLLM keeps states so in any case. Their size is that of a block.
-        "mamba_ssm_cache_dtype": "float32",
-        "enable_prefix_caching": True,
-    }
+    folder = tmp_path_factory.mktemp("models") / "qwen3_next"
+    arguments = engine_args(write_qwen3_next(folder))
     return lambda plugin=None, **more: start(plugin, **{**arguments, **more})
 
 
@@ -86,7 +79,7 @@ def test_a_hit_ends_at_the_last_state_that_a_request_has_left(cold, engine):
     want = hits_by_states(warm, engine.scheduler.block_size)
     assert [reply.num_cached for reply in warm] == want
     assert sum(want) > 0.6 * sum(len(reply.prompt) for reply in warm)
-    assert not wrong(in_order(cold), warm, **ROUNDING)
+    assert not wrong(in_order(cold), warm, **TOLERANCES)
     engine.check_nothing_is_left()
 
 
@@ -100,7 +93,7 @@ def test_a_hit_that_ends_at_the_end_of_a_block_reads_all_of_it(engine):
     engine.run([Ask(prompt, greedy(1))])
     warm = run(engine, [prompt + more])
     assert warm[0].num_cached == size - 1
-    assert not wrong(cold, warm, **ROUNDING)
+    assert not wrong(cold, warm, **TOLERANCES)
     engine.check_nothing_is_left()
 
 
@@ -109,7 +102,7 @@ def test_more_is_found_than_by_vllms_own_cache_and_less_is_computed(cold, engine
     def hits_and_computed(engine: Engine) -> tuple[int, int]:
         engine.reset_counts()
         warm = in_order(again(engine, cold))
-        assert not wrong(in_order(cold), warm, **ROUNDING)
+        assert not wrong(in_order(cold), warm, **TOLERANCES)
         return sum(reply.num_cached for reply in warm), engine.computed_tokens
 
     assert engine.llm.reset_prefix_cache()
@@ -215,7 +208,7 @@ def test_without_the_copies_of_states_answers_are_wrong(cold, start_recurrent):
     take = manager.take_kv_cache_block_copies
     manager.take_kv_cache_block_copies = lambda: ([], take()[1])
     broken = in_order(again(engine, cold))
-    assert len(wrong(in_order(cold), broken, **ROUNDING)) > len(broken) / 3
+    assert len(wrong(in_order(cold), broken, **TOLERANCES)) > len(broken) / 3
 
 
 # -- random programs ------------------------------------------------------------------------------
@@ -268,13 +261,11 @@ def check_answers(
     start_recurrent: Callable[..., Engine], program: Program, want: Played, got: Played
 ) -> None:
     """Fail on any difference but a near tie of two tokens."""
-    found = list(differences(program, want, got, logprob_tolerance=ROUNDING["tolerance"]))
+    found = list(differences(program, want, got, logprob_tolerance=ROUNDING))
     if found:
         judge = start_recurrent(**JUDGE)
         gaps = [gap(judge, one) for one in found]
         real = [
-            f"{far} apart\n{one}"
-            for one, far in zip(found, gaps, strict=True)
-            if far > ROUNDING["near_tie"]
+            f"{far} apart\n{one}" for one, far in zip(found, gaps, strict=True) if far > ROUNDING
         ]
         assert not real, f"{len(real)} requests got another answer:\n" + "\n\n".join(real[:3])

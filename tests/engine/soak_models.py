@@ -1,0 +1,91 @@
+"""The models that the soak can play on, and the settings that fit each: one for every layout of KV
+caches that vLLM runs on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine import mla_model, recurrent_models, window_models
+from tests.engine.play import LOGPROB_TOLERANCE, NEAR_TIE
+from tests.engine.programs import MAX_MODEL_LEN
+
+
+@dataclass(frozen=True)
+class SoakModel:
+    """A model with its weights, and what its engines may be given.
+
+    Attributes:
+        engine_args: of every engine of the model.
+        options: of every plugin.
+        block_sizes: to choose from.
+        fewest_blocks: of the smallest cache, with blocks of 32 tokens and the smallest chunks, one
+            of vLLM's own included; None: what the longest request holds in one group.
+        chunk_sizes: of prefill, to choose from.
+        is_always_chunked: whether prompts are never computed whole.
+        tolerance: of log-probabilities.
+        near_tie: answers may part where two logits are as near.
+    """
+
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    block_sizes: tuple[int, ...] = (32, 32, 64, 128)
+    fewest_blocks: int | None = None
+    chunk_sizes: tuple[int, ...] = (48, 64, 128, 256, 1024)
+    is_always_chunked: bool = False
+    tolerance: float = LOGPROB_TOLERANCE
+    near_tie: float = NEAR_TIE
+
+    def num_fewest_blocks(self, block_size: int) -> int:
+        if self.fewest_blocks is not None:
+            return self.fewest_blocks
+        return MAX_MODEL_LEN // block_size + 1
+
+
+def _windows(name: str) -> Callable[[Path, pytest.MonkeyPatch], SoakModel]:
+    def written(folder: Path, patch: pytest.MonkeyPatch) -> SoakModel:
+        return SoakModel(
+            engine_args={"model": window_models.write_model(name, folder)},
+            # As in `window_models.Model.adapted`.
+            options={"jump_forward": False} if name == "gpt_oss" else {},
+            block_sizes=(32,),
+            fewest_blocks=window_models.TINY[name],
+            chunk_sizes=(48, 96),
+            is_always_chunked=True,  # a longer chunk takes more blocks of a window group
+        )
+
+    return written
+
+
+def _qwen3_next(folder: Path, patch: pytest.MonkeyPatch) -> SoakModel:
+    rounding = recurrent_models.ROUNDING
+    return SoakModel(
+        engine_args=recurrent_models.engine_args(recurrent_models.write_qwen3_next(folder)),
+        block_sizes=(32,),  # vLLM makes them longer
+        fewest_blocks=20,
+        chunk_sizes=(560, 1024),
+        is_always_chunked=True,  # vLLM demands it
+        tolerance=rounding,
+        near_tie=rounding,
+    )
+
+
+def _deepseek_v2(folder: Path, patch: pytest.MonkeyPatch) -> SoakModel:
+    mla_model.allow_prefix_caching(patch)
+    return SoakModel(
+        engine_args=mla_model.engine_args(mla_model.write_model(folder)),
+        block_sizes=(mla_model.BLOCK_SIZE,),
+    )
+
+
+MODELS: dict[str, Callable[[Path, pytest.MonkeyPatch], SoakModel]] = {
+    "demo": lambda folder, patch: SoakModel(),
+    **{name: _windows(name) for name in window_models.CONFIGS},
+    "qwen3_next": _qwen3_next,
+    "deepseek_v2": _deepseek_v2,
+}
+"""By name: writes the model into a new folder, and patches what vLLM lacks to run it here."""
