@@ -100,7 +100,8 @@ class Parts:
         }
 
     def switch_off(self, name: str, reason: str) -> None:
-        """Leave the work of a part to vLLM from now on. To be called when no request runs."""
+        """Leave the work of a part that the self-check compares to vLLM from now on. To be called
+        when no request runs."""
         self.off[name] = reason
         if name == radix.PART.name and self.radix is not None and self.radix.tree is not None:
             self.radix.pool.switch_off()
@@ -197,7 +198,8 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
     if options.schedule_cheapest_victim:
         if reason := preemption.why_off(engine):
             logger.warning("sgl-vllm: schedule_cheapest_victim has no effect: %s", reason)
-        elif parts.radix is not None:
+        else:
+            assert parts.radix is not None  # without it there is a reason
             parts.victim = CheapestVictim(scheduler, parts.radix)
     if not plan.runs:
         log_states(parts)
@@ -205,8 +207,8 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
 
 
 def renew(parts: Parts) -> None:
-    """Forget all requests that have been: what was counted of them, fairness, random numbers. To
-    be called when no request runs or waits, and the cache is empty."""
+    """Make the parts as they were at start: counters, fairness, random numbers. To be called when
+    no request runs or waits, and the cache is empty."""
     if parts.radix is not None:
         parts.radix.counters, parts.radix.pool.counters = RadixCounters(), EvictionCounters()
         parts.radix.forget_misses()
@@ -261,7 +263,7 @@ def _build_queue(parts: Parts) -> None:
         parts.radix,
         DeficitCounters(quantum) if quantum else None,
         parts.traces,
-        options.schedule_hold_s,
+        min(options.schedule_hold_s, bound.max_wait_s),
     )
     scheduler.waiting = parts.queue
 

@@ -53,8 +53,8 @@ class PinAnswer:
 
 
 class EngineControl:
-    """The engine's answers. Nothing here changes what requests compute, except pins, which keep
-    prefixes in the cache.
+    """The engine's answers to routes and commands, and what happens once when the engine core
+    starts. No answer changes what requests compute, except that pins keep prefixes in the cache.
 
     Every answer can be sent as MessagePack: dataclasses, mappings, lists, numbers and text.
     """

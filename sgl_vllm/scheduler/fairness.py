@@ -7,6 +7,7 @@ go last. Cached tokens are free, so requests are ordered by cached prefix as far
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Hashable
 
 MAX_DEBT_QUANTA = 10
@@ -14,7 +15,8 @@ MAX_DEBT_QUANTA = 10
 than compute, such as a grammar."""
 
 MAX_ABSENT = 10_000
-"""At most this many tenants without waiting requests are remembered."""
+"""At most this many tenants without waiting requests are remembered. Beyond it, the half with the
+largest debts is."""
 
 
 class DeficitCounters:
@@ -49,7 +51,8 @@ class DeficitCounters:
         self._credit[tenant] = max(credit - num_tokens, -MAX_DEBT_QUANTA * self._quantum)
 
     def without_credit(self, waiting: Collection[Hashable]) -> set[Hashable]:
-        """The waiting tenants that go last. Never all of them. Cost: O(tenants)."""
+        """The waiting tenants that go last. Never all of them. Refills first, if that is due. Cost:
+        O(tenants)."""
         credit = self._credit
         best = max((credit.get(tenant, self._quantum) for tenant in waiting), default=1)
         if best <= 0:
@@ -57,7 +60,10 @@ class DeficitCounters:
         elif self._num_spent > 2 * self._quantum * (len(waiting) + 1):
             self._refill(waiting, self._quantum)
         if len(credit) > MAX_ABSENT + len(waiting):
-            self._credit = {tenant: credit[tenant] for tenant in waiting if tenant in credit}
+            absent = (tenant for tenant in credit if tenant not in waiting)
+            kept = heapq.nsmallest(MAX_ABSENT // 2, absent, key=credit.__getitem__)
+            kept += [tenant for tenant in waiting if tenant in credit]
+            self._credit = {tenant: credit[tenant] for tenant in kept}
         return {tenant for tenant in waiting if self._credit.get(tenant, self._quantum) <= 0}
 
     def _refill(self, waiting: Collection[Hashable], num_tokens: int) -> None:

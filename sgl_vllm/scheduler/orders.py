@@ -44,7 +44,7 @@ def depth_first_by_weight(rows: Rows, nodes: Nodes) -> Keys:
 
 def first_come_first_served(rows: Rows, nodes: Nodes) -> Keys:
     """In order of arrival (FCFS). A fork group has the place of its first request."""
-    return [_best_of_group(rows["fork_group"], rows["since"], np.minimum)]
+    return [rows["since"]]
 
 
 def at_random(rows: Rows, nodes: Nodes) -> Keys:

@@ -28,10 +28,10 @@ class Bound:
     """How far later requests may overtake a waiting one.
 
     A request that reaches one of these limits is overdue. Overdue requests go first, in order of
-    arrival, among the requests of their priority whose tenants are equally in credit; only
-    preempted requests go before them. Delays are in tokens to compute: the prompt tokens that are
-    not cached, and `OVERHEAD_TOKENS` per request. The length of replies is unknown, so it does not
-    count.
+    arrival, among the requests of their priority whose tenants all have credit, or all have none;
+    only preempted requests go before them. `hold.py` may hold an overdue request back for some
+    seconds. Delays are in tokens to compute: the prompt tokens that are not cached, and
+    `OVERHEAD_TOKENS` per request. The length of replies is unknown, so it does not count.
 
     Attributes:
         max_overtakes: overdue once this many later requests were admitted before it.
@@ -60,7 +60,9 @@ class WaitingQueue(WaitingRows[Item]):
     before it.
 
     Cost: `order` and `settle` are array operations over all n waiting requests and a sort of at
-    most `window`: less than a millisecond for n = 1,000. `order` is O(1) if nothing has changed.
+    most `window`: less than a millisecond for n = 1,000. `settle` takes its array operations once
+    for each priority and tenant that was admitted. `order` is O(1) if nothing has changed, unless
+    `max_wait_s` is finite.
 
     Args:
         order: a key of `ORDERS`.

@@ -38,7 +38,7 @@ from sgl_vllm.scheduler.traces import RequestTraces
 logger = init_logger("vllm.sgl_vllm.schedule")
 
 WANTED_WINDOW = 128
-"""What this many requests at the head of the queue match is evicted last."""
+"""The prefixes that so many requests at the head of the queue match are evicted last."""
 
 
 def _unsupported(engine: EngineView) -> str | None:
@@ -77,8 +77,8 @@ class OrderCounters:
 class CacheAwareQueue(RequestQueue):
     """The waiting requests that hold no blocks.
 
-    In the middle of a step the queue is false while all its requests are held back, because vLLM
-    can admit none of them; only `Scheduler.schedule` tests its truth value. After an error in
+    In the middle of a step `bool(queue)` is False while all its requests are held back, because
+    vLLM can admit none of them; only `Scheduler.schedule` asks for it. After an error in
     deciding the order it serves in order of arrival. Errors in the table of requests itself are not
     caught.
 
@@ -109,7 +109,7 @@ class CacheAwareQueue(RequestQueue):
             self.sharing = PrefillSharing(scheduler, waiting, radix, min_saved_tokens)
         self._hold: ContextHold | None = None
         if radix is not None and hold_s:
-            self._hold = ContextHold(scheduler, waiting, radix, hold_s)
+            self._hold = ContextHold(scheduler, waiting, radix, self._scores.score, hold_s)
         self._held: WeakSet[Request] = WeakSet()  # those that have been counted
         self._radix = radix
         self._has_priorities = scheduler.policy == SchedulingPolicy.PRIORITY
@@ -146,7 +146,7 @@ class CacheAwareQueue(RequestQueue):
         admitted = self._waiting.popped
         if admitted:
             if self._fairness is not None:
-                # Also if no other tenant waits: a tenant that is alone runs up no debt.
+                # For its refill, which no order has asked for if these requests were alone.
                 self._breaker.run(self._fairness.without_credit, self._waiting.tenants)
             num_cached = [
                 r.num_computed_tokens - num_scheduled.get(r.request_id, 0) for r in admitted
@@ -261,7 +261,7 @@ class CacheAwareQueue(RequestQueue):
             first=first,
         )
         self._scores.add(request)
-        if self._radix is not None:
+        if self._radix is not None and not first:
             self._radix.contexts.arrived(request, hints)
         if self._fairness is not None:
             self._tenants[request] = tenant

@@ -74,7 +74,8 @@ class SglSchedulerMixin(Scheduler):
             parts.queue.step_starts()
         if parts.victim is not None:
             parts.victim.step_starts()
-        # Requests that are not in `running` are not scheduled; all else in vLLM's step goes on.
+        # Requests that are not in `running` are not scheduled; all else in vLLM's step goes on. A
+        # pass is held only while nothing waits, so that no request enters `running` meanwhile.
         held: list[Request] = []
         if parts.jump is not None and parts.jump.holds_next_pass():
             held, self.running = self.running, held
@@ -120,7 +121,10 @@ class SglSchedulerMixin(Scheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         parts = self.parts
-        num_scored_rows = parts.select.num_rows() if parts.select is not None else {}
+        num_scored_rows = {}
+        if parts.select is not None:
+            scheduled = map(self.requests.get, scheduler_output.num_scheduled_tokens)
+            num_scored_rows = parts.select.num_rows(filter(None, scheduled))
         if parts.tiers is not None:
             parts.tiers.pass_ends(scheduler_output)
         if parts.jump is not None:

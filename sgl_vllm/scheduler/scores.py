@@ -67,13 +67,19 @@ class PrefixScores:
         # In the middle of a step, popped requests stay in line: they may be put back.
         waiting = (request for request in self._to_score if request in self._waiting)
         for request in list(itertools.islice(waiting, MAX_SCORED)):
-            del self._to_score[request]
-            if request.skip_reading_prefix_cache:
-                continue
-            if self._tree is not None:
-                self._score_by_tree(request)
-            else:
-                self._waiting.score(request, self._match_stock(request))
+            self.score(request)
+
+    def score(self, request: Request) -> None:
+        """Score a waiting request, unless its score is known."""
+        if request not in self._to_score:
+            return
+        del self._to_score[request]
+        if request.skip_reading_prefix_cache:
+            return
+        if self._tree is not None:
+            self._score_by_tree(request)
+        else:
+            self._waiting.score(request, self._match_stock(request))
 
     def _find_changed(self) -> None:
         if self._tree is not None:

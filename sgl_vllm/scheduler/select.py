@@ -41,7 +41,10 @@ PART = Part("select", _unsupported)
 class SelectCounters:
     """Scored requests since start."""
 
-    scored_requests: int = counter("Prompt scores that read a cached prefix.", unit="requests")
+    scored_requests: int = counter(
+        "Requests that got the scores of their prompt's end, from a cached prefix or without one.",
+        unit="requests",
+    )
 
 
 class ScoredRequests:
@@ -83,12 +86,15 @@ class ScoredRequests:
         """The first prompt token whose score `request` asks for; None if it asks for none."""
         return self._first_token.get(request)
 
-    def num_rows(self) -> dict[str, int]:
-        """How many rows each live request asks for, by request id. Call it before a step's outputs
-        are made, because requests that end in the step are dropped then."""
+    def num_rows(self, requests: Iterable[Request]) -> dict[str, int]:
+        """How many rows those of `requests` ask for that ask for any, by request id. Call it before
+        a step's outputs are made, because requests that end in the step are dropped then."""
+        if not self._first_token:
+            return {}
         return {
             request.request_id: request.num_prompt_tokens - first_token
-            for request, first_token in self._first_token.items()
+            for request in requests
+            if (first_token := self._first_token.get(request)) is not None
         }
 
     def cut_rows(self, outputs: Iterable[EngineCoreOutput], num_rows: Mapping[str, int]) -> None:
@@ -101,8 +107,8 @@ class ScoredRequests:
                 continue
             if count > len(tensors.logprobs):
                 logger.error(
-                    "Request %s asks for %d prompt log-probabilities, but only %d were computed. "
-                    "It gets none. Please report this",
+                    "Request %.100s asks for %d prompt log-probabilities, but only %d were "
+                    "computed. It gets none. Please report this",
                     output.request_id,
                     count,
                     len(tensors.logprobs),

@@ -52,8 +52,8 @@ class EngineStats:
     Attributes:
         parts: for each part `ON`, or why it is off.
 
-    All other fields are counters, None for a part that is off. `SECTIONS` says where they are in
-    the JSON.
+    All other fields are counters, None for a part that the engine does not have. A part that was
+    switched off while serving keeps those that it had. `SECTIONS` says where they are in the JSON.
     """
 
     version: str = ""

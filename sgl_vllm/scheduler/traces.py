@@ -2,7 +2,7 @@
 
 Owns the record of each request, kept only if vLLM traces (`--otlp-traces-endpoint`), and its way to
 vLLM's API process: in the headers of an output, the one field that vLLM has for tracing. There
-`routes/spans.py` takes it out again. Imports no vLLM at run time.
+`routes/spans.py` takes it out again.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sgl_vllm.radix.node import Match
+from sgl_vllm.scheduler import fairness as fairness_module
 from sgl_vllm.scheduler.fairness import MAX_DEBT_QUANTA, DeficitCounters
 from sgl_vllm.scheduler.policy import Bound, WaitingQueue
 
@@ -102,6 +103,16 @@ def test_a_tenant_without_requests_and_debt_is_forgotten():
     fairness.charge("a", 100)
     fairness.without_credit({"a"})
     assert fairness._credit.keys() == {"a"}
+
+
+def test_of_too_many_absent_tenants_those_with_the_largest_debts_are_remembered(monkeypatch):
+    monkeypatch.setattr(fairness_module, "MAX_ABSENT", 10)
+    fairness = DeficitCounters(100)
+    for number in range(14):
+        fairness.charge(number, 200 + number)
+    fairness.charge("a", 1)
+    fairness.without_credit({"a"})
+    assert fairness._credit.keys() == {"a", 9, 10, 11, 12, 13}
 
 
 def test_a_quantum_is_a_number_of_tokens():

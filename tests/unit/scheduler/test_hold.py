@@ -33,11 +33,16 @@ class Cache:
     num_free: int
     num_expected: int
     block_size: int = SIZE
+    num_groups: int = 1
     num_asked: int = 0
 
     @property
     def block_pool(self) -> Any:
         return SimpleNamespace(get_num_free_blocks=lambda: self.num_free)
+
+    @property
+    def groups(self) -> Any:
+        return SimpleNamespace(num_blocks_per_full_block=self.num_groups)
 
     @property
     def contexts(self) -> Cache:
@@ -59,12 +64,16 @@ class Engine:
         self.waiting: WaitingQueue[Any] = WaitingQueue("lpm", Bound(1000, 1.0), window=100)
         cache: Any = self.cache
         scheduler: Any = self
-        self.hold = ContextHold(scheduler, self.waiting, cache, HOLD_S)
+        self.hold = ContextHold(scheduler, self.waiting, cache, self._score, HOLD_S)
+        self._match = Match(0, None)
 
     def must_wait(self, request: Any, num_cached: int = 0, node: Node | None = None) -> bool:
         self.waiting.add(request, request.num_tokens)
-        self.waiting.score(request, Match(num_cached, node))
+        self._match = Match(num_cached, node)
         return self.hold.must_wait(request)
+
+    def _score(self, request: Any) -> None:
+        self.waiting.score(request, self._match)
 
 
 @pytest.fixture(autouse=True)
@@ -124,3 +133,9 @@ def test_the_cache_is_asked_once_per_step_and_only_if_it_matters() -> None:
     busy.hold.step_starts()
     busy.must_wait(Request(900))
     assert busy.cache.num_asked == 2
+
+
+def test_every_group_needs_a_block_for_the_same_tokens():
+    two_groups = Engine(Cache(num_free=100, num_expected=10, num_groups=2))
+    assert two_groups.must_wait(Request(41 * SIZE))
+    assert not two_groups.must_wait(Request(40 * SIZE))
