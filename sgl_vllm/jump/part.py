@@ -83,7 +83,7 @@ def _takes_images(model_config: ModelConfig) -> bool:
 
     Not if each resumption reads the image's data from shared memory once more, which vLLM counts;
     nor if positions depend on which parts of a video were pruned, which they no longer do when they
-    are computed anew; nor if there is an encoder beside the decoder.
+    are computed again; nor if there is an encoder beside the decoder.
     """
     multimodal = model_config.multimodal_config
     return not model_config.is_encoder_decoder and not (

@@ -29,6 +29,9 @@ def main(arguments: list[str]) -> int:
     if missing := missing_hooks("preview"):
         print(MARK + json.dumps({"refused": f"this vLLM lacks {', '.join(missing)}"}))
         return 2
+    if model.startswith(("/", "./", "../")) and not Path(model).exists():
+        print(MARK + json.dumps({"refused": f"there is no folder {model}"}))
+        return 2
     if not Path(model).exists() and not _reaches_the_hub():
         os.environ["HF_HUB_OFFLINE"] = "1"  # what is cached counts; vLLM would try for minutes
     if is_prediction:

@@ -29,7 +29,7 @@ Order = Callable[[Rows, Nodes], Keys]
 
 
 def longest_prefix_match(rows: Rows, nodes: Nodes) -> Keys:
-    """Longest cached prefix first; requests that continue alike after it stand together."""
+    """Longest cached prefix first; requests whose next tokens are the same stay together."""
     matched = _best_of_group(rows["fork_group"], rows["matched"], np.maximum)
     first = _best_of_group(rows["branch"], rows["arrival"], np.minimum)
     of_group = _best_of_group(rows["fork_group"], np.minimum(first, rows["since"]), np.minimum)

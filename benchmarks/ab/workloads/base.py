@@ -143,6 +143,8 @@ def _tokenizer(model: str | Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
     file = Path(model) / "tokenizer.json"
+    if Path(model).is_absolute() and not file.is_file():
+        raise ValueError(f"there is no file {file}")
     try:
         if file.is_file():
             return Tokenizer.from_file(str(file))

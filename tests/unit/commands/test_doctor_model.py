@@ -157,3 +157,8 @@ def test_the_help_has_an_example_with_and_without_a_gpu(
         main(["doctor", "--help"])
     printed = capsys.readouterr().out
     assert "sgl-vllm doctor Qwen/Qwen3-8B" in printed and "doctor --as-on-gpu ./my-model" in printed
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(doctor_model.NoAnswer, match=f"there is no folder {tmp_path}/model"):
+        doctor_model.ask(f"{tmp_path}/model", [])
