@@ -7,17 +7,67 @@ Pure: no vLLM, no torch.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence, Sized
 from dataclasses import asdict, dataclass
 from typing import Any  # Any: JSON
 
+from sgl_vllm.radix.components.kept import KeptWindows, Range
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.node import Namespace, Node, subtree
 from sgl_vllm.radix.tokens import TOKEN_BYTES, unpack
 from sgl_vllm.radix.tree import RadixTree
 
 Json = dict[str, Any]  # Any: values as `json` takes them
+
+MAX_RANGES = 100
+"""Ranges or positions that are listed of a node and kind, those nearest to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowsSnapshot:
+    """What the window groups keep of a node.
+
+    Attributes:
+        num_blocks: the node's own, of all window groups.
+        kept: ranges `[start, end)` of tokens that every group keeps, ascending. Counted from the
+            node's first token.
+        left_out: ranges before those in `kept`.
+    """
+
+    num_blocks: int
+    kept: list[Range]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatesSnapshot:
+    """What the recurrent groups keep of a node.
+
+    Attributes:
+        num_blocks: the node's own, of all recurrent groups.
+        positions: after how many of the node's tokens a state is kept, ascending.
+        left_out: positions before those in `positions`.
+    """
+
+    num_blocks: int
+    positions: list[int]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class HitEnds:
+    """Where a hit may end in a node: what a request can read if it matches so far and no farther.
+
+    Attributes:
+        ranges: after how many of the node's tokens, as ranges of which the first and the last
+            number are both included. Ascending.
+        left_out: ranges before those in `ranges`.
+    """
+
+    ranges: list[Range]
+    left_out: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +83,9 @@ class NodeSnapshot:
         age_s: since its last use.
         wanted: whether a waiting request matches it.
         tokens: its first token ids, if they were asked for.
+        windows: None if the model has no window groups.
+        states: None if it has no recurrent groups.
+        hit_ends: None if it has neither. A hit may then end anywhere.
     """
 
     id: int
@@ -46,12 +99,18 @@ class NodeSnapshot:
     age_s: float
     wanted: bool
     tokens: list[int] | None = None
+    windows: WindowsSnapshot | None = None
+    states: StatesSnapshot | None = None
+    hit_ends: HitEnds | None = None
 
     def to_json(self) -> Json:
-        """Without `tokens` if they were not asked for."""
+        """Without what is None, except for `parent`."""
         json = {name: getattr(self, name) for name in self.__slots__}
-        if self.tokens is None:
-            del json["tokens"]
+        for name in ("tokens", "windows", "states", "hit_ends"):
+            if json[name] is None:
+                del json[name]
+            elif name != "tokens":
+                json[name] = {key: getattr(json[name], key) for key in json[name].__slots__}
         return json
 
 
@@ -125,7 +184,8 @@ def take_snapshot(
     wanted: Collection[Node] = (),
     max_tokens: int = 0,
 ) -> TreeSnapshot:
-    """The shape of `tree`: sizes, hits and ages. Costs O(nodes listed + isolated nodes).
+    """The shape of `tree`: sizes, hits and ages, and what each kind of group keeps. Costs O(nodes
+    listed + isolated nodes) and their blocks.
 
     Args:
         max_nodes: list at most this many nodes.
@@ -139,14 +199,20 @@ def take_snapshot(
     totals = _totals(isolated)
     now = tree.clock()
     nodes: list[NodeSnapshot] = []
-    queue: deque[tuple[Node, int | None, int]] = deque(
-        (child, None, number)
+    no_holes = [-1] * len(tree.windows.groups) if tree.windows is not None else []
+    queue: deque[tuple[Node, int | None, int, list[int]]] = deque(
+        (child, None, number, no_holes)
         for number, root in enumerate(shown)
         for child in root.children.values()
     )
     while queue and len(nodes) < max_nodes:
-        node, parent, number = queue.popleft()
-        queue.extend((child, len(nodes), number) for child in node.children.values())
+        node, parent, number, holes = queue.popleft()
+        kept = None
+        if tree.windows is not None:
+            kept = KeptWindows(tree.windows.groups, node, holes)
+            holes = kept.last_holes
+        windows, states, hit_ends = _other_groups(node, kept, tree.states is not None)
+        queue.extend((child, len(nodes), number, holes) for child in node.children.values())
         block_ids = _block_ids(node)
         nodes.append(
             NodeSnapshot(
@@ -161,6 +227,9 @@ def take_snapshot(
                 age_s=round(now - node.last_used, 3),
                 wanted=node in wanted,
                 tokens=unpack(node.tokens[: max_tokens * TOKEN_BYTES]) if max_tokens else None,
+                windows=windows,
+                states=states,
+                hit_ends=hit_ends,
             )
         )
     return TreeSnapshot(
@@ -174,6 +243,41 @@ def take_snapshot(
         nodes_left_out=tree.num_nodes - totals.num_nodes - len(nodes),
         nodes=tuple(nodes),
     )
+
+
+def _other_groups(
+    node: Node, kept: KeptWindows | None, has_states: bool
+) -> tuple[WindowsSnapshot | None, StatesSnapshot | None, HitEnds | None]:
+    """What groups other than full attention keep of a node, and where a hit may end because of it.
+
+    Args:
+        kept: the node's windows, if the tree has window groups.
+        has_states: whether the tree has recurrent groups.
+    """
+    windows, states = None, None
+    ends = [(1, node.end - node.start)]
+    if kept is not None:
+        ranges = kept.ranges()
+        windows = WindowsSnapshot(kept.num_blocks, ranges[-MAX_RANGES:], _left_out(ranges))
+        ends = kept.hit_ends()
+    if has_states:
+        positions = sorted(position - node.start for position in node.states)
+        num_blocks = sum(map(len, node.states.values()))
+        states = StatesSnapshot(num_blocks, positions[-MAX_RANGES:], _left_out(positions))
+        ends = [(position, position) for position in positions if _holds(ends, position)]
+    if windows is states is None:
+        return None, None, None
+    return windows, states, HitEnds(ends[-MAX_RANGES:], _left_out(ends))
+
+
+def _left_out(entries: Sized) -> int:
+    return max(0, len(entries) - MAX_RANGES)
+
+
+def _holds(ranges: Sequence[Range], position: int) -> bool:
+    """Whether a position is in one of these ascending ranges, first and last included."""
+    place = bisect_right(ranges, position, key=lambda one: one[0])
+    return place > 0 and position <= ranges[place - 1][1]
 
 
 def _totals(roots: Collection[Node]) -> IsolatedTotals:

@@ -140,7 +140,7 @@ class Windows:
             for holder in path:
                 ids += holder.windows[index]
             if len(ids) * group.block_size < num_tokens:
-                ids.append(_shared_block(path[-1], index))
+                ids.append(shared_block(path[-1], index))
             lists.append(ids)
         return lists
 
@@ -396,12 +396,12 @@ class Windows:
         assert self._spare.keys() <= locations.keys()
 
 
-def _shared_block(node: Node, index: int) -> int:
+def shared_block(node: Node, index: int) -> int:
     """A block of a group that holds the part of internal `node` after its last full block; `HOLE`
     if none of its children has one."""
     for child in node.children.values():
         ids = child.windows[index]
-        block_id = ids[0] if ids else _shared_block(child, index)
+        block_id = ids[0] if ids else shared_block(child, index)
         if block_id != HOLE:
             return block_id
     return HOLE
