@@ -22,6 +22,8 @@ from sgl_vllm.commands.terminal import age, plural, printable
 MAX_CHILDREN = 16
 """Children of one node that are drawn, largest first. The others are counted in one line."""
 TEXT_CHARACTERS = 48
+MAX_PLACES = 4
+"""Ranges or positions of one node and kind that are printed, those nearest to its end."""
 
 STYLES = {
     "in use": "blue",
@@ -37,6 +39,10 @@ Prints how full a server's prefix cache is, and its radix tree. For each
 prefix: its own tokens, its hits, the time since its last use, and whether it
 is pinned, in use by a running request, or wanted by a waiting one. In a
 browser, open URL/sgl/tree.
+
+With windows or recurrent layers, also: which of its tokens all window layers
+keep, after which tokens a recurrent state is kept, and, if that is not all of
+its tokens, after how many a hit may end. Counted from the node's first token.
 
 Text of prompts is shown only if the server was started with the option
 tree_text.
@@ -231,6 +237,47 @@ def node_line(node: Json, *, show_namespace: bool = False) -> Text:
         line.append("  in use", "blue")
     if node.get("wanted"):
         line.append("  wanted", "bold yellow")
+    if kept := kept_of(node):
+        line.append(f"  {kept}", "cyan")
     if text := printable(node.get("text", ""))[:TEXT_CHARACTERS]:
         line.append(f"  {text}", "italic dim")
     return line
+
+
+def kept_of(node: Json) -> str:
+    """What windows and states are kept of a node, and where a hit may end because of that; empty
+    if the model has neither."""
+    num_tokens, parts = node["num_tokens"], []
+    if windows := node.get("windows"):
+        if windows["kept"] == [[0, num_tokens]]:
+            parts.append("window whole")
+        elif windows["kept"]:
+            kept = [f"{start:,}-{end:,}" for start, end in windows["kept"]]
+            parts.append(f"window {_places(kept, windows)} of {num_tokens:,}")
+        else:
+            parts.append("no window")
+    if states := node.get("states"):
+        at = _places([f"{position:,}" for position in states["positions"]], states)
+        parts.append(f"{'state' if len(states['positions']) == 1 else 'states'} at {at}")
+        if not states["positions"]:
+            parts[-1] = "no state"
+    if ends := node.get("hit_ends"):
+        ranges = ends["ranges"]
+        where = [f"{first:,}" if first == last else f"{first:,}-{last:,}" for first, last in ranges]
+        if not ranges:
+            parts.append("no hit ends here")
+        elif ranges != [[1, num_tokens]] and not _are_all_states(ranges, states):
+            parts.append(f"hits end at {_places(where, ends)}")
+    return "; ".join(parts)
+
+
+def _are_all_states(ranges: list[list[int]], states: Json | None) -> bool:
+    """Whether a hit may end at every state, which has been said then."""
+    return states is not None and ranges == [[i, i] for i in states["positions"]]
+
+
+def _places(places: list[str], listed: Json) -> str:
+    """The last of some places of a node, after a mark if there are others."""
+    shown = places[-MAX_PLACES:]
+    mark = ["…"] if len(places) > len(shown) or listed["left_out"] else []
+    return ", ".join(mark + shown)
