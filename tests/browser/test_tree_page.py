@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from sgl_vllm.scheduler.stats import EngineStats
-from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
+from tests.fake_engines import FakeEngine, fake_server, keeps, node, tokens_of, tree_answer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -60,7 +61,7 @@ class Served:
 
     def node(self, num_tokens: int) -> Locator:
         """The node of so many tokens, by what a screen reader says of it."""
-        return self.page.locator(f'[data-kind="node"][aria-label*="Tokens {num_tokens},"]')
+        return self.page.locator(f'[data-kind="node"][aria-label*="Tokens {num_tokens:,},"]')
 
     def width(self, num_tokens: int) -> float:
         box = self.node(num_tokens).bounding_box()
@@ -135,6 +136,115 @@ def test_pointing_at_a_node_says_everything_about_it(tab):
     details = tab.page.get_by_label("The prefix under the pointer")
     for text in ("Positions600 to 900", "Last used3 min ago", "Locked blocks2", "Usein use"):
         expect(details).to_contain_text(text)
+
+
+# -- what windows and recurrent layers keep -------------------------------------------------------
+
+
+def shares(strip: Locator, kind: str) -> list[tuple[float, float]]:
+    """Where marks of a kind begin and end, as shares of their strip's width."""
+    whole = strip.bounding_box()
+    assert whole is not None
+    boxes = [mark.bounding_box() for mark in strip.locator(f".{kind}").all()]
+    return [
+        (
+            (box["x"] - whole["x"]) / whole["width"],
+            (box["x"] + box["width"] - whole["x"]) / whole["width"],
+        )
+        for box in boxes
+        if box is not None
+    ]
+
+
+def test_strips_show_what_windows_keep_and_where_hits_may_end(browser):
+    nodes = [
+        node(None, **keeps(1000, [[0, 200], [600, 1000]], hit_ends=[[1, 200], [901, 1000]])),
+        node(0, **keeps(500, [[0, 500]], hit_ends=[[1, 500]])),
+    ]
+    with served(browser, FakeEngine(tree=tree_answer(nodes))) as tab:
+        tab.open()
+        windows, ends = (tab.node(1000).locator(f".strip.{kind}") for kind in ("windows", "ends"))
+        exactly = pytest.approx
+        assert shares(windows, "kept") == [
+            exactly((0, 0.2), abs=0.005),
+            exactly((0.6, 1), abs=0.005),
+        ]
+        assert shares(windows, "hole") == [exactly((0.2, 0.6), abs=0.005)]
+        assert shares(ends, "end") == [exactly((0, 0.2), abs=0.005), exactly((0.9, 1), abs=0.005)]
+        assert shares(tab.node(500).locator(".strip.windows"), "kept") == [
+            exactly((0, 1), abs=0.005)
+        ]
+        expect(windows.locator(".hole")).to_have_attribute("title", "Hole: tokens 200 to 600")
+        expect(tab.node(500).locator(".kept")).to_have_attribute(
+            "title", "Kept by all windows: tokens 1,000 to 1,500"
+        )
+        expect(tab.page.locator("#legend")).to_contain_text("a hit may end here")
+        tab.node(1000).hover()
+        details = tab.page.get_by_label("The prefix under the pointer")
+        expect(details).to_contain_text("Kept by windows0 to 200, 600 to 1,000")
+        expect(details).to_contain_text("A hit may endat 1 to 200, 901 to 1,000")
+        assert tab.problems == []
+
+
+def test_ticks_show_states_and_which_of_them_a_hit_may_end_at(browser):
+    nodes = [
+        node(None, **keeps(1000, [[600, 1000]], states=[250, 750, 1000], hit_ends=[[1000, 1000]])),
+    ]
+    with served(browser, FakeEngine(tree=tree_answer(nodes))) as tab:
+        tab.open()
+        states = tab.node(1000).locator(".strip.states")
+        ticks = [end for _, end in shares(states, "tick")]
+        assert ticks == pytest.approx([0.25, 0.75, 1], abs=0.005)
+        expect(states.locator(".useless")).to_have_count(2)
+        expect(states.locator(".tick").last).to_have_attribute(
+            "title", "State after 1,000 tokens: a hit may end here"
+        )
+        legend = tab.page.locator("#legend")
+        expect(legend).to_contain_text("state: a hit may end here")
+        expect(legend).to_contain_text("state whose window has a hole")
+        spoken = tab.page.get_by_role("treeitem", name="States at 250, 750, 1,000")
+        expect(spoken).to_have_attribute("aria-label", re.compile("A hit may end at 1,000"))
+        assert tab.problems == []
+
+
+def test_ranges_that_are_not_listed_are_neither_kept_nor_holes(browser):
+    fields = keeps(1000, [[800, 1000]], hit_ends=[[900, 1000]])
+    fields["windows"]["left_out"] = fields["hit_ends"]["left_out"] = 7
+    with served(browser, FakeEngine(tree=tree_answer([node(None, **fields)]))) as tab:
+        tab.open()
+        windows = tab.node(1000).locator(".strip.windows")
+        assert shares(windows, "unlisted") == [pytest.approx((0, 0.8), abs=0.005)]
+        expect(windows.locator(".hole")).to_have_count(0)
+        expect(tab.page.locator("#legend")).to_contain_text("not listed")
+        assert tab.problems == []
+
+
+def test_strips_stay_as_they_are_until_something_changes(browser):
+    """So that what is said of the mark under the pointer stays readable."""
+    fields = keeps(1000, [[500, 1000]], hit_ends=[[900, 1000]])
+    with served(browser, FakeEngine(tree=tree_answer([node(None, **fields)]))) as tab:
+        tab.open()
+        tab.node(1000).locator(".kept").evaluate("(mark) => { mark.dataset.seen = 'yes'; }")
+        tab.refresh()
+        expect(tab.page.locator(".kept[data-seen]")).to_have_count(1)
+        fields["windows"]["kept"] = [[750, 1000]]
+        tab.refresh()
+        expect(tab.page.locator(".strip .hole")).to_have_attribute("title", "Hole: tokens 0 to 750")
+        windows = tab.node(1000).locator(".strip.windows")
+        assert shares(windows, "kept") == [pytest.approx((0.75, 1), abs=0.005)]
+        assert tab.problems == []
+
+
+def test_full_attention_has_no_strips(tab):
+    tab.open()
+    expect(tab.node(600)).to_be_visible()
+    expect(tab.page.locator(".strip")).to_have_count(0)
+    expect(tab.page.locator("#legend li")).to_have_count(4)
+    assert tab.node(600).bounding_box()["height"] == 32
+    assert "hit may end" not in tab.page.inner_text("body")
+
+
+# -- over time ------------------------------------------------------------------------------------
 
 
 def test_a_refresh_shows_the_changed_tree_and_keeps_zoom_and_pointer(tab):

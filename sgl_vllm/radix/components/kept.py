@@ -44,7 +44,7 @@ class KeptWindows:
         self.num_blocks = 0
         self.last_holes: list[int] = []
         for index, (group, ids) in enumerate(zip(groups, node.windows, strict=True)):
-            missing = bytes(map(HOLE.__eq__, ids))
+            missing = bytes([block_id == HOLE for block_id in ids])
             self.num_blocks += missing.count(_KEPT)
             last = missing.rfind(_MISSING)
             self.last_holes.append(holes_before[index] if last < 0 else self._first[index] + last)

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from sgl_vllm.commands import cli, client
 from sgl_vllm.scheduler.control import ListedPin, PinAnswer, Pinned
 from sgl_vllm.scheduler.stats import EngineStats
-from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
+from tests.fake_engines import FakeEngine, fake_server, keeps, node, tokens_of, tree_answer
 
 URL = "http://testserver"
 ISOLATED = {"namespaces": 2, "num_tokens": 500, "num_nodes": 7, "num_blocks": 32}
@@ -67,6 +67,47 @@ def test_the_tree_has_a_line_for_each_prefix(sgl_vllm) -> None:
         "3 nodes farther from the root not shown: see --max-nodes",
         "pin p1  160 tokens, 10 blocks  60 s",
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (keeps(2000, [[1204, 1716]], hit_ends=[]), "window 1,204-1,716 of 2,000; no hit ends here"),
+        (keeps(2000, [[0, 2000]], hit_ends=[[1, 2000]]), "window whole"),
+        (keeps(2000, [], hit_ends=[[1024, 1024]]), "no window; hits end at 1,024"),
+        (
+            keeps(9, [[0, 4], [6, 9]], hit_ends=[[1, 4], [8, 9]]),
+            "window 0-4, 6-9 of 9; hits end at 1-4, 8-9",
+        ),
+        (
+            keeps(2000, states=[512, 1024], hit_ends=[[512, 512], [1024, 1024]]),
+            "states at 512, 1,024",
+        ),
+        (keeps(2000, states=[2000], hit_ends=[[2000, 2000]]), "state at 2,000"),
+        (keeps(2000, states=[], hit_ends=[]), "no state; no hit ends here"),
+        (
+            keeps(99, [[0, 30]], states=[20, 99], hit_ends=[[20, 20]]),
+            "window 0-30 of 99; states at 20, 99; hits end at 20",
+        ),
+        (
+            keeps(9, states=[1, 2, 3, 4, 5], hit_ends=[[i, i] for i in range(1, 6)]),
+            "states at …, 2, 3, 4, 5",
+        ),
+    ],
+)
+def test_windows_and_states_are_said_of_each_prefix(sgl_vllm, fields, words) -> None:
+    _, out, _ = sgl_vllm(
+        "tree", URL, engines=[FakeEngine(tree=tree_answer([node(None, **fields)]))]
+    )
+    assert out.splitlines()[-1].rstrip() == f"└── {fields['num_tokens']:,} tokens  1 s  {words}"
+
+
+def test_json_has_what_windows_and_states_keep(sgl_vllm) -> None:
+    fields = keeps(99, [[0, 30]], states=[20, 99], hit_ends=[[20, 20]])
+    engine = FakeEngine(tree=tree_answer([node(None, **fields)]))
+    _, out, _ = sgl_vllm("tree", URL, "--json", engines=[engine])
+    (answer,) = json.loads(out)["engines"][0]["nodes"]
+    assert answer.items() >= fields.items()
 
 
 def test_the_bar_is_proportional_and_shows_every_share(sgl_vllm) -> None:
