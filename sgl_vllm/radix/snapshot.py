@@ -265,7 +265,7 @@ def _other_groups(
         num_blocks = sum(map(len, node.states.values()))
         states = StatesSnapshot(num_blocks, positions[-MAX_RANGES:], _left_out(positions))
         ends = [(position, position) for position in positions if _holds(ends, position)]
-    if windows is states is None:
+    if windows is None and states is None:
         return None, None, None
     return windows, states, HitEnds(ends[-MAX_RANGES:], _left_out(ends))
 

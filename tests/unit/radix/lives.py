@@ -8,7 +8,7 @@ from typing import Any  # Any: hypothesis's `data`
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from sgl_vllm.radix.node import Match
+from sgl_vllm.radix.node import Match, Namespace
 from sgl_vllm.radix.snapshot import take_snapshot
 from sgl_vllm.radix.tokens import pack
 from sgl_vllm.radix.tree import RadixTree
@@ -56,7 +56,7 @@ class LivesOfATree(RuleBasedStateMachine):
     # -- what a snapshot says of every node ---------------------------------------------------
 
     def longest_by_the_model(
-        self, namespace: str, tokens: list[int], num_matched: int, limit: int
+        self, namespace: Namespace, tokens: list[int], num_matched: int, limit: int
     ) -> int:
         """The longest hit, by what every block in the tree holds."""
         raise NotImplementedError
@@ -66,6 +66,7 @@ class LivesOfATree(RuleBasedStateMachine):
     def a_snapshot_says_what_is_kept_and_where_hits_end(self):
         sequences: list[list[int]] = []
         for node in take_snapshot(self.tree, max_tokens=10_000).nodes:
+            assert node.tokens is not None and node.hit_ends is not None
             before = [] if node.parent is None else sequences[node.parent]
             tokens = [*before, *node.tokens]
             sequences.append(tokens)
@@ -75,7 +76,7 @@ class LivesOfATree(RuleBasedStateMachine):
                 for length in range(len(before) + 1, len(tokens) + 1)
                 if self.longest_by_the_model(namespace, tokens[:length], length, length) == length
             ]
-            if self.kinds:
+            if node.windows is not None:
                 assert _numbers((start, end - 1) for start, end in node.windows.kept) == [
                     position - len(before)
                     for position in range(len(before), len(tokens))
@@ -96,17 +97,19 @@ class LivesOfATree(RuleBasedStateMachine):
     def a_snapshot_counts_the_blocks_of_each_kind(self):
         nodes = take_snapshot(self.tree).nodes
         held = [self.content[block] for block in self.content if block in self.tree]
-        of_windows = sum(held.group > 0 and held.number >= 0 for held in held)
+        of_windows = sum(one.group > 0 and one.number >= 0 for one in held)
         assert sum(node.windows.num_blocks for node in nodes if node.windows) == of_windows
-        of_states = sum(held.number < 0 for held in held)
+        of_states = sum(one.number < 0 for one in held)
         assert sum(node.states.num_blocks for node in nodes if node.states) == of_states
         assert sum(node.num_blocks for node in nodes) == len(held)
 
-    def held_in_tree(self, namespace: str) -> list[Any]:
+    def held_in_tree(self, namespace: Namespace) -> list[Any]:
         held = [self.content[block] for block in self.content if block in self.tree]
         return [one for one in held if one.namespace == namespace]
 
-    def every_window_group_keeps(self, namespace: str, tokens: list[int], position: int) -> bool:
+    def every_window_group_keeps(
+        self, namespace: Namespace, tokens: list[int], position: int
+    ) -> bool:
         """Whether each has a block in the tree with this token, and with all others of `tokens`
         that would be in it."""
 
