@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from sgl_vllm.radix.snapshot import take_snapshot
 from sgl_vllm.radix.tree import RadixTree
 from tests.effort import some_slow
 from tests.engine.jobs import (
@@ -125,6 +126,38 @@ def test_with_room_for_all_every_hit_is_the_longest_common_prefix(layout, block_
         answer = core.answers[str(len(core.answers) - 1)].tokens
         assert len(answer) == length
         known.append(prompt + answer[:-1])  # the last token was never fed
+
+
+@pytest.mark.parametrize("layout", ["gemma 3", "llama 4", "blocks a fourth as long"])
+def test_a_hit_ends_where_a_snapshot_says_that_it_may(layout):
+    """In a cache that is full: of most prefixes it keeps the windows at their ends."""
+    rng = random.Random(7)
+    core = make_core(layout, block_size=16, num_blocks=200, max_num_seqs=1)
+    num_shorter = 0
+    for _ in range(80):
+        known = prefixes_and_hit_ends(core.scheduler.parts.radix.tree)
+        tokens, ends = rng.choice(known) if known else ([], [])
+        length = rng.randint(0, min(len(tokens), 150))
+        expected = max((end for end in ends if end <= length), default=0)
+        num_shorter += expected < length
+        prompt = [*tokens[:length], *(rng.randrange(3000, 9000) for _ in range(100))]
+        assert cached_tokens(core, prompt, 1) == expected
+    assert 10 < num_shorter < 70
+
+
+def prefixes_and_hit_ends(tree: RadixTree) -> list[tuple[list[int], list[int]]]:
+    """For every node the tokens up to its end, and the lengths at which a hit may end in them."""
+    known: list[tuple[list[int], list[int]]] = []
+    for node in take_snapshot(tree, max_tokens=MAX_MODEL_LEN).nodes:
+        assert node.tokens is not None and node.hit_ends is not None
+        tokens, ends = known[node.parent] if node.parent is not None else ([], [])
+        here = [
+            len(tokens) + number
+            for first, last in node.hit_ends.ranges
+            for number in range(first, last + 1)
+        ]
+        known.append((tokens + node.tokens, ends + here))
+    return known
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
