@@ -13,6 +13,7 @@ one that is wrong.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import random
 from abc import ABC, abstractmethod
@@ -219,12 +220,16 @@ class Runner(ABC):
     ) -> dict[str, tuple[list[NDArray[np.intp]], int]]:
         """By request id, the legal tokens after its last token and after each of its drafts, and
         how many of these can be accepted."""
-        masks = iter(grammar.grammar_bitmask)
-        ids = grammar.structured_output_request_ids
+        masks, ids = grammar.grammar_bitmask, grammar.structured_output_request_ids
         limits = grammar.num_acceptable_drafts or [0] * len(ids)
+        num_rows = [1 + len(self._verified[request_id]) for request_id in ids]
+        ends = list(itertools.accumulate(num_rows))
+        if len(masks) > ends[-1]:  # since vLLM 0.33, every request has rows for all its drafts
+            stride = len(masks) // len(ids)
+            ends = [place * stride + number for place, number in enumerate(num_rows)]
         legal = {}
-        for request_id, limit in zip(ids, limits, strict=True):
-            rows = [next(masks) for _ in range(1 + len(self._verified[request_id]))]
+        for request_id, limit, end, number in zip(ids, limits, ends, num_rows, strict=True):
+            rows = masks[end - number : end]
             bits = [np.unpackbits(row.view(np.uint8), bitorder="little") for row in rows]
             legal[request_id] = [np.flatnonzero(one[: self.vocab_size]) for one in bits], limit
         return legal
