@@ -31,6 +31,11 @@ class Body:
     is_async: bool
     num_api_spec_tokens: int | None
 
+    @property
+    def _name(self) -> str:
+        called = getattr(self.func, "__qualname__", type(self.func).__qualname__)
+        return f"{self.func.__module__}.{called}"
+
     def new_state(
         self,
         backend: Backend,
@@ -44,6 +49,7 @@ class Body:
             backend,
             defaults,
             background_loop(),
+            program=self._name,
             is_streamed=is_streamed,
             num_api_spec_tokens=self.num_api_spec_tokens,
         )
@@ -52,12 +58,14 @@ class Body:
     def call(self, state: ProgramState, /, *args: object, **kwargs: object) -> None:
         """Call a plain function. Operations it submitted may still be running afterwards."""
         state.ret_value = self.func(state, *args, **{**self.bound, **kwargs})
+        state._stream.run.lookahead.function_returned()
 
     async def call_async(self, state: ProgramState, /, *args: object, **kwargs: object) -> None:
         """Await a coroutine function; it is interrupted if the run is canceled."""
         inner = AsyncProgramState(state._stream)
         call = functools.partial(self.func, inner, *args, **{**self.bound, **kwargs})
         state.ret_value = await state._stream.run.call(call)
+        state._stream.run.lookahead.function_returned()
 
     def start(
         self,

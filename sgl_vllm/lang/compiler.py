@@ -90,11 +90,14 @@ class _GraphRun(Environment):
                     case "messages":
                         return [message.as_dict() for message in variable.value.all_messages()]
 
-    async def run(self) -> Value:
-        """Submit every operation, then wait for the values that the program itself computes.
-        Returns the program's result, or raises the error of the expression that failed."""
+    def submit(self) -> None:
+        """Submit every operation."""
         for node in self._graph.nodes:
             self._submit(node)
+
+    async def result(self) -> Value:
+        """Wait for the values that the program itself computes. Returns the program's result, or
+        raises the error of the expression that failed."""
         needed = [self._futures[d] for d in readings_of([self._graph.returned])]
         try:
             for future in (*self._awaited, *needed):
@@ -184,25 +187,39 @@ class CompiledProgram(Program):
     def __init__(self, program: Program, graph: Graph) -> None:
         signature = _open_signature(program, graph)
 
-        @functools.wraps(program.func)
-        async def body(s: State, /, *args: Any, **kwargs: Any) -> Value:
+        def submit(s: State, /, *args: Any, **kwargs: Any) -> _GraphRun:
             bound = signature.bind(s, *args, **kwargs)
             bound.apply_defaults()
-            return await _GraphRun(graph, s._stream, bound.arguments).run()
+            run = _GraphRun(graph, s._stream, bound.arguments)
+            run.submit()
+            return run
+
+        @functools.wraps(program.func)
+        async def body(s: State, /, *args: Any, **kwargs: Any) -> Value:
+            run = submit(s, *args, **kwargs)
+            s._stream.run.lookahead.function_returned()  # it only waits from here on
+            return await run.result()
 
         body.__signature__ = signature  # type: ignore[attr-defined]
         super().__init__(body, None, program.num_api_spec_tokens)
+        self._submit = submit
         self.program = program
         self.graph = graph
 
     def __call__(self, *args: Any, **kwargs: Any) -> Value:
         """The same as `run`. Inside another program, ``compiled(s, ...)`` writes to that program's
         prompt."""
-        result = super().__call__(*args, **kwargs)
-        if args and isinstance(args[0], ProgramState):
+        if not (args and isinstance(args[0], State)):
+            return self.run(*args, **kwargs)
+        result = self._run_inside(*args, **{**self.bound, **kwargs})
+        if isinstance(args[0], ProgramState):
             background = args[0]._stream.run.background
             return background.wait_for(background.start(result))
         return result
+
+    async def _run_inside(self, s: State, /, *args: Any, **kwargs: Any) -> Value:
+        """In another program, which goes on afterwards."""
+        return await self._submit(s, *args, **kwargs).result()
 
     def bind(self, **kwargs: Any) -> CompiledProgram:
         """This program with some of its arguments given. TypeError for unknown ones."""

@@ -48,6 +48,7 @@ from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.speculation import Ahead
 from sgl_vllm.lang.transcript import SelectMeta, SpanKind, Transcript, Variable
+from sgl_vllm.protocol.hints import Hints
 
 tool_caller: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
     "sgl_vllm_tool_caller", default=None
@@ -80,11 +81,13 @@ class Execution:
         where: str,
         changed: Callable[[], None],
         upcoming: Callable[[], Sequence[Operation]],
+        what_follows: Callable[[Gen, int | None], Hints],
         transcript: Transcript,
     ) -> None:
         """Args:
         changed: to be called when text has been added.
         upcoming: gives the operations that are queued behind the running one.
+        what_follows: gives what is known to follow a generation (see `Lookahead.hints`).
         """
         self.written = Written(transcript)
         self.joins: list[JoinRecord] = []
@@ -92,14 +95,17 @@ class Execution:
         self._where = where
         self._changed = changed
         self._upcoming = upcoming
+        self._what_follows = what_follows
+        self._num_own: int | None = 0  # generations, as in `Lookahead.hints`
         self._ahead: Ahead | None = None
         self._scopes: list[int] = []  # where the open var_scopes begin
-        self._prefill: asyncio.Task[None] | None = None  # what a tool's time was used for
+        self._prefill: asyncio.Task[bool] | None = None  # what a tool's time was used for
 
-    def begin(self, transcript: Transcript, ahead: Ahead | None) -> None:
-        """Continue what a parent has written."""
+    def begin(self, transcript: Transcript, ahead: Ahead | None, *, is_cached: bool) -> None:
+        """Continue what a parent has written. `is_cached` says whether the server has it."""
         self.written = Written(transcript)
         self._ahead = ahead
+        self._num_own = 0 if is_cached else None
 
     def stop(self) -> None:
         """Nothing is executed any more."""
@@ -174,7 +180,10 @@ class Execution:
 
     async def _generate(self, expr: Gen) -> Variable:
         before = self.written.transcript
-        generation = Generation(expr, self._run, before, self._ahead, self._show)
+        if self._num_own is not None:
+            self._num_own += 1
+        hints = functools.partial(self._what_follows, expr, self._num_own)
+        generation = Generation(expr, self._run, before, self._ahead, self._show, hints)
         result = await generation.result()
         self._ahead = result.ahead
         first = result.first
@@ -268,8 +277,9 @@ class Execution:
             isinstance(operation, Gen | Select | Fork) for operation in self._upcoming()
         )
 
-    async def _warm(self, transcript: Transcript) -> None:
-        """Send what requests to come begin with (the frontend hint).
+    async def _warm(self, transcript: Transcript) -> bool:
+        """Send what requests to come begin with (the frontend hint). Returns whether the server
+        has it then.
 
         The hint only saves time. A chat template may reject an incomplete prompt, and any other
         problem shows up again in those requests, so its failure is not reported.
@@ -278,19 +288,22 @@ class Execution:
             usage = await self._run.backend.warm(transcript.prompt())
         except BackendError as error:
             logger.debug("a hint failed: %s", error)
-        else:
-            self._run.usage += usage  # after the await: other streams add to it meanwhile
+            return False
+        self._run.usage += usage  # after the await: other streams add to it meanwhile
+        return True
 
     # --- fork and join -------------------------------------------------------------------------
 
     async def _fork(self, operation: Fork) -> None:
         """Send what the branches share to the server, then start them."""
         transcript = self.written.transcript
+        is_cached = not transcript.is_worth_a_hint
         if len(operation.children) > 1 and self._ahead is None and transcript.is_worth_a_hint:
-            await self._warm(transcript)
+            is_cached = await self._warm(transcript)
             self.written = Written(transcript.seen())
+        self._num_own = 0 if is_cached else None
         for child in operation.children:
-            child.begin(self.written.transcript, self._ahead)
+            child.begin(self.written.transcript, self._ahead, is_cached=is_cached)
 
     async def _append_texts(self, operation: AppendTexts) -> None:
         num_spans = len(self.written.transcript.spans)

@@ -20,12 +20,14 @@ from sgl_vllm.lang.backends.base import (
     Prompt,
     Usage,
     Watch,
+    no_hints,
 )
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.ir import Gen
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.speculation import Ahead, Lookout, can_be_speculated
 from sgl_vllm.lang.transcript import GenMeta, Transcript, Variable
+from sgl_vllm.protocol.hints import Hints
 
 MAX_SHOWN_CHARS = 200
 
@@ -70,7 +72,8 @@ class GenResult:
 class Generation:
     """One `gen` on `transcript`, answered by `ahead` if that matches, otherwise by the backend.
 
-    `show` receives the text generated so far, in a streamed run.
+    `show` receives the text generated so far, in a streamed run. `hints` returns what is known to
+    follow its last attempt.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Generation:
         transcript: Transcript,
         ahead: Ahead | None,
         show: Callable[[str], None],
+        hints: Callable[[], Hints],
     ) -> None:
         self._expr = expr
         self._run = run
@@ -87,6 +91,7 @@ class Generation:
         self._transcript = transcript
         self._ahead = ahead
         self._show = show
+        self._hints = no_hints if run.num_api_spec_tokens else hints
         self._sampling = expr.sampling.over(run.defaults)
 
     async def result(self) -> GenResult:
@@ -96,7 +101,7 @@ class Generation:
         """
         expr = self._expr
         for retries_left in reversed(range(expr.retries + 1)):
-            answer = await self._ask()
+            answer = await self._ask(is_last=not retries_left)
             self._run.usage += answer.usage
             reasonings, texts = _split_reasoning(expr, answer.texts)
             try:
@@ -125,15 +130,15 @@ class Generation:
         )
         return GenResult(variable, first, answer.usage, self._ahead)
 
-    async def _ask(self) -> GenAnswer:
+    async def _ask(self, *, is_last: bool) -> GenAnswer:
         num_tokens_ahead = self._run.num_api_spec_tokens
         if num_tokens_ahead and can_be_speculated(self._expr, self._sampling):
             return await self._ask_speculatively(num_tokens_ahead)
-        return await self._ask_plainly()
+        return await self._ask_plainly(self._hints if is_last else no_hints)
 
     # --- one request per generation ------------------------------------------------------------
 
-    async def _ask_plainly(self) -> GenAnswer:
+    async def _ask_plainly(self, hints: Callable[[], Hints] = no_hints) -> GenAnswer:
         self._ahead = None
         stop = _StopRegex(self._sampling.stop_regex)
         request = GenRequest(
@@ -141,6 +146,7 @@ class Generation:
             self._sampling,
             self._expr.constraint,
             self._watch(stop),
+            hints,
         )
         answer = await self._backend.generate(request)
         return replace(answer, texts=tuple(stop.cut(text) for text in answer.texts))

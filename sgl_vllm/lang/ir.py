@@ -145,9 +145,13 @@ class Tool(Expr):
         kwargs = tuple((key, filled(argument)) for key, argument in self.kwargs)
         return replace(self, args=args, kwargs=kwargs)
 
+    @property
+    def called(self) -> str:
+        """The function's name, or its type's."""
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
+
     def __str__(self) -> str:
-        called = getattr(self.function, "__name__", type(self.function).__name__)
-        return f"tool {called}" + (f" for {self.name!r}" if self.name else "")
+        return f"tool {self.called}" + (f" for {self.name!r}" if self.name else "")
 
 
 @dataclass(frozen=True)

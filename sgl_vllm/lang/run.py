@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sgl_vllm.lang.backends.base import Backend, Usage, program_id
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError
+from sgl_vllm.lang.lookahead import Lookahead, ended_prompts
 from sgl_vllm.lang.loop import BackgroundLoop, result_of
 from sgl_vllm.lang.sampling import Sampling
 
@@ -36,7 +37,7 @@ class Run:
     `streams` has every stream of the run, forks included, except discarded branches. If
     `is_streamed`, backends report text as it is generated. `num_api_spec_tokens` turns on API
     speculative execution: a generation may run that many tokens past its end. Backends send `id`
-    to the server.
+    to the server. `program` names the program's function.
 
     Invariant: once `cancel_reason` is set, no operation of the run starts any more.
     """
@@ -47,6 +48,7 @@ class Run:
         defaults: Sampling,
         background: BackgroundLoop,
         *,
+        program: str = "",
         is_streamed: bool = False,
         num_api_spec_tokens: int | None = None,
     ) -> None:
@@ -56,6 +58,7 @@ class Run:
         self.background = background
         self.is_streamed = is_streamed
         self.num_api_spec_tokens = num_api_spec_tokens
+        self.lookahead = Lookahead(program, ended_prompts)
         self.usage = Usage()
         self.streams: list[Stream] = []
         self.missed_tokens: dict[str, Mapping[str, int]] = {}

@@ -16,14 +16,17 @@ from sgl_vllm.lang.loop import background_loop
 class GlobalConfig:
     """Settings of the whole process.
 
-    `default_backend` is used by every run without a `backend` of its own. With
-    `enable_precache_with_tracing`, `run_batch` first sends what its prompts have in common. With
-    `enable_prefill_during_tools`, the server computes the prompt up to a tool while the tool runs.
+    - `default_backend` is used by every run without a `backend` of its own.
+    - `enable_precache_with_tracing`: `run_batch` first sends what its prompts have in common.
+    - `enable_prefill_during_tools`: while a tool runs, the server computes the prompt up to it.
+    - `enable_hints_of_what_follows`: a generation's request says which tool runs next, or that no
+      later prompt extends its own, if that is known when it is sent.
     """
 
     default_backend: Backend | None = None
     enable_precache_with_tracing: bool = True
     enable_prefill_during_tools: bool = True
+    enable_hints_of_what_follows: bool = True
 
 
 global_config = GlobalConfig()

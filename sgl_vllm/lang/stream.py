@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -41,8 +42,10 @@ from sgl_vllm.lang.operations import (
     Read,
 )
 from sgl_vllm.lang.run import Run
+from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.speculation import Ahead
 from sgl_vllm.lang.transcript import Transcript, Variable
+from sgl_vllm.protocol.hints import NO_HINTS, Hints
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,12 @@ class Stream:
         # How many spans come from the parent; None until the branch has started.
         self.num_inherited_spans: int | None = 0 if parent is None else None
         self._execution = Execution(
-            run, where, self.changed, self._upcoming, Transcript(seen_chars=seen_chars)
+            run,
+            where,
+            self.changed,
+            self._upcoming,
+            self._what_follows,
+            Transcript(seen_chars=seen_chars),
         )
         self._lock = threading.Lock()
         # Each future is of the operation's variable, if it makes one; of a Read, a transcript.
@@ -133,6 +141,7 @@ class Stream:
             if self._error is not None:
                 _abandon(operation, future, self._error)
                 return future
+            self.run.lookahead.submitted(operation, future)
             self._queue.append((operation, future, needed or {}))
             if has_effect:
                 self._last_effect = future
@@ -288,9 +297,9 @@ class Stream:
 
     # --- running: the background loop ----------------------------------------------------------
 
-    def begin(self, transcript: Transcript, ahead: Ahead | None) -> None:
-        """Start a branch with what its parent has written."""
-        self._execution.begin(transcript, ahead)
+    def begin(self, transcript: Transcript, ahead: Ahead | None, *, is_cached: bool) -> None:
+        """Start a branch with what its parent has written, which the server has if `is_cached`."""
+        self._execution.begin(transcript, ahead, is_cached=is_cached)
         self.forked_at = len(transcript.text)
         self.num_inherited_spans = len(transcript.spans)
         self._start_task()
@@ -329,6 +338,17 @@ class Stream:
                 self.changed()
         if self._listeners:
             self.changed()
+
+    def _what_follows(self, expr: Gen, num_own: int | None) -> Hints:
+        """What is known to follow `expr`, which is being sent (see `Lookahead.hints`)."""
+        with self._lock:
+            # Inside of a computed value, the queue does not show what follows.
+            is_head = bool(self._queue) and self._queue[0][0] is expr
+            if not is_head or not global_config.enable_hints_of_what_follows:
+                return NO_HINTS
+            queued = (operation for operation, _, _ in itertools.islice(self._queue, 1, None))
+            prompt = self._execution.written.transcript.text
+            return self.run.lookahead.hints(queued, num_own, prompt)
 
     def fail(self, error: ProgramError) -> None:
         """End the stream: everything queued or submitted later gets `error`."""

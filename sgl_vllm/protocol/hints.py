@@ -27,14 +27,15 @@ class Hints:
     """The hints of one request, None where it has none.
 
     Attributes:
-        ends: no later prompt extends this request's.
+        ends: not 0 if no later prompt extends this request's. From 2 on, what that many requests
+            have used is of use to others.
         next_tool: runs before the request that continues this one.
         next_in_s: how long that is expected to take.
     """
 
     program: Hint = None
     fork_group: Hint = None
-    ends: bool = False
+    ends: int = 0
     next_tool: Hint = None
     next_in_s: float | None = None
 
@@ -85,11 +86,31 @@ def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
     hints = Hints(
         extra_args.get(PROGRAM),
         extra_args.get(FORK_GROUP),
-        bool(extra_args.get(ENDS, 0)),
+        _read_ends(extra_args.get(ENDS, 0)),
         extra_args.get(NEXT_TOOL),
         next_in_s,
     )
     return NO_HINTS if hints == NO_HINTS else hints
+
+
+def write_hints(hints: Hints) -> dict[str, str | int | float]:
+    """The hints as `read_hints` reads them. Text that is longer than `MAX_HINT_LENGTH` is cut."""
+    written = {
+        PROGRAM: hints.program,
+        FORK_GROUP: hints.fork_group,
+        ENDS: hints.ends or None,
+        NEXT_TOOL: hints.next_tool,
+        NEXT_IN_S: hints.next_in_s,
+    }
+    return {
+        key: value[:MAX_HINT_LENGTH] if isinstance(value, str) else value
+        for key, value in written.items()
+        if value is not None
+    }
+
+
+def _read_ends(value: object) -> int:
+    return value if isinstance(value, int) and value > 1 else int(bool(value))
 
 
 def _is_valid(value: object) -> bool:

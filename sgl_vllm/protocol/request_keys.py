@@ -11,7 +11,9 @@ together in the queue; with several engines, a program's requests go to the same
 
 ENDS = "sgl_ends"
 """Any value but 0 says that no later prompt extends this request's: what only it has used is
-evicted first."""
+evicted first. An integer n of 2 or more says this also of its context's earlier prompts, and that
+the context had n - 1 requests: a prefix that n or more requests have used, counting the one that
+computed it, was there before and goes on."""
 
 NEXT_TOOL, NEXT_IN_S = "sgl_next_tool", "sgl_next_in_s"
 """What runs between this answer and the request that continues it: the tool's name, a string or an

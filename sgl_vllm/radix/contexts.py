@@ -70,7 +70,7 @@ class Contexts:
         if leaf is None or leaf.parent is None or tree is None or not request.is_finished():
             return
         if record.hints.ends:
-            tree.record_end(leaf)
+            tree.record_end(leaf, record.hints.ends)
         elif self._continuations is not None and request.status != RequestStatus.FINISHED_ABORTED:
             self._continuations.ended(
                 record.namespace,

@@ -215,11 +215,13 @@ class RadixTree:
                 node.priority = priority
             node = node.parent
 
-    def record_end(self, leaf: Node) -> None:
+    def record_end(self, leaf: Node, num_users: int = 0) -> None:
         """No sequence will extend `leaf` again: what only led to it counts as never used.
 
         In a session, each request reads one node more than the one before. A node that more
-        requests have read than that is of use to others.
+        requests have read than that is of use to others. So is one that `num_users` have used, if
+        that is 2 or more, counting the request that computed it: the first branch of a fork to end
+        has read its parent's prefix as often as if it were its own.
         """
         node, parent = leaf, leaf.parent
         if node.children:
@@ -230,6 +232,8 @@ class RadixTree:
             if self.blocks.is_evictable(node):
                 self.order.add(node)
             if len(parent.children) > 1 or parent.num_hits > node.num_hits + 1:
+                return
+            if 2 <= num_users <= parent.num_hits + 1:
                 return
             node, parent = parent, parent.parent
 

@@ -19,6 +19,7 @@ from sgl_vllm.lang.errors import UnsupportedError
 from sgl_vllm.lang.ir import Role
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.sampling import Sampling
+from sgl_vllm.protocol.hints import NO_HINTS, Hints
 from sgl_vllm.protocol.scoring import ChoiceTokens
 
 logger = logging.getLogger("sgl_vllm")
@@ -165,17 +166,24 @@ class Usage:
 _USAGE_FIELDS = tuple(f.name for f in fields(Usage))
 
 
+def no_hints() -> Hints:
+    """Nothing is known."""
+    return NO_HINTS
+
+
 @dataclass(frozen=True)
 class GenRequest:
     """One generation: a prompt, complete sampling options, and at most one constraint.
 
-    With `watch`, the text is streamed; `n` is then 1.
+    With `watch`, the text is streamed; `n` is then 1. `hints` returns what is known to follow. A
+    backend that sends hints calls it at the last moment, on the language's own loop.
     """
 
     prompt: Prompt
     sampling: Sampling
     constraint: Constraint | None = None
     watch: Watch | None = field(default=None, compare=False)
+    hints: Callable[[], Hints] = field(default=no_hints, compare=False, repr=False)
 
     @property
     def regex(self) -> str | None:

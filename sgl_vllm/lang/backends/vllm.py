@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
 from sgl_vllm.lang.backends.base import (
@@ -26,6 +26,7 @@ from sgl_vllm.lang.backends.base import (
     TokenLogprob,
     Usage,
     Watch,
+    no_hints,
     program_id,
 )
 from sgl_vllm.lang.backends.batching import NOT_FORWARDED, Batcher, BatchRoute
@@ -39,7 +40,8 @@ from sgl_vllm.lang.backends.openai_api import (
     sampling_body,
 )
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
-from sgl_vllm.protocol.request_keys import PROGRAM, REPORT, SCORE_FROM
+from sgl_vllm.protocol.hints import Hints, write_hints
+from sgl_vllm.protocol.request_keys import REPORT, SCORE_FROM
 from sgl_vllm.protocol.scoring import (
     MAX_CONTINUATIONS,
     ChoiceTokens,
@@ -148,7 +150,7 @@ class VLLM(OnVLLM, OpenAIBackend):
         # vLLM does not stream the log-probabilities of a prompt.
         is_streamed = request.watch is not None and prompt_from is None
         watch = request.watch if is_streamed else None
-        answer = await self._run_model(request.prompt, body, watch)
+        answer = await self._run_model(request.prompt, body, watch, request.hints)
         with self.reading():
             texts = [read_generated(choice) for choice in answer["choices"]]
             if len(texts) != (sampling.n or 1):
@@ -300,8 +302,14 @@ class VLLM(OnVLLM, OpenAIBackend):
 
     # --- requests --------------------------------------------------------------------------------
 
-    async def _run_model(self, prompt: Prompt, body: Json, watch: Watch | None = None) -> Json:
-        body = await self._with_program({**prompt_body(prompt), **body})
+    async def _run_model(
+        self,
+        prompt: Prompt,
+        body: Json,
+        watch: Watch | None = None,
+        hints: Callable[[], Hints] = no_hints,
+    ) -> Json:
+        body = await self._with_program({**prompt_body(prompt), **body}, hints)
         if prompt == TextPrompt(""):  # vLLM rejects an empty string, but not its tokens
             body["prompt"] = await self.ids_of_empty_prompt()
         if isinstance(prompt, ChatPrompt) and (media := self.media_io_kwargs(prompt)):
@@ -321,12 +329,13 @@ class VLLM(OnVLLM, OpenAIBackend):
         salt = {"cache_salt": self._cache_salt} if self._cache_salt else {}
         return {"model": await self._model_name(), **ids, **salt}
 
-    async def _with_program(self, body: Json) -> Json:
+    async def _with_program(self, body: Json, hints: Callable[[], Hints] = no_hints) -> Json:
         """A request for tokens that names its program, so that routers keep a program's requests
-        on one worker."""
+        on one worker, and says what follows it."""
         body = {**await self._common(), **body}
         if program := program_id.get():
-            body["vllm_xargs"] = {PROGRAM: program, **body.get("vllm_xargs", {})}
+            written = write_hints(replace(hints(), program=program))
+            body["vllm_xargs"] = {**written, **body.get("vllm_xargs", {})}
         return body
 
     async def post(self, path: str, body: Json) -> Json:

@@ -1,0 +1,135 @@
+"""What is known to follow a generation at the moment when its request is sent.
+
+Owns reading that off the queued operations, and which ended prompts later runs have extended all
+the same. Does not own the queues (`stream.py`) nor the hints' form (`protocol/hints.py`). Never
+waits: what is not known yet is not said.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Any  # Any: results of operations, of several types
+
+from sgl_vllm.lang.ir import Computed, Gen, Select, Tool, Var
+from sgl_vllm.lang.operations import AppendTexts, Fork, Operation, Read
+from sgl_vllm.protocol.hints import NO_HINTS, Hints
+
+_EXTENDS = (Gen, Select, Fork, Computed, Tool)
+"""Operations that send a request with the prompt so far, or may lead to one."""
+
+_COPIES = (Tool, Computed, Var, AppendTexts)
+"""Operations that append a value. It may be an answer of another branch, and what has been written
+there before may be this prompt. Then this prompt becomes that branch's context."""
+
+_MAX_REMEMBERED = 512
+
+_TAIL_CHARS = 64
+
+
+class Lookahead:
+    """What is known of one run's future.
+
+    That a prompt ends is known only if all that the run will still write is in its queues, and none
+    of it is copied from an answer: while the program's function runs, it may append to any prompt,
+    even to a branch that was joined, and may continue one prompt with the answer of another.
+
+    `submitted` and `function_returned` may be called from any thread.
+    """
+
+    def __init__(self, program: str, ended: EndedPrompts) -> None:
+        """`program` names the function. `ended` is shared by the runs of the process."""
+        self._program = program
+        self._ended = ended
+        self._has_returned = False
+        self._may_write = True  # more than is queued
+        self._copies: set[Future[Any]] = set()  # queued operations that copy
+        self._is_first = True
+
+    def function_returned(self) -> None:
+        """The program's function will submit nothing more. Only the first call counts."""
+        if not self._has_returned:
+            self._has_returned, self._may_write = True, False
+
+    def submitted(self, operation: Operation, future: Future[Any]) -> None:
+        """`operation` is going to be queued; `future` is done when it has run."""
+        if not isinstance(operation, Read):
+            self._may_write = True  # even after the function: its caller goes on, or a tool
+        if isinstance(operation, _COPIES):
+            self._copies.add(future)
+            future.add_done_callback(self._copies.discard)
+
+    def hints(self, queued: Iterable[Operation], num_own: int | None, prompt: str) -> Hints:
+        """What follows a generation that is sent now. O(operations up to the next generation).
+
+        Args:
+            queued: the operations behind it.
+            num_own: the stream's generations since it last shared its prompt with branches, this
+                one included; None if the server may not have what they share.
+            prompt: its text.
+        """
+        if self._is_first:
+            self._is_first = False
+            self._ended.look_for_extended(prompt)
+        next_ones = (operation for operation in queued if isinstance(operation, _EXTENDS))
+        following = next(next_ones, None)
+        if isinstance(following, Tool):
+            is_continued = self._may_write or next(next_ones, None) is not None
+            return Hints(next_tool=following.called) if is_continued else NO_HINTS
+        if following is not None or self._may_write or self._copies or num_own is None:
+            return NO_HINTS
+        if not self._ended.add(prompt, self._program):
+            return NO_HINTS
+        # What the branches share has been used by each of the `num_own`, and by its own request.
+        return Hints(ends=num_own + 1)
+
+
+class EndedPrompts:
+    """Prompts that runs have ended, and the programs of which a later run has extended one.
+
+    A chat may run a program for each turn, with what was said so far as an argument. Then a run
+    ends no prompt, but only the next run shows it. From there on the program ends no prompts.
+    Memory is bounded. Used on the background loop only.
+    """
+
+    def __init__(self) -> None:
+        # By length and last characters: the hash of the whole, and the program.
+        self._prompts: OrderedDict[tuple[int, str], tuple[int, str]] = OrderedDict()
+        self._lengths: Counter[int] = Counter()
+        self._extended: OrderedDict[str, None] = OrderedDict()  # programs
+
+    def add(self, prompt: str, program: str) -> bool:
+        """A run of `program` ends `prompt`. Returns False if such prompts have been extended."""
+        if program in self._extended:
+            return False
+        if len(prompt) >= _TAIL_CHARS:
+            key = len(prompt), prompt[-_TAIL_CHARS:]
+            if key not in self._prompts:
+                self._lengths[len(prompt)] += 1
+            self._prompts[key] = hash(prompt), program
+            self._prompts.move_to_end(key)
+            if len(self._prompts) > _MAX_REMEMBERED:
+                self._forget(next(iter(self._prompts)))
+        return True
+
+    def look_for_extended(self, prompt: str) -> None:
+        """A run begins with `prompt`. Costs a dictionary lookup for each length remembered."""
+        for length in [one for one in self._lengths if one < len(prompt)]:
+            key = length, prompt[length - _TAIL_CHARS : length]
+            hash_of_prompt, program = self._prompts.get(key, (None, ""))
+            if hash_of_prompt is not None and hash_of_prompt == hash(prompt[:length]):
+                self._forget(key)
+                self._extended[program] = None
+                if len(self._extended) > _MAX_REMEMBERED:
+                    self._extended.popitem(last=False)
+
+    def _forget(self, key: tuple[int, str]) -> None:
+        del self._prompts[key]
+        self._lengths[key[0]] -= 1
+        if not self._lengths[key[0]]:
+            del self._lengths[key[0]]
+
+
+ended_prompts = EndedPrompts()
+"""Those of this process."""
