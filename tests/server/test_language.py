@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from pydantic import BaseModel, Field
 
@@ -99,6 +101,27 @@ def test_branches_find_their_prefix_cached(server, plugin):
     spent = server.counters() - before
     assert state.usage.calls == 5
     assert spent.computed_prompt_tokens < spent.prompt_tokens / 2
+
+
+def test_contexts_that_a_program_ends_count_as_unused_and_what_they_share_does_not(server, plugin):
+    @sgl.function
+    async def program(s):
+        s += SHOTS
+        forks = s.fork(3)
+        forks += lambda i: f"Word: item{20 + i}\nKind:" + sgl.gen("kind", max_tokens=2)
+        forks += "\nReason:" + sgl.gen("reason", max_tokens=2)
+        forks.join()
+        s += "That is all. The last kind is" + sgl.gen("last", max_tokens=2)
+
+    sgl.flush_cache(plugin)
+    begin_s = time.monotonic()
+    program.run(temperature=0.0, ignore_eos=True, backend=plugin)
+    nodes = server.get("/v1/sgl/tree").json()["nodes"]
+    end_s = time.monotonic()
+    shared, *others = nodes
+    assert shared["parent"] is None and shared["num_tokens"] > 100 and len(others) >= 4
+    assert shared["age_s"] < end_s - begin_s
+    assert all(begin_s < node["age_s"] for node in others)  # last used when the clock began
 
 
 def test_a_run_is_told_why_its_prompts_were_not_cached(server):

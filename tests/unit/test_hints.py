@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from sgl_vllm.protocol.hints import NO_HINTS, Hints, read_hints
+from sgl_vllm.protocol.hints import NO_HINTS, Hints, read_hints, write_hints
 
 
 def test_a_request_names_its_program_and_fork():
@@ -16,6 +16,24 @@ def test_a_request_says_what_follows_it():
     assert read_hints({"sgl_ends": 1}, "id").ends and not read_hints({"sgl_ends": 0}, "id").ends
     hints = read_hints({"sgl_next_tool": "bash", "sgl_next_in_s": 2.5}, "id")
     assert (hints.next_tool, hints.next_in_s) == ("bash", 2.5)
+
+
+@pytest.mark.parametrize(
+    ("value", "ends"), [(0, 0), (1, 1), (7, 7), (-1, 1), (0.5, 1), ("yes", 1), (True, 1), ([2], 1)]
+)
+def test_an_end_may_say_how_many_requests_a_context_had(value, ends):
+    assert read_hints({"sgl_ends": value}, "id").ends == ends
+
+
+@pytest.mark.parametrize(
+    "hints", [Hints("p", 3, 2, "bash", 1.5), Hints(next_tool="bash"), Hints(ends=1), NO_HINTS]
+)
+def test_hints_that_are_written_are_read_again(hints):
+    assert read_hints(write_hints(hints), "id") == hints
+
+
+def test_a_name_that_is_too_long_is_cut():
+    assert read_hints(write_hints(Hints(next_tool="x" * 300)), "id").next_tool == "x" * 256
 
 
 def test_forks_are_those_of_one_program_whatever_follows_them():

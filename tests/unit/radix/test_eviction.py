@@ -169,10 +169,10 @@ def test_the_queue_of_leaves_does_not_grow_with_use() -> None:
 # -- sequences that end ---------------------------------------------------------------------------
 
 
-def end(tree: RadixTree, tokens: str) -> None:
+def end(tree: RadixTree, tokens: str, num_users: int = 1) -> None:
     leaf = tree.match_prefix("", letters(tokens)).node
     assert leaf is not None
-    tree.record_end(leaf)
+    tree.record_end(leaf, num_users)
 
 
 def test_a_sequence_that_has_ended_goes_before_older_ones() -> None:
@@ -204,6 +204,32 @@ def test_what_others_read_too_does_not_end_with_a_session() -> None:
     put(tree, "ab", [10, 11])
     end(tree, "ab")
     assert [tree.evict(1) for _ in range(3)] == [[11], [9], [10]]
+
+
+@pytest.mark.parametrize(("num_users", "order"), [(1, "bax"), (2, "bxa"), (3, "bax")])
+def test_the_first_branch_to_end_leaves_what_all_branches_share(num_users: int, order: str) -> None:
+    blocks = {"x": 9, "a": 10, "b": 11}
+    tree = RadixTree(block_size=1, clock=Clock())
+    put(tree, "x", [9])
+    put(tree, "a", [10])  # by the parent, whose other branches have not read it yet
+    hit(tree, "a")
+    put(tree, "ab", [10, 11])
+    end(tree, "ab", num_users)
+    assert [tree.evict(1) for _ in order] == [[blocks[one]] for one in order]
+
+
+@pytest.mark.parametrize(("num_users", "order"), [(2, "cxba"), (3, "cbxa"), (4, "cbax")])
+def test_a_branch_of_two_requests_ends_with_both(num_users: int, order: str) -> None:
+    blocks = {"x": 9, "a": 10, "b": 11, "c": 12}
+    tree = RadixTree(block_size=1, clock=Clock())
+    put(tree, "x", [9])
+    put(tree, "a", [10])
+    hit(tree, "a")
+    put(tree, "ab", [10, 11])
+    hit(tree, "ab")
+    put(tree, "abc", [10, 11, 12])
+    end(tree, "abc", num_users)
+    assert [tree.evict(1) for _ in order] == [[blocks[one]] for one in order]
 
 
 def test_a_prefix_that_others_continue_does_not_end() -> None:
