@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import httpx
 import pytest
 from pydantic import BaseModel, Field
 
@@ -108,7 +109,8 @@ def test_contexts_that_a_program_ends_count_as_unused_and_what_they_share_does_n
     async def program(s):
         s += SHOTS
         forks = s.fork(3)
-        forks += lambda i: f"Word: item{20 + i}\nKind:" + sgl.gen("kind", max_tokens=2)
+        forks += ["One: the kind is", "Two: as a kind", "Three: kind of"]
+        forks += sgl.gen("kind", max_tokens=2)
         forks += "\nReason:" + sgl.gen("reason", max_tokens=2)
         forks.join()
         s += "That is all. The last kind is" + sgl.gen("last", max_tokens=2)
@@ -116,12 +118,17 @@ def test_contexts_that_a_program_ends_count_as_unused_and_what_they_share_does_n
     sgl.flush_cache(plugin)
     begin_s = time.monotonic()
     program.run(temperature=0.0, ignore_eos=True, backend=plugin)
-    nodes = server.get("/v1/sgl/tree").json()["nodes"]
+    headers = {"Authorization": f"Bearer {API_KEY}"}
+    answer = httpx.get(f"{server.url}/v1/sgl/tree", headers=headers, timeout=60)
     end_s = time.monotonic()
-    shared, *others = nodes
-    assert shared["parent"] is None and shared["num_tokens"] > 100 and len(others) >= 4
-    assert shared["age_s"] < end_s - begin_s
-    assert all(begin_s < node["age_s"] for node in others)  # last used when the clock began
+    shared, *others = answer.json()["engines"][0]["nodes"]
+    assert shared["num_tokens"] > 100 and shared["age_s"] < end_s - begin_s
+    parents = {node["parent"] for node in others}
+    leaves = [node for number, node in enumerate(others, start=1) if number not in parents]
+    ended = [node for node in others if node["age_s"] > begin_s]  # last used when the clock began
+    assert len(ended) >= 2 * 3 + 1  # a node for each request
+    # The hint of a fork may leave a token that no branch begins with.
+    assert all(node in ended or node["num_tokens"] == 1 for node in leaves)
 
 
 def test_a_run_is_told_why_its_prompts_were_not_cached(server):
