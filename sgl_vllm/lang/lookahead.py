@@ -23,9 +23,16 @@ _COPIES = (Tool, Computed, Var, AppendTexts)
 """Operations that append a value. It may be an answer of another branch, and what has been written
 there before may be this prompt. Then this prompt becomes that branch's context."""
 
-_MAX_REMEMBERED = 512
+_MAX_PROMPTS = 32
+"""At most this many ended prompts are remembered. Looking for one of them takes 10 microseconds."""
+
+_KEPT_FOR = 32
+"""When that many are, one in so many replaces the oldest: each is remembered for a thousand."""
+
+_MAX_PROGRAMS = 512
 
 _TAIL_CHARS = 64
+"""A prompt is looked up by its length and so many characters at its end."""
 
 
 class Lookahead:
@@ -90,26 +97,29 @@ class EndedPrompts:
 
     A chat may run a program for each turn, with what was said so far as an argument. Then a run
     ends no prompt, but only the next run shows it. From there on the program ends no prompts.
-    Memory is bounded. Used on the background loop only.
+    One such run is enough, so a sample of the prompts will do. Used on the background loop only.
     """
 
     def __init__(self) -> None:
         # By length and last characters: the hash of the whole, and the program.
         self._prompts: OrderedDict[tuple[int, str], tuple[int, str]] = OrderedDict()
         self._lengths: Counter[int] = Counter()
+        self._num_ended = 0
         self._extended: OrderedDict[str, None] = OrderedDict()  # programs
 
     def add(self, prompt: str, program: str) -> bool:
         """A run of `program` ends `prompt`. Returns False if such prompts have been extended."""
         if program in self._extended:
             return False
-        if len(prompt) >= _TAIL_CHARS:
+        self._num_ended += 1
+        has_room = len(self._prompts) < _MAX_PROMPTS
+        if len(prompt) >= _TAIL_CHARS and (has_room or self._num_ended % _KEPT_FOR == 0):
             key = len(prompt), prompt[-_TAIL_CHARS:]
             if key not in self._prompts:
                 self._lengths[len(prompt)] += 1
             self._prompts[key] = hash(prompt), program
             self._prompts.move_to_end(key)
-            if len(self._prompts) > _MAX_REMEMBERED:
+            if len(self._prompts) > _MAX_PROMPTS:
                 self._forget(next(iter(self._prompts)))
         return True
 
@@ -121,7 +131,7 @@ class EndedPrompts:
             if hash_of_prompt is not None and hash_of_prompt == hash(prompt[:length]):
                 self._forget(key)
                 self._extended[program] = None
-                if len(self._extended) > _MAX_REMEMBERED:
+                if len(self._extended) > _MAX_PROGRAMS:
                     self._extended.popitem(last=False)
 
     def _forget(self, key: tuple[int, str]) -> None:

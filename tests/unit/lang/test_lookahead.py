@@ -258,6 +258,19 @@ def test_a_program_that_goes_on_where_it_ended_ends_nothing_more(listener):
     assert listener.hints == [Hints(ends=2), NO_HINTS, NO_HINTS]
 
 
+def test_one_of_many_chats_is_enough_to_see_that_they_go_on(listener):
+    @sgl.function
+    async def turn(s, history):
+        s += history + sgl.gen("reply")
+
+    histories = [f"{LONG}{number:03}: " for number in range(200)]
+    with mock.patch.object(runs, "ended_prompts", EndedPrompts()):
+        for _ in range(2):
+            histories = [turn.run(history).text() for history in histories]
+    assert listener.hints[:200] == [Hints(ends=2)] * 200
+    assert sum(one == NO_HINTS for one in listener.hints[200:]) > 100
+
+
 def test_asking_again_goes_on_nowhere(listener):
     @sgl.function
     async def ask(s, question):
