@@ -12,16 +12,30 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any  # Any: results of operations, of several types
 
-from sgl_vllm.lang.ir import Computed, Gen, Select, Tool, Var
-from sgl_vllm.lang.operations import AppendTexts, Fork, Operation, Read
+from sgl_vllm.lang.ir import (
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Show,
+    Text,
+    Tool,
+    Var,
+    VarScopeBegin,
+    VarScopeEnd,
+)
+from sgl_vllm.lang.operations import AppendTexts, Fork, Gather, Operation, Read
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
 
-_EXTENDS = (Gen, Select, Fork, Computed, Tool)
-"""Operations that send a request with the prompt so far, or may lead to one."""
+_QUIET = (Text, Show, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, Read, Gather)
+"""Operations that append nothing but constants, and send nothing."""
 
-_COPIES = (Tool, Computed, Var, AppendTexts)
-"""Operations that append a value. It may be an answer of another branch, and what has been written
-there before may be this prompt. Then this prompt becomes that branch's context."""
+_SENDS_NOTHING = (*_QUIET, Var, AppendTexts)
+"""Others send a request with the prompt so far, or may lead to one."""
+
+_COPIES_NOTHING = (*_QUIET, Gen, Select, Fork)
+"""Others append a value. It may be an answer of another branch, and what has been written there
+before may be this prompt. Then this prompt becomes that branch's context."""
 
 _MAX_PROMPTS = 32
 """At most this many ended prompts are remembered. Looking for one of them takes 10 microseconds."""
@@ -63,7 +77,7 @@ class Lookahead:
         """`operation` is going to be queued; `future` is done when it has run."""
         if not isinstance(operation, Read):
             self._may_write = True  # even after the function: its caller goes on, or a tool
-        if isinstance(operation, _COPIES):
+        if not isinstance(operation, _COPIES_NOTHING):
             self._copies.add(future)
             future.add_done_callback(self._copies.discard)
 
@@ -79,7 +93,7 @@ class Lookahead:
         if self._is_first:
             self._is_first = False
             self._ended.look_for_extended(prompt)
-        next_ones = (operation for operation in queued if isinstance(operation, _EXTENDS))
+        next_ones = (one for one in queued if not isinstance(one, _SENDS_NOTHING))
         following = next(next_ones, None)
         if isinstance(following, Tool):
             is_continued = self._may_write or next(next_ones, None) is not None
