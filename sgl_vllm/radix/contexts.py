@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from sgl_vllm.radix.pool import RadixBlockPool
 
 
-TOKENS_PER_OUTPUT = 4
-"""A token of an answer counts as so many of a prompt: it takes a pass of its own, in a batch."""
-
-
 class Contexts:
     """The contexts of one cache.
 
@@ -44,22 +40,17 @@ class Contexts:
         if self._continuations is not None:
             self._continuations.clear()
 
-    def arrived(self, request: Request, hints: Hints) -> int:
-        """`request` has arrived with these hints. It may continue a context. Returns what its
-        session has been served so far (`_service`); 0 if nothing is known of one."""
-        if self._continuations is None and hints is NO_HINTS:
-            return 0
-        return self._pool.guarded(self._arrived, request, hints) or 0
+    def arrived(self, request: Request, hints: Hints) -> None:
+        """`request` has arrived with these hints. It may continue a context."""
+        if self._continuations is not None or hints is not NO_HINTS:
+            self._pool.guarded(self._arrived, request, hints)
 
-    def _arrived(self, request: Request, hints: Hints) -> int:
+    def _arrived(self, request: Request, hints: Hints) -> None:
         record = self._pool.records.of(request)
-        if record is None:
-            return 0
-        record.hints = hints
-        if self._continuations is not None:
-            now_s = time.monotonic()
-            record.service = self._continuations.arrived(record.namespace, record.tokens, now_s)
-        return record.service
+        if record is not None:
+            record.hints = hints
+            if self._continuations is not None:
+                self._continuations.arrived(record.namespace, record.tokens, time.monotonic())
 
     def left(self, request: Request, record: RequestRecord) -> None:
         """What `request` has computed is in the tree. If it got its whole answer, this is a
@@ -79,7 +70,6 @@ class Contexts:
                 _kinds_of_end(request, record),
                 time.monotonic(),
                 record.hints.next_in_s,
-                record.service + _service(request, record),
             )
 
     def num_expected_blocks(self) -> int:
@@ -91,13 +81,6 @@ class Contexts:
         if self._continuations is None or tree is None:
             return 0
         return self._continuations.num_expected_blocks(tree.blocks, time.monotonic())
-
-
-def _service(request: Request, record: RequestRecord) -> int:
-    """What a request has been served: its computed tokens, and each token of its answer as
-    `TOKENS_PER_OUTPUT` more."""
-    num_computed = request.num_prompt_tokens - record.num_found
-    return max(0, num_computed) + TOKENS_PER_OUTPUT * request.num_output_tokens
 
 
 def _kinds_of_end(request: Request, record: RequestRecord) -> list[Hashable]:

@@ -86,7 +86,6 @@ class Context:
         kinds: what its pause is learned under.
         ended_s: when the request ended.
         expected_until_s: until then it will likely be continued soon.
-        service: what its session has been served so far, as the caller counts it.
     """
 
     leaf: Node | None
@@ -94,7 +93,6 @@ class Context:
     kinds: Sequence[Hashable]
     ended_s: float
     expected_until_s: float
-    service: int = 0
 
     def move_to(self, leaf: Node) -> None:
         """`leaf` holds its end, or what is left of it."""
@@ -125,7 +123,7 @@ class Continuations:
     expected until `MIN_OUTCOMES` contexts were continued or forgotten.
 
     Args:
-        horizon_s: "soon" is within this many seconds. With 0 nothing is expected.
+        horizon_s: "soon" is within this many seconds.
     """
 
     def __init__(self, horizon_s: float) -> None:
@@ -147,7 +145,6 @@ class Continuations:
         kinds: Sequence[Hashable],
         now_s: float,
         promised_s: float | None = None,
-        service: int = 0,
     ) -> None:
         """A request has ended, and its context is in the tree down to `leaf`. O(nodes above it).
 
@@ -156,7 +153,6 @@ class Continuations:
                 counts, and without one all ends together.
             promised_s: the client expects to continue it after so many seconds. It counts only
                 until the outcomes of a kind are known, and twice as long, but at most `horizon_s`.
-            service: what its session has been served, this request included.
         """
         length = len(prompt) // TOKEN_BYTES
         if length < TAIL_TOKENS:
@@ -170,7 +166,7 @@ class Continuations:
         else:
             expected_for_s = self._all_pauses.expected_for_s(self._horizon_s)
         until_s = now_s + expected_for_s
-        context = Context(None, _own_start(leaf), kinds, now_s, until_s, service)
+        context = Context(None, _own_start(leaf), kinds, now_s, until_s)
         context.move_to(leaf)
         if until_s > now_s:
             self._expect(context)
@@ -183,9 +179,8 @@ class Continuations:
         if len(self._paused) > MAX_REMEMBERED:
             self._resolve(next(iter(self._paused)), None)
 
-    def arrived(self, namespace: Namespace, prompt: Tokens, now_s: float) -> int:
+    def arrived(self, namespace: Namespace, prompt: Tokens, now_s: float) -> None:
         """A request has arrived. If it continues a context, that is expected until it is admitted.
-        Returns what its session has been served; 0 if it continues none.
 
         Costs a dictionary lookup for each length of a remembered prompt: 0.1 ms at most.
         """
@@ -197,12 +192,10 @@ class Continuations:
                 key = _PromptEnd(namespace, length, prompt[end - _TAIL_BYTES : end])
                 if key in self._paused:
                     found = key
-        if found is None:
-            return 0
-        context = self._resolve(found, now_s)
-        context.expected_until_s = now_s + self._horizon_s
-        self._expect(context)
-        return context.service
+        if found is not None:
+            context = self._resolve(found, now_s)
+            context.expected_until_s = now_s + self._horizon_s
+            self._expect(context)
 
     def num_expected_blocks(self, blocks: BlockTable, now_s: float) -> int:
         """Unlocked blocks of the contexts that will be continued soon. O(expected contexts)."""

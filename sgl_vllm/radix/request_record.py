@@ -37,7 +37,6 @@ class RequestRecord:
         num_with_states: up to which of its tokens its states have entered the tree.
         branch: where it leaves a checkpoint (`checkpoints.py`); 0 for nowhere.
         hints: what its client says of what follows.
-        service: what its session had been served when it arrived (`contexts.py`).
         num_loaded: its cached tokens plus those that a KV connector loads for it; 0 without a load.
     """
 
@@ -53,7 +52,6 @@ class RequestRecord:
     branch: int = 0
     num_loaded: int = 0
     hints: Hints = NO_HINTS
-    service: int = 0
 
 
 class RequestRecords:

@@ -231,9 +231,7 @@ def _load_rule(options: Options) -> LoadRule:
 
 def _build_radix(parts: Parts) -> RadixKVCacheManager:
     scheduler, engine = parts.scheduler, parts.engine
-    has_queue = queue.PART.name not in engine.off
-    hold_s = engine.options.schedule_hold_s if has_queue else 0.0
-    knows_sessions = has_queue and engine.options.schedule_policy == "program"
+    hold_s = engine.options.schedule_hold_s if queue.PART.name not in engine.off else 0.0
     return RadixKVCacheManager.adopt(
         scheduler.kv_cache_manager,
         policy=engine.options.radix_policy,
@@ -246,7 +244,7 @@ def _build_radix(parts: Parts) -> RadixKVCacheManager:
         max_copies=max_copies(engine.kv_cache_config),
         has_connector=scheduler.connector is not None,
         drafting=drafting_of(engine.vllm_config),
-        continuations=Continuations(hold_s) if hold_s or knows_sessions else None,
+        continuations=Continuations(hold_s) if hold_s else None,
         scheduler=PartsSchedulerView(parts),
     )
 

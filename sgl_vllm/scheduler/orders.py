@@ -3,9 +3,8 @@
 An order is a function in `ORDERS`. To add one, write the function and its entry: the option
 `schedule_policy` and its docs take their choices from there.
 
-Ideas: longest prefix first and depth first (arXiv 2312.07104, section 3); least attained service
-of a program of several requests (arXiv 2502.13965). Keeping together requests that share a prefix
-which is not cached yet is ours.
+Ideas: longest prefix first and depth first (arXiv 2312.07104, section 3). Keeping together requests
+that share a prefix which is not cached yet is ours.
 """
 
 from __future__ import annotations
@@ -43,13 +42,6 @@ def depth_first_by_weight(rows: Rows, nodes: Nodes) -> Keys:
     return [places, *longest_prefix_match(rows, nodes)]
 
 
-def least_served_session(rows: Rows, nodes: Nodes) -> Keys:
-    """The session that has been served least first, by powers of two of its tokens; among equals
-    the longest cached prefix. Needs `radix`, which recognizes the requests of a session."""
-    service = _best_of_group(rows["fork_group"], rows["service"], np.minimum)
-    return [service, *longest_prefix_match(rows, nodes)]
-
-
 def first_come_first_served(rows: Rows, nodes: Nodes) -> Keys:
     """In order of arrival (FCFS). A fork group has the place of its first request."""
     return [rows["since"]]
@@ -63,7 +55,6 @@ def at_random(rows: Rows, nodes: Nodes) -> Keys:
 ORDERS: Mapping[str, Order] = {
     "lpm": longest_prefix_match,
     "dfs-weight": depth_first_by_weight,
-    "program": least_served_session,
     "fcfs": first_come_first_served,
     "random": at_random,
 }

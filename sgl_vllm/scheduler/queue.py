@@ -251,9 +251,6 @@ class CacheAwareQueue(RequestQueue):
 
     def _add(self, request: Request, first: bool) -> None:
         tenant, hints = tenant_of(request), hints_of(request)
-        service = 0
-        if self._radix is not None and not first:
-            service = self._radix.contexts.arrived(request, hints)
         self._waiting.add(
             request,
             request.num_tokens,
@@ -261,10 +258,11 @@ class CacheAwareQueue(RequestQueue):
             priority=request.priority if self._has_priorities else 0,
             tenant=tenant if self._fairness is not None else None,
             fork_group=None if hints.fork is None else (tenant, hints.fork),
-            service=service,
             first=first,
         )
         self._scores.add(request)
+        if self._radix is not None and not first:
+            self._radix.contexts.arrived(request, hints)
         if self._fairness is not None:
             self._tenants[request] = tenant
 

@@ -34,7 +34,6 @@ _COLUMNS: Mapping[str, type[np.generic]] = {
     "tenant": np.int64,
     "fork_group": np.int64,
     "since": np.int64,  # the earliest arrival of its fork group; its own without a group
-    "service": np.int64,  # the number of bits of what its session has been served, in tokens
     "tokens": np.int64,
     "matched": np.int64,
     "branch": np.int64,  # equal for requests with the same next tokens after their match
@@ -120,7 +119,6 @@ class WaitingRows(Generic[Item]):
         priority: int = 0,
         tenant: Hashable = None,
         fork_group: Hashable = None,
-        service: int = 0,
         first: bool = False,
     ) -> None:
         """Add `item` at the end. An item that waits already loses its place.
@@ -130,7 +128,6 @@ class WaitingRows(Generic[Item]):
             priority: smaller goes first.
             tenant: its tenant; None if tenants are not distinguished.
             fork_group: items of one group stay together as long as one of them waits.
-            service: what its session has been served, in tokens.
             first: the request was admitted before, and then preempted or its KV load failed. It
                 goes before all others of its priority, and leaves its fork group.
         """
@@ -153,8 +150,7 @@ class WaitingRows(Generic[Item]):
         priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
         row = (
             *(arrival, arrival_s, priority, self._tenants.acquire(tenant), group, since),
-            *(service.bit_length(), num_tokens, 0, NO_GROUP, 0, 0, 0),
-            *(self._rng.random(), False, True),
+            *(num_tokens, 0, NO_GROUP, 0, 0, 0, self._rng.random(), False, True),
         )
         for column, value in zip(self._columns.values(), row, strict=True):
             column[slot] = value
