@@ -144,7 +144,7 @@ def _tokenizer(model: str | Path) -> Tokenizer:
 
     file = Path(model) / "tokenizer.json"
     if Path(model).is_absolute() and not file.is_file():
-        raise ValueError(f"there is no file {file}")
+        raise ValueError(f"there is no tokenizer of {model}: there is no file {file}")
     try:
         if file.is_file():
             return Tokenizer.from_file(str(file))

@@ -253,8 +253,9 @@ def test_a_program_that_goes_on_where_it_ended_ends_nothing_more(listener):
         s += history + message + sgl.gen("reply")
 
     history = LONG
-    for message in ("one", "two", "three"):
-        history = turn.run(history, message).text()
+    with mock.patch.object(runs, "ended_prompts", EndedPrompts()):
+        for message in ("one", "two", "three"):
+            history = turn.run(history, message).text()
     assert listener.hints == [Hints(ends=2), NO_HINTS, NO_HINTS]
 
 
