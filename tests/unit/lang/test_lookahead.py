@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -419,4 +419,6 @@ def test_no_hint_of_random_source_text_is_wrong(source, a, k, is_compiled):
     remembered = mock.patch.object(runs, "ended_prompts", EndedPrompts())
     with remembered, contextlib.suppress(Exception):  # what is sent before a failure counts too
         (program.compile() if is_compiled else program).run(a, k, backend=listener)
+    for one in listener.sent:  # the tools here do not record that they run
+        one.hints = replace(one.hints, next_tool=None)
     check(listener.sent)
