@@ -175,7 +175,7 @@ class Result:
 
 
 def items(name: str, texts: Texts, number: int) -> list[dict[str, Any]]:
-    """The arguments of so many runs of a program."""
+    """The arguments of `number` runs of a program."""
 
     def tool() -> Delayed:
         return Delayed(texts.text(texts.number(*FOUND_TOKENS)), texts.number(*TOOL_MS) / 1000)

@@ -155,16 +155,13 @@ class _GraphRun(Environment):
             case Deferred("sgl.read_only_tool", (_, function, *_)) if callable(function):
                 tool = Tool(name, function)
                 future = stream.submit_read_only(tool, needed, lambda _: self._computed(value))
-            case Deferred("sgl.tool"):
-                future = stream.submit(self._computing(value, name), needed, has_effect=True)
             case _:
-                future = stream.submit(self._computing(value, name), needed)
+                expr = Computed(lambda _: self._computed(value), name=name)
+                is_tool = isinstance(value, Deferred) and value.operation == "sgl.tool"
+                future = stream.submit(expr, needed, has_effect=is_tool)
         self._awaited.append(future)
         if name is not None:
             stream.bind(name, future)
-
-    def _computing(self, value: Expr | Deferred, name: str | None) -> Computed:
-        return Computed(lambda _: self._computed(value), name=name)
 
     def _computed(self, value: Expr | Deferred) -> Value:
         """A value that is computed inside of the run, which will raise the first error."""

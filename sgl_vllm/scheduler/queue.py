@@ -38,7 +38,7 @@ from sgl_vllm.scheduler.traces import RequestTraces
 logger = init_logger("vllm.sgl_vllm.schedule")
 
 WANTED_WINDOW = 128
-"""The prefixes that so many requests at the head of the queue match are evicted last."""
+"""The prefixes of this many requests at the head of the queue are evicted last."""
 
 
 def _unsupported(engine: EngineView) -> str | None:

@@ -50,8 +50,7 @@ def _windows(name: str) -> Callable[[Path, pytest.MonkeyPatch], SoakModel]:
     def written(folder: Path, patch: pytest.MonkeyPatch) -> SoakModel:
         return SoakModel(
             engine_args={"model": window_models.write_model(name, folder)},
-            # As in `window_models.Model.adapted`.
-            options={"jump_forward": False} if name == "gpt_oss" else {},
+            options=window_models.OPTIONS.get(name, {}),
             block_sizes=(32,),
             fewest_blocks=window_models.TINY[name],
             chunk_sizes=(48, 96),

@@ -74,6 +74,10 @@ _COMMON = {
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
+OPTIONS: dict[str, dict[str, Any]] = {"gpt_oss": {"jump_forward": False}}
+"""Of the plugin. vLLM gives gpt-oss a reasoning parser, which the reference of forced text knows
+nothing of."""
+
 TINY = {"gemma3": 52, "gemma4": 36, "gpt_oss": 34, "llama4": 48}
 """Blocks of the smallest caches: hardly more than what the longest request holds."""
 
@@ -94,10 +98,7 @@ class Model:
 
     def adapted(self, setting: Setting) -> Setting:
         """A setting of the plugin for this model."""
-        plugin = setting.plugin or {}
-        if self.name == "gpt_oss":
-            # vLLM gives it a reasoning parser, which the reference of forced text knows nothing of.
-            plugin = {**plugin, "jump_forward": False}
+        plugin = {**(setting.plugin or {}), **OPTIONS.get(self.name, {})}
         num_blocks = TINY[self.name] if setting.num_blocks is None else setting.num_blocks
         return replace(setting, plugin=plugin, num_blocks=num_blocks)
 
