@@ -89,6 +89,8 @@ def measured(request, start) -> dict[tuple[str, str, int], Passes]:
             plugin={"self_check": "off", **options},
             structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
         )
+        # Compiled when they are added, so that requests at once start in the same pass.
+        engine.core.structured_output_manager._use_async_grammar_compilation = False
         for kind, structured in formats().items():
             for at_once, num_requests in ((1, num_alone), (NUM_REQUESTS, NUM_REQUESTS)):
                 found[mode, kind, at_once] = run(engine, structured[:num_requests], at_once)
@@ -108,7 +110,5 @@ def test_a_pass_decides_a_token(measured, kind, at_once):
 @pytest.mark.parametrize("at_once", [1, NUM_REQUESTS])
 @pytest.mark.parametrize("kind", ["regex", "schema"])
 def test_exact_jumps_never_take_more_passes_than_decoding(measured, kind, at_once):
-    limit = measured["off", kind, at_once].num_passes
-    if at_once > 1:  # not all of them start in the same pass
-        limit += 3
-    assert measured["exact", kind, at_once].num_passes <= limit
+    decoding = measured["off", kind, at_once]
+    assert measured["exact", kind, at_once].num_passes <= decoding.num_passes
