@@ -169,6 +169,7 @@ def _speculation(**values: object) -> tuple[str, str]:
 
 
 _KV_EVENTS = "--kv-events-config", '{"enable_kv_cache_events": true, "publisher": "zmq"}'
+_OFFLOADING = "--kv-offloading-size", "1"
 
 DEPLOYMENTS = (
     Deployment("full attention (Llama, Qwen3, ...), vLLM's defaults"),
@@ -216,7 +217,19 @@ DEPLOYMENTS = (
     # vLLM's offloading does not start on a CPU.
     Deployment(
         "KV connector: `--kv-offloading-size`",
-        flags=("--kv-offloading-size", "1"),
+        flags=_OFFLOADING,
+        devices=(GPU,),
+    ),
+    Deployment(
+        "KV connector with windows: gpt-oss",
+        "gpt_oss",
+        _OFFLOADING,
+        devices=(GPU,),
+    ),
+    Deployment(
+        "KV connector with recurrent layers: Qwen3-Next",
+        "qwen3_next",
+        _OFFLOADING,
         devices=(GPU,),
     ),
     Deployment("KV events: `--kv-events-config`", flags=_KV_EVENTS),

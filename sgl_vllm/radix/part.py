@@ -33,12 +33,12 @@ def unsupported_reason(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) 
 
 def _why_not_several_groups(vllm_config: VllmConfig) -> str | None:
     """Why the tree cannot serve several KV-cache groups in this configuration; None if it can."""
-    if vllm_config.kv_transfer_config is not None:
-        return "the model has several KV-cache groups, and a KV connector is in use"
     if (reason := refusal_beside_groups(vllm_config)) is not None:
         return reason
     if not vllm_config.model_config.is_hybrid:
         return None
+    if vllm_config.kv_transfer_config is not None:
+        return "with recurrent layers, a KV connector would have to store and load their states"
     if (events := vllm_config.kv_events_config) is not None and events.enable_kv_cache_events:
         return "with recurrent layers, not every block that leaves the tree has a KV event"
     if vllm_config.cache_config.prefix_match_unit:

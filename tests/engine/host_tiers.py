@@ -73,19 +73,29 @@ class HostWorker(OffloadingWorker):
             (cache.tensor, region.create_next_worker_view(cache.page_size_bytes * blocks_per_chunk))
             for cache in kv_caches.tensors
         ]
+        self._tensors_of_group = [
+            sorted({ref.tensor_idx for ref in refs}) for refs in kv_caches.group_data_refs
+        ]
         self._finished: list[TransferResult] = []
 
     def _pages(self, device: GPULoadStoreSpec, host: LoadStoreSpec) -> Any:
-        """Pairs of the same page on the device and in host memory."""
-        first = device.block_indices[0] % self._blocks_per_chunk
-        for place, block_id in enumerate(device.block_ids, first):
-            chunk, inside = divmod(place, self._blocks_per_chunk)
-            for on_device, on_host in self._tensors:
-                size = on_device.shape[1]
-                yield (
-                    on_device[block_id],
-                    on_host[host.chunk_ids[chunk], inside * size : (inside + 1) * size],
-                )
+        """Pairs of the same page on the device and in host memory.
+
+        Both sides have the blocks of the first KV-cache group, then those of the next. A group's
+        chunks in host memory begin at a whole chunk, its blocks on the device may not.
+        """
+        size = self._blocks_per_chunk
+        blocks, first_chunk = iter(device.block_ids), 0
+        for group, num_blocks in enumerate(device.group_sizes):
+            inside = device.block_indices[group] % size
+            for place in range(inside, inside + num_blocks):
+                block_id, chunk = next(blocks), first_chunk + place // size
+                for index in self._tensors_of_group[group]:
+                    on_device, on_host = self._tensors[index]
+                    width = on_device.shape[1]
+                    begin = place % size * width
+                    yield on_device[block_id], on_host[host.chunk_ids[chunk], begin : begin + width]
+            first_chunk += -(-(inside + num_blocks) // size) if num_blocks else 0
 
     def submit_store(
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec

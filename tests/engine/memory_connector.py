@@ -7,6 +7,7 @@ the blocks. What it does is in `BEHAVIOUR`, which tests set.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorTransferResults,
+    SupportsHMA,
 )
 from vllm.v1.request import RequestStatus
 
@@ -25,6 +27,7 @@ CONFIG = {
 }
 
 WITNESS_CONFIG = {**CONFIG, "kv_connector": "WitnessConnector"}
+GROUPS_CONFIG = {**CONFIG, "kv_connector": "GroupsConnector"}
 
 
 @dataclass
@@ -45,7 +48,8 @@ class Behaviour:
 
 BEHAVIOUR = Behaviour()
 STORE: dict[tuple[int, ...], list[torch.Tensor]] = {}
-"""From all tokens up to a block's end to the block, by layer."""
+"""From all tokens up to a block's end to the block, by layer. `GroupsConnector` has the number of
+the KV-cache group in front of the tokens."""
 
 
 @dataclass
@@ -130,12 +134,16 @@ class MemoryConnector(KVConnectorBase_V1):
             self._load(load)
             self._loads.remove(load)
 
+    def _caches_of(self, key: tuple[int, ...]) -> list[torch.Tensor]:
+        """The layers that have a block of this key."""
+        return self._caches
+
     def _load(self, load: Transfer) -> bool:
         """Whether all went well."""
         failing, BEHAVIOUR.failing_block = BEHAVIOUR.failing_block, None
         for number, (block_id, key) in enumerate(zip(load.block_ids, load.keys, strict=True)):
             failed = failing is not None and number >= failing
-            for cache, block in zip(self._caches, STORE[key], strict=True):
+            for cache, block in zip(self._caches_of(key), STORE[key], strict=True):
                 cache[block_id] = torch.randn_like(block) if failed else block
         if failing is not None and not BEHAVIOUR.names_request:
             self._invalid = set(load.block_ids[failing:])
@@ -165,12 +173,86 @@ class MemoryConnector(KVConnectorBase_V1):
                 self._sends.remove(send)
                 results.finished_sending.add(send.request_id)
                 for block_id, key in zip(send.block_ids, send.keys, strict=True):
-                    STORE[key] = [cache[block_id].clone() for cache in self._caches]
+                    STORE[key] = [cache[block_id].clone() for cache in self._caches_of(key)]
         return results
 
     def get_block_ids_with_load_errors(self):
         invalid, self._invalid = self._invalid, set()
         return invalid
+
+
+class GroupsConnector(MemoryConnector, SupportsHMA):
+    """For models with several KV-cache groups, of full attention and of windows or chunks.
+
+    A hit of n tokens needs all blocks of full attention, and of another group those that attention
+    after the n-th token reads.
+    """
+
+    def __init__(self, vllm_config, role, kv_cache_config):
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._layers = [group.layer_names for group in kv_cache_config.kv_cache_groups]
+        self._managers: Any = ()
+        self._wanted: dict[str, tuple[int, int]] = {}
+        """By request id: the tokens of its last hit that the engine has, and all of them."""
+
+    def bind_kv_cache_manager(self, kv_cache_manager):
+        self._managers = kv_cache_manager.coordinator.single_type_managers
+        self._block_size = math.lcm(*(manager.block_size for manager in self._managers))
+
+    def _needed(self, token_ids, begin: int, end: int) -> list[list[tuple[int, tuple[int, ...]]]]:
+        """For each group the number and key of every block that a hit of `end` tokens needs, whose
+        first `begin` the engine has."""
+        needed = []
+        for number, manager in enumerate(self._managers):
+            size = manager.block_size
+            first = max(begin, manager.get_num_skipped_tokens(end)) // size
+            blocks = range(first, end // size)
+            needed.append([(i, (number, *token_ids[: (i + 1) * size])) for i in blocks])
+        return needed
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        token_ids = request.prompt_token_ids
+        size = self._block_size
+        assert num_computed_tokens % size == 0
+        for end in range((len(token_ids) - 1) // size * size, num_computed_tokens, -size):
+            needed = self._needed(token_ids, num_computed_tokens, end)
+            if all(key in STORE for blocks in needed for _, key in blocks):
+                self._wanted[request.request_id] = num_computed_tokens, end
+                return end - num_computed_tokens, BEHAVIOUR.load_steps > 0
+        return 0, False
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        if not num_external_tokens:
+            return
+        begin, end = self._wanted[request.request_id]
+        assert end - begin == num_external_tokens
+        load = Transfer(request.request_id, [], [], BEHAVIOUR.load_steps)
+        needed = self._needed(request.prompt_token_ids, begin, end)
+        for ids, of_group in zip(blocks.get_block_ids(), needed, strict=True):
+            load.block_ids += [ids[number] for number, _ in of_group]
+            load.keys += [key for _, key in of_group]
+        assert all(load.block_ids), "a block that a hit needs is null"
+        self._begun.loads.append(load)
+
+    def request_finished_all_groups(self, request, block_ids):
+        if request.status == RequestStatus.FINISHED_ABORTED or not BEHAVIOUR.send_steps:
+            return False, None
+        send = Transfer(request.request_id, [], [], BEHAVIOUR.send_steps)
+        token_ids = request.all_token_ids[: request.num_computed_tokens]
+        for number, (ids, manager) in enumerate(zip(block_ids, self._managers, strict=True)):
+            for end in range(manager.block_size, len(token_ids) + 1, manager.block_size):
+                block_id = ids[end // manager.block_size - 1]
+                if block_id:  # not a null block
+                    send.block_ids.append(block_id)
+                    send.keys.append((number, *token_ids[:end]))
+        self._begun.sends.append(send)
+        return True, None
+
+    def register_kv_caches(self, kv_caches):
+        self._of_group = [[kv_caches[name] for name in names] for names in self._layers]
+
+    def _caches_of(self, key):
+        return self._of_group[key[0]]
 
 
 class WitnessConnector(MemoryConnector):

@@ -263,7 +263,7 @@ def test_drafts_are_served_beside_windows_but_not_beside_recurrent_layers():
     )
 
 
-def test_connectors_are_served_beside_one_group_only_and_events_beside_windows():
+def test_connectors_and_events_are_served_beside_windows_but_not_beside_recurrent_layers():
     several = scheduler_config(worker_config([FULL], [WINDOW]))
     events = {"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)}
     assert reason(several, **events) is None
@@ -273,8 +273,9 @@ def test_connectors_are_served_beside_one_group_only_and_events_beside_windows()
     assert reason(recurrent, model_config=HYBRID, **events) == why
     connector = {"kv_transfer_config": SimpleNamespace()}
     assert reason(scheduler_config(worker_config([FULL, FULL])), **connector) is None
-    why = "the model has several KV-cache groups, and a KV connector is in use"
-    assert reason(several, **connector) == why
+    assert reason(several, **connector) is None
+    why = "with recurrent layers, a KV connector would have to store and load their states"
+    assert reason(recurrent, model_config=HYBRID, **connector) == why
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if name.startswith("recurrent, ")])
