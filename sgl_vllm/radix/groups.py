@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 MAX_STATE_BLOCKS = 3
 """Blocks of a recurrent group that a request holds at a time: its state before and after a pass,
-and a state to copy from."""
+and a state to copy from. One more where vLLM takes a state from inside a pass."""
 
 
 class Groups:
@@ -72,7 +72,11 @@ class Groups:
         self.num_cached_blocks = first.num_cached_block
         self._window_blocks = [managers[i].req_to_blocks for i in windows]
         limits = [managers[i].max_admission_blocks_per_request for i in windows]
-        limits += [MAX_STATE_BLOCKS for _ in recurrent]
+        limits += [
+            MAX_STATE_BLOCKS + spec.num_prefill_checkpoint_blocks
+            for spec in specs
+            if isinstance(spec, MambaSpec)
+        ]
         self._limits = [
             (managers[i].block_size, limit) for i, limit in zip(order[1:], limits, strict=True)
         ]

@@ -44,7 +44,7 @@ def main() -> int:
         "--model",
         default="demo",
         help="demo, or a small one with random weights: gemma3, gemma4, gpt_oss, llama4 (windows), "
-        "qwen3_next (recurrent layers), deepseek_v2 (MLA)",
+        "qwen3_next, granite4 (recurrent layers), deepseek_v2 (MLA)",
     )
     parser.add_argument(
         "--calls", type=int, help="requests of a program (250; fewer where a pass is slow)"

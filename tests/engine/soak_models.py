@@ -60,17 +60,22 @@ def _windows(name: str) -> Callable[[Path, pytest.MonkeyPatch], SoakModel]:
     return written
 
 
-def _qwen3_next(folder: Path, patch: pytest.MonkeyPatch) -> SoakModel:
-    rounding = recurrent_models.ROUNDING
-    return SoakModel(
-        engine_args=recurrent_models.engine_args(recurrent_models.write_qwen3_next(folder)),
-        block_sizes=(32,),  # vLLM makes them longer
-        fewest_blocks=20,
-        chunk_sizes=(560, 1024),
-        is_always_chunked=True,  # vLLM demands it
-        tolerance=rounding,
-        near_tie=rounding,
-    )
+def _recurrent(name: str) -> Callable[[Path, pytest.MonkeyPatch], SoakModel]:
+    model = recurrent_models.MODELS[name]
+
+    def written(folder: Path, patch: pytest.MonkeyPatch) -> SoakModel:
+        recurrent_models.let_mamba2_keep_states(patch)
+        return SoakModel(
+            engine_args=model.engine_args(model.write(folder)),
+            block_sizes=(32,),  # vLLM makes them longer
+            fewest_blocks=model.fewest_blocks,
+            chunk_sizes=(model.block_size + 16, 1024),
+            is_always_chunked=True,  # vLLM demands it
+            tolerance=model.tolerance,
+            near_tie=model.rounding,
+        )
+
+    return written
 
 
 def _deepseek_v2(folder: Path, patch: pytest.MonkeyPatch) -> SoakModel:
@@ -84,7 +89,7 @@ def _deepseek_v2(folder: Path, patch: pytest.MonkeyPatch) -> SoakModel:
 MODELS: dict[str, Callable[[Path, pytest.MonkeyPatch], SoakModel]] = {
     "demo": lambda folder, patch: SoakModel(),
     **{name: _windows(name) for name in window_models.CONFIGS},
-    "qwen3_next": _qwen3_next,
+    **{name: _recurrent(name) for name in recurrent_models.MODELS},
     "deepseek_v2": _deepseek_v2,
 }
 """By name: writes the model into a new folder, and patches what vLLM lacks to run it here."""

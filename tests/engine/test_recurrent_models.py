@@ -1,10 +1,12 @@
-"""Rule 4 and hits on a model with recurrent layers (Qwen3-Next: three of linear attention for each
-of full attention). The model is small and random, and computes in bfloat16, so log-probabilities
-move by a rounding step with how a request is cut into passes, in stock vLLM too."""
+"""Rule 4 and hits on models with recurrent layers: three of linear attention (Qwen3-Next) or of
+Mamba-2 (Granite 4) for each of full attention. The models are small and random. One computes in
+bfloat16, so its log-probabilities move by a rounding step with how a request is cut into passes, in
+stock vLLM too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,24 +17,35 @@ from vllm.v1.request import Request
 
 from sgl_vllm.radix.checkpoints import MIN_GAIN
 from sgl_vllm.radix.components.states import RecurrentStates
-from tests.effort import requests
+from tests.effort import requests, some_slow
+from tests.engine import sessions
 from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import REFERENCE, Played, References, Setting, differences, play
 from tests.engine.programs import Program, random_program
-from tests.engine.recurrent_models import ROUNDING, engine_args, write_qwen3_next
-from tests.engine.sessions import Reply, again, in_order, num_shared, run, session, wrong
+from tests.engine.recurrent_models import MODELS, RecurrentModel, let_mamba2_keep_states
+from tests.engine.sessions import Reply, again, in_order, num_shared, run, session
 from tests.engine.ties import JUDGE, gap
 
-TOLERANCES = {"tolerance": ROUNDING, "near_tie": ROUNDING}
+
+@pytest.fixture(scope="module", params=some_slow(MODELS, ["qwen3_next"]))
+def model(request) -> RecurrentModel:
+    return MODELS[request.param]
 
 
 @pytest.fixture(scope="module")
-def start_recurrent(start, tmp_path_factory) -> Callable[..., Engine]:
-    """`start`, with a Qwen3-Next whose prefixes are cached unless asked not to."""
-    folder = tmp_path_factory.mktemp("models") / "qwen3_next"
-    arguments = engine_args(write_qwen3_next(folder))
-    return lambda plugin=None, **more: start(plugin, **{**arguments, **more})
+def start_recurrent(model, start, tmp_path_factory) -> Iterator[Callable[..., Engine]]:
+    """`start`, with the model, whose prefixes are cached unless asked not to."""
+    folder = tmp_path_factory.mktemp("models") / "recurrent"
+    arguments = model.engine_args(model.write(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        let_mamba2_keep_states(patch)
+        yield lambda plugin=None, **more: start(plugin, **{**arguments, **more})
+
+
+def wrong(model: RecurrentModel, want: Sequence[Reply], got: Sequence[Reply]) -> list[str]:
+    """What differs by more than the model's rounding."""
+    return sessions.wrong(want, got, tolerance=model.tolerance, near_tie=model.rounding)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +59,28 @@ def engine(cold, start_recurrent) -> Engine:
     return start_recurrent({}, num_gpu_blocks_override=2000)
 
 
-def hits_by_states(replies: Sequence[Reply], block_size: int) -> list[int]:
+def block_ends(model: RecurrentModel, start: int, branch: int, end: int) -> set[int]:
+    """The ends of blocks at which the passes over tokens `[start, end)` of a prompt leave a state.
+
+    A pass ends at the end of a block or of the prompt, and one at the branch, if there is one. From
+    inside a block it goes to the block's end, and from there to the last end of a block. Where
+    vLLM can take that state from inside a pass, there is one pass less.
+    """
+    size, position, ends = model.block_size, start, set()
+    while position < end:
+        last = (end - 1) // size * size
+        to = min((position // size + 1) * size, end) if position % size else max(position, last)
+        if to == position or (model.keeps_state_inside_pass and not position % size):
+            to = end
+        is_cut = position < branch < to
+        if to == end and not is_cut and position < last:
+            ends.add(last)
+        position = branch if is_cut else to
+        ends |= {position} if position % size == 0 else set()
+    return ends
+
+
+def hits_by_states(model: RecurrentModel, replies: Sequence[Reply]) -> list[int]:
     """For each of these requests, which ran one after another, the longest of its prefixes after
     which one before it has left its state: at its own end, at the end of its prompt, at the ends of
     blocks, and where what was cached of its prompt ended."""
@@ -58,34 +92,37 @@ def hits_by_states(replies: Sequence[Reply], block_size: int) -> list[int]:
         hit = max((n for n in range(1, most + 1) if tuple(prompt[:n]) in states), default=0)
         found.append(hit)
         shared = max((num_shared(prompt, tokens) for tokens in computed), default=0)
-        branch = min(shared, most)
-        ends = {len(prompt), len(reply.computed), *range(block_size, len(prompt), block_size)}
-        ends |= {branch} if branch - hit >= MIN_GAIN else set()
+        branch = min(shared, most) if min(shared, most) - hit >= MIN_GAIN else 0
+        ends = {len(prompt), len(reply.computed), *block_ends(model, hit, branch, len(prompt))}
+        after_prompt = range(len(prompt), len(reply.computed))
+        ends |= {end for end in after_prompt if end % model.block_size == 0}
+        ends |= {branch} if branch else set()
         states |= {tuple(reply.computed[:end]) for end in ends}
         computed.append(reply.computed)
     return found
 
 
-def test_every_part_is_on(engine):
+def test_every_part_is_on(model, engine):
     assert set(engine.scheduler.parts.states().values()) == {"on"}
     groups = engine.scheduler.kv_cache_config.kv_cache_groups
     assert sum(isinstance(group.kv_cache_spec, MambaSpec) for group in groups) == 3
+    assert engine.scheduler.block_size == model.block_size
 
 
-def test_a_hit_ends_at_the_last_state_that_a_request_has_left(cold, engine):
+def test_a_hit_ends_at_the_last_state_that_a_request_has_left(model, cold, engine):
     assert engine.llm.reset_prefix_cache()
     one_by_one = [[reply] for reply in in_order(cold)]
     warm = in_order(again(engine, one_by_one))
-    want = hits_by_states(warm, engine.scheduler.block_size)
+    want = hits_by_states(model, warm)
     assert [reply.num_cached for reply in warm] == want
     assert sum(want) > 0.6 * sum(len(reply.prompt) for reply in warm)
-    assert not wrong(in_order(cold), warm, **TOLERANCES)
+    assert not wrong(model, in_order(cold), warm)
     engine.check_nothing_is_left()
 
 
-def test_a_hit_that_ends_at_the_end_of_a_block_reads_all_of_it(engine):
+def test_a_hit_that_ends_at_the_end_of_a_block_reads_all_of_it(model, engine):
     """vLLM's own copy of a block leaves out its end (`whole_copies.py`)."""
-    size = engine.scheduler.block_size
+    size = model.block_size
     prompt, more = words(size - 1, seed=7), words(40, seed=8)
     assert engine.llm.reset_prefix_cache()
     cold = run(engine, [prompt + more])
@@ -93,16 +130,18 @@ def test_a_hit_that_ends_at_the_end_of_a_block_reads_all_of_it(engine):
     engine.run([Ask(prompt, greedy(1))])
     warm = run(engine, [prompt + more])
     assert warm[0].num_cached == size - 1
-    assert not wrong(cold, warm, **TOLERANCES)
+    assert not wrong(model, cold, warm)
     engine.check_nothing_is_left()
 
 
 @pytest.mark.slow
-def test_more_is_found_than_by_vllms_own_cache_and_less_is_computed(cold, engine, start_recurrent):
+def test_more_is_found_than_by_vllms_own_cache_and_less_is_computed(
+    model, cold, engine, start_recurrent
+):
     def hits_and_computed(engine: Engine) -> tuple[int, int]:
         engine.reset_counts()
         warm = in_order(again(engine, cold))
-        assert not wrong(in_order(cold), warm, **TOLERANCES)
+        assert not wrong(model, in_order(cold), warm)
         return sum(reply.num_cached for reply in warm), engine.computed_tokens
 
     assert engine.llm.reset_prefix_cache()
@@ -144,11 +183,12 @@ def test_only_the_first_of_many_siblings_computes_what_they_share(
 
 
 def test_requests_that_preempt_each_other_get_the_answers_they_get_alone(
-    start_recurrent, monkeypatch
+    model, start_recurrent, monkeypatch
 ):
     """Both go on beyond the end of a block, and there is room for one."""
-    asks = [Ask(words(530, seed=seed), greedy(30)) for seed in (1, 2)]
-    engine = start_recurrent({}, max_model_len=600, num_gpu_blocks_override=14)
+    size = model.block_size
+    asks = [Ask(words(size - 14, seed=seed), greedy(30)) for seed in (1, 2)]
+    engine = start_recurrent({}, max_model_len=size + 56, num_gpu_blocks_override=14)
     alone = [tokens_of(engine.run([ask])[0]) for ask in asks]
     assert engine.llm.reset_prefix_cache()
     preempted: list[Request] = []
@@ -187,8 +227,8 @@ def test_the_self_check_finds_states_that_are_not_copied(start_recurrent, monkey
     assert states["radix"] != "on" and states["schedule"] == "on"
 
 
-def test_an_error_in_the_tree_leaves_vllms_own_cache_to_serve(start_recurrent, monkeypatch):
-    prompt = words(600)
+def test_an_error_in_the_tree_leaves_vllms_own_cache_to_serve(model, start_recurrent, monkeypatch):
+    prompt = words(model.block_size + 56)
     engine = start_recurrent({}, num_gpu_blocks_override=400)
     want = tokens_of(engine.run([Ask(prompt, greedy(20))])[0])
 
@@ -198,28 +238,38 @@ def test_an_error_in_the_tree_leaves_vllms_own_cache_to_serve(start_recurrent, m
     monkeypatch.setattr(RecurrentStates, "longest_hit", broken)
     results = [engine.run([Ask(prompt, greedy(20))])[0] for _ in range(3)]
     assert [tokens_of(result) for result in results] == [want] * 3
-    assert results[-1].num_cached_tokens == 544, "whole blocks"
+    assert results[-1].num_cached_tokens == model.block_size, "whole blocks"
     assert "switched off by errors" in engine.scheduler.sgl_vllm.stats().parts["radix"]
 
 
-def test_without_the_copies_of_states_answers_are_wrong(cold, start_recurrent):
+def test_without_the_copies_of_states_answers_are_wrong(model, cold, start_recurrent):
     engine = start_recurrent({}, num_gpu_blocks_override=2000)
     manager = engine.scheduler.kv_cache_manager
     take = manager.take_kv_cache_block_copies
     manager.take_kv_cache_block_copies = lambda: ([], take()[1])
     broken = in_order(again(engine, cold))
-    assert len(wrong(in_order(cold), broken, **TOLERANCES)) > len(broken) / 3
+    assert len(wrong(model, in_order(cold), broken)) > len(broken) / 3
 
 
 # -- random programs ------------------------------------------------------------------------------
 
 SETTINGS = {
-    "tiny cache, prefill in chunks": Setting({}, num_blocks=20, max_num_batched_tokens=560),
+    "tiny cache, prefill in chunks": Setting({}),
     "tiny cache, exact jumps, by priority": Setting(
-        {"jump_mode": "exact", "schedule_cheapest_victim": True}, num_blocks=24, policy="priority"
+        {"jump_mode": "exact", "schedule_cheapest_victim": True}, policy="priority"
     ),
     "room for all": Setting({}, num_blocks=1000),
 }
+
+
+def adapted(setting: Setting, model: RecurrentModel) -> Setting:
+    """A setting of the plugin for a model, whose chunks are longer than its blocks."""
+    if setting.policy == "priority":
+        return replace(setting, num_blocks=model.fewest_blocks + 4)
+    if setting.num_blocks is None:
+        chunk = model.block_size + 16
+        return replace(setting, num_blocks=model.fewest_blocks, max_num_batched_tokens=chunk)
+    return setting
 
 
 @pytest.fixture(scope="module")
@@ -245,27 +295,33 @@ def references(start_recurrent, program) -> References:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_request_of_a_random_program_gets_stocks_answer(
-    start_recurrent, program, references, name
+    model, start_recurrent, program, references, name
 ):
-    setting = SETTINGS[name]
+    setting = adapted(SETTINGS[name], model)
     engine = start_for(start_recurrent, setting)
     played = play(engine, program, references.narrowed.prompts)
     assert engine.scheduler.parts.states()["radix"] == "on"
     counts = played.counts
     assert counts["partial hits"] > 0 and counts["aborts"] > 0 and counts["select scores"] > 0
     assert counts["forced tokens"] > requests(20) or not setting.is_canonical
-    check_answers(start_recurrent, program, references.expected_by(setting, program), played)
+    check_answers(model, start_recurrent, program, references.expected_by(setting, program), played)
 
 
 def check_answers(
-    start_recurrent: Callable[..., Engine], program: Program, want: Played, got: Played
+    model: RecurrentModel,
+    start_recurrent: Callable[..., Engine],
+    program: Program,
+    want: Played,
+    got: Played,
 ) -> None:
     """Fail on any difference but a near tie of two tokens."""
-    found = list(differences(program, want, got, logprob_tolerance=ROUNDING))
+    found = list(differences(program, want, got, logprob_tolerance=model.tolerance))
     if found:
         judge = start_recurrent(**JUDGE)
         gaps = [gap(judge, one) for one in found]
         real = [
-            f"{far} apart\n{one}" for one, far in zip(found, gaps, strict=True) if far > ROUNDING
+            f"{far} apart\n{one}"
+            for one, far in zip(found, gaps, strict=True)
+            if far > model.rounding
         ]
         assert not real, f"{len(real)} requests got another answer:\n" + "\n\n".join(real[:3])
