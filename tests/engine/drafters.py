@@ -1,8 +1,13 @@
-"""Speculative decoding for tests: configurations of vLLM, and a drafter made of the demo model.
+"""Speculative decoding for tests: configurations of vLLM, and drafters made of the demo model.
 
 An EAGLE drafter takes the model's hidden state and the next token's embedding. The one made here
 ignores the hidden state and runs the model's own layers over the embeddings, so its drafts are
 often right, and they depend on its KV cache as much as the model's tokens do on the model's.
+
+An EAGLE 3 drafter takes the hidden states of several of the model's layers. They are what its
+layers add to, and its first layer reads the embedding beside them: here that layer's attention does
+no more than add the embedding of the token it is at. Then come the model's own layers. The hidden
+states are made small, so they spoil some drafts and leave most as they are.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +27,12 @@ from tests.engine.programs import Call, Phase, Program
 from tests.platforms.platform import Platform
 
 NUM_DRAFTS = 3
+
+HIDDEN_SHARE = 0.3
+"""How long hidden states are in the EAGLE 3 drafter, beside an embedding."""
+
+SHARPNESS = 12.0
+"""Of its first layer's attention: what keys and queries consist of."""
 
 
 def why_it_cannot_run(method: str, platform: Platform) -> str | None:
@@ -46,35 +58,111 @@ def speculation(method: str, folder: Path, *, is_async: bool = False) -> dict[st
         return drafts | {"method": name, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
     if method == "draft_model":  # the model drafts for itself
         return drafts | {"model": str(MODEL_PATH)}
+    if method == "eagle3":
+        return drafts | {"model": str(write_eagle3_drafter(folder / "eagle3"))}
     assert method == "eagle"
     return drafts | {"model": str(write_eagle_drafter(folder / "eagle"))}
 
 
 def write_eagle_drafter(folder: Path) -> Path:
     """Write an EAGLE drafter for the demo model into a new folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    model = MODEL_PATH
-    weights = load_file(model / "model.safetensors")
-    config = json.loads((model / "config.json").read_text())
-    embedding = weights["model.embed_tokens.weight"].float()
+    weights = load_file(MODEL_PATH / "model.safetensors")
     # EAGLE has no norm before its first layer. All embeddings are about as long as the median one,
     # so dividing by that does nearly what the norm does.
-    scale = embedding.pow(2).mean(-1).sqrt().median()
-    norm = weights["model.layers.0.input_layernorm.weight"].float() / scale
+    norm = weights["model.layers.0.input_layernorm.weight"].float() / _median_scale(weights)
     drafter = {}
     for name, weight in weights.items():
         if not name.startswith("model.layers.") or name.endswith("layers.0.input_layernorm.weight"):
             continue
         if any(f"layers.0.self_attn.{part}_proj" in name for part in "qkv"):
             weight = weight.float() * norm
-        drafter[name.removeprefix("model.")] = weight.to(torch.bfloat16).contiguous()
-    hidden = config["hidden_size"]
-    takes_embedding = torch.cat([torch.eye(hidden), torch.zeros(hidden, hidden)], dim=1)
-    drafter["fc.weight"] = takes_embedding.to(torch.bfloat16)
-    save_file(drafter, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config))
+        drafter[name.removeprefix("model.")] = weight
+    hidden = len(norm)
+    drafter["fc.weight"] = torch.cat([torch.eye(hidden), torch.zeros(hidden, hidden)], dim=1)
+    return _write_drafter(folder, drafter, {})
+
+
+def write_eagle3_drafter(folder: Path) -> Path:
+    """Write an EAGLE 3 drafter for the demo model into a new folder."""
+    weights = load_file(MODEL_PATH / "model.safetensors")
+    config = json.loads((MODEL_PATH / "config.json").read_text())
+    hidden, num_heads = config["hidden_size"], config["num_attention_heads"]
+    drafter = {
+        "fc.weight": torch.cat([torch.eye(hidden) / 3] * 3, dim=1),
+        "norm.weight": weights["model.norm.weight"],
+        "lm_head.weight": weights["model.embed_tokens.weight"],
+        **_layer_that_adds_embeddings(config, float(_median_scale(weights))),
+    }
+    for name, weight in weights.items():
+        if not name.startswith("model.layers."):
+            continue
+        number, rest = name.removeprefix("model.layers.").split(".", 1)
+        part = f"layers.{int(number) + 1}.{rest}"
+        if rest in ("self_attn.k_proj.weight", "self_attn.v_proj.weight"):
+            heads = weight.reshape(-1, config["head_dim"], hidden)
+            repeated = heads.repeat_interleave(num_heads // len(heads), dim=0)
+            weight = repeated.reshape(hidden, hidden)
+        drafter[part] = weight
+        if rest.startswith("self_attn"):
+            drafter[f"{part.removesuffix('weight')}bias"] = torch.zeros(hidden)
+    changes = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": config["num_hidden_layers"] + 1,
+        # As many values as there are dimensions, so that attention can pass an embedding on.
+        "num_key_value_heads": num_heads,
+        "attention_bias": True,
+        "norm_before_residual": True,
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
+        "draft_vocab_size": config["vocab_size"],
+    }
+    return _write_drafter(folder, drafter, changes)
+
+
+def _layer_that_adds_embeddings(config: Mapping[str, Any], scale: float) -> dict[str, torch.Tensor]:
+    """An EAGLE 3 drafter's first layer. Its output is the hidden state, made small, plus the
+    embedding. Both are about as long as `scale` says."""
+    hidden, mlp = config["hidden_size"], config["intermediate_size"]
+    none, nothing = torch.zeros(hidden), torch.zeros(hidden, 2 * hidden)
+    layer = {
+        "hidden_norm.weight": torch.full((hidden,), HIDDEN_SHARE * scale),
+        "input_layernorm.weight": torch.full((hidden,), scale),
+        "post_attention_layernorm.weight": torch.ones(hidden),
+        # Equal queries and keys: rotated, they fit only where they are at the same token.
+        "self_attn.q_proj.weight": nothing,
+        "self_attn.q_proj.bias": none + SHARPNESS,
+        "self_attn.k_proj.weight": nothing,
+        "self_attn.k_proj.bias": none + SHARPNESS,
+        "self_attn.v_proj.weight": torch.eye(hidden, 2 * hidden),
+        "self_attn.v_proj.bias": none,
+        "self_attn.o_proj.weight": torch.eye(hidden),
+        "self_attn.o_proj.bias": none,
+        "mlp.gate_proj.weight": torch.zeros(mlp, hidden),
+        "mlp.up_proj.weight": torch.zeros(mlp, hidden),
+        "mlp.down_proj.weight": torch.zeros(hidden, mlp),
+    }
+    return {f"midlayer.{name}": weight for name, weight in layer.items()}
+
+
+def _median_scale(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Of the embeddings: the root of the mean square of their elements."""
+    embedding = weights["model.embed_tokens.weight"].float()
+    return embedding.pow(2).mean(-1).sqrt().median()
+
+
+def _write_drafter(
+    folder: Path, weights: Mapping[str, torch.Tensor], changes: Mapping[str, Any]
+) -> Path:
+    """Into a new folder, with the demo model's tokenizer, and its configuration but for
+    `changes`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contiguous = {
+        name: weight.to(torch.bfloat16).clone().contiguous() for name, weight in weights.items()
+    }
+    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((MODEL_PATH / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
     for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        shutil.copy(model / file, folder / file)
+        shutil.copy(MODEL_PATH / file, folder / file)
     return folder
 
 

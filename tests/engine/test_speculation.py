@@ -38,10 +38,10 @@ from tests.engine.test_self_check import with_every_request
 from tests.engine.ties import JUDGE, gap
 from tests.platforms.platform import chosen
 
-METHODS = ("ngram", "draft_model", "eagle")
+METHODS = ("ngram", "draft_model", "eagle", "eagle3")
 NUM_LAYERS = 4
 """Of the model; those of a drafter come after them."""
-LOOKAHEAD = {"ngram": 0, "draft_model": 0, "eagle": 1}
+LOOKAHEAD = {"ngram": 0, "draft_model": 0, "eagle": 1, "eagle3": 1}
 PROGRAM = for_speculation(random_program(3, num_calls=requests(60)))
 slow = (pytest.mark.slow, pytest.mark.timeout(600))
 SETTINGS = {
@@ -147,8 +147,10 @@ def test_every_request_gets_the_answer_it_gets_without_the_plugin(
     with counting_drafts(engine) as drafts:
         got = play(engine, PROGRAM, references.narrowed.prompts)
     assert drafts["accepted"] > requests(20)
+    assert drafts["drafts"] - drafts["accepted"] > requests(20)
     assert got.counts["aborts"] >= requests(5) and got.counts["partial hits"] > requests(10)
     assert got.counts["forced tokens"] > requests(50) or not setting.is_canonical
+    assert got.counts["select scores"] > 0
     check_answers(start, PROGRAM, references.expected_by(setting, PROGRAM), got)
 
 
@@ -206,13 +208,17 @@ def test_the_kv_after_a_hit_is_that_of_the_whole_prompt(drafting, num_shared):
     torch.testing.assert_close(warm, cold, rtol=1e-3, atol=1e-3)
 
 
-def test_eagle_has_read_one_token_further_than_the_match(start_drafting):
+@pytest.mark.parametrize("method", ["eagle", pytest.param("eagle3", marks=slow)])
+def test_eagle_has_read_one_token_further_than_the_match(start_drafting, method):
     """Why a hit ends one token before it."""
-    engine = start_drafting("eagle", plugin={}, num_gpu_blocks_override=200)
+    engine = start_drafting(method, plugin={}, num_gpu_blocks_override=200)
     engine.scheduler.parts.radix.drafting = NO_DRAFTING
     cold, warm = kv_cold_and_warm(engine, 47)
     torch.testing.assert_close(warm[:NUM_LAYERS], cold[:NUM_LAYERS], rtol=1e-3, atol=1e-3)
-    assert not torch.allclose(warm[NUM_LAYERS:], cold[NUM_LAYERS:], rtol=1e-3, atol=1e-3)
+    assert not any(
+        torch.allclose(one, other, rtol=1e-3, atol=1e-3)
+        for one, other in zip(warm[NUM_LAYERS:], cold[NUM_LAYERS:], strict=True)
+    )
 
 
 def test_a_drafter_with_smaller_keys_shares_the_models_blocks(start, tmp_path):
@@ -235,7 +241,9 @@ def test_a_drafter_with_smaller_keys_shares_the_models_blocks(start, tmp_path):
     engine.check_nothing_is_left()
 
 
-def kv_cold_and_warm(engine: Engine, num_shared: int) -> tuple[torch.Tensor, torch.Tensor]:
+def kv_cold_and_warm(
+    engine: Engine, num_shared: int
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The KV of a prompt that begins like an earlier one, without and with a cache."""
     assert engine.llm.reset_prefix_cache()
     shared = words(num_shared, seed=1)
@@ -249,7 +257,7 @@ def kv_cold_and_warm(engine: Engine, num_shared: int) -> tuple[torch.Tensor, tor
     return cold, warm
 
 
-def kv_of(engine: Engine, prompt: list[int]) -> torch.Tensor:
+def kv_of(engine: Engine, prompt: list[int]) -> list[torch.Tensor]:
     """What the cache holds of the full blocks of a prompt, layer by layer."""
     llm, scheduler = engine.llm.llm_engine, engine.scheduler
     llm.add_request("seen", {"prompt_token_ids": prompt}, greedy(9))
@@ -259,7 +267,7 @@ def kv_of(engine: Engine, prompt: list[int]) -> torch.Tensor:
     full = block_ids[: len(prompt) // scheduler.block_size]
     layers = scheduler.vllm_config.compilation_config.static_forward_context
     (group,) = scheduler.kv_cache_config.kv_cache_groups
-    kv = torch.stack([layers[name].kv_cache[full] for name in group.layer_names])
+    kv = [layers[name].kv_cache[full].clone() for name in group.layer_names]
     llm.abort_request(["seen"])
     engine.settle()
     return kv
@@ -326,7 +334,9 @@ def without_drafts(start) -> tuple[int, list[list[int]]]:
     return passes_of(engine, constrained(engine))
 
 
-@pytest.mark.parametrize("method", ["ngram", "eagle", pytest.param("draft_model", marks=slow)])
+@pytest.mark.parametrize(
+    "method", ["ngram", "eagle", "eagle3", pytest.param("draft_model", marks=slow)]
+)
 def test_drafts_beside_jumps_change_nothing_and_never_cost_a_pass(
     start_drafting, without_drafts, method
 ):
