@@ -61,7 +61,7 @@ METHODS: Mapping[str, Support] = {
         refused_beside_groups="vLLM's V1 runner gives a draft model the first group's blocks",
     ),
     "eagle": Support(is_tested=True),
-    "eagle3": Support(),
+    "eagle3": Support(is_tested=True),
     "mtp": Support(refused_beside_groups=_NO_TEST),
     "ngram_gpu": Support(),
     "dflash": Support(_BLOCK_DRAFTER),

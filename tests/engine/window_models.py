@@ -113,21 +113,32 @@ def write_model(name: str, folder: Path) -> str:
     return save(random_model(*CONFIGS[name]).to(torch.float32), folder)
 
 
-def write_eagle_drafter(folder: Path) -> str:
-    """Write a random EAGLE drafter for any of these models, of one layer with full attention.
-    Returns its path."""
+def write_eagle_drafter(folder: Path, *, is_eagle3: bool = False) -> str:
+    """Write a random EAGLE or EAGLE 3 drafter for any of these models, of one layer with full
+    attention. Returns its path."""
     if folder.exists():
         return str(folder)
-    save(random_model("llama", {"head_dim": 32, "num_hidden_layers": 1}).float(), folder)
+    model = random_model("llama", {"head_dim": 32, "num_hidden_layers": 1}).float()
+    save(model, folder)
     file = folder / "model.safetensors"
-    weights = {
+    weights = load_file(file)
+    size = model.config.hidden_size
+    layer = {
         name.removeprefix("model."): weight
-        for name, weight in load_file(file).items()
-        if name.startswith("model.layers") and "input_layernorm" not in name
+        for name, weight in weights.items()
+        if name.startswith("model.layers") and (is_eagle3 or "input_layernorm" not in name)
     }
-    size = weights["layers.0.mlp.down_proj.weight"].shape[0]
-    weights["fc.weight"] = torch.randn(size, 2 * size) / size
-    save_file(weights, file, metadata={"format": "pt"})
+    if is_eagle3:
+        for name in layer:
+            if any(f"self_attn.{part}_proj" in name for part in "qkv"):  # reads embeddings, too
+                layer[name] = torch.cat([layer[name], torch.randn_like(layer[name]) / size], dim=1)
+        norm = {"layers.0.hidden_norm.weight": torch.ones(size), "norm.weight": torch.ones(size)}
+        layer |= norm | {"lm_head.weight": weights["lm_head.weight"]}
+        config = json.loads((folder / "config.json").read_text())
+        config["eagle_aux_hidden_state_layer_ids"] = [1, 2, 3]
+        (folder / "config.json").write_text(json.dumps(config))
+    layer["fc.weight"] = torch.randn(size, (3 if is_eagle3 else 2) * size) / size
+    save_file(layer, file, metadata={"format": "pt"})
     return str(folder)
 
 

@@ -99,7 +99,8 @@ def test_what_is_not_verified_is_refused_with_the_reason(config, why):
 
 def test_a_method_that_no_test_runs_is_left_to_the_self_check():
     assert is_tested(Config(Speculative("ngram")))
-    assert not is_tested(Config(Speculative("eagle3"), 1))
+    assert is_tested(Config(Speculative("eagle3"), 1))
+    assert not is_tested(Config(Speculative("ngram_gpu")))
 
 
 def test_the_docs_name_every_method():
