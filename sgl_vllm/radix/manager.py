@@ -51,6 +51,7 @@ from sgl_vllm.radix.request_record import RequestRecord
 from sgl_vllm.radix.scheduler_view import NoScheduler, SchedulerView
 from sgl_vllm.radix.snapshot import CacheSnapshot, take_snapshot
 from sgl_vllm.radix.stats import RadixCounters, RadixGauges
+from sgl_vllm.radix.tokens import Tokens
 from sgl_vllm.radix.tree import RadixTree
 from sgl_vllm.speculation import NO_DRAFTING, Drafting
 from sgl_vllm.vllm_api.patching import adopt
@@ -196,6 +197,21 @@ class RadixKVCacheManager(KVCacheManager):
     def _hit_length(self, match: Match) -> int:
         assert self.tree is not None
         return self.tree.longest_hit(match, match.num_tokens)
+
+    def hit_lengths(self, namespace: Namespace, candidates: Sequence[Tokens]) -> list[int]:
+        """How many tokens of each candidate a request that begins with it could read.
+
+        Changes nothing: no age, count or order. What the step under way computes is not counted.
+        """
+        found = self.pool.guarded(self._hit_lengths, namespace, candidates)
+        return found if found is not None else [0] * len(candidates)
+
+    def _hit_lengths(self, namespace: Namespace, candidates: Sequence[Tokens]) -> list[int]:
+        tree = self.tree
+        assert tree is not None
+        matches = (tree.match_prefix(namespace, tokens) for tokens in candidates)
+        num_lookahead = self.drafting.num_lookahead
+        return [tree.longest_hit(m, m.num_tokens - num_lookahead) for m in matches]
 
     def hit_length_mid_step(self, request: Request) -> int:
         """How many tokens of `request` a lookup in the middle of a step would find. Of what this

@@ -8,6 +8,7 @@ like vLLM's own.
     GET  /v1/sgl/tree          the radix tree: sizes, hits, ages; text only by an option
     GET  /sgl/tree             the same as a page in the browser; holds no data itself
     GET  /v1/sgl/why           which prompt tokens of a request were not cached, and why
+    POST /v1/sgl/match         how many tokens of some prefixes are cached
     POST /v1/sgl/pin           compute a prefix and keep it in the cache
     POST /v1/sgl/unpin         let it be evicted again
     GET  /v1/sgl/pins          what is pinned
@@ -31,7 +32,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from sgl_vllm.config import CONFIG_KEY, Options
-from sgl_vllm.routes import pins, tree, why
+from sgl_vllm.routes import match, pins, tree, why
 from sgl_vllm.routes.engines import answered, end_requests_at_shutdown, engine_stats
 from sgl_vllm.routes.incoming import IncomingRequests
 from sgl_vllm.routes.metrics import MetricsMiddleware, SglCollector
@@ -71,6 +72,7 @@ class SglEndpointPlugin:
         app.include_router(router)
         app.include_router(tree.router)
         app.include_router(why.router)
+        match.attach(app)
         pins.attach(app)
         try:
             from sgl_vllm.routes import batch, score

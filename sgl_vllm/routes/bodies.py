@@ -12,6 +12,7 @@ from fastapi import HTTPException, Request
 from starlette.requests import ClientDisconnect
 from vllm.config import ModelConfig
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
+from vllm.lora.request import LoRARequest
 from vllm.renderers import TokenizeParams
 
 NOT_AN_OBJECT = "the body has to be a JSON object"
@@ -44,6 +45,49 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def is_prompt(prompt: object) -> bool:
+    """Whether `prompt` is a text or a list of token ids, and not empty."""
+    if isinstance(prompt, list):
+        return bool(prompt) and all(type(token) is int and token >= 0 for token in prompt)
+    return isinstance(prompt, str) and bool(prompt) and is_unicode(prompt)
+
+
+def is_text_chat(messages: object) -> bool:
+    """Whether `messages` is a list of messages of text, and not empty."""
+    if not isinstance(messages, list) or not messages:
+        return False
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            return False
+        parts = message.get("content")
+        if isinstance(parts, str) and is_unicode(parts):
+            continue
+        if not isinstance(parts, list) or not all(_is_text_part(part) for part in parts):
+            return False
+    return True
+
+
+def _is_text_part(part: object) -> bool:
+    if not isinstance(part, dict) or part.get("type") != "text":
+        return False
+    text = part.get("text")
+    return isinstance(text, str) and is_unicode(text)
+
+
+def lora_of(models: Any, name: str | None) -> LoRARequest | None:
+    """The adapter that `name` stands for, of vLLM's served `models`; None for the base model.
+
+    Raises:
+        HTTPException: 404 for a name that the server does not know.
+    """
+    if name is None or models.is_base_model(name):
+        return None
+    if name not in models.lora_requests:
+        raise HTTPException(404, f"this server has no model {name!r}")
+    lora: LoRARequest = models.lora_requests[name]
+    return lora
 
 
 class BoundedTokenizeCompletionRequest(TokenizeCompletionRequest):

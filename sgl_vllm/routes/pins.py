@@ -24,8 +24,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from sgl_vllm.routes.bodies import (
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
+    is_prompt,
+    is_text_chat,
     is_unicode,
     json_object,
+    lora_of,
 )
 from sgl_vllm.routes.engines import ask_engines, engine_ranks, reads
 from sgl_vllm.routes.tenants import NO_TENANTS, TenantSource
@@ -70,7 +73,7 @@ async def pin(request: Request) -> dict[str, Any]:
     """
     body = parse_pin(await json_object(request))
     client: AsyncLLM = request.app.state.engine_client
-    lora = _lora_of(request.app.state.openai_serving_models, body.model)
+    lora = lora_of(request.app.state.openai_serving_models, body.model)
     tokens = await _tokenize(request, body)
     try:
         async with request.app.state.sgl_vllm_pinning:
@@ -168,52 +171,15 @@ def parse_pin(body: dict[str, Any]) -> PinBody:
     prompt, messages = body.get("prompt"), body.get("messages")
     if (prompt is None) == (messages is None):
         raise HTTPException(400, "give either a prompt or messages")
-    if prompt is not None and not _is_prompt(prompt):
+    if prompt is not None and not is_prompt(prompt):
         raise HTTPException(400, "prompt has to be a text or a list of token ids, and not empty")
-    if messages is not None and not _is_text_chat(messages):
+    if messages is not None and not is_text_chat(messages):
         raise HTTPException(400, "messages has to be a list of messages of text, and not empty")
     for name in ("cache_salt", "model"):
         value = body.get(name)
         if value is not None and not (isinstance(value, str) and value and is_unicode(value)):
             raise HTTPException(400, f"{name} has to be a text, and not empty")
     return PinBody(prompt, messages, body.get("cache_salt"), body.get("model"))
-
-
-def _is_prompt(prompt: object) -> bool:
-    if isinstance(prompt, list):
-        return bool(prompt) and all(type(token) is int and token >= 0 for token in prompt)
-    return isinstance(prompt, str) and bool(prompt) and is_unicode(prompt)
-
-
-def _is_text_chat(messages: object) -> bool:
-    """Requests with images and the like stay with vLLM's own cache, which has no pins."""
-    if not isinstance(messages, list) or not messages:
-        return False
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            return False
-        parts = message.get("content")
-        if isinstance(parts, str) and is_unicode(parts):
-            continue
-        if not isinstance(parts, list) or not all(_is_text_part(part) for part in parts):
-            return False
-    return True
-
-
-def _is_text_part(part: object) -> bool:
-    if not isinstance(part, dict) or part.get("type") != "text":
-        return False
-    text = part.get("text")
-    return isinstance(text, str) and is_unicode(text)
-
-
-def _lora_of(models: Any, name: str | None) -> LoRARequest | None:
-    if name is None or models.is_base_model(name):
-        return None
-    if name not in models.lora_requests:
-        raise HTTPException(404, f"this server has no model {name!r}")
-    lora: LoRARequest = models.lora_requests[name]
-    return lora
 
 
 async def _tokenize(request: Request, body: PinBody) -> list[int]:

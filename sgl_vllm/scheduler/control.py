@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any  # Any: JSON
 from vllm.logger import init_logger
 
 from sgl_vllm.config import Options
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix import slot_copies, whole_copies
 from sgl_vllm.radix.block_hashes import BlockHasher
 from sgl_vllm.scheduler.assembly import Parts, log_states
@@ -108,6 +109,29 @@ class EngineControl:
         if radix is None:
             return []
         return radix.misses.explain(request_id, cache_salt, time.monotonic())
+
+    def match(
+        self,
+        candidates: Sequence[bytes],
+        cache_salt: str | None = None,
+        lora_name: str | None = None,
+        lora_path: str | None = None,
+    ) -> list[int] | None:
+        """How many tokens of each candidate are cached; None if the tree is off. Changes nothing.
+
+        Without a `cache_salt`, these are whole blocks, as in what a client without one is told of
+        its own requests (`routes/incoming.py`).
+
+        Args:
+            candidates: token ids, each candidate packed by `radix.tokens.pack`.
+        """
+        radix = self._parts.radix
+        if radix is None or radix.failed:
+            return None
+        adapter = (lora_name, lora_path or "") if lora_name else None
+        lengths = radix.hit_lengths(CacheNamespace(adapter, cache_salt or None), candidates)
+        size = 1 if cache_salt else radix.block_size
+        return [length - length % size for length in lengths]
 
     def pin(
         self,

@@ -299,6 +299,8 @@ def hints() -> Iterator[Attack]:
             yield attack(f"pin: {json_type}", "sgl/pin", {"prompt": "Hi", "cache_salt": value})
             score = {"prompt": value, "continuations": value, "cache_salt": value}
             yield attack(f"score: {json_type}", "sgl/score", score)
+            match = {"prompt": value, "candidates": value, "cache_salt": value}
+            yield attack(f"match: {json_type}", "sgl/match", match)
 
 
 # -- floods of the plugin's own routes
@@ -306,7 +308,7 @@ def hints() -> Iterator[Attack]:
 
 def unreadable() -> Iterator[Attack]:
     """Bodies that are no JSON object, or are nested deeply, for every route that reads one."""
-    paths = ["pin", "unpin", "batch", "batch/abort", "score"]
+    paths = ["pin", "unpin", "batch", "batch/abort", "score", "match"]
     for path in [*(f"/v1/sgl/{path}" for path in paths), "/v1/completions"]:
         yield Attack("nested", path, b'{"a":' * NESTING + b"1" + b"}" * NESTING)
         yield Attack("nested array", path, b"[" * NESTING)

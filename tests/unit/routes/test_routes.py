@@ -33,6 +33,7 @@ ROUTES = [
     ("GET", "/v1/sgl/stats"),
     ("GET", "/v1/sgl/tree"),
     ("GET", "/v1/sgl/why"),
+    ("POST", "/v1/sgl/match"),
     ("POST", "/v1/sgl/pin"),
     ("POST", "/v1/sgl/unpin"),
     ("GET", "/v1/sgl/pins"),
@@ -353,7 +354,7 @@ def test_an_unknown_model_is_not_pinned_for() -> None:
     assert error(answer) == (404, "this server has no model 'no'")
 
 
-@pytest.mark.parametrize("route", ["pin", "unpin", "batch", "batch/abort", "score"])
+@pytest.mark.parametrize("route", ["pin", "unpin", "batch", "batch/abort", "score", "match"])
 def test_a_body_that_is_nested_too_deeply_is_refused(route: str) -> None:
     body = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
     status, text = error(connect(FakeEngine()).post(f"/v1/sgl/{route}", content=body))

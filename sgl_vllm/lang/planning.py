@@ -1,0 +1,335 @@
+"""Orders of segments that let prompts share their beginnings. Pure: no I/O, no clock, no server.
+
+Owns the search. A *segment* is a hashable value with a weight, such as a text with its length. A
+*set* has the segments of one prompt, in the order in which they were given. Prompts share what they
+begin with, so orders are the better the smaller the trie of all of them is:
+
+    given    [a b c]  [c a d]  [b a c]      9 segments, none shared
+    planned  [a c b]  [a c d]  [a c b]      a, c, b, d: 4 in the trie, 5 shared
+
+`SharedOrders` does the same for sets that come one after the other, from the orders before.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+Segment: TypeAlias = Hashable
+Weights: TypeAlias = Mapping[Segment, int]
+"""The length of every segment, in any unit."""
+
+MAX_EXACT_ORDERS = 5_000
+"""`plan` tries all orders of all sets if that many or fewer first choices lead to them."""
+
+MAX_WORK = 3_000_000
+"""`plan` looks at a segment of a set at most about this often: under two seconds. Sets that are
+left then get the most frequent segments first."""
+
+MAX_NODES_VISITED = 2_000
+"""Of a memory of orders, for one set."""
+
+
+def shared_weight(orders: Iterable[Sequence[Segment]], weights: Weights) -> int:
+    """The weight of all segments that repeat the beginning of an earlier order.
+
+    That is the weight of all orders, less that of the trie of them.
+    """
+    trie: dict[Segment, dict] = {}
+    shared = 0
+    for order in orders:
+        node = trie
+        for segment in order:
+            child = node.get(segment)
+            if child is None:
+                child = node[segment] = {}
+            else:
+                shared += weights[segment]
+            node = child
+    return shared
+
+
+def plan(sets: Sequence[Sequence[Segment]], weights: Weights) -> list[list[Segment]]:
+    """An order for each of `sets`, so that they share as much of their beginnings as is found.
+
+    Each order is a permutation of its set. Together they never share less than the sets as given
+    (`shared_weight`). They share as much as possible where that is cheap to find: for a few sets of
+    a few segments. Otherwise the search is greedy. At each node of the trie, it takes the segment
+    whose weight is shared most often among the sets there, gives it to all of them that have it,
+    and goes on with each side.
+
+    Deterministic; ties go to what was given first. Cost: O(segments in all sets * depth of the
+    trie) at worst, bounded by `MAX_WORK`. 1,000 sets of 10 take about 20 ms.
+
+    Raises:
+        ValueError: a set has a segment twice.
+    """
+    for one in sets:
+        if len(set(one)) < len(one):
+            raise ValueError("a set has a segment twice")
+    if _num_exact_orders(sets) <= MAX_EXACT_ORDERS:
+        return _exact(sets, weights)
+    plans = [_greedy(sets, weights), by_frequency(sets, weights), [list(one) for one in sets]]
+    return max(plans, key=lambda orders: shared_weight(orders, weights))
+
+
+def by_frequency(sets: Sequence[Sequence[Segment]], weights: Weights) -> list[list[Segment]]:
+    """Each set with its most frequent segments first, weighted by what sharing them saves."""
+    counts = Counter(segment for one in sets for segment in one)
+    ranks = {segment: rank for rank, segment in enumerate(counts)}
+
+    def key(segment: Segment) -> tuple[int, int]:
+        return -(counts[segment] - 1) * weights[segment], ranks[segment]
+
+    return [sorted(one, key=key) for one in sets]
+
+
+# -- few sets: all orders
+
+
+def _num_exact_orders(sets: Sequence[Sequence[Segment]]) -> int:
+    """How many orders of all sets there are, or more than is worth counting."""
+    product = 1
+    for one in sets:
+        for number in range(2, len(one) + 1):
+            product *= number
+            if product > MAX_EXACT_ORDERS:
+                return product
+    return product
+
+
+def _exact(sets: Sequence[Sequence[Segment]], weights: Weights) -> list[list[Segment]]:
+    """Orders that share as much as any."""
+    left = {index: tuple(one) for index, one in enumerate(sets) if one}
+    _, orders = _exact_below(left, weights)
+    return [list(orders.get(index, ())) for index in range(len(sets))]
+
+
+def _exact_below(
+    left: Mapping[int, tuple[Segment, ...]], weights: Weights
+) -> tuple[int, dict[int, tuple[Segment, ...]]]:
+    """The least weight of a trie of what is `left` of each set, and the orders that make it."""
+    if not left:
+        return 0, {}
+    if len(left) == 1:
+        ((index, one),) = left.items()
+        return sum(weights[segment] for segment in one), {index: one}
+    best: tuple[int, dict[int, tuple[Segment, ...]]] | None = None
+    for firsts in itertools.product(*left.values()):
+        groups: dict[Segment, dict[int, tuple[Segment, ...]]] = {}
+        for (index, one), first in zip(left.items(), firsts, strict=True):
+            groups.setdefault(first, {})[index] = one
+        total, orders = 0, {}
+        for first, group in groups.items():
+            rest = {i: tuple(s for s in one if s != first) for i, one in group.items()}
+            weight, below = _exact_below({i: one for i, one in rest.items() if one}, weights)
+            total += weights[first] + weight
+            orders.update({i: (first, *below.get(i, ())) for i in group})
+            if best is not None and total >= best[0]:
+                break
+        else:
+            best = total, orders
+    assert best is not None
+    return best
+
+
+# -- many sets: greedy
+
+
+def _greedy(sets: Sequence[Sequence[Segment]], weights: Weights) -> list[list[Segment]]:
+    """The trie from its root: what is shared most often goes first."""
+    orders: list[list[Segment]] = [[] for _ in sets]
+    frequent = by_frequency(sets, weights)
+    # Sets that have the same beginning, with what is left of each. Stored as dicts, which keep
+    # their order and lose a segment in one step.
+    stack = [{index: dict.fromkeys(one) for index, one in enumerate(frequent) if one}]
+    work = 0
+    while stack:
+        group = stack.pop()
+        if len(group) == 1 or work > MAX_WORK:
+            for index, left in group.items():
+                orders[index] += left
+            continue
+        counts: Counter[Segment] = Counter()
+        for left in group.values():
+            work += len(left)
+            counts.update(left.keys())
+        common = [segment for segment, count in counts.items() if count == len(group)]
+        if common:  # all have these: one step down for each
+            for index, left in group.items():
+                orders[index] += common
+                for segment in common:
+                    del left[segment]
+            stack.append({index: left for index, left in group.items() if left})
+            continue
+        stack += _parted(group, counts, weights, orders)
+    return orders
+
+
+def _parted(
+    group: dict[int, dict[Segment, None]],
+    counts: Counter[Segment],
+    weights: Weights,
+    orders: list[list[Segment]],
+) -> list[dict[int, dict[Segment, None]]]:
+    """Give each set of a group its next segment, the one that is shared most often among those that
+    have none yet. Returns the groups that have got the same one. Empties `group`."""
+    having: dict[Segment, list[int]] = {}
+    for index, left in group.items():
+        for segment in left:
+            having.setdefault(segment, []).append(index)
+    ranks = {segment: rank for rank, segment in enumerate(having)}
+
+    def entry(segment: Segment) -> tuple[int, int, Segment]:
+        return -(counts[segment] - 1) * weights[segment], ranks[segment], segment
+
+    heap = [entry(segment) for segment in having if counts[segment] > 1]
+    heapq.heapify(heap)
+    parts = []
+    while heap:
+        gain, _, segment = heapq.heappop(heap)
+        if counts[segment] < 2:
+            continue
+        if gain != entry(segment)[0]:  # sets that have it got another segment
+            heapq.heappush(heap, entry(segment))
+            continue
+        part = {}
+        for index in having[segment]:
+            left = group.pop(index, None)
+            if left is None:
+                continue
+            counts.subtract(left.keys())
+            del left[segment]
+            orders[index].append(segment)
+            if left:
+                part[index] = left
+        if part:
+            parts.append(part)
+    for index, left in group.items():  # nothing of theirs is shared
+        orders[index] += left
+    return parts
+
+
+# -- sets that come one after the other
+
+
+@dataclass
+class _Node:
+    """A beginning that has been sent: the segments from the root to here."""
+
+    children: dict[Segment, _Node] = field(default_factory=dict)
+    weight: int = 0
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """An order, and how much of it earlier orders began with: by weight, from its first segment."""
+
+    order: tuple[Segment, ...]
+    shared_weight: int
+
+
+class SharedOrders:
+    """Orders of sets that follow the same beginning, each chosen from those before it.
+
+    The longest beginning that was sent before goes first, then the segments that were asked for
+    most often. A set that has been ordered once keeps its order. At most `max_segments` are
+    remembered; when there are more, all is forgotten.
+
+    Args:
+        max_segments: nodes of the trie of orders.
+    """
+
+    def __init__(self, max_segments: int) -> None:
+        self._max_segments = max_segments
+        self._root = _Node()
+        self._num_segments = 0
+        self._counts: Counter[Segment] = Counter()
+        self._decided: dict[frozenset[Segment], tuple[Segment, ...]] = {}
+
+    def decided(self, segments: Iterable[Segment]) -> tuple[Segment, ...] | None:
+        """The order of this set, if it has one."""
+        return self._decided.get(frozenset(segments))
+
+    def suggest(self, segments: Sequence[Segment], weights: Weights) -> Chosen:
+        """An order for a set, without remembering it. O(segments log segments), and at most 2,000
+        nodes of the trie."""
+        path, shared = self._longest(segments, weights)
+        rest = [segment for segment in segments if segment not in path]
+        rest.sort(key=lambda segment: -self._counts[segment] * weights[segment])  # stable
+        return Chosen((*path, *rest), shared)
+
+    def shared_weight(self, order: Sequence[Segment], weights: Weights) -> int:
+        """How much of an order earlier ones began with, by weight."""
+        node, shared = self._root, 0
+        for segment in order:
+            child = node.children.get(segment)
+            if child is None:
+                break
+            node, shared = child, shared + weights[segment]
+        return shared
+
+    def add(self, order: Sequence[Segment]) -> None:
+        """Remember that `order` has been sent."""
+        if self._num_segments + len(order) > self._max_segments:
+            self._root, self._num_segments = _Node(), 0
+            self._counts.clear()
+            self._decided.clear()
+        node = self._root
+        for segment in order:
+            child = node.children.get(segment)
+            if child is None:
+                child = node.children[segment] = _Node()
+                self._num_segments += 1
+            node = child
+        self._counts.update(order)
+        self._decided.setdefault(frozenset(order), tuple(order))
+
+    def __len__(self) -> int:
+        return self._num_segments
+
+    def _longest(
+        self, segments: Sequence[Segment], weights: Weights
+    ) -> tuple[tuple[Segment, ...], int]:
+        """The heaviest beginning of an earlier order that has segments of this set only."""
+        best: tuple[tuple[Segment, ...], int] = ((), 0)
+        stack: list[tuple[_Node, tuple[Segment, ...], int]] = [(self._root, (), 0)]
+        num_visited = 0
+        while stack and num_visited < MAX_NODES_VISITED:
+            node, path, weight = stack.pop()
+            num_visited += 1
+            if weight > best[1]:
+                best = path, weight
+            for segment in reversed(segments):
+                child = node.children.get(segment)
+                if child is not None and segment not in path:
+                    stack.append((child, (*path, segment), weight + weights[segment]))
+        return best
+
+
+class OrderMemory:
+    """`SharedOrders` for each beginning, the most recently used ones only.
+
+    Args:
+        max_beginnings: how many are remembered.
+        max_segments: of each, as in `SharedOrders`.
+    """
+
+    def __init__(self, max_beginnings: int = 64, max_segments: int = 4_096) -> None:
+        self._max_beginnings = max_beginnings
+        self._max_segments = max_segments
+        self._by_beginning: OrderedDict[Hashable, SharedOrders] = OrderedDict()
+
+    def after(self, beginning: Hashable) -> SharedOrders:
+        """The orders that follow `beginning`."""
+        orders = self._by_beginning.get(beginning)
+        if orders is None:
+            orders = self._by_beginning[beginning] = SharedOrders(self._max_segments)
+            if len(self._by_beginning) > self._max_beginnings:
+                self._by_beginning.popitem(last=False)
+        self._by_beginning.move_to_end(beginning)
+        return orders
