@@ -6,6 +6,7 @@ It imports neither vLLM nor torch, so that programs run where no server is insta
 from typing import TYPE_CHECKING
 
 from sgl_vllm.lang.api import (
+    any_order,
     assistant,
     assistant_begin,
     assistant_end,
@@ -50,6 +51,7 @@ from sgl_vllm.lang.settings import (
 )
 from sgl_vllm.lang.state import AsyncProgramState, ProgramState
 from sgl_vllm.lang.tracing.frames import TraceError
+from sgl_vllm.lang.transcript import Order
 from sgl_vllm.lang.view import fork_tree_svg, live, show, to_html, to_page, why
 from sgl_vllm.version import __version__ as __version__
 
@@ -67,6 +69,7 @@ __all__ = [
     "Engine",
     "LiteLLM",
     "OpenAI",
+    "Order",
     "Program",
     "ProgramCancelled",
     "ProgramError",
@@ -80,6 +83,7 @@ __all__ = [
     "TraceError",
     "UnsupportedError",
     "Usage",
+    "any_order",
     "assistant",
     "assistant_begin",
     "assistant_end",

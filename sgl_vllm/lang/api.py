@@ -21,6 +21,7 @@ from sgl_vllm.lang.constraints import (
     only_one_of,
 )
 from sgl_vllm.lang.ir import (
+    AnyOrder,
     Expr,
     ExprList,
     Gen,
@@ -29,12 +30,16 @@ from sgl_vllm.lang.ir import (
     RoleEnd,
     Select,
     Show,
+    Text,
     Tool,
     Var,
     parts_of,
 )
 from sgl_vllm.lang.reasoning import reasoning_format
 from sgl_vllm.lang.sampling import Sampling, as_ids, as_stop
+
+DEFAULT_ANNOTATION = "Most relevant first: {ranks}.\n"
+"""The line after the segments of `any_order`, with `annotate=True`."""
 
 
 def gen(
@@ -184,6 +189,62 @@ def read_only_tool(
     came.
     """
     return Tool(name, function, args, tuple(kwargs.items()), is_read_only=True)
+
+
+def any_order(
+    *segments: str | Expr | Sequence[str | Expr],
+    key: Callable[[str], Any] | None = None,
+    seed: int | None = None,
+    annotate: bool | str = False,
+    repeated: str | None = None,
+) -> AnyOrder:
+    """Append all `segments`, in an order that lets the server find more of the prompt in its cache.
+
+    For parts of a prompt whose order does not matter, such as retrieved documents, tools or
+    examples. Each is a text or ``var(name)``, and is appended as it is: put line ends into it. One
+    list stands for its items. The model reads another prompt than the one given and may answer
+    differently.
+
+    The order is chosen when the program gets here: in `run_batch` so that its programs share most,
+    else from what this process has sent after the same prompt, and from what the server has if it
+    has the plugin. The same segments after the same prompt keep the order they had.
+    `s.orders()` tells the order and its gain. Cost: less than 1 ms, and up to four small requests
+    where only the server can know.
+
+    - `key`: sort by ``key(text)`` instead, as `sorted` does. `seed`: sort by a hash of each text
+      and this number. Both depend on the segments alone, so all processes choose the same order.
+    - `annotate`: number the segments ("[1] ") as they stand, and append a line with the numbers in
+      the order in which they were given: "Most relevant first: [2], [1]." A text is a template for
+      that line, with the field ``{ranks}``. (A number that moved with its segment would be a
+      difference in the text, and end what prompts share.)
+    - `repeated`: the text in the place of a segment that an earlier `any_order` of this prompt has
+      appended, after all other segments. Fields: ``{rank}`` here and ``{earlier}`` there, from 1.
+      "" leaves the segment out.
+
+    Raises ValueError for both `key` and `seed`, and a template with other fields; TypeError for a
+    segment that is not a text or a variable.
+    """
+    if key is not None and seed is not None:
+        raise ValueError("any_order takes a key or a seed, not both")
+    if len(segments) == 1 and isinstance(segments[0], list | tuple):
+        segments = tuple(segments[0])
+    parts: list[Text | Var] = []
+    for segment in segments:
+        if isinstance(segment, str):
+            parts.append(Text(segment))
+        elif isinstance(segment, Text | Var):
+            parts.append(segment)
+        else:
+            raise TypeError(f"a segment is a text or var(name), not {type(segment).__name__}")
+    after = DEFAULT_ANNOTATION if annotate is True else annotate or None
+    for template, fields in ((after, {"ranks": ""}), (repeated, {"rank": 1, "earlier": 1})):
+        if template is not None:
+            try:
+                template.format(**fields)
+            except (LookupError, ValueError, AttributeError) as error:
+                names = " and ".join(f"{{{name}}}" for name in fields)
+                raise ValueError(f"{template!r} may have the fields {names} only") from error
+    return AnyOrder(tuple(parts), key, seed, after, repeated)
 
 
 def image(path: Any) -> Show:  # SGLang's untyped argument: see read_image

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias  # Any: tqdm has no types
 from sgl_vllm.lang.backends.base import Backend, Usage
 from sgl_vllm.lang.body import Body
 from sgl_vllm.lang.loop import background_loop, error_of
+from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.lang.settings import global_config
@@ -51,7 +52,8 @@ class Batch:
 
     A feeder thread starts the runs in the items' order: plain functions on worker threads,
     coroutine functions on the background loop. A run whose function has returned holds no thread.
-    `shared_prefix` computes what all prompts begin with.
+    `shared_prefix` computes what all prompts begin with, `plan_orders` the orders of their
+    `any_order`s.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Batch:
         concurrency: int,
         timeout_s: float | None,
         shared_prefix: Callable[[Sequence[Item]], Transcript],
+        plan_orders: Callable[[Sequence[Item]], PlannedOrders],
     ) -> None:
         self._body = body
         self._backend = backend
@@ -71,6 +74,8 @@ class Batch:
         self._items = items
         self._timeout_s = timeout_s
         self._shared_prefix = shared_prefix
+        self._plan_orders = plan_orders
+        self._planned_orders = NOTHING_PLANNED
         self._slots = threading.Semaphore(concurrency)
         self._workers = _Workers(concurrency)
         self._results: list[Future[ProgramState]] = [Future() for _ in items]
@@ -134,12 +139,14 @@ class Batch:
             self._workers.close()
 
     def _warm(self) -> None:
-        """Send what all prompts begin with.
+        """Plan the orders of segments, and send what all prompts begin with.
 
         This only saves time, so errors are ignored: the runs themselves will report them.
         """
         if len(self._items) < 2 or not global_config.enable_precache_with_tracing:
             return
+        with contextlib.suppress(Exception):
+            self._planned_orders = self._plan_orders(self._items)
         with contextlib.suppress(Exception):
             prefix = self._shared_prefix(self._items)
             if prefix.is_worth_a_hint:
@@ -153,7 +160,12 @@ class Batch:
     # --- one item ------------------------------------------------------------------------------
 
     def _new_state(self, index: int) -> ProgramState:
-        state = self._body.new_state(self._backend, self._defaults, seen_chars=self._seen_chars)
+        state = self._body.new_state(
+            self._backend,
+            self._defaults,
+            seen_chars=self._seen_chars,
+            planned_orders=self._planned_orders,
+        )
         run = self._runs[index] = state._stream.run
         if self._stopped:
             run.cancel()

@@ -16,6 +16,7 @@ from typing import Any  # Any: what a program returns
 
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.loop import background_loop, error_of, new_future
+from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.lang.state import AsyncProgramState, ProgramState
@@ -43,8 +44,10 @@ class Body:
         *,
         is_streamed: bool = False,
         seen_chars: int = 0,
+        planned_orders: PlannedOrders = NOTHING_PLANNED,
     ) -> ProgramState:
-        """The state of a new run, which has not begun. `seen_chars` is as in `Stream`."""
+        """The state of a new run, which has not begun. `seen_chars` is as in `Stream`,
+        `planned_orders` as in `Run`."""
         run = Run(
             backend,
             defaults,
@@ -52,6 +55,7 @@ class Body:
             program=self._name,
             is_streamed=is_streamed,
             num_api_spec_tokens=self.num_api_spec_tokens,
+            planned_orders=planned_orders,
         )
         return ProgramState(Stream(run, seen_chars=seen_chars))
 

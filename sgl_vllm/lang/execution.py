@@ -12,13 +12,14 @@ import contextvars
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any  # Any: what a coroutine sends is not used
 
 from sgl_vllm.lang.backends.base import ScoreAnswer, logger
 from sgl_vllm.lang.errors import BackendError, ProgramError, UnsupportedError
 from sgl_vllm.lang.generation import Generation, open_prompt
 from sgl_vllm.lang.ir import (
+    AnyOrder,
     Computed,
     Gen,
     RoleBegin,
@@ -44,6 +45,7 @@ from sgl_vllm.lang.operations import (
     Operation,
     Read,
 )
+from sgl_vllm.lang.ordering import arranged, pieces_of
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.speculation import Ahead
@@ -129,6 +131,8 @@ class Execution:
                 return await self._select(operation)
             case Var(name):
                 self._append((await result_of(needed[name])).text, "variable", name)
+            case AnyOrder():
+                await self._append_any_order(operation, needed)
             case Computed():
                 return await self._compute(operation, needed)
             case Tool():
@@ -291,6 +295,20 @@ class Execution:
             return False
         self._run.usage += usage  # after the await: other streams add to it meanwhile
         return True
+
+    async def _append_any_order(self, expr: AnyOrder, needed: Needed) -> None:
+        texts = [
+            part.value if isinstance(part, Text) else (await result_of(needed[part.name])).text
+            for part in expr.segments
+        ]
+        run = self._run
+        order = await arranged(
+            expr, texts, self.written.transcript, run.backend, run.planned_orders
+        )
+        for text in pieces_of(expr, order, self.written.transcript.orders):
+            self._append(text)
+        after = self.written.transcript
+        self.written = Written(replace(after, orders=(*after.orders, order)))
 
     # --- fork and join -------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload  # Any: arguments of the user's 
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.batch import Item
 from sgl_vllm.lang.ir import Expr
+from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders, mentions, planned
 from sgl_vllm.lang.program import Program
 
 if TYPE_CHECKING:
@@ -37,6 +38,13 @@ class FunctionProgram(Program):
         from sgl_vllm.lang.compiler import compile_program
 
         return compile_program(self, *args, **known)
+
+    def _plan_orders(self, items: Sequence[Item]) -> PlannedOrders:
+        if not mentions(self.func, "any_order"):
+            return NOTHING_PLANNED
+        from sgl_vllm.lang.tracing.trace import first_any_orders
+
+        return planned(first_any_orders(self, items))
 
     def _shared_prefix(self, items: Sequence[Item]) -> tuple[Expr, ...]:
         from sgl_vllm.lang.tracing.trace import shared_prefix

@@ -104,6 +104,25 @@ class Var(Expr):
 
 
 @dataclass(frozen=True, eq=False)
+class AnyOrder(Expr):
+    """Append `segments`, texts and variables' texts, in an order that is chosen when they are
+    appended.
+
+    With `key` or `seed`, that order depends on the segments alone. `annotate` is the text after
+    them, `repeated` what stands for a segment that the prompt has already; both are templates.
+    """
+
+    segments: tuple[Text | Var, ...]
+    key: Callable[[str], Any] | None = None
+    seed: int | None = None
+    annotate: str | None = None
+    repeated: str | None = None
+
+    def __str__(self) -> str:
+        return f"any_order of {len(self.segments)}"
+
+
+@dataclass(frozen=True, eq=False)
 class Computed(Expr):
     """Append what `function` makes from the variables it `needs`, once they are known.
 

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any  # Any: results of operations, of several types
 
 from sgl_vllm.lang.ir import (
+    AnyOrder,
     Gen,
     RoleBegin,
     RoleEnd,
@@ -30,7 +31,7 @@ from sgl_vllm.protocol.hints import NO_HINTS, Hints
 _QUIET = (Text, Show, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, Read, Gather)
 """Operations that append nothing but constants, and send nothing."""
 
-_SENDS_NOTHING = (*_QUIET, Var, AppendTexts)
+_SENDS_NOTHING = (*_QUIET, AnyOrder, Var, AppendTexts)
 """Others send a request with the prompt so far, or may lead to one."""
 
 _COPIES_NOTHING = (*_QUIET, Gen, Select, Fork)

@@ -21,6 +21,7 @@ from sgl_vllm.lang.batch import AUTO_CONCURRENCY, Batch, Item, Results, as_item
 from sgl_vllm.lang.body import Body, cancelling_on_error
 from sgl_vllm.lang.ir import Expr
 from sgl_vllm.lang.loop import background_loop, result_of
+from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
 from sgl_vllm.lang.sampling import SamplingDefaults, run_defaults
 from sgl_vllm.lang.settings import chosen_backend
 from sgl_vllm.lang.state import ProgramState, State
@@ -101,6 +102,10 @@ class Program(ABC):
 
     def _shared_prompt(self, items: Sequence[Item]) -> Transcript:
         return Transcript.of(self._shared_prefix(items))
+
+    def _plan_orders(self, items: Sequence[Item]) -> PlannedOrders:
+        """The orders of the `any_order`s in the prompts of `items`, as far as tracing can tell."""
+        return NOTHING_PLANNED
 
     @property
     def _body(self) -> Body:
@@ -320,6 +325,7 @@ class Program(ABC):
             concurrency=AUTO_CONCURRENCY if num_threads == "auto" else num_threads,
             timeout_s=timeout_s,
             shared_prefix=self._shared_prompt,
+            plan_orders=self._plan_orders,
         )
 
 

@@ -19,6 +19,7 @@ from sgl_vllm.lang.backends.base import Backend, Usage, program_id
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError
 from sgl_vllm.lang.lookahead import Lookahead, ended_prompts
 from sgl_vllm.lang.loop import BackgroundLoop, result_of
+from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
 from sgl_vllm.lang.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class Run:
     `streams` has every stream of the run, forks included, except discarded branches. If
     `is_streamed`, backends report text as it is generated. `num_api_spec_tokens` turns on API
     speculative execution: a generation may run that many tokens past its end. Backends send `id`
-    to the server. `program` names the program's function.
+    to the server. `program` names the program's function. `planned_orders` are orders for its
+    `any_order`s, chosen ahead.
 
     Invariant: once `cancel_reason` is set, no operation of the run starts any more.
     """
@@ -51,6 +53,7 @@ class Run:
         program: str = "",
         is_streamed: bool = False,
         num_api_spec_tokens: int | None = None,
+        planned_orders: PlannedOrders = NOTHING_PLANNED,
     ) -> None:
         self.id = f"sgl-{_process}-{os.getpid()}-{next(_run_numbers)}"
         self.backend = backend
@@ -58,6 +61,7 @@ class Run:
         self.background = background
         self.is_streamed = is_streamed
         self.num_api_spec_tokens = num_api_spec_tokens
+        self.planned_orders = planned_orders
         self.lookahead = Lookahead(program, ended_prompts)
         self.usage = Usage()
         self.streams: list[Stream] = []

@@ -21,7 +21,7 @@ from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import Expr, Role, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
 from sgl_vllm.lang.loop import new_future, result_of
 from sgl_vllm.lang.stream import Stream
-from sgl_vllm.lang.transcript import Transcript, Variable, meta_info
+from sgl_vllm.lang.transcript import Order, Transcript, Variable, meta_info
 from sgl_vllm.lang.views.capture import picture_of
 from sgl_vllm.lang.views.html import fragment_of
 from sgl_vllm.lang.views.terminal import TerminalView
@@ -265,6 +265,11 @@ class ProgramState(State):
         The content of a turn with images or videos is a list of parts."""
         return [message.as_dict() for message in self._read().all_messages()]
 
+    def orders(self) -> list[Order]:
+        """The orders of the `any_order`s of this prompt so far, those before a fork included, and
+        what each saved."""
+        return [*self._read().orders]
+
     def sync(self) -> None:
         """Wait until everything submitted has run. Raises the ProgramError if something failed."""
         self._read()
@@ -346,6 +351,10 @@ class AsyncProgramState(State):
     async def messages(self) -> list[dict[str, Any]]:
         """As `ProgramState.messages`."""
         return [message.as_dict() for message in (await self._read()).all_messages()]
+
+    async def orders(self) -> list[Order]:
+        """As `ProgramState.orders`."""
+        return [*(await self._read()).orders]
 
     async def sync(self) -> None:
         """Wait until everything submitted has run. Raises the ProgramError if something failed."""

@@ -22,6 +22,7 @@ from sgl_vllm.lang.backends.base import branch_name, logger
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError
 from sgl_vllm.lang.execution import Execution, tool_caller, values_of
 from sgl_vllm.lang.ir import (
+    AnyOrder,
     Computed,
     Expr,
     Gen,
@@ -198,6 +199,9 @@ class Stream:
         match expr:
             case Var(name):
                 return {name: self.variable(name)}
+            case AnyOrder(segments):
+                names = (part.name for part in segments if isinstance(part, Var))
+                return {name: self.variable(name) for name in names}
             case Computed(_, needs):
                 return {name: self.variable(name) for name in needs}
             case Tool(_, _, args, kwargs):

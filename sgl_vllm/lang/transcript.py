@@ -124,6 +124,38 @@ class Span:
     media: Media | None = None
 
 
+OrderSource: TypeAlias = Literal["batch", "memory", "server", "key", "seed", "given"]
+"""What an order was chosen from."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of one `any_order`.
+
+    - `segments`: their texts, as given. `order`: their numbers, from 0, in the order used. A
+      `repeated` segment was already in the prompt and is not in it.
+    - `source`: "batch" for an order planned for all programs of a `run_batch`, "memory" for what
+      this process had sent, "server" for what the server had cached, "key" and "seed" as asked for,
+      "given" where nothing was known.
+    - `shared_chars`: of the segments, how many characters this process had sent before after the
+      same prompt in this order; for "server", those that the server had. `shared_chars_as_given`:
+      the same for the order given. What the server did read from its cache is in `usage`.
+    """
+
+    segments: tuple[str, ...]
+    order: tuple[int, ...]
+    source: OrderSource
+    shared_chars: int
+    shared_chars_as_given: int
+    repeated: tuple[int, ...] = ()
+
+    @property
+    def saved_chars(self) -> int:
+        """How many more characters are shared than in the order given. Not below 0, except where
+        `key` or `seed` decided."""
+        return self.shared_chars - self.shared_chars_as_given
+
+
 @dataclass(frozen=True)
 class Transcript:
     """What a stream has written so far. A fork copies it.
@@ -131,6 +163,7 @@ class Transcript:
     Invariant: `spans` cover `text` in order. In a program with roles, `messages` are the closed
     turns, and ``text[turn_start:]`` with `turn_media` (each with its position in the text) is the
     content of the open turn, which belongs to `role`. The server has seen ``text[:seen_chars]``.
+    `orders` are those of `any_order`, in the order of the text.
     """
 
     text: str = ""
@@ -140,6 +173,7 @@ class Transcript:
     turn_media: tuple[tuple[int, Media], ...] = ()
     seen_chars: int = 0
     spans: tuple[Span, ...] = ()
+    orders: tuple[Order, ...] = ()
 
     @classmethod
     def of(cls, expressions: Iterable[Expr]) -> Transcript:

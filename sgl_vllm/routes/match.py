@@ -125,7 +125,8 @@ def parse_match(body: dict[str, Any]) -> MatchBody:
         raise HTTPException(400, "prompt has to be a text or a list of token ids, and not empty")
     if messages is not None and not (is_text_chat(messages) and _ends_in_text(messages)):
         raise HTTPException(
-            400, "messages has to be a list of messages of text, the last with a text as its content"
+            400,
+            "messages has to be a list of messages of text, and the content of the last a text",
         )
     if not isinstance(candidates, list) or not candidates:
         raise HTTPException(400, "candidates has to be a list, and not empty")
@@ -134,13 +135,11 @@ def parse_match(body: dict[str, Any]) -> MatchBody:
             400, f"{len(candidates):,} candidates; at most {MAX_CANDIDATES:,} are looked up"
         )
     has_head = prompt is not None or messages is not None
-    of_text = messages is not None or isinstance(
-        candidates[0] if prompt is None else prompt, str
-    )
+    of_text = messages is not None or isinstance(candidates[0] if prompt is None else prompt, str)
     if of_text:
         is_right = all(_is_text(one, may_be_empty=has_head) for one in candidates)
     else:
-        is_right = all(one == [] and has_head or _is_ids(one) for one in candidates)
+        is_right = all((one == [] and has_head) or _is_ids(one) for one in candidates)
     if not is_right:
         kind = "a text" if of_text else "a list of token ids"
         empty = "" if has_head else ", and not empty"
@@ -183,7 +182,8 @@ async def _tokenized(request: Request, body: MatchBody) -> list[list[int]]:
         return [[*head, *one] for one in body.candidates]
     async with request.app.state.sgl_vllm_matching:
         try:
-            return list(await asyncio.gather(*(_ids(request, body, one) for one in body.candidates)))
+            asked = [_ids(request, body, one) for one in body.candidates]
+            return list(await asyncio.gather(*asked))
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
             raise HTTPException(400, f"messages cannot be read: {first['msg']}") from None

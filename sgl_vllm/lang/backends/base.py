@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias  # Any: JSON
 
 from sgl_vllm.lang.choices import ChoicesMethod
@@ -18,6 +19,7 @@ from sgl_vllm.lang.constraints import JSON_SCHEMA, REGEX, Constraint, Constraint
 from sgl_vllm.lang.errors import UnsupportedError
 from sgl_vllm.lang.ir import Role
 from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.planning import OrderMemory
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
 from sgl_vllm.protocol.scoring import ChoiceTokens
@@ -253,6 +255,14 @@ class ChoiceAnswer:
 
 
 @dataclass(frozen=True)
+class Matched:
+    """The tokens of a prompt, and how many of them are cached, from the first on."""
+
+    num_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
 class ServerInfo:
     """What runs on the server. `stats` is the plugin's report, None on a stock server."""
 
@@ -310,6 +320,18 @@ class Backend(ABC):
         Does nothing for a backend without a cache to fill.
         """
         return Usage()
+
+    @cached_property
+    def orders(self) -> OrderMemory:
+        """The orders of segments that were sent to it, for `any_order`."""
+        return OrderMemory()
+
+    async def match(self, prompt: Prompt, candidates: Sequence[str]) -> list[Matched] | None:
+        """How much of `prompt` with each of `candidates` after it is in the server's cache.
+
+        `prompt` has no media. A chat's last turn is open. None if the backend cannot know.
+        """
+        return None
 
     async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
         """The prompt tokens of an earlier generation that were not read from the server's cache, by

@@ -19,6 +19,7 @@ from sgl_vllm.lang.backends.base import (
     GenAnswer,
     GenRequest,
     Json,
+    Matched,
     Prompt,
     ScoreAnswer,
     ServerInfo,
@@ -26,6 +27,7 @@ from sgl_vllm.lang.backends.base import (
     TokenLogprob,
     Usage,
     Watch,
+    logger,
     no_hints,
     program_id,
 )
@@ -61,7 +63,7 @@ class _Model:
     max_model_len: int | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Server:
     """What is known about the server, and its batcher, over one connection."""
 
@@ -69,6 +71,7 @@ class _Server:
     model: Once[_Model]
     plugin: Once[bool]
     begin_ids: Once[list[int]]  # what the tokenizer puts before any text: one token, or nothing
+    has_match: bool = True  # the route, as far as is known
 
 
 class VLLM(OnVLLM, OpenAIBackend):
@@ -190,6 +193,26 @@ class VLLM(OnVLLM, OpenAIBackend):
         return await super().score(
             prompt, choices, unconditional=unconditional, warm=warm and plugin
         )
+
+    async def match(self, prompt: Prompt, candidates: Sequence[str]) -> list[Matched] | None:
+        if not await self._may_use_plugin() or not self._server().has_match:
+            return None
+        salt = {"cache_salt": self._cache_salt} if self._cache_salt else {}
+        body: Json = {"model": await self._model_name(), **salt, "candidates": [*candidates]}
+        if isinstance(prompt, ChatPrompt):
+            body["messages"] = [message.as_dict() for message in prompt.messages]
+        elif prompt.text:
+            body["prompt"] = prompt.text
+        try:
+            answer = await self.call("POST", f"{self.url}/v1/sgl/match", body)
+        except BackendError as error:
+            if error.status in (*NOT_FORWARDED, 409):  # 409: the server has no radix tree
+                self._server().has_match = False
+            logger.debug("no match for any_order: %s", error)
+            return None
+        with self.reading():
+            lengths = zip(answer["num_tokens"], answer["cached_tokens"], strict=True)
+            return [Matched(int(tokens), int(cached)) for tokens, cached in lengths]
 
     async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
         if not await self._may_use_plugin():

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from sgl_vllm.lang.ir import (
+    AnyOrder,
     Expr,
     Gen,
     Role,
@@ -114,6 +115,8 @@ def _names_read(expr: Expr | Deferred) -> list[str]:
     match expr:
         case Var(name):
             return [name]
+        case AnyOrder(segments):
+            return [part.name for part in segments if isinstance(part, Var)]
         case Tool(_, _, args, kwargs):
             given = (*args, *(value for _, value in kwargs))
             return [value.name for value in given if isinstance(value, Var)]

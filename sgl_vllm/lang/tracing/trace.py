@@ -8,23 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any  # Any: arguments of the user's function
 
 from sgl_vllm.lang import api
 from sgl_vllm.lang.constraints import ARGUMENTS as CONSTRAINT_ARGUMENTS
-from sgl_vllm.lang.ir import Expr, Role, RoleBegin, RoleEnd, Value, Var
+from sgl_vllm.lang.ir import AnyOrder, Expr, Role, RoleBegin, RoleEnd, Value, Var
 from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.tracing.calls import NOT_HANDLED
 from sgl_vllm.lang.tracing.deferred import Argument, Deferred, leaf
 from sgl_vllm.lang.tracing.evaluation import MAX_STEPS, Evaluator
 from sgl_vllm.lang.tracing.frames import Args, At, Host, Kwargs, LocalFunction, TraceError
 from sgl_vllm.lang.tracing.graph import Graph
+from sgl_vllm.lang.tracing.nodes import Evaluate
 from sgl_vllm.lang.tracing.prompts import PrefixDone, Recorder
 
 PREFIX_MAX_STEPS = 50_000
 """At most this many expressions are evaluated to find a shared prefix: about 0.25 s."""
+
+ORDERS_MAX_STEPS = 10_000
+"""At most this many are evaluated to find the `any_order` of one item."""
+
+ORDERS_MAX_S = 1.0
+"""At most this long, the `any_order`s of a batch are looked for."""
 
 _TURN_MAKERS: dict[object, Role] = {
     api.system: "system",
@@ -159,6 +167,32 @@ def shared_prefix(program: Program, items: Sequence[Mapping[str, Value]]) -> tup
         return graph.prefix()
     except Exception:
         return ()
+
+
+def first_any_orders(
+    program: Program, items: Sequence[Mapping[str, Value]]
+) -> Iterator[tuple[tuple[Expr, ...], AnyOrder]]:
+    """For each item, the first `any_order` of its prompt and what the prompt has before it.
+
+    Leaves out items where another operation comes first, or tracing ends. Never raises. Ends after
+    `ORDERS_MAX_S` seconds. Cost: a trace per item, up to the `any_order`: about 0.1 ms.
+    """
+    deadline = time.monotonic() + ORDERS_MAX_S
+    defaults = common_arguments(program, ())
+    for item in items:
+        try:
+            arguments = {name: leaf(Argument(name)) for name in program.arg_names}
+            arguments |= {**defaults, **program.bound, **item}
+            graph, _ = _traced(program, arguments, ORDERS_MAX_STEPS, is_prefix_only=True)
+            prompt = graph.nodes_of(0)
+            if prompt and isinstance(prompt[-1].operation, Evaluate):
+                expr = prompt[-1].operation.expr
+                if isinstance(expr, AnyOrder):
+                    yield graph.prefix(), expr
+        except Exception:
+            continue
+        if time.monotonic() > deadline:
+            return
 
 
 def common_arguments(program: Program, items: Sequence[Mapping[str, Value]]) -> dict[str, Value]:

@@ -1,0 +1,257 @@
+"""Decides the order of an `any_order` when a program gets there.
+
+Owns which source decides: an order that the same segments had, the plan of a batch, this process's
+memory of the backend, or the server. The search itself is in `planning.py`, which is pure; what the
+server has is the backend's answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import types
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sgl_vllm.lang.backends.base import Backend, ChatPrompt, Message, Prompt, TextPrompt
+from sgl_vllm.lang.ir import AnyOrder, Expr, Text
+from sgl_vllm.lang.planning import SharedOrders, plan
+from sgl_vllm.lang.settings import global_config
+from sgl_vllm.lang.transcript import HINT_MIN_CHARS, Order, OrderSource, Transcript
+
+SegmentId: TypeAlias = tuple[bytes, int]
+"""A digest of the text, and how often the text occurs before in the same `any_order`."""
+
+PlannedOrders: TypeAlias = Mapping[tuple[Hashable, frozenset[SegmentId]], tuple[SegmentId, ...]]
+"""Orders by the prompt before them and the segments."""
+
+NOTHING_PLANNED: PlannedOrders = types.MappingProxyType({})
+
+MAX_ROUNDS = 4
+"""Requests to the server for one order. Each finds one more segment."""
+
+MAX_CANDIDATES = 64
+"""In one such request. Of more segments, only the first ones can be found."""
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Segments in order, what that was chosen from, and characters shared."""
+
+    order: Sequence[SegmentId]
+    source: OrderSource
+    shared_chars: int
+    shared_chars_as_given: int
+
+
+async def arranged(
+    expr: AnyOrder,
+    texts: Sequence[str],
+    transcript: Transcript,
+    backend: Backend,
+    planned_orders: PlannedOrders,
+) -> Order:
+    """The order for the segments `texts` of `expr` after `transcript`. The backend remembers it."""
+    held = {text for order in transcript.orders for text in order.segments}
+    repeated = [i for i, text in enumerate(texts) if expr.repeated is not None and text in held]
+    numbers = [i for i in range(len(texts)) if i not in repeated]
+    ids = _ids_of([texts[i] for i in numbers])
+    number_of = dict(zip(ids, numbers, strict=True))
+    weights = {one: len(texts[i]) for one, i in number_of.items()}
+    beginning = _beginning(transcript, expr)
+    memory = backend.orders.after(beginning)
+    choice = _of_segments_alone(expr, texts, number_of)
+    if choice is None:
+        order, source = memory.decided(ids), "memory"
+        if order is None:
+            order, source = planned_orders.get((beginning, frozenset(ids))), "batch"
+        if order is not None:
+            choice = order, source
+    if choice is not None:
+        shared = memory.shared_weight(choice[0], weights)
+        as_given = memory.shared_weight(ids, weights)
+        chosen = _Choice(choice[0], choice[1], shared, as_given)
+    else:
+        chosen = await _learned(texts, number_of, weights, memory, transcript, backend)
+    backend.orders.add(beginning, chosen.order)
+    return Order(
+        tuple(texts),
+        tuple(number_of[one] for one in chosen.order),
+        chosen.source,
+        chosen.shared_chars,
+        chosen.shared_chars_as_given,
+        tuple(repeated),
+    )
+
+
+def pieces_of(expr: AnyOrder, order: Order, earlier: Sequence[Order]) -> list[str]:
+    """The texts to append, of an order that follows those in `earlier`."""
+    pieces = [order.segments[number] for number in order.order]
+    if expr.annotate is not None:
+        pieces = [f"[{position}] {text}" for position, text in enumerate(pieces, 1)]
+    for number in order.repeated:
+        text = order.segments[number]
+        before = next(one for one in earlier if text in one.segments)
+        pieces.append(
+            (expr.repeated or "").format(rank=number + 1, earlier=before.segments.index(text) + 1)
+        )
+    if expr.annotate is not None:
+        positions = {number: position for position, number in enumerate(order.order, 1)}
+        ranks = ", ".join(f"[{positions[number]}]" for number in sorted(positions))
+        pieces.append(expr.annotate.format(ranks=ranks))
+    return [piece for piece in pieces if piece]
+
+
+# -- all programs of a batch
+
+
+def planned(found: Iterable[tuple[tuple[Expr, ...], AnyOrder]]) -> PlannedOrders:
+    """Orders for all programs of a batch, so that together they share most.
+
+    `found` has the beginning of each prompt, and the `any_order` that follows it.
+    """
+    by_beginning: dict[Hashable, list[list[SegmentId]]] = {}
+    weights: dict[SegmentId, int] = {}
+    for prefix, expr in found:
+        if expr.key is not None or expr.seed is not None:
+            continue
+        texts = [part.value for part in expr.segments if isinstance(part, Text)]
+        if len(texts) < len(expr.segments):
+            continue
+        ids = _ids_of(texts)
+        weights.update((one, len(text)) for one, text in zip(ids, texts, strict=True))
+        beginning = _beginning(Transcript.of(prefix), expr)
+        by_beginning.setdefault(beginning, []).append(ids)
+    orders: dict[tuple[Hashable, frozenset[SegmentId]], tuple[SegmentId, ...]] = {}
+    for beginning, sets in by_beginning.items():
+        if len(sets) > 1:
+            for order in plan(sets, weights):
+                orders.setdefault((beginning, frozenset(order)), tuple(order))
+    return orders
+
+
+def mentions(function: Callable[..., object], name: str) -> bool:
+    """Whether the code of `function`, with the functions inside of it, has the name `name`."""
+    code = getattr(function, "__code__", None)
+    stack = [code] if isinstance(code, types.CodeType) else []
+    while stack:
+        code = stack.pop()
+        if name in code.co_names:
+            return True
+        stack += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return False
+
+
+# -- one program
+
+
+def _ids_of(texts: Sequence[str]) -> list[SegmentId]:
+    seen: Counter[bytes] = Counter()
+    ids = []
+    for text in texts:
+        digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+        ids.append((digest, seen[digest]))
+        seen[digest] += 1
+    return ids
+
+
+def _beginning(transcript: Transcript, expr: AnyOrder) -> Hashable:
+    """What stands before the segments, as far as it decides whether they are shared."""
+    return hash((transcript.prompt(), transcript.role, expr.annotate is not None))
+
+
+def _of_segments_alone(
+    expr: AnyOrder, texts: Sequence[str], number_of: Mapping[SegmentId, int]
+) -> tuple[Sequence[SegmentId], OrderSource] | None:
+    """The order by `key` or `seed`, if there is one."""
+    if expr.key is not None:
+        key = expr.key
+        return sorted(number_of, key=lambda one: key(texts[number_of[one]])), "key"
+    if expr.seed is not None:
+        salt = str(expr.seed).encode()
+        return (
+            sorted(number_of, key=lambda one: hashlib.blake2b(salt + b" " + one[0]).digest()),
+            "seed",
+        )
+    return None
+
+
+async def _learned(
+    texts: Sequence[str],
+    number_of: Mapping[SegmentId, int],
+    weights: Mapping[SegmentId, int],
+    memory: SharedOrders,
+    transcript: Transcript,
+    backend: Backend,
+) -> _Choice:
+    """An order from what was sent before, or if that shares nothing, from what the server has."""
+    ids = list(number_of)
+    suggested = memory.suggest(ids, weights)
+    as_given = memory.shared_weight(ids, weights)
+    if suggested.shared_weight or len(ids) < 2:
+        source: OrderSource = "memory" if suggested.shared_weight else "given"
+        return _Choice(suggested.order, source, suggested.shared_weight, as_given)
+    cached = await _cached(texts, number_of, transcript, backend)
+    if cached:
+        rest = [one for one in suggested.order if one not in cached]
+        shared = sum(weights[one] for one in cached)
+        as_given = 0
+        for one, other in zip(ids, cached, strict=False):
+            if one != other:
+                break
+            as_given += weights[one]
+        return _Choice([*cached, *rest], "server", shared, as_given)
+    is_known = list(suggested.order) != ids
+    return _Choice(suggested.order, "memory" if is_known else "given", 0, 0)
+
+
+async def _cached(
+    texts: Sequence[str],
+    number_of: Mapping[SegmentId, int],
+    transcript: Transcript,
+    backend: Backend,
+) -> list[SegmentId]:
+    """Segments that the server has after the prompt in this order, most of them first."""
+    prompt = _open_prompt(transcript)
+    num_chars = sum(len(texts[number]) for number in number_of.values())
+    if prompt is None or not global_config.enable_match_for_any_order or num_chars < HINT_MIN_CHARS:
+        return []
+    found: list[SegmentId] = []
+    sent = ""
+    for _ in range(MAX_ROUNDS):
+        left = [one for one in number_of if one not in found][: MAX_CANDIDATES - 1]
+        if not left:
+            break
+        candidates = [sent, *(sent + texts[number_of[one]] for one in left)]
+        has_head = isinstance(prompt, ChatPrompt) or bool(prompt.text)
+        lengths = await backend.match(prompt, candidates if has_head or sent else candidates[1:])
+        if lengths is None:
+            break
+        if len(lengths) == len(candidates):
+            num_before = lengths.pop(0).num_tokens
+        else:  # an empty prompt
+            num_before = 0
+        gains = [max(0, length.cached_tokens - num_before) for length in lengths]
+        best = max(range(len(left)), key=gains.__getitem__)
+        # A part of it would be what all of them begin with, such as "Document: ".
+        if gains[best] * 2 <= lengths[best].num_tokens - num_before:
+            break
+        found.append(left[best])
+        sent += texts[number_of[left[best]]]
+    return found
+
+
+def _open_prompt(transcript: Transcript) -> Prompt | None:
+    """The prompt so far with its turn open, or None if the server cannot be asked about it."""
+    prompt = transcript.prompt()
+    if isinstance(prompt, TextPrompt):
+        return prompt if transcript.role is None else _with_empty_turn(transcript)
+    if prompt.media or transcript.role is None:
+        return None
+    return prompt if prompt.ending == "continue" else _with_empty_turn(transcript)
+
+
+def _with_empty_turn(transcript: Transcript) -> ChatPrompt:
+    assert transcript.role is not None
+    return ChatPrompt((*transcript.messages, Message(transcript.role, "")), "continue")

@@ -1,0 +1,340 @@
+"""`any_order`: which order is chosen, what it leaves as it was, and what the state says."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.backends.base import Matched, Prompt
+from tests.unit.lang.scripted import ScriptedBackend, text_of
+
+DOCS = [f"Document {name}: {name * 30}.\n" for name in "abcdefgh"]
+A, B, C, D, E, *_ = DOCS
+
+
+@sgl.function
+def ask(s, docs, question="Why?"):
+    s += sgl.user("Read.\n" + sgl.any_order(*docs) + question)
+    s += sgl.assistant(sgl.gen("a", max_tokens=4))
+
+
+@sgl.function
+def complete(s, docs, **options):
+    s += sgl.any_order(*docs, **options)
+    s += "So" + sgl.gen("a", max_tokens=4)
+
+
+@pytest.fixture
+def backend() -> ScriptedBackend:
+    return ScriptedBackend()
+
+
+def shared_chars(prompts: list[str]) -> int:
+    """Of each prompt, the longest beginning that an earlier one has, summed."""
+
+    def common(left: str, right: str) -> int:
+        pairs = enumerate(zip(left, right, strict=False))
+        return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
+
+    return sum(
+        max((common(prompt, other) for other in prompts[:i]), default=0)
+        for i, prompt in enumerate(prompts)
+    )
+
+
+def test_all_segments_are_in_the_prompt_and_nothing_else_moves(backend):
+    state = ask.run([C, A, B], backend=backend)
+    head, tail = "<user>Read.\n", "Why?"
+    (prompt,) = backend.prompts
+    assert prompt.startswith(head) and prompt.endswith(tail)
+    assert prompt[len(head) : -len(tail)] in map("".join, itertools.permutations([A, B, C]))
+    (order,) = state.orders()
+    assert order.segments == (C, A, B) and sorted(order.order) == [0, 1, 2]
+
+
+def test_the_first_order_is_the_given_one_and_later_ones_share_what_was_sent(backend):
+    first = ask.run([C, A, B], backend=backend).orders()[0]
+    assert (first.order, first.source, first.saved_chars) == ((0, 1, 2), "given", 0)
+    second = ask.run([A, D, C], "How?", backend=backend).orders()[0]
+    assert (second.order, second.source) == ((2, 0, 1), "memory")  # C, A, then D
+    assert (second.shared_chars, second.shared_chars_as_given) == (len(C + A), 0)
+    assert second.saved_chars == len(C + A)
+
+
+def test_the_same_segments_keep_their_order_whatever_became_better_since(backend):
+    ask.run([A, B], backend=backend)
+    for other in (C, D, E):
+        ask.run([B, other], backend=backend)
+        ask.run([B, other, A], backend=backend)
+    again = ask.run([B, A], "Again?", backend=backend)
+    assert again.text().startswith("Read.\n" + A + B)
+
+
+def test_another_prompt_before_the_segments_shares_nothing_with_them(backend):
+    complete.run([C, A], backend=backend)
+    order = ask.run([A, C], backend=backend).orders()[0]
+    assert (order.order, order.source) == ((0, 1), "given")
+
+
+def test_backends_do_not_share_a_memory(backend):
+    ask.run([C, A], backend=backend)
+    assert ask.run([A, C, B], backend=ScriptedBackend()).orders()[0].source == "given"
+
+
+def test_a_batch_is_planned_as_a_whole(backend):
+    rng = random.Random(4)
+    items = [{"docs": rng.sample(DOCS, 4), "question": f"{i}?"} for i in range(40)]
+    states = ask.run_batch(items, backend=backend)
+    assert {state.orders()[0].source for state in states} <= {"batch", "memory"}
+    given = ["Read.\n" + "".join(item["docs"]) for item in items]
+    in_order = [state.text() for state in states]
+    assert shared_chars(in_order) > 1.5 * shared_chars(given)
+    one_by_one = [ask.run(**item, backend=ScriptedBackend()).text() for item in items]
+    assert shared_chars(in_order) > shared_chars(one_by_one)
+
+
+def test_a_batch_of_a_few_shares_as_much_as_any_order_could(backend):
+    sets = [[A, B, C], [C, D], [B, C]]
+    states = ask.run_batch([{"docs": one} for one in sets], num_threads=1, backend=backend)
+    everything = itertools.product(*(map("".join, itertools.permutations(one)) for one in sets))
+    best = max(shared_chars(["Read.\n" + text for text in texts]) for texts in everything)
+    assert shared_chars([state.text().split("Why")[0] for state in states]) >= best
+
+
+def test_a_batch_of_an_async_function_is_planned_too(backend):
+    @sgl.function
+    async def ask_async(s, docs):
+        s += sgl.any_order(*docs) + "So" + sgl.gen("a")
+        return await s.orders()
+
+    states = ask_async.run_batch([{"docs": [A, B]}, {"docs": [B, C]}], backend=backend)
+    assert [state.ret_value[0].source for state in states] == ["batch", "batch"]
+    assert states[0].text().startswith(B + A) and states[1].text().startswith(B + C)
+
+
+def test_a_batch_without_it_is_not_traced_for_it(backend, monkeypatch):
+    from sgl_vllm.lang.tracing import trace
+
+    def fail(*_):
+        raise AssertionError("looked for orders")
+
+    monkeypatch.setattr(trace, "first_any_orders", fail)
+
+    @sgl.function
+    def plain(s, q):
+        s += q + sgl.gen("a")
+
+    states = plain.run_batch([{"q": "x"}, {"q": "y"}], backend=backend)
+    assert [state.orders() for state in states] == [[], []]
+
+
+# -- the server
+
+
+@dataclass
+class Caching(ScriptedBackend):
+    """Tells what it has of each candidate; every character is a token."""
+
+    has: tuple[str, ...] = ()
+    calls: list[list[str]] = field(default_factory=list)
+
+    async def match(self, prompt: Prompt, candidates) -> list[Matched] | None:
+        texts = [text_of(prompt) + candidate for candidate in candidates]
+        self.calls.append(texts)
+
+        def common(text: str, other: str) -> int:
+            pairs = enumerate(zip(text, other, strict=False))
+            return next((i for i, (a, b) in pairs if a != b), min(len(text), len(other)))
+
+        return [Matched(len(t), max((common(t, h) for h in self.has), default=0)) for t in texts]
+
+
+def test_where_nothing_was_sent_the_server_is_asked():
+    backend = Caching(has=(f"<user>Read.\n{C}{A}Old?",))
+    state = ask.run([A, B, C], backend=backend)
+    assert state.text().startswith(f"Read.\n{C}{A}{B}")
+    (order,) = state.orders()
+    assert (order.source, order.shared_chars, order.shared_chars_as_given) == (
+        "server",
+        len(C + A),
+        0,
+    )
+    assert len(backend.calls) == 3  # C, A, and that B is not cached
+    ask.run([C, D], backend=backend)
+    assert len(backend.calls) == 3  # the process knows what follows C itself
+
+
+def test_what_all_segments_begin_with_is_no_reason_for_an_order():
+    backend = Caching(has=("Document z: zzz",))
+    state = complete.run([B, A], backend=backend)
+    assert state.text().startswith(B + A) and state.orders()[0].source == "given"
+    assert len(backend.calls) == 1
+
+
+def test_a_turn_that_begins_with_the_segments_is_asked_about_as_open():
+    @sgl.function
+    def chat(s):
+        s += sgl.system("Be kind.") + sgl.user(sgl.any_order(A, B)) + sgl.assistant(sgl.gen("a"))
+
+    backend = Caching(has=(f"<system>Be kind.<user>{B}",))
+    assert chat.run(backend=backend).messages()[1]["content"] == B + A
+
+
+def test_the_server_is_not_asked_where_that_is_switched_off(monkeypatch):
+    monkeypatch.setattr(sgl.global_config, "enable_match_for_any_order", False)
+    backend = Caching(has=(f"{B}{A}",))
+    assert complete.run([A, B], backend=backend).text().startswith(A + B)
+    assert backend.calls == []
+
+
+# -- options
+
+
+def test_a_key_sorts():
+    for docs in ([C, A, B], [B, C, A]):
+        state = complete.run(docs, key=str.upper, backend=ScriptedBackend())
+        assert state.text().startswith(A + B + C)
+        assert state.orders()[0].source == "key"
+
+
+def test_a_seed_decides_by_the_texts_alone():
+    def order(seed, docs, backend):
+        return complete.run(docs, seed=seed, backend=backend).text().split("So")[0]
+
+    busy = ScriptedBackend()
+    complete.run([C, D, A, B, E], backend=busy)
+    for seed in range(3):
+        orders = {
+            order(seed, docs, backend)
+            for docs in itertools.permutations([A, B, C])
+            for backend in (busy, ScriptedBackend())
+        }
+        assert len(orders) == 1
+    assert len({order(seed, DOCS, ScriptedBackend()) for seed in range(5)}) > 1
+
+
+def test_annotated_segments_are_numbered_as_they_stand_and_ranked_after_them(backend):
+    complete.run([C, A], annotate=True, backend=backend)
+    state = complete.run([A, C, B], annotate=True, backend=backend)
+    assert state.text().startswith(f"[1] {C}[2] {A}[3] {B}Most relevant first: [2], [1], [3].\nSo")
+    own = complete.run([A], annotate="Ranks: {ranks}\n", backend=ScriptedBackend())
+    assert own.text().startswith(f"[1] {A}Ranks: [1]\nSo")
+
+
+def test_repeated_segments_are_referred_to(backend):
+    @sgl.function
+    def chat(s, repeated):
+        s += sgl.user(sgl.any_order(A, B, repeated=repeated)) + sgl.assistant(sgl.gen("a"))
+        s += sgl.user(sgl.any_order(C, B, repeated=repeated)) + sgl.assistant(sgl.gen("b"))
+
+    state = chat.run("Document {rank} here is {earlier} above.\n", backend=backend)
+    assert state.messages()[2]["content"] == C + "Document 2 here is 2 above.\n"
+    second = state.orders()[1]
+    assert (second.order, second.repeated) == ((0,), (1,))
+    assert chat.run("", backend=backend).messages()[2]["content"] == C
+    assert chat.run(None, backend=ScriptedBackend()).messages()[2]["content"] == C + B
+
+
+def test_equal_segments_are_all_appended(backend):
+    assert complete.run([A, B, A], backend=backend).text().count(A) == 2
+
+
+@pytest.mark.parametrize("docs", [[], [A], [""], ["", A, ""]])
+def test_there_may_be_few_segments_or_empty_ones(docs, backend):
+    assert complete.run(docs, backend=backend).text().startswith("".join(docs) + "So")
+
+
+def test_arguments_are_checked_where_they_are_given():
+    with pytest.raises(ValueError, match="not both"):
+        sgl.any_order(A, key=len, seed=1)
+    with pytest.raises(TypeError, match="not int"):
+        sgl.any_order(A, 3)
+    with pytest.raises(TypeError, match="not Gen"):
+        sgl.any_order(sgl.gen("x"))
+    for options in ({"annotate": "{rank}"}, {"repeated": "{0}"}, {"repeated": "{"}):
+        with pytest.raises(ValueError, match="fields"):
+            sgl.any_order(A, **options)
+    assert sgl.any_order([A, B]).segments == sgl.any_order(A, B).segments
+
+
+# -- with the rest of the language
+
+
+def test_a_segment_may_be_a_variable(backend):
+    @sgl.function
+    def found(s):
+        s["doc"] = B
+        s += sgl.any_order(A, sgl.var("doc")) + "So" + sgl.gen("a")
+
+    assert found.run(backend=backend).text().startswith(A + B)
+
+    @sgl.function
+    def missing(s):
+        s += sgl.any_order(sgl.var("doc"))
+
+    with pytest.raises(KeyError, match="doc"):
+        missing.run(backend=backend)
+
+
+def test_branches_have_the_orders_of_their_parent_and_their_own(backend):
+    @sgl.function
+    def branches(s):
+        s += sgl.any_order(A, B)
+        forks = s.fork(2)
+        forks += [sgl.any_order(C, D), sgl.any_order(D, C)]
+        forks += sgl.gen("a")
+        s["orders"] = [fork.orders() for fork in forks]
+
+    state = branches.run(backend=backend)
+    first, second = state["orders"]
+    assert first[0] == second[0] == state.orders()[0]
+    assert len(first) == len(second) == 2 and len(state.orders()) == 1
+    # The same segments after the same prompt.
+    assert [first[1].segments[i] for i in first[1].order] == [
+        second[1].segments[i] for i in second[1].order
+    ]
+
+
+def test_a_compiled_program_orders_when_it_runs(backend):
+    compiled = ask.compile(docs=[C, A, B])
+    assert "any_order of 3" in str(compiled.graph)
+    complete.run([A], backend=backend)
+    compiled.run(backend=backend)
+    state = compiled.run(question="How?", backend=backend)
+    assert state.text().startswith("Read.\n" + C + A + B + "How?")
+    assert len(state.orders()) == 1
+
+
+def test_a_list_that_only_a_run_knows_can_be_compiled_as_a_list(backend):
+    @sgl.function
+    def of_list(s, docs):
+        s += sgl.user("Read.\n" + sgl.any_order(docs) + "Why?") + sgl.assistant(sgl.gen("a"))
+
+    compiled = of_list.compile()
+    compiled.run([C, A], backend=backend)
+    assert compiled.run([A, B, C], backend=backend).text().startswith("Read.\n" + C + A + B)
+    with pytest.raises(sgl.TraceError, match="docs"):
+        ask.compile()
+
+
+def test_async_programs_read_their_orders(backend):
+    @sgl.function
+    async def ask_async(s):
+        s += sgl.any_order(B, A) + "So" + sgl.gen("a")
+        return (await s.orders())[0].order
+
+    assert asyncio.run(ask_async.run_async(backend=backend)).ret_value == (0, 1)
+
+
+def test_a_key_that_fails_is_the_cause_of_the_error(backend):
+    def key(text):
+        raise RuntimeError("no key")
+
+    with pytest.raises(sgl.ProgramError, match="any_order of 2") as failed:
+        complete.run([A, B], key=key, backend=backend)
+    assert isinstance(failed.value.__cause__, RuntimeError)

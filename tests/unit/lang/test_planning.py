@@ -1,0 +1,142 @@
+"""Orders of segments: what the search promises, against all orders there are."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_vllm.lang import planning
+from sgl_vllm.lang.planning import OrderMemory, SharedOrders, by_frequency, plan, shared_weight
+
+WEIGHTS = {segment: 1 + 7 * place % 10 for place, segment in enumerate("abcdefgh")}
+
+a_set = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=6)
+small_sets = st.lists(st.lists(st.sampled_from("abcde"), unique=True, max_size=3), max_size=4)
+
+
+def weight_of_prefixes(orders: Sequence[Sequence[str]]) -> int:
+    """What all orders share, by the set of all their beginnings."""
+    beginnings = {tuple(order[:n]) for order in orders for n in range(1, len(order) + 1)}
+    asked = sum(WEIGHTS[segment] for order in orders for segment in order)
+    return asked - sum(WEIGHTS[beginning[-1]] for beginning in beginnings)
+
+
+@given(st.lists(a_set, max_size=8))
+def test_what_is_shared_is_what_is_not_in_the_trie(orders):
+    assert shared_weight(orders, WEIGHTS) == weight_of_prefixes(orders)
+
+
+@given(st.lists(a_set, max_size=12))
+def test_every_order_is_a_permutation_of_its_set(sets):
+    for one, order in zip(sets, plan(sets, WEIGHTS), strict=True):
+        assert sorted(order) == sorted(one)
+
+
+@given(st.lists(a_set, max_size=12))
+def test_a_plan_shares_no_less_than_the_sets_as_given(sets):
+    assert weight_of_prefixes(plan(sets, WEIGHTS)) >= weight_of_prefixes(sets)
+
+
+@settings(deadline=None)
+@given(small_sets)
+def test_of_a_few_small_sets_no_orders_share_more(sets):
+    everything = itertools.product(*(itertools.permutations(one) for one in sets))
+    best = max(map(weight_of_prefixes, everything))
+    assert weight_of_prefixes(plan(sets, WEIGHTS)) == best
+
+
+@settings(deadline=None)
+@given(small_sets)
+def test_the_greedy_search_is_close_to_the_best_one(sets):
+    """Three quarters at least, over the sets that this test draws; most often all of it."""
+    best = weight_of_prefixes(plan(sets, WEIGHTS))
+    assert weight_of_prefixes(planning._greedy(sets, WEIGHTS)) >= 0.75 * best
+
+
+@given(st.lists(a_set, max_size=12))
+def test_a_plan_is_the_same_every_time(sets):
+    assert plan(sets, WEIGHTS) == plan([[*one] for one in sets], dict(WEIGHTS))
+
+
+def test_equal_sets_get_equal_orders():
+    rng = random.Random(5)
+    sets = [rng.sample("abcdefgh", 8) for _ in range(50)]
+    assert len(set(map(tuple, plan(sets, WEIGHTS)))) == 1
+
+
+def test_a_segment_twice_is_refused():
+    with pytest.raises(ValueError, match="twice"):
+        plan([["a", "b", "a"]], WEIGHTS)
+
+
+@pytest.mark.parametrize(("num_sets", "size", "num_segments"), [(1000, 10, 40), (2000, 30, 200)])
+def test_a_large_batch_is_planned_in_time(num_sets, size, num_segments):
+    """Ten times what it takes alone on a machine."""
+    rng = random.Random(7)
+    sets = [rng.sample(range(num_segments), size) for _ in range(num_sets)]
+    weights = dict.fromkeys(range(num_segments), 100)
+    start = time.perf_counter()
+    orders = plan(sets, weights)
+    assert time.perf_counter() - start < 5
+    assert shared_weight(orders, weights) > 2 * shared_weight(sets, weights)
+
+
+def test_the_search_is_bounded_and_then_goes_by_frequency(monkeypatch):
+    rng = random.Random(3)
+    sets = [rng.sample(range(60), 12) for _ in range(300)]
+    weights = dict.fromkeys(range(60), 5)
+    full = shared_weight(plan(sets, weights), weights)
+    monkeypatch.setattr(planning, "MAX_WORK", 10_000)
+    bounded = shared_weight(plan(sets, weights), weights)
+    assert shared_weight(by_frequency(sets, weights), weights) <= bounded < full
+
+
+# -- one after the other
+
+
+@given(st.lists(a_set, min_size=1, max_size=12))
+def test_a_suggestion_begins_with_the_heaviest_beginning_that_was_sent(sets):
+    orders, sent = SharedOrders(), []
+    for one in sets:
+        chosen = orders.suggest(one, WEIGHTS)
+        assert sorted(chosen.order) == sorted(one)
+        beginnings = {tuple(order[:n]) for order in sent for n in range(len(order) + 1)} | {()}
+        heaviest = max(sum(WEIGHTS[s] for s in b) for b in beginnings if set(b) <= set(one))
+        assert chosen.shared_weight == heaviest == orders.shared_weight(chosen.order, WEIGHTS)
+        assert chosen.shared_weight >= orders.shared_weight(one, WEIGHTS)
+        orders.add(chosen.order)
+        sent.append(chosen.order)
+
+
+def test_segments_that_were_asked_for_often_come_before_others():
+    orders = SharedOrders()
+    for order in ("ab", "cb", "db"):
+        orders.add(order)
+    assert orders.suggest("fgb", WEIGHTS).order == ("b", "f", "g")
+
+
+def test_a_set_keeps_its_first_order():
+    orders = SharedOrders()
+    assert orders.decided("ab") is None
+    orders.add("ba")
+    orders.add("ab")
+    assert orders.decided("ab") == ("b", "a")
+
+
+def test_a_memory_is_bounded_and_forgets_what_was_used_least_recently():
+    memory = OrderMemory(max_segments=12)
+    for beginning in ("one", "two"):
+        memory.add(beginning, "abc")  # three in the trie, three in the set
+    memory.add("one", "abc")
+    memory.add("three", "ab")
+    assert memory.after("two").decided("abc") is None
+    assert memory.after("one").decided("abc") == ("a", "b", "c")
+    assert memory.after("three").decided("ab") == ("a", "b")
+    memory.add("large", range(20))
+    assert all(memory.after(one).num_kept == 0 for one in ("one", "three", "large"))
