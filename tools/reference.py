@@ -49,6 +49,7 @@ PLACES = (
     ("backends.base.Backend", BACKENDS),
     ("backends.base.", TYPES),
     ("backends.", BACKENDS),
+    ("transcript.", TYPES),
     ("view", VIEWS),
     ("graph", VIEWS),
     ("trace", VIEWS),

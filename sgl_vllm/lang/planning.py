@@ -284,22 +284,35 @@ class SharedOrders:
             self._decided[key] = tuple(order)
             self.num_kept += len(order)
 
+    def forget_older_half(self) -> None:
+        """Forget half of the sets, those that came first, and what only they have sent."""
+        orders = list(self._decided.values())
+        self._root, self.num_kept = _Node(), 0
+        self._counts.clear()
+        self._decided.clear()
+        for order in orders[(len(orders) + 1) // 2 :]:
+            self.add(order)
+
     def _longest(
         self, segments: Sequence[Segment], weights: Weights
     ) -> tuple[tuple[Segment, ...], int]:
         """The heaviest beginning of an earlier order that has segments of this set only."""
         best: tuple[tuple[Segment, ...], int] = ((), 0)
         stack: list[tuple[_Node, tuple[Segment, ...], int]] = [(self._root, (), 0)]
-        num_visited = 0
+        num_visited, wanted = 0, frozenset(segments)
         while stack and num_visited < MAX_NODES_VISITED:
             node, path, weight = stack.pop()
             num_visited += 1
             if weight > best[1]:
                 best = path, weight
-            for segment in reversed(segments):
-                child = node.children.get(segment)
-                if child is not None and segment not in path:
-                    stack.append((child, (*path, segment), weight + weights[segment]))
+            children = node.children
+            if len(children) < len(segments):
+                found = [segment for segment in children if segment in wanted]
+            else:
+                found = [segment for segment in segments if segment in children]
+            for segment in reversed(found):  # never one of the path: no order has one twice
+                child = children[segment]
+                stack.append((child, (*path, segment), weight + weights[segment]))
         return best
 
 
@@ -308,7 +321,8 @@ class OrderMemory:
 
     Args:
         max_segments: of all orders together. When there are more, the beginning that was used least
-            recently is forgotten. A segment takes about 0.5 kB, if it is a number.
+            recently is forgotten, or the older half of what followed the only one. A segment takes
+            about 0.3 kB.
     """
 
     def __init__(self, max_segments: int = 30_000) -> None:
@@ -327,6 +341,10 @@ class OrderMemory:
         num_before = orders.num_kept
         orders.add(order)
         self._num_segments += orders.num_kept - num_before
-        while self._num_segments > self._max_segments and self._by_beginning:
-            _, forgotten = self._by_beginning.popitem(last=False)
-            self._num_segments -= forgotten.num_kept
+        while self._num_segments > self._max_segments:
+            if len(self._by_beginning) > 1:
+                _, forgotten = self._by_beginning.popitem(last=False)
+                self._num_segments -= forgotten.num_kept
+            else:
+                orders.forget_older_half()
+                self._num_segments = orders.num_kept

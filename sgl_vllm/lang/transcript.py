@@ -151,8 +151,8 @@ class Order:
 
     @property
     def saved_chars(self) -> int:
-        """How many more characters are shared than in the order given. Not below 0, except where
-        `key` or `seed` decided."""
+        """How many more characters are shared than in the order given. Below 0 only if a key, a
+        seed or the plan of a batch decided."""
         return self.shared_chars - self.shared_chars_as_given
 
 

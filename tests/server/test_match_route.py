@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+import sgl_vllm as sgl
 from tests.server.conftest import API_KEY
 
 BLOCK = 128
@@ -111,3 +112,34 @@ def test_what_vllm_refuses_is_passed_on(http) -> None:
     answer = http.post("sgl/match", json={"model": "demo", "candidates": ["word " * 100_000]})
     assert answer.status_code == 400
     assert "character" in answer.text or "token" in answer.text
+
+
+@sgl.function
+def ask(s, docs, is_ordered):
+    texts = sgl.any_order(*docs) if is_ordered else "".join(docs)
+    s += sgl.user("Read these.\n" + texts + "Where did the hare live?")
+    s += sgl.assistant(sgl.gen("a", max_tokens=8))
+
+
+def test_any_order_continues_what_the_server_has(server) -> None:
+    """Two backends: what the second one finds, only the server can have told it."""
+    first, second, third, _ = documents("five")
+    before, after, reference = (
+        sgl.VLLM(server.url, api_key=API_KEY, cache_salt=salt) for salt in ("5", "5", "6")
+    )
+    ask.run([third, first], False, backend=before, temperature=0.0)
+    state = ask.run([first, second, third], True, backend=after, temperature=0.0)
+    (order,) = state.orders()
+    assert (order.order, order.source) == ((2, 0, 1), "server")
+    assert order.saved_chars == len(third + first)
+    plain = ask.run([third, first, second], False, backend=reference, temperature=0.0)
+    assert state["a"] == plain["a"]
+    assert state.messages() == plain.messages()
+
+
+def test_any_order_is_told_nothing_of_another_salt(server) -> None:
+    first, second, third, _ = documents("seven")
+    before, after = (sgl.VLLM(server.url, api_key=API_KEY, cache_salt=s) for s in ("7", "8"))
+    ask.run([third, first], False, backend=before, temperature=0.0)
+    (order,) = ask.run([first, second, third], True, backend=after, temperature=0.0).orders()
+    assert (order.order, order.source) == ((0, 1, 2), "given")

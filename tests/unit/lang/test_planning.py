@@ -140,3 +140,15 @@ def test_a_memory_is_bounded_and_forgets_what_was_used_least_recently():
     assert memory.after("three").decided("ab") == ("a", "b")
     memory.add("large", range(20))
     assert all(memory.after(one).num_kept == 0 for one in ("one", "three", "large"))
+
+
+def test_after_one_beginning_the_older_half_is_forgotten():
+    memory = OrderMemory(max_segments=40)
+    sets = [[f"{number}a", f"{number}b"] for number in range(50)]
+    for number, one in enumerate(sets):
+        memory.add("only", one)
+        orders = memory.after("only")
+        assert orders.num_kept <= 40
+        assert all(orders.decided(recent) for recent in sets[max(0, number - 4) : number + 1])
+    assert orders.decided(sets[0]) is None and orders.shared_weight(sets[0], {}) == 0
+    assert orders.shared_weight(sets[-1], dict.fromkeys(sets[-1], 3)) == 6
