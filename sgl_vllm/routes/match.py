@@ -13,6 +13,7 @@ change nothing by it. The answer has numbers only.
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass
 from typing import Any  # Any: the JSON of a request
 
@@ -22,7 +23,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from sgl_vllm.radix.tokens import pack
+from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, pack
 from sgl_vllm.routes.bodies import (
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
@@ -86,13 +87,7 @@ async def match(request: Request) -> dict[str, list[int]]:
     body = parse_match(await json_object(request))
     client: AsyncLLM = request.app.state.engine_client
     lora = lora_of(request.app.state.openai_serving_models, body.model)
-    ids = await _tokenized(request, body)
-    if sum(map(len, ids)) > MAX_TOKENS:
-        raise HTTPException(400, f"the candidates have more than {MAX_TOKENS:,} tokens together")
-    try:
-        packed = [pack(one) for one in ids]
-    except OverflowError:
-        raise HTTPException(400, "a token id has more than 31 bits") from None
+    packed = await _packed(request, body)
     tenants: TenantSource = getattr(request.app.state, "sgl_vllm_tenants", NO_TENANTS)
     arguments = {
         "candidates": packed,
@@ -105,7 +100,7 @@ async def match(request: Request) -> dict[str, list[int]]:
     if not lengths:
         raise HTTPException(409, RADIX_OFF)
     return {
-        "num_tokens": [len(one) for one in ids],
+        "num_tokens": [len(one) // TOKEN_BYTES for one in packed],
         "cached_tokens": [max(of_one) for of_one in zip(*lengths, strict=True)],
     }
 
@@ -144,7 +139,14 @@ def parse_match(body: dict[str, Any]) -> MatchBody:
         kind = "a text" if of_text else "a list of token ids"
         empty = "" if has_head else ", and not empty"
         raise HTTPException(400, f"each of the candidates has to be {kind}{empty}")
-    _check_size(prompt if messages is None else messages[-1]["content"], candidates, of_text)
+    try:
+        num_shared = len(prompt or ()) if messages is None else len(json.dumps(messages))
+    except RecursionError:
+        raise HTTPException(400, "messages are nested too deeply") from None
+    size = num_shared * len(candidates) + sum(map(len, candidates))
+    limit, unit = (MAX_CHARS, "characters") if of_text else (MAX_TOKENS, "tokens")
+    if size > limit:
+        raise HTTPException(400, f"the candidates have {size:,} {unit}; at most {limit:,} can be")
     for name in ("cache_salt", "model"):
         value = body.get(name)
         if value is not None and not (isinstance(value, str) and value and is_unicode(value)):
@@ -164,26 +166,22 @@ def _is_ids(value: object) -> bool:
     return isinstance(value, list) and is_prompt(value)
 
 
-def _check_size(head: str | list[int] | None, candidates: list[Any], of_text: bool) -> None:
-    size = len(head or ()) * len(candidates) + sum(map(len, candidates))
-    limit, unit = (MAX_CHARS, "characters") if of_text else (MAX_TOKENS, "tokens")
-    if size > limit:
-        raise HTTPException(400, f"the candidates have {size:,} {unit}; at most {limit:,} can be")
-
-
 # -- tokens
 
 
-async def _tokenized(request: Request, body: MatchBody) -> list[list[int]]:
-    """The token ids that a request with each prefix begins with, each as vLLM's `/tokenize` has
-    them."""
+async def _packed(request: Request, body: MatchBody) -> list[Tokens]:
+    """The tokens that a request with each prefix begins with, those of texts as vLLM's `/tokenize`
+    has them."""
     if isinstance(body.candidates[0], list):
-        head = body.prompt or []
-        return [[*head, *one] for one in body.candidates]
+        try:
+            head = pack(body.prompt or [])  # type: ignore[arg-type]
+            return [head + pack(one) for one in body.candidates]  # type: ignore[arg-type]
+        except OverflowError:
+            raise HTTPException(400, "a token id has more than 31 bits") from None
     async with request.app.state.sgl_vllm_matching:
         try:
             asked = [_ids(request, body, one) for one in body.candidates]
-            return list(await asyncio.gather(*asked))
+            return [pack(ids) for ids in await asyncio.gather(*asked)]
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
             raise HTTPException(400, f"messages cannot be read: {first['msg']}") from None

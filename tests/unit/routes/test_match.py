@@ -136,6 +136,16 @@ def test_an_adapter_has_its_own_prefixes() -> None:
         ({"candidates": ["a"], "max_tokens": 1}, "a match has no 'max_tokens'"),
         ({"candidates": ["a"] * (MAX_CANDIDATES + 1)}, "257 candidates; at most 256"),
         ({"prompt": "a" * (MAX_CHARS // 2), "candidates": ["a", "b"]}, "2,097,154 characters"),
+        (
+            {
+                "messages": [
+                    {"role": "system", "content": "a" * (MAX_CHARS // 2)},
+                    {"role": "user", "content": ""},
+                ],
+                "candidates": ["a", "b"],
+            },
+            "at most 2,097,152",
+        ),
         ({"prompt": [1] * (MAX_TOKENS // 2), "candidates": [[1], [2]]}, "1,048,578 tokens"),
     ],
 )
