@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 from dataclasses import dataclass, field
 
@@ -303,6 +304,8 @@ def test_branches_have_the_orders_of_their_parent_and_their_own(backend):
 def test_a_compiled_program_orders_when_it_runs(backend):
     compiled = ask.compile(docs=[C, A, B])
     assert "any_order of 3" in str(compiled.graph)
+    described = json.dumps(compiled.graph.as_dict())
+    assert '"AnyOrder"' in described and "Document c" in described
     complete.run([A], backend=backend)
     compiled.run(backend=backend)
     state = compiled.run(question="How?", backend=backend)
