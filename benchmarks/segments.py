@@ -129,10 +129,7 @@ def local_search(
     sets: Sequence[Sequence[int]], weights: dict[int, int], rng: random.Random
 ) -> list[list[int]]:
     """Orders that no change of one request's order improves, the best of several starts."""
-    starts: list[list[list[int]]] = [
-        [list(map(int, one)) for one in orders]  # type: ignore[call-overload]
-        for orders in (plan(sets, weights), by_frequency(sets, weights))
-    ]
+    starts = [plan(sets, weights), by_frequency(sets, weights)]
     while len(starts) < NUM_STARTS:
         starts.append([rng.sample(list(one), len(one)) for one in sets])
     best: list[list[int]] = []
@@ -142,10 +139,10 @@ def local_search(
         while (now := shared_weight(orders, weights)) > weight:
             weight = now
             for index, one in enumerate(orders):
-                others = SharedOrders()
+                others: SharedOrders[int] = SharedOrders()
                 for other in (*orders[:index], *orders[index + 1 :]):
                     others.add(other)
-                orders[index] = [int(i) for i in others.suggest(one, weights).order]  # type: ignore[call-overload]
+                orders[index] = list(others.suggest(one, weights).order)
         if weight > best_weight:
             best, best_weight = orders, weight
     return best

@@ -16,12 +16,9 @@ from typing import TypeAlias
 
 from sgl_vllm.lang.backends.base import Backend, ChatPrompt, Message, Prompt, TextPrompt
 from sgl_vllm.lang.ir import AnyOrder, Expr, Text
-from sgl_vllm.lang.planning import SharedOrders, plan
+from sgl_vllm.lang.planning import SegmentId, SharedOrders, plan
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.transcript import HINT_MIN_CHARS, Order, OrderSource, Transcript
-
-SegmentId: TypeAlias = tuple[bytes, int]
-"""A digest of the text, and how often the text occurs before in the same `any_order`."""
 
 PlannedOrders: TypeAlias = Mapping[tuple[Hashable, frozenset[SegmentId]], tuple[SegmentId, ...]]
 """Orders by the prompt before them and the segments."""
@@ -63,11 +60,10 @@ async def arranged(
     memory = backend.orders.after(beginning)
     choice = _of_segments_alone(expr, texts, number_of)
     if choice is None:
-        order, source = memory.decided(ids), "memory"
-        if order is None:
-            order, source = planned_orders.get((beginning, frozenset(ids))), "batch"
-        if order is not None:
-            choice = order, source
+        if (order := memory.decided(ids)) is not None:
+            choice = order, "memory"
+        elif (order := planned_orders.get((beginning, frozenset(ids)))) is not None:
+            choice = order, "batch"
     if choice is not None:
         shared = memory.shared_weight(choice[0], weights)
         as_given = memory.shared_weight(ids, weights)
@@ -181,7 +177,7 @@ async def _learned(
     texts: Sequence[str],
     number_of: Mapping[SegmentId, int],
     weights: Mapping[SegmentId, int],
-    memory: SharedOrders,
+    memory: SharedOrders[SegmentId],
     transcript: Transcript,
     backend: Backend,
 ) -> _Choice:

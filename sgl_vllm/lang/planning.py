@@ -17,11 +17,13 @@ import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
-Segment: TypeAlias = Hashable
-Weights: TypeAlias = Mapping[Segment, int]
-"""The length of every segment, in any unit."""
+Segment = TypeVar("Segment", bound=Hashable)
+
+SegmentId: TypeAlias = tuple[bytes, int]
+"""A segment as `any_order` has it: a digest of its text, and how often the same text is before it
+in the same set."""
 
 MAX_EXACT_ORDERS = 5_000
 """`plan` tries all orders of all sets if that many or fewer first choices lead to them."""
@@ -34,12 +36,12 @@ MAX_NODES_VISITED = 500
 """Of a memory of orders, for one set."""
 
 
-def shared_weight(orders: Iterable[Sequence[Segment]], weights: Weights) -> int:
+def shared_weight(orders: Iterable[Sequence[Segment]], weights: Mapping[Segment, int]) -> int:
     """The weight of all segments that repeat the beginning of an earlier order.
 
     That is the weight of all orders, less that of the trie of them.
     """
-    trie = _Node()
+    trie: _Node[Segment] = _Node()
     shared = 0
     for order in orders:
         node = trie
@@ -53,7 +55,7 @@ def shared_weight(orders: Iterable[Sequence[Segment]], weights: Weights) -> int:
     return shared
 
 
-def plan(sets: Sequence[Sequence[Segment]], weights: Weights) -> list[list[Segment]]:
+def plan(sets: Sequence[Sequence[Segment]], weights: Mapping[Segment, int]) -> list[list[Segment]]:
     """An order for each of `sets`, so that they share as much of their beginnings as is found.
 
     Each order is a permutation of its set. Together they never share less than the sets as given
@@ -78,7 +80,9 @@ def plan(sets: Sequence[Sequence[Segment]], weights: Weights) -> list[list[Segme
     return max(plans, key=lambda orders: shared_weight(orders, weights))
 
 
-def by_frequency(sets: Sequence[Sequence[Segment]], weights: Weights) -> list[list[Segment]]:
+def by_frequency(
+    sets: Sequence[Sequence[Segment]], weights: Mapping[Segment, int]
+) -> list[list[Segment]]:
     """Each set with its most frequent segments first, weighted by what sharing them saves."""
     counts = Counter(segment for one in sets for segment in one)
     ranks = {segment: rank for rank, segment in enumerate(counts)}
@@ -103,7 +107,9 @@ def _num_exact_orders(sets: Sequence[Sequence[Segment]]) -> int:
     return product
 
 
-def _exact(sets: Sequence[Sequence[Segment]], weights: Weights) -> list[list[Segment]]:
+def _exact(
+    sets: Sequence[Sequence[Segment]], weights: Mapping[Segment, int]
+) -> list[list[Segment]]:
     """Orders that share as much as any."""
     left = {index: tuple(one) for index, one in enumerate(sets) if one}
     _, orders = _exact_below(left, weights)
@@ -111,7 +117,7 @@ def _exact(sets: Sequence[Sequence[Segment]], weights: Weights) -> list[list[Seg
 
 
 def _exact_below(
-    left: Mapping[int, tuple[Segment, ...]], weights: Weights
+    left: Mapping[int, tuple[Segment, ...]], weights: Mapping[Segment, int]
 ) -> tuple[int, dict[int, tuple[Segment, ...]]]:
     """The least weight of a trie of what is `left` of each set, and the orders that make it."""
     if not left:
@@ -141,7 +147,9 @@ def _exact_below(
 # -- many sets: greedy
 
 
-def _greedy(sets: Sequence[Sequence[Segment]], weights: Weights) -> list[list[Segment]]:
+def _greedy(
+    sets: Sequence[Sequence[Segment]], weights: Mapping[Segment, int]
+) -> list[list[Segment]]:
     """The trie from its root: what is shared most often goes first."""
     orders: list[list[Segment]] = [[] for _ in sets]
     frequent = by_frequency(sets, weights)
@@ -174,7 +182,7 @@ def _greedy(sets: Sequence[Sequence[Segment]], weights: Weights) -> list[list[Se
 def _parted(
     group: dict[int, dict[Segment, None]],
     counts: Counter[Segment],
-    weights: Weights,
+    weights: Mapping[Segment, int],
     orders: list[list[Segment]],
 ) -> list[dict[int, dict[Segment, None]]]:
     """Give each set of a group its next segment, the one that is shared most often among those that
@@ -183,20 +191,21 @@ def _parted(
     for index, left in group.items():
         for segment in left:
             having.setdefault(segment, []).append(index)
-    ranks = {segment: rank for rank, segment in enumerate(having)}
+    segments = list(having)
 
-    def entry(segment: Segment) -> tuple[int, int, Segment]:
-        return -(counts[segment] - 1) * weights[segment], ranks[segment], segment
+    def gain_of(segment: Segment) -> int:
+        return (counts[segment] - 1) * weights[segment]
 
-    heap = [entry(segment) for segment in having if counts[segment] > 1]
+    heap = [(-gain_of(one), rank) for rank, one in enumerate(segments) if counts[one] > 1]
     heapq.heapify(heap)
     parts = []
     while heap:
-        gain, _, segment = heapq.heappop(heap)
+        gain, rank = heapq.heappop(heap)
+        segment = segments[rank]
         if counts[segment] < 2:
             continue
-        if gain != entry(segment)[0]:  # sets that have it got another segment
-            heapq.heappush(heap, entry(segment))
+        if -gain != gain_of(segment):  # sets that have it got another segment
+            heapq.heappush(heap, (-gain_of(segment), rank))
             continue
         part = {}
         for index in having[segment]:
@@ -219,21 +228,21 @@ def _parted(
 
 
 @dataclass(slots=True)
-class _Node:
+class _Node(Generic[Segment]):
     """A beginning that has been sent: the segments from the root to here."""
 
-    children: dict[Segment, _Node] = field(default_factory=dict)
+    children: dict[Segment, _Node[Segment]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Chosen(Generic[Segment]):
     """An order, and how much of it earlier orders began with: by weight, from its first segment."""
 
     order: tuple[Segment, ...]
     shared_weight: int
 
 
-class SharedOrders:
+class SharedOrders(Generic[Segment]):
     """Orders of sets that follow the same beginning, each chosen from those before it.
 
     The longest beginning that was sent before goes first, then the segments that were asked for
@@ -241,7 +250,7 @@ class SharedOrders:
     """
 
     def __init__(self) -> None:
-        self._root = _Node()
+        self._root: _Node[Segment] = _Node()
         self.num_kept = 0
         """Segments of the trie, and of the sets that have an order."""
         self._counts: Counter[Segment] = Counter()
@@ -251,7 +260,9 @@ class SharedOrders:
         """The order of this set, if it has one."""
         return self._decided.get(frozenset(segments))
 
-    def suggest(self, segments: Sequence[Segment], weights: Weights) -> Chosen:
+    def suggest(
+        self, segments: Sequence[Segment], weights: Mapping[Segment, int]
+    ) -> Chosen[Segment]:
         """An order for a set, without remembering it. O(segments log segments), and at most 500
         nodes of the trie."""
         path, shared = self._longest(segments, weights)
@@ -259,7 +270,7 @@ class SharedOrders:
         rest.sort(key=lambda segment: -self._counts[segment] * weights[segment])  # stable
         return Chosen((*path, *rest), shared)
 
-    def shared_weight(self, order: Sequence[Segment], weights: Weights) -> int:
+    def shared_weight(self, order: Sequence[Segment], weights: Mapping[Segment, int]) -> int:
         """How much of an order earlier ones began with, by weight."""
         node, shared = self._root, 0
         for segment in order:
@@ -294,11 +305,11 @@ class SharedOrders:
             self.add(order)
 
     def _longest(
-        self, segments: Sequence[Segment], weights: Weights
+        self, segments: Sequence[Segment], weights: Mapping[Segment, int]
     ) -> tuple[tuple[Segment, ...], int]:
         """The heaviest beginning of an earlier order that has segments of this set only."""
         best: tuple[tuple[Segment, ...], int] = ((), 0)
-        stack: list[tuple[_Node, tuple[Segment, ...], int]] = [(self._root, (), 0)]
+        stack: list[tuple[_Node[Segment], tuple[Segment, ...], int]] = [(self._root, (), 0)]
         num_visited, wanted = 0, frozenset(segments)
         while stack and num_visited < MAX_NODES_VISITED:
             node, path, weight = stack.pop()
@@ -316,7 +327,7 @@ class SharedOrders:
         return best
 
 
-class OrderMemory:
+class OrderMemory(Generic[Segment]):
     """`SharedOrders` for each beginning, the most recently used ones only.
 
     Args:
@@ -328,9 +339,9 @@ class OrderMemory:
     def __init__(self, max_segments: int = 30_000) -> None:
         self._max_segments = max_segments
         self._num_segments = 0
-        self._by_beginning: OrderedDict[Hashable, SharedOrders] = OrderedDict()
+        self._by_beginning: OrderedDict[Hashable, SharedOrders[Segment]] = OrderedDict()
 
-    def after(self, beginning: Hashable) -> SharedOrders:
+    def after(self, beginning: Hashable) -> SharedOrders[Segment]:
         """The orders that have followed `beginning`."""
         return self._by_beginning.get(beginning) or SharedOrders()
 

@@ -19,7 +19,7 @@ from sgl_vllm.lang.constraints import JSON_SCHEMA, REGEX, Constraint, Constraint
 from sgl_vllm.lang.errors import UnsupportedError
 from sgl_vllm.lang.ir import Role
 from sgl_vllm.lang.media import Media
-from sgl_vllm.lang.planning import OrderMemory
+from sgl_vllm.lang.planning import OrderMemory, SegmentId
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
 from sgl_vllm.protocol.scoring import ChoiceTokens
@@ -322,7 +322,7 @@ class Backend(ABC):
         return Usage()
 
     @cached_property
-    def orders(self) -> OrderMemory:
+    def orders(self) -> OrderMemory[SegmentId]:
         """The orders of segments that were sent to it, for `any_order`."""
         return OrderMemory()
 
