@@ -209,9 +209,9 @@ def _parted(
             continue
         part = {}
         for index in having[segment]:
-            left = group.pop(index, None)
-            if left is None:
+            if index not in group:
                 continue
+            left = group.pop(index)
             counts.subtract(left.keys())
             del left[segment]
             orders[index].append(segment)

@@ -175,7 +175,7 @@ async def _packed(request: Request, body: MatchBody) -> list[Tokens]:
     if isinstance(body.candidates[0], list):
         try:
             head = pack(body.prompt or [])  # type: ignore[arg-type]
-            return [head + pack(one) for one in body.candidates]  # type: ignore[arg-type]
+            return [head + pack(one) for one in body.candidates]
         except OverflowError:
             raise HTTPException(400, "a token id has more than 31 bits") from None
     async with request.app.state.sgl_vllm_matching:
