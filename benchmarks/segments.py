@@ -10,8 +10,8 @@ drawn by a Zipf distribution. The programs are the same in every arm, but for th
     one by one    `any_order`, a run after the other: from what the process has sent
     run_batch     `any_order`, all in one batch: planned for all of them
     seed          `any_order(seed=0)`: from the texts alone
-    local search  orders that no change of a single request's order improves, the best of several
-                  starts: what a planner could reach that sees all requests. No proven optimum.
+    local search  from the plan and other starts, to orders that no change of a single request's
+                  order improves; the best of them. No proven optimum.
 
 Without `--url`, no model runs: what is shared is counted by a trie of words. With it, the same
 programs run on a server, and the tokens are those that it reports as cached; each arm has a
@@ -28,6 +28,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any  # Any: arguments of the program
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.backends.base import Backend, GenAnswer, Generated, GenRequest, Usage
@@ -107,13 +108,14 @@ def run_arm(
     mode: str, backend: Backend, documents: Sequence[str], sets: Sequence[Sequence[int]]
 ) -> list[sgl.ProgramState]:
     """The programs of one arm, with their states in the order of the requests."""
-    items = [
+    items: list[dict[str, Any]] = [
         {"documents": [documents[i] for i in one], "question": f"Question {n}?", "mode": mode}
         for n, one in enumerate(sets)
     ]
     if mode == "run_batch":
         return ask.run_batch(items, backend=backend, temperature=0.0)
-    return [ask.run(**item, backend=backend, temperature=0.0) for item in items]
+    bound = [ask.bind(**item) for item in items]
+    return [program.run(backend=backend, temperature=0.0) for program in bound]
 
 
 def orders_of(states: Sequence[sgl.ProgramState], sets: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -18,7 +18,7 @@ def test_orders_share_more_than_the_given_one_and_the_numbers_add_up(tmp_path, c
     assert len({arm["tokens"] for arm in arms.values()}) == 1
     shared = {name: arm["shared_tokens"] for name, arm in arms.items()}
     assert shared["given"] < min(shared["one by one"], shared["run_batch"])
-    assert max(shared.values()) == shared["local search"] < arms["given"]["tokens"]
+    assert shared["run_batch"] <= shared["local search"] < arms["given"]["tokens"]
     printed = capsys.readouterr().out
     assert f"{shared['run_batch']:,}" in printed and "local search" in printed
 

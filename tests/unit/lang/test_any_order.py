@@ -95,8 +95,9 @@ def test_a_batch_is_planned_as_a_whole(backend):
     given = ["Read.\n" + "".join(item["docs"]) for item in items]
     in_order = [state.text() for state in states]
     assert shared_chars(in_order) > 1.5 * shared_chars(given)
-    one_by_one = [ask.run(**item, backend=ScriptedBackend()).text() for item in items]
-    assert shared_chars(in_order) > shared_chars(one_by_one)
+    alone = ScriptedBackend()
+    one_by_one = [ask.bind(**item).run(backend=alone).text() for item in items]
+    assert shared_chars(in_order) > 0.95 * shared_chars(one_by_one) > 1.5 * shared_chars(given)
 
 
 def test_a_batch_of_a_few_shares_as_much_as_any_order_could(backend):
@@ -254,12 +255,14 @@ def test_arguments_are_checked_where_they_are_given():
     with pytest.raises(ValueError, match="not both"):
         sgl.any_order(A, key=len, seed=1)
     with pytest.raises(TypeError, match="not int"):
-        sgl.any_order(A, 3)
+        sgl.any_order(A, 3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="not Gen"):
         sgl.any_order(sgl.gen("x"))
-    for options in ({"annotate": "{rank}"}, {"repeated": "{0}"}, {"repeated": "{"}):
+    with pytest.raises(ValueError, match="fields"):
+        sgl.any_order(A, annotate="{rank}")
+    for template in ("{0}", "{"):
         with pytest.raises(ValueError, match="fields"):
-            sgl.any_order(A, **options)
+            sgl.any_order(A, repeated=template)
     assert sgl.any_order([A, B]).segments == sgl.any_order(A, B).segments
 
 
