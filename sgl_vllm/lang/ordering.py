@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from sgl_vllm.lang.backends.base import Backend, ChatPrompt, Message, Prompt, TextPrompt
 from sgl_vllm.lang.ir import AnyOrder, Expr, Text
-from sgl_vllm.lang.planning import SegmentId, SharedOrders, plan
+from sgl_vllm.lang.planning import SegmentId, plan
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.transcript import HINT_MIN_CHARS, Order, OrderSource, Transcript
 
@@ -69,7 +69,7 @@ async def arranged(
         as_given = memory.shared_weight(ids, weights)
         chosen = _Choice(choice[0], choice[1], shared, as_given)
     else:
-        chosen = await _learned(texts, number_of, weights, memory, transcript, backend)
+        chosen = await _learned(texts, number_of, weights, beginning, transcript, backend)
     backend.orders.add(beginning, chosen.order)
     return Order(
         tuple(texts),
@@ -177,29 +177,42 @@ async def _learned(
     texts: Sequence[str],
     number_of: Mapping[SegmentId, int],
     weights: Mapping[SegmentId, int],
-    memory: SharedOrders[SegmentId],
+    beginning: Hashable,
     transcript: Transcript,
     backend: Backend,
 ) -> _Choice:
-    """An order from what was sent before, or if that shares nothing, from what the server has."""
+    """An order from what was sent before, or if that shares nothing, from what the server has.
+
+    While the server is asked about a beginning, other programs with the same one do not wait.
+    """
     ids = list(number_of)
+    orders = backend.orders
+    cached: list[SegmentId] = []
+    is_new = not orders.after(beginning).suggest(ids, weights).shared_weight
+    if is_new and len(ids) > 1 and beginning not in orders.being_asked:
+        orders.being_asked.add(beginning)
+        try:
+            cached = await _cached(texts, number_of, transcript, backend)
+        finally:
+            orders.being_asked.discard(beginning)
+    memory = orders.after(beginning)
     suggested = memory.suggest(ids, weights)
-    as_given = memory.shared_weight(ids, weights)
-    if suggested.shared_weight or len(ids) < 2:
-        source: OrderSource = "memory" if suggested.shared_weight else "given"
-        return _Choice(suggested.order, source, suggested.shared_weight, as_given)
-    cached = await _cached(texts, number_of, transcript, backend)
-    if cached:
+    num_cached = sum(weights[one] for one in cached)
+    if num_cached > suggested.shared_weight:
         rest = [one for one in suggested.order if one not in cached]
-        shared = sum(weights[one] for one in cached)
         as_given = 0
         for one, other in zip(ids, cached, strict=False):
             if one != other:
                 break
             as_given += weights[one]
-        return _Choice([*cached, *rest], "server", shared, as_given)
-    is_known = list(suggested.order) != ids
-    return _Choice(suggested.order, "memory" if is_known else "given", 0, 0)
+        return _Choice([*cached, *rest], "server", num_cached, as_given)
+    is_learned = suggested.shared_weight or list(suggested.order) != ids
+    return _Choice(
+        suggested.order,
+        "memory" if is_learned else "given",
+        suggested.shared_weight,
+        memory.shared_weight(ids, weights),
+    )
 
 
 async def _cached(

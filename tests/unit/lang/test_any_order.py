@@ -171,6 +171,30 @@ def test_where_nothing_was_sent_the_server_is_asked():
     assert len(backend.calls) == 3  # the process knows what follows C itself
 
 
+def test_of_programs_at_the_same_place_one_asks_and_the_others_share_what_was_sent():
+    @dataclass
+    class Slow(Caching):
+        async def match(self, prompt, candidates):
+            await asyncio.sleep(0.05)
+            return await super().match(prompt, candidates)
+
+    @sgl.function
+    async def ask_async(s, docs):
+        s += sgl.any_order(*docs) + "So" + sgl.gen("a")
+
+    async def run_all(backend):
+        sets = [[A, B], [C, B], [D, B], [B, E]]
+        runs = [ask_async.run_async(docs, backend=backend) for docs in sets]
+        return [state.text() for state in await asyncio.gather(*runs)]
+
+    backend = Slow()
+    first, second, third, fourth = asyncio.run(run_all(backend))
+    assert len(backend.calls) == 1
+    assert second.startswith(C + B)
+    assert third.startswith(B + D) and fourth.startswith(B + E)  # B was asked for most often
+    assert first.startswith(B + A)  # the others were sent while the server was asked
+
+
 def test_what_all_segments_begin_with_is_no_reason_for_an_order():
     backend = Caching(has=("Document z: zzz",))
     state = complete.run([B, A], backend=backend)
