@@ -176,7 +176,7 @@ def first_any_orders(
     """For each item, the first `any_order` of its prompt and what the prompt has before it.
 
     Leaves out items where another operation comes first, or tracing ends. Never raises. Ends
-    `ORDERS_MAX_S` seconds after the first item. Cost: a trace per item, up to the `any_order`, which
+    `ORDERS_MAX_S` seconds after the first item. Cost: a trace per item, up to the `any_order`. That
     takes about 0.3 ms.
     """
     deadline = math.inf  # the first trace may import what it needs
