@@ -84,9 +84,9 @@ class Contexts:
 
 
 def _kinds_of_end(request: Request, record: RequestRecord) -> list[Hashable]:
-    """What the pause after an answer is learned under, for each tenant by itself. An answer that
-    calls a tool ends with other tokens than one to a person."""
+    """What the pause after an answer is learned under. An answer that calls a tool ends with other
+    tokens than one to a person."""
     if record.hints.next_tool is not None:
-        return [(record.namespace, "tool", record.hints.next_tool)]
+        return [("tool", record.hints.next_tool)]
     last = request.output_token_ids[-2:]
-    return [(record.namespace, *last), (record.namespace, "last", *last[-1:])]
+    return [tuple(last), ("last", *last[-1:])]

@@ -7,6 +7,10 @@ A session of an agent or a chat is continued by a request whose prompt extends a
 What came between, a tool that ran or a person who thought, is a pause that the engine sees without
 being told. How an answer ended says which of the two to expect: models end tool calls with other
 tokens than their last word. So pauses are learned by *kinds* of ends, which the caller gives.
+
+Nothing that one tenant does decides what is expected of another, once that one is known: pauses are
+learned for each tenant by itself, the tenant that has the most of what is remembered loses its
+oldest, and a tenant whose contexts do not come back when they are expected is believed no longer.
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from sgl_vllm.radix.blocks import BlockTable
 from sgl_vllm.radix.node import Namespace, Node
@@ -28,8 +32,12 @@ MAX_REMEMBERED = 512
 MAX_KINDS = 256
 """Pauses are learned for at most this many kinds, those used last."""
 
+MAX_TENANTS = 256
+"""For at most this many tenants, those used last, it is known how often they are mistaken."""
+
 MIN_OUTCOMES = 16
-"""With fewer outcomes than this nothing is expected, and a kind counts as any other."""
+"""With fewer outcomes than this nothing is expected, and a kind counts as any other. A tenant of
+which nothing is known is believed so many times."""
 
 MAX_OUTCOMES = 1000
 """Beyond this, all counts are halved, so that old pauses are forgotten."""
@@ -49,6 +57,11 @@ class Pauses:
     def __init__(self) -> None:
         self._counts = [0.0] * len(_BEGINS_S)
         self.num_outcomes = 0.0
+
+    @property
+    def num_continued(self) -> float:
+        """How many of the outcomes are that the context was continued."""
+        return sum(self._counts)
 
     def add(self, pause_s: float | None) -> None:
         """A context was continued after this pause; None if it was not."""
@@ -86,6 +99,7 @@ class Context:
         kinds: what its pause is learned under.
         ended_s: when the request ended.
         expected_until_s: until then it will likely be continued soon.
+        is_trusted: it was expected when the request ended.
     """
 
     leaf: Node | None
@@ -93,6 +107,7 @@ class Context:
     kinds: Sequence[Hashable]
     ended_s: float
     expected_until_s: float
+    is_trusted: bool = False
 
     def move_to(self, leaf: Node) -> None:
         """`leaf` holds its end, or what is left of it."""
@@ -111,9 +126,82 @@ class Context:
 class _PromptEnd(NamedTuple):
     """What a prompt is recognized by."""
 
-    namespace: Namespace
+    tenant: Namespace
     length: int
     tail: Tokens
+
+
+class _Kind(NamedTuple):
+    """What pauses are learned under."""
+
+    tenant: Namespace
+    kind: Hashable
+
+
+@dataclass(slots=True, eq=False)
+class _Tenant:
+    """How well a tenant's contexts do what is expected of them.
+
+    Attributes:
+        pauses: of all its contexts.
+        num_owed: contexts that were expected and not continued, less those that were continued.
+    """
+
+    pauses: Pauses
+    num_owed: int = 0
+
+    @property
+    def is_believed(self) -> bool:
+        """Whether a context of its can be expected. Each of `MIN_OUTCOMES` mistakes must be made up
+        for, and a tenant of which more were continued may have more open at a time."""
+        return self.num_owed < MIN_OUTCOMES + self.pauses.num_continued
+
+
+_Key = TypeVar("_Key", _PromptEnd, _Kind)
+_Value = TypeVar("_Value")
+
+
+class _TenantsShare(Generic[_Key, _Value]):
+    """A dictionary of bounded size, the entry put last at its end.
+
+    Where one is too many, the first entry of the tenant that has the most goes.
+    """
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._entries: OrderedDict[_Key, _Value] = OrderedDict()
+        self._num_of_tenant: Counter[Namespace] = Counter()
+
+    def __contains__(self, key: _Key) -> bool:
+        return key in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[_Key]:
+        return iter(self._entries)
+
+    def get(self, key: _Key) -> _Value | None:
+        return self._entries.get(key)
+
+    def put(self, key: _Key, value: _Value) -> None:
+        if key not in self._entries:
+            self._num_of_tenant[key.tenant] += 1
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+
+    def pop(self, key: _Key) -> _Value:
+        self._num_of_tenant[key.tenant] -= 1
+        if not self._num_of_tenant[key.tenant]:
+            del self._num_of_tenant[key.tenant]
+        return self._entries.pop(key)
+
+    def one_too_many(self) -> _Key | None:
+        """The entry to remove; None if there are not too many. O(entries) if there are."""
+        if len(self._entries) <= self._max_entries:
+            return None
+        ((tenant, _),) = self._num_of_tenant.most_common(1)
+        return next(key for key in self._entries if key.tenant == tenant)
 
 
 class Continuations:
@@ -131,15 +219,16 @@ class Continuations:
         self.clear()
 
     def clear(self) -> None:
-        self._paused: OrderedDict[_PromptEnd, Context] = OrderedDict()  # the oldest first
+        self._paused: _TenantsShare[_PromptEnd, Context] = _TenantsShare(MAX_REMEMBERED)
         self._lengths: Counter[int] = Counter()  # of the prompts in `_paused`
-        self._pauses_of: OrderedDict[Hashable, Pauses] = OrderedDict()
+        self._pauses_of: _TenantsShare[_Kind, Pauses] = _TenantsShare(MAX_KINDS)
+        self._tenants: OrderedDict[Namespace, _Tenant] = OrderedDict()  # the one used last is last
         self._all_pauses = Pauses()
         self._expected: dict[Context, None] = {}  # and those whose time is over, until looked at
 
     def ended(
         self,
-        namespace: Namespace,
+        tenant: Namespace,
         prompt: Tokens,
         leaf: Node,
         kinds: Sequence[Hashable],
@@ -149,37 +238,47 @@ class Continuations:
         """A request has ended, and its context is in the tree down to `leaf`. O(nodes above it).
 
         Args:
+            tenant: the namespace of the tree.
             kinds: of its end, the most specific first. The first of which `MIN_OUTCOMES` are known
-                counts, and without one all ends together.
+                counts, and without one all ends of the tenant together, or of all tenants.
             promised_s: the client expects to continue it after so many seconds. It counts only
                 until the outcomes of a kind are known, and twice as long, but at most `horizon_s`.
         """
         length = len(prompt) // TOKEN_BYTES
         if length < TAIL_TOKENS:
             return
-        known = (self._pauses_of[kind] for kind in kinds if kind in self._pauses_of)
-        pauses = next((one for one in known if one.num_outcomes >= MIN_OUTCOMES), None)
-        if pauses is not None:
-            expected_for_s = pauses.expected_for_s(self._horizon_s)
-        elif promised_s is not None:
-            expected_for_s = min(2 * promised_s, self._horizon_s)
-        else:
-            expected_for_s = self._all_pauses.expected_for_s(self._horizon_s)
+        whole = self._tenant(tenant)
+        expected_for_s = 0.0
+        if whole.is_believed:
+            expected_for_s = self._expected_for_s(whole, tenant, kinds, promised_s)
         until_s = now_s + expected_for_s
         context = Context(None, _own_start(leaf), kinds, now_s, until_s)
         context.move_to(leaf)
         if until_s > now_s:
+            context.is_trusted = True
+            whole.num_owed += 1
             self._expect(context)
-        key = _PromptEnd(namespace, length, prompt[-_TAIL_BYTES:])
-        if key in self._paused:  # the same prompt again
-            self._paused.move_to_end(key)
-        else:
+        key = _PromptEnd(tenant, length, prompt[-_TAIL_BYTES:])
+        if key not in self._paused:
             self._lengths[length] += 1
-        self._paused[key] = context
-        if len(self._paused) > MAX_REMEMBERED:
-            self._resolve(next(iter(self._paused)), None)
+        self._paused.put(key, context)
+        if (forgotten := self._paused.one_too_many()) is not None:
+            self._resolve(forgotten, None)
 
-    def arrived(self, namespace: Namespace, prompt: Tokens, now_s: float) -> None:
+    def _expected_for_s(
+        self, whole: _Tenant, tenant: Namespace, kinds: Sequence[Hashable], promised_s: float | None
+    ) -> float:
+        for kind in kinds:
+            pauses = self._pauses_of.get(_Kind(tenant, kind))
+            if pauses is not None and pauses.num_outcomes >= MIN_OUTCOMES:
+                return pauses.expected_for_s(self._horizon_s)
+        if promised_s is not None:
+            return min(2 * promised_s, self._horizon_s)
+        if whole.pauses.num_outcomes >= MIN_OUTCOMES:
+            return whole.pauses.expected_for_s(self._horizon_s)
+        return self._all_pauses.expected_for_s(self._horizon_s)
+
+    def arrived(self, tenant: Namespace, prompt: Tokens, now_s: float) -> None:
         """A request has arrived. If it continues a context, that is expected until it is admitted.
 
         Costs a dictionary lookup for each length of a remembered prompt: 0.1 ms at most.
@@ -189,7 +288,7 @@ class Continuations:
         for length in self._lengths:
             if length < num_tokens and (found is None or found.length < length):
                 end = length * TOKEN_BYTES
-                key = _PromptEnd(namespace, length, prompt[end - _TAIL_BYTES : end])
+                key = _PromptEnd(tenant, length, prompt[end - _TAIL_BYTES : end])
                 if key in self._paused:
                     found = key
         if found is not None:
@@ -220,12 +319,27 @@ class Continuations:
             del self._lengths[key.length]
         pause_s = None if continued_s is None else continued_s - context.ended_s
         self._all_pauses.add(pause_s)
-        for kind in context.kinds:
-            self._pauses_of.setdefault(kind, Pauses()).add(pause_s)
-            self._pauses_of.move_to_end(kind)
-        while len(self._pauses_of) > MAX_KINDS:
-            self._pauses_of.popitem(last=False)
+        whole = self._tenant(key.tenant)
+        whole.pauses.add(pause_s)
+        if pause_s is not None and context.is_trusted:  # this one, and a mistake
+            whole.num_owed = max(0, whole.num_owed - 2)
+        for one in context.kinds:
+            kind = _Kind(key.tenant, one)
+            pauses = self._pauses_of.get(kind) or Pauses()
+            pauses.add(pause_s)
+            self._pauses_of.put(kind, pauses)
+            if (unused := self._pauses_of.one_too_many()) is not None:
+                self._pauses_of.pop(unused)
         return context
+
+    def _tenant(self, tenant: Namespace) -> _Tenant:
+        found = self._tenants.get(tenant)
+        if found is None:
+            found = self._tenants[tenant] = _Tenant(Pauses())
+            if len(self._tenants) > MAX_TENANTS:
+                self._tenants.popitem(last=False)
+        self._tenants.move_to_end(tenant)
+        return found
 
 
 def _own_start(leaf: Node) -> int:

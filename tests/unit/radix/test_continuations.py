@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl_vllm.radix.continuations import (
+    MAX_KINDS,
     MAX_OUTCOMES,
     MAX_REMEMBERED,
+    MAX_TENANTS,
     MIN_OUTCOMES,
     Continuations,
     Pauses,
@@ -32,29 +34,39 @@ class Sessions:
     def prompt(self, session: int, num_tokens: int = 40) -> Tokens:
         return pack([1, 2, 3, 4, *(1000 * session + i for i in range(num_tokens - 4))])
 
-    def end(self, session: int, now_s: float, num_tokens: int = 40, kind: str = "") -> Node:
+    def end(
+        self,
+        session: int,
+        now_s: float,
+        num_tokens: int = 40,
+        kind: str = "",
+        tenant: str = "",
+        promised_s: float | None = None,
+    ) -> Node:
         """A request of this prompt ends, and leaves it unlocked in the tree."""
         prompt = self.prompt(session, num_tokens)
         blocks = list(range(self._num_blocks, self._num_blocks + num_tokens // SIZE))
         self._num_blocks += len(blocks)
-        inserted = self.tree.insert("", prompt, blocks)
+        inserted = self.tree.insert(tenant, prompt, blocks)
         self.tree.unlock(blocks)
-        leaf = inserted.own_leaf or self.tree.match_prefix("", prompt).node
+        leaf = inserted.own_leaf or self.tree.match_prefix(tenant, prompt).node
         assert leaf is not None
-        self.continuations.ended("", prompt, leaf, [kind], now_s)
+        self.continuations.ended(tenant, prompt, leaf, [kind], now_s, promised_s)
         return leaf
 
-    def arrive(self, session: int, now_s: float, num_tokens: int = 44) -> None:
-        self.continuations.arrived("", self.prompt(session, num_tokens), now_s)
+    def arrive(self, session: int, now_s: float, num_tokens: int = 44, tenant: str = "") -> None:
+        self.continuations.arrived(tenant, self.prompt(session, num_tokens), now_s)
 
     def num_expected(self, now_s: float) -> int:
         return self.continuations.num_expected_blocks(self.tree.blocks, now_s)
 
-    def learn(self, pause_s: float, kind: str = "", first_session: int = 1000) -> None:
+    def learn(
+        self, pause_s: float, kind: str = "", first_session: int = 1000, tenant: str = ""
+    ) -> None:
         """As many sessions as are needed pause for so long, and are continued."""
         for session in range(first_session, first_session + MIN_OUTCOMES):
-            self.end(session, 0.0, kind=kind)
-            self.arrive(session, pause_s)
+            self.end(session, 0.0, kind=kind, tenant=tenant)
+            self.arrive(session, pause_s, tenant=tenant)
         self.tree.evict(10**6)
 
 
@@ -181,6 +193,53 @@ def test_prompts_of_another_namespace_continue_nothing(sessions: Sessions) -> No
     sessions.end(1, now_s=100.0)
     sessions.continuations.arrived("other", sessions.prompt(1, 44), 105.0)
     assert sessions.num_expected(105.5) == 0
+
+
+def test_promises_with_a_new_tool_each_are_soon_believed_no_longer(sessions: Sessions) -> None:
+    sessions.learn(pause_s=1.0, tenant="honest")
+    for session in range(3 * MIN_OUTCOMES):
+        sessions.end(session, 100.0, kind=f"{session}", tenant="liar", promised_s=9.0)
+    assert sessions.num_expected(100.5) <= 10 * MIN_OUTCOMES
+    for session in range(100, 103):  # long after the promises were broken
+        sessions.end(session, 1000.0, kind=f"{session}", tenant="liar", promised_s=9.0)
+    assert sessions.num_expected(1000.5) == 0
+
+
+def test_kept_promises_make_up_for_broken_ones(sessions: Sessions) -> None:
+    for session in range(MIN_OUTCOMES):
+        sessions.end(session, 100.0, kind=f"{session}", promised_s=9.0)
+    for session in range(MIN_OUTCOMES):
+        sessions.arrive(session, 150.0)
+    sessions.tree.evict(10**6)
+    sessions.end(1000, 200.0, kind="another", promised_s=9.0)
+    assert sessions.num_expected(200.5) == 10
+
+
+def test_what_a_tenant_does_leaves_what_is_known_of_another(sessions: Sessions) -> None:
+    sessions.learn(pause_s=1.0, tenant="honest")
+    sessions.end(1, now_s=100.0, tenant="honest")
+    for session in range(3 * MAX_REMEMBERED):
+        sessions.end(session, 100.0, kind=f"{session}", tenant="liar", promised_s=9.0)
+        if session % 2:
+            sessions.arrive(session, 100.0, tenant="liar")
+    assert sessions.num_expected(500.0) == 0
+    sessions.arrive(1, 500.0, tenant="honest")  # its context is still remembered
+    assert sessions.num_expected(500.5) == 10
+    sessions.end(2, now_s=1000.0, tenant="honest")
+    assert sessions.num_expected(1000.5) == 9  # the first block is shared
+    assert sessions.num_expected(1003.0) == 0
+
+
+def test_memory_is_bounded_for_any_number_of_contexts_kinds_and_tenants(
+    sessions: Sessions,
+) -> None:
+    for session in range(3 * MAX_REMEMBERED):
+        sessions.end(session, 1.0, 40 + 4 * (session % 50), f"{session}", f"{session}", 9.0)
+        sessions.arrive(session - session % 3, 2.0, 400, f"{session}")
+    kept = vars(sessions.continuations)
+    assert len(kept["_paused"]) <= MAX_REMEMBERED and len(kept["_expected"]) <= MAX_REMEMBERED
+    assert len(kept["_pauses_of"]) <= MAX_KINDS and len(kept["_tenants"]) <= MAX_TENANTS
+    assert sum(kept["_lengths"].values()) == len(kept["_paused"])
 
 
 LENGTHS_S = [1e-3 * 2 ** (half_octave / 2) for half_octave in range(40)]
