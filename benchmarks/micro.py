@@ -176,7 +176,7 @@ MICROS: Mapping[str, Micro] = {
         "benchmarks.schedule",
         "what the order of the waiting queue costs in a step",
         (),
-        ("--waiting", "200", "--tokens", "1000", "--steps", "30"),
+        ("--waiting", "200", "--tokens", "1000", "--steps", "30", "--programs", "500"),
         _of_schedule,
     ),
     "routing": Micro(

@@ -1,6 +1,6 @@
 """The cost of the waiting queue's order in a step of vLLM's scheduler.
 
-    python -m benchmarks.schedule [--waiting 1000] [--tokens 4000] [--steps 200]
+    python -m benchmarks.schedule [--waiting 1000] [--tokens 4000] [--steps 200] [--programs 5000]
 
 Drives vLLM's real scheduler and the plugin's, without a model, with a constant number of waiting
 requests: one that ends is replaced. The two alternate at every step. The table shows the processor
@@ -11,6 +11,8 @@ difference.
     full       nothing in common, and a cache so full that no request can be admitted
     groups     groups of ten share all but 100 tokens: the plugin admits more in a step
     few        one request waits
+    hold       as unshared, with schedule_hold_s
+    programs   as hold, after thousands of programs, most of which are expected to go on
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ VOCABULARY = 128_000
 OUTPUT_TOKENS = 8
 GROUP_SIZE = 10
 GROUP_SUFFIX = 100
+PROGRAM_TOKENS = 64
+PROGRAMS_AT_A_TIME = 100
 
 
 @dataclass(frozen=True)
@@ -51,12 +55,17 @@ class Case:
         is_grouped: requests come in groups that share a prefix.
         cache_requests: so many requests fill the cache.
         num_waiting: None for as many as the command line says.
+        hold_s: the plugin's `schedule_hold_s`.
+        after_programs: many programs have been served before. Each has had two short requests, the
+            second of which continues the first.
     """
 
     name: str
     is_grouped: bool
     cache_requests: float
     num_waiting: int | None = None
+    hold_s: float = 0.0
+    after_programs: bool = False
 
 
 CASES = (
@@ -64,6 +73,8 @@ CASES = (
     Case("full", is_grouped=False, cache_requests=1.5),
     Case("groups", is_grouped=True, cache_requests=40),
     Case("few", is_grouped=False, cache_requests=40, num_waiting=1),
+    Case("hold", is_grouped=False, cache_requests=40, hold_s=60.0),
+    Case("programs", is_grouped=False, cache_requests=40, hold_s=60.0, after_programs=True),
 )
 
 
@@ -92,6 +103,7 @@ class Arm:
             num_blocks=int(case.cache_requests * (num_tokens + OUTPUT_TOKENS)) // block_size + 8,
             block_size=block_size,
             max_model_len=num_tokens + OUTPUT_TOKENS + 1,
+            plugin={"schedule_hold_s": case.hold_s},
         )
         self.scheduler: Scheduler = make_scheduler(name, settings)
         self._hasher = make_block_hasher(self.scheduler)
@@ -103,10 +115,27 @@ class Arm:
         self.arrival_us: list[float] = []
         self.num_admitted = 0
 
+    def serve_programs(self, num_programs: int) -> None:
+        """Two requests of each, some programs at a time."""
+        rng = random.Random(1)
+        for begin in range(0, num_programs, PROGRAMS_AT_A_TIME):
+            programs = range(begin, min(num_programs, begin + PROGRAMS_AT_A_TIME))
+            prompts = [[rng.randrange(VOCABULARY) for _ in range(PROGRAM_TOKENS)] for _ in programs]
+            for num_more in (0, PROGRAM_TOKENS):
+                for prompt in prompts:
+                    self._send([*prompt, *range(num_more)], is_measured=False)
+                while self.scheduler.has_unfinished_requests():
+                    self._step(is_measured=False)
+            while self._in_flight:
+                self.scheduler.update_from_output(*self._in_flight.popleft())
+
     def step(self, is_measured: bool) -> None:
+        while len(self.scheduler.waiting) < self._num_waiting:
+            self._send(next(self._prompts), is_measured)
+        self._step(is_measured)
+
+    def _step(self, is_measured: bool) -> None:
         scheduler = self.scheduler
-        while len(scheduler.waiting) < self._num_waiting:
-            self._send(is_measured)
         started = time.thread_time_ns()
         scheduled = scheduler.schedule()
         if is_measured:
@@ -116,19 +145,19 @@ class Arm:
         if len(self._in_flight) > 1:  # a step late, as asynchronous scheduling has it
             scheduler.update_from_output(*self._in_flight.popleft())
 
-    def _send(self, is_measured: bool) -> None:
+    def _send(self, prompt: list[int], is_measured: bool) -> None:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
         self._num_sent += 1
         request = Request(
             request_id=str(self._num_sent),
-            prompt_token_ids=next(self._prompts),
+            prompt_token_ids=prompt,
             sampling_params=SamplingParams(
                 temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True
             ),
             pooling_params=None,
-            arrival_time=float(self._num_sent),
+            arrival_time=time.time(),
             block_hasher=self._hasher,
         )
         started = time.thread_time_ns()
@@ -169,11 +198,16 @@ def prompts(case: Case, num_tokens: int) -> Iterator[list[int]]:
                 yield prefix + text(GROUP_SUFFIX)
 
 
-def measure(case: Case, num_waiting: int, num_tokens: int, num_steps: int) -> dict[str, Cost]:
+def measure(
+    case: Case, num_waiting: int, num_tokens: int, num_steps: int, num_programs: int
+) -> dict[str, Cost]:
     """Both arms in alternating steps; the first tenth warms up."""
     from vllm.utils.gc_utils import freeze_gc_heap
 
     arms = {name: Arm(name, case, num_waiting, num_tokens) for name in ARMS}
+    if case.after_programs:
+        for arm in arms.values():
+            arm.serve_programs(num_programs)
     num_warm = max(10, num_steps // 10)
     bar = tqdm(range(num_warm + num_steps), desc=case.name, leave=False, disable=None)
     for number in bar:
@@ -193,6 +227,9 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=1000, metavar="N")
     parser.add_argument("--tokens", type=int, default=4000, metavar="N", help="of every prompt")
     parser.add_argument("--steps", type=int, default=200, metavar="N")
+    parser.add_argument(
+        "--programs", type=int, default=5000, metavar="N", help="served before, in the last case"
+    )
     parser.add_argument("--case", choices=[case.name for case in CASES], help="only this one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     arguments = parser.parse_args()
@@ -207,7 +244,9 @@ def main() -> None:
     for case in CASES:
         if arguments.case not in (None, case.name):
             continue
-        costs = measure(case, arguments.waiting, arguments.tokens, arguments.steps)
+        costs = measure(
+            case, arguments.waiting, arguments.tokens, arguments.steps, arguments.programs
+        )
         stock, sgl = costs["stock"], costs["sgl"]
         print(
             f"{case.name:10}{stock.step_median_us:11.0f}{sgl.step_median_us:11.0f}"

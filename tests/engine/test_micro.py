@@ -20,7 +20,8 @@ def test_the_quick_sizes_are_taken_and_both_are_summed_up(
     content = json.loads(file.read_text())
     assert content["simulate"]["arguments"]["requests"] == 200
     assert content["simulate"]["ratio"]["hit_rate"] > 0.5
-    assert content["schedule"].keys() == {"unshared", "full", "groups", "few"}
+    cases = {"unshared", "full", "groups", "few", "hold", "programs"}
+    assert content["schedule"].keys() == cases
     shown = capsys.readouterr().out
     assert "hit rate; above 1 the plugin is better" in shown
     assert "a step, groups" in shown
