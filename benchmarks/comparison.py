@@ -16,7 +16,7 @@ from tools.engine_harness.settings import SGL, STOCK, EngineSettings
 
 ARMS = (STOCK, SGL)
 PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
-OF_CALLS_OR_PROGRAMS = ("waits_s", "program_times_s")
+OF_CALLS_OR_PROGRAMS = ("waits_s", "ttfts_s", "program_times_s")
 
 
 def ratio(stock: float, sgl: float, better: int) -> float | None:
@@ -56,6 +56,7 @@ class Result:
         parts: for the plugin, each part "on" or why it is off.
         waits_s: of each call, by its request id, from its arrival to its admission. The id names
             program and call: it is the same in every run of a trace.
+        ttfts_s: of each call, by its request id, from its arrival to its first reply token.
         program_times_s: of each program, by its index, for how long any of its calls waited or ran:
             the time from its first call to its last answer, less that of tools and people.
     """
@@ -78,6 +79,7 @@ class Result:
     step_cpu_us_mean: float
     parts: Mapping[str, str]
     waits_s: Mapping[str, float] = field(repr=False)
+    ttfts_s: Mapping[str, float] = field(repr=False)
     program_times_s: Mapping[int, float] = field(repr=False)
 
 

@@ -123,7 +123,7 @@ class Simulation:
     `arrival_s` (open loop), which every program of the trace then has.
 
     With `sends_hints`, requests say which program they belong to, and that no later one extends
-    them if that is so.
+    them if that is so, besides what the trace's own hints say.
 
     With `check_kv` every pass is checked with a `KvMemory`; with `abort_share`, in that share of
     the passes one of the requests is aborted while the pass runs.
@@ -153,8 +153,8 @@ class Simulation:
         self._cost = cost
         self._on_call_done = on_call_done
         self._clock = Clock()
-        self._scheduler = make_scheduler(arm, settings)
-        self._block_hasher = make_block_hasher(self._scheduler)
+        self.scheduler = make_scheduler(arm, settings)
+        self._block_hasher = make_block_hasher(self.scheduler)
         self._memory = None
         if check_kv:
             self._memory = KvMemory(settings.num_blocks + 1, settings.block_size)
@@ -194,7 +194,7 @@ class Simulation:
     # -- the loop of the engine core -----------------------------------------------------------
 
     def _serve(self) -> None:
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         in_flight: deque[_Step] = deque()
         num_idle = 0
         while True:
@@ -221,10 +221,10 @@ class Simulation:
     def _abort_some(self, step: _Step) -> None:
         if self._rng.random() >= self._abort_share:
             return
-        alive = [i for i in self._served if i in self._scheduler.requests]
+        alive = [i for i in self._served if i in self.scheduler.requests]
         if alive:
             request_id = self._rng.choice(alive)
-            self._scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
+            self.scheduler.finish_requests([request_id], RequestStatus.FINISHED_ABORTED)
             self._after_call(request_id)
 
     def _start_program(self, program: int, arrival_s: float) -> None:
@@ -254,21 +254,22 @@ class Simulation:
                 pooling_params=None,
                 arrival_time=arrival_s,
                 lora_request=None,
-                cache_salt=None,
+                cache_salt=self._trace.programs[program].tenant,
                 data_parallel_rank=None,
             )
-            self._scheduler.add_request(
+            self.scheduler.add_request(
                 Request.from_engine_core_request(request, self._block_hasher)
             )
 
     def _hints_of(self, program: int, index: int) -> dict[str, object] | None:
-        if self._continued is None:
-            return None
-        return {PROGRAM: program, ENDS: int((program, index) not in self._continued)}
+        hints: dict[str, object] = {**self._trace.programs[program].calls[index].hints}
+        if self._continued is not None:
+            hints |= {PROGRAM: program, ENDS: int((program, index) not in self._continued)}
+        return hints or None
 
     def _schedule(self) -> _Step:
         cpu_s = time.thread_time()
-        scheduled = self._scheduler.schedule()
+        scheduled = self.scheduler.schedule()
         self._cpu_s += time.thread_time() - cpu_s
         self._num_steps += scheduled.total_num_scheduled_tokens > 0
         self._num_preemptions += len(scheduled.preempted_req_ids or ())
@@ -281,7 +282,7 @@ class Simulation:
         sampled: list[list[int]] = []
         tokens: list[tuple[int, int]] = []  # before the pass, and in it
         for request_id, num_new in scheduled.num_scheduled_tokens.items():
-            request = self._scheduler.requests[request_id]
+            request = self.scheduler.requests[request_id]
             end = request.num_computed_tokens  # it counts this pass already
             num_prompt = request.num_prompt_tokens
             tokens.append((end - num_new, num_new))
@@ -300,8 +301,8 @@ class Simulation:
         readers = []
         for request_id, num_new in scheduled.num_scheduled_tokens.items():
             call = self._served[request_id].call
-            end = self._scheduler.requests[request_id].num_computed_tokens
-            (block_ids,) = self._scheduler.kv_cache_manager.get_block_ids(request_id)
+            end = self.scheduler.requests[request_id].num_computed_tokens
+            (block_ids,) = self.scheduler.kv_cache_manager.get_block_ids(request_id)
             contents = memory.contents(np.concatenate([call.prompt, call.reply])[:end])
             readers.append(Reader(request_id, block_ids, contents, end - num_new))
         memory.run(scheduled.kv_cache_block_copies or (), readers)
@@ -309,7 +310,7 @@ class Simulation:
     def _finish(self, step: _Step) -> None:
         self._clock.now_s = max(self._clock.now_s, step.end_s)
         cpu_s = time.thread_time()
-        results = self._scheduler.update_from_output(step.scheduled, step.output)
+        results = self.scheduler.update_from_output(step.scheduled, step.output)
         self._cpu_s += time.thread_time() - cpu_s
         for result in results.values():
             for output in result.outputs:
@@ -339,7 +340,7 @@ class Simulation:
     # -- the end -------------------------------------------------------------------------------
 
     def _check_nothing_is_left(self) -> None:
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         num_done = sum(served.ended_s is not None for served in self._served.values())
         if num_done != self._trace.num_calls:
             raise SimulationError(f"{num_done} of {self._trace.num_calls} calls ended")
@@ -356,7 +357,11 @@ class Simulation:
 
     def _result(self) -> Result:
         served = list(self._served.values())
-        ttfts = sorted((one.first_token_s or 0.0) - one.arrival_s for one in served)
+        ttfts_s = {
+            request_id: (one.first_token_s or 0.0) - one.arrival_s
+            for request_id, one in self._served.items()
+        }
+        ttfts = sorted(ttfts_s.values())
         prompt_tokens = sum(len(one.call.prompt) for one in served)
         cached_tokens = sum(one.cached_tokens for one in served)
         span_s = self._clock.now_s - min(one.arrival_s for one in served)
@@ -365,7 +370,7 @@ class Simulation:
             for request_id, one in self._served.items()
             if one.admitted_s is not None  # it may have been aborted before
         }
-        is_plugin = isinstance(self._scheduler, SglSchedulerMixin)
+        is_plugin = isinstance(self.scheduler, SglSchedulerMixin)
         return Result(
             hit_rate=cached_tokens / prompt_tokens,
             ttft_mean_s=sum(ttfts) / len(ttfts),
@@ -383,8 +388,9 @@ class Simulation:
             preemptions=self._num_preemptions,
             copied_blocks=self._num_copies,
             step_cpu_us_mean=self._cpu_s / self._num_steps * 1e6,
-            parts=self._scheduler.sgl_vllm.stats().parts if is_plugin else {},
+            parts=self.scheduler.sgl_vllm.stats().parts if is_plugin else {},
             waits_s=waits_s,
+            ttfts_s=ttfts_s,
             program_times_s=self._program_times_s(),
         )
 

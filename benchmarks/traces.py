@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -38,12 +38,14 @@ class Call:
         reply: token ids, shape (m,), m >= 1: what the simulated model answers.
         after: indices, within the program, of the calls that must have ended before it is sent.
         think_s: how long after the last of these it is sent: a person reads, a tool runs.
+        hints: what it tells the plugin, in `vllm_xargs`.
     """
 
     prompt: Tokens
     reply: Tokens
     after: tuple[int, ...] = ()
     think_s: float = 0.0
+    hints: Mapping[str, str | int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not len(self.prompt) or not len(self.reply):
@@ -58,11 +60,13 @@ class Call:
 class Program:
     """Calls in an order in which each comes after those that it waits for.
 
-    `arrival_s` is in seconds from the trace's start; None if the run decides.
+    `arrival_s` is in seconds from the trace's start; None if the run decides. `tenant` is the
+    `cache_salt` of its calls.
     """
 
     calls: tuple[Call, ...]
     arrival_s: float | None = None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,9 @@ def with_span(trace: Trace, span_s: float, seed: int) -> Trace:
 
 def _stretched(program: Program, factor: float) -> Program:
     calls = (dataclasses.replace(call, think_s=factor * call.think_s) for call in program.calls)
-    return Program(tuple(calls), factor * (program.arrival_s or 0.0))
+    return dataclasses.replace(
+        program, calls=tuple(calls), arrival_s=factor * (program.arrival_s or 0.0)
+    )
 
 
 # -- recorded -----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from benchmarks.cost_model import CostModel
 from benchmarks.simulate_grid import Run, run_all
 from benchmarks.simulator import Clock, Simulation
 from benchmarks.traces import Call, Program, Trace
+from sgl_vllm.protocol.request_keys import ENDS
 from sgl_vllm.radix.pool import RadixBlockPool
 from tools.engine_harness.kv_memory import WrongKvError
 from tools.engine_harness.settings import EngineSettings
@@ -223,6 +224,18 @@ def test_with_hints_what_no_later_call_extends_is_evicted_first() -> None:
     ]
     # The third leaves one block of the first if it evicts that. No last reply token is computed.
     assert [result.cached_prompt_tokens for result in hits] == [16, 96]
+    told = Program((Call(tokens(3000), first.reply, hints={ENDS: 1}),), arrival_s=2.0)
+    by_itself = Trace("by hand", (programs[0], told, programs[2]))
+    hit = run(by_itself, "sgl", cache_fraction=0.6, concurrency=None)
+    assert hit.cached_prompt_tokens == 96
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_programs_of_different_tenants_share_nothing(arm: str) -> None:
+    call = Call(np.arange(96, dtype=np.int32), np.array([1000], dtype=np.int32))
+    programs = [Program((call,), 2.0 * number, tenant) for number, tenant in enumerate("aba")]
+    result = run(Trace("tenants", tuple(programs)), arm, cache_fraction=5.0, concurrency=None)
+    assert result.cached_prompt_tokens == {"stock": 80, "sgl": 95}[arm]  # the third's
 
 
 def test_calls_of_a_program_that_overlap_count_once() -> None:

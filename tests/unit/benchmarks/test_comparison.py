@@ -45,6 +45,7 @@ def result(
         step_cpu_us_mean=50.0,
         parts={},
         waits_s=waits_s,
+        ttfts_s=waits_s,
         program_times_s=dict(enumerate(times_s)),
     )
 
