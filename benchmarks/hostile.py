@@ -105,9 +105,9 @@ class Attacker:
     def _text(self, num_tokens: int) -> traces.Tokens:
         return self._rng.integers(0, VOCABULARY, num_tokens, dtype=np.int32)
 
-    def _lying_tools(self, num_prompt: int = 2000) -> Iterator[Program]:
+    def _lying_tools(self, num_prompt: int = 500) -> Iterator[Program]:
         for number in range(max(1, self._num_tokens // num_prompt)):
-            hints = {NEXT_TOOL: f"tool {number}", NEXT_IN_S: LIE_S}
+            hints: dict[str, str | int | float] = {NEXT_TOOL: f"tool {number}", NEXT_IN_S: LIE_S}
             call = Call(self._text(num_prompt), self._text(4), hints=hints)
             yield Program((call,), self._rng.uniform(0, self._span_s), TENANT)
 
