@@ -186,8 +186,8 @@ class Options:
     )
     tree_text: bool = _option(
         False,
-        "Show the text of cached prompts at `/v1/sgl/tree` to every client with the server's API "
-        "key, except prompts with a `cache_salt`.",
+        "Show the text of cached prompts, and the names of tools, at `/v1/sgl/tree` to every "
+        "client with the server's API key, except for requests with a `cache_salt`.",
         part="radix",
         page="cache.md",
     )

@@ -88,9 +88,15 @@ def counter(
     return _declare(Kind.COUNTER, 0, help, unit, metric, labels, old_metric)
 
 
-def gauge(help: str, *, unit: str, metric: str | None = _SAME_AS_KEY) -> int:
-    """The state at the moment of asking."""
-    return _declare(Kind.GAUGE, 0, help, unit, metric)
+def gauge(
+    help: str,
+    *,
+    unit: str,
+    metric: str | None = _SAME_AS_KEY,
+    labels: Mapping[str, str] | None = None,
+) -> int:
+    """The state at the moment of asking. See `Declaration` for the arguments."""
+    return _declare(Kind.GAUGE, 0, help, unit, metric, labels)
 
 
 def timer_count(help: str, *, metric: str) -> int:

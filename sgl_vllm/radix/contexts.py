@@ -1,7 +1,8 @@
 """What requests tell of the contexts that they continue, and that they leave in the cache.
 
-Owns which requests leave a context, under which kinds of ends its pause is learned, and passing on
-both. Does not own the estimate (`continuations.py`), nor what a hint says (`protocol/hints.py`).
+Owns which requests leave a context, which program they belong to, under which kinds of ends its
+pause is learned, and passing these on. Does not own the estimate (`continuations.py`), nor the
+states of programs (`programs.py`), nor what a hint says (`protocol/hints.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,21 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.request import RequestStatus
 
-from sgl_vllm.protocol.hints import NO_HINTS, Hints
-from sgl_vllm.radix.continuations import Continuations
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.protocol.hints import MAX_HINT_LENGTH, NO_HINTS, Hints
+from sgl_vllm.protocol.request_ids import is_of_client
+from sgl_vllm.radix.continuations import Continuations, Origin
+from sgl_vllm.radix.node import Namespace, Node
+from sgl_vllm.radix.programs import (
+    ProgramGauges,
+    ProgramsSnapshot,
+    count_programs,
+    longest_in_tool_s,
+    most_frequent_tools,
+    state_of,
+)
 from sgl_vllm.radix.request_record import RequestRecord
+from sgl_vllm.radix.snapshot import ContextSnapshot
 from sgl_vllm.radix.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -28,7 +41,8 @@ class Contexts:
 
     Args:
         pool: the blocks, and the tree over them. An error in a call below switches its tree off.
-        continuations: learns which contexts will be continued; None if nothing asks for that.
+        continuations: remembers the contexts, and learns which will be continued. None if nothing
+            says which requests arrive.
     """
 
     def __init__(self, pool: RadixBlockPool, continuations: Continuations | None) -> None:
@@ -50,7 +64,19 @@ class Contexts:
         if record is not None:
             record.hints = hints
             if self._continuations is not None:
-                self._continuations.arrived(record.namespace, record.tokens, time.monotonic())
+                record.is_continuation = self._continuations.arrived(
+                    record.namespace, record.tokens, time.monotonic()
+                )
+
+    def is_back(self, request: Request, hints: Hints) -> None:
+        """`request`, which has these hints, was preempted, and waits again."""
+        if hints is not NO_HINTS:
+            self._pool.guarded(self._is_back, request, hints)
+
+    def _is_back(self, request: Request, hints: Hints) -> None:
+        record = self._pool.records.of(request)
+        if record is not None:
+            record.hints = hints
 
     def left(self, request: Request, record: RequestRecord) -> None:
         """What `request` has computed is in the tree. If it got its whole answer, this is a
@@ -62,6 +88,8 @@ class Contexts:
             return
         if record.hints.ends:
             tree.record_end(leaf, record.hints.ends)
+            if self._continuations is not None:
+                self._continuations.program_ended(_program_of(record), time.monotonic())
         elif self._continuations is not None and request.status != RequestStatus.FINISHED_ABORTED:
             self._continuations.ended(
                 record.namespace,
@@ -70,7 +98,65 @@ class Contexts:
                 _kinds_of_end(request, record),
                 time.monotonic(),
                 record.hints.next_in_s,
+                Origin(
+                    request.request_id,
+                    _program_of(record),
+                    record.hints.next_tool,
+                    record.is_continuation,
+                ),
             )
+
+    def called_tool(self, request_id: str, tool: str) -> None:
+        """The answer to the requests that their client knows by this id calls `tool`. Without
+        effect if it has been continued already, or is forgotten."""
+        if self._continuations is not None:
+            self._pool.guarded(
+                self._continuations.called_tool,
+                lambda name: is_of_client(name, request_id),
+                tool[:MAX_HINT_LENGTH],
+            )
+
+    def programs(self) -> ProgramGauges | None:
+        """How many programs are in each state; None if that is not known. O(requests and contexts):
+        0.5 ms at most for what is remembered."""
+        if self._continuations is None:
+            return None
+        return self._pool.guarded(self._programs, self._continuations, time.monotonic())
+
+    def _programs(self, continuations: Continuations, now_s: float) -> ProgramGauges:
+        return count_programs(
+            map(_program_of, self._pool.records.all()),
+            (context for _, context in continuations.paused(now_s)),
+            continuations.ended_programs(now_s),
+        )
+
+    def snapshot(
+        self, *, shows_tools: bool
+    ) -> tuple[ProgramsSnapshot | None, dict[Node, ContextSnapshot]]:
+        """The programs of all tenants, and by node the contexts that end there and have not been
+        continued. Nothing if that is not known. O(requests and contexts).
+
+        Args:
+            shows_tools: with the names of tools, of tenants without a `cache_salt`.
+        """
+        programs = self.programs()
+        if self._continuations is None or programs is None:
+            return None, {}
+        now_s = time.monotonic()
+        paused = list(self._continuations.paused(now_s))
+        named = {one for namespace, one in paused if shows_tools and not is_salted(namespace)}
+        contexts = {
+            one.leaf: ContextSnapshot(
+                state_of(one).value,
+                round(now_s - one.ended_s, 3),
+                str(one.origin.tool) if one in named and one.origin.tool is not None else None,
+            )
+            for _, one in paused
+            if one.leaf is not None
+        }
+        longest_s = longest_in_tool_s((one for _, one in paused), now_s)
+        tools = most_frequent_tools(named, now_s)
+        return ProgramsSnapshot(programs, longest_s, tools), contexts
 
     def num_expected_blocks(self) -> int:
         """Evictable blocks of contexts that will be continued soon."""
@@ -81,6 +167,19 @@ class Contexts:
         if self._continuations is None or tree is None:
             return 0
         return self._continuations.num_expected_blocks(tree.blocks, time.monotonic())
+
+
+def is_salted(namespace: Namespace) -> bool:
+    """Whether a namespace is that of a tenant with a `cache_salt`."""
+    return isinstance(namespace, CacheNamespace) and namespace.salt is not None
+
+
+def _program_of(record: RequestRecord) -> Hashable:
+    """Equal for requests of one program of one tenant. Without the hint a request has its own."""
+    namespace = record.namespace
+    if record.hints.program is None or namespace is None:
+        return record.request.request_id
+    return namespace.adapter, namespace.salt, record.hints.program
 
 
 def _kinds_of_end(request: Request, record: RequestRecord) -> list[Hashable]:

@@ -1,7 +1,8 @@
 """Which cached contexts will be continued soon, as far as earlier pauses tell.
 
 Owns the contexts that ended requests have left, the pauses until they are continued, and the
-estimate that follows from them. Does not own what is done about it (`scheduler/hold.py`). Pure.
+estimate that follows from them. Does not own what is done about it (`scheduler/hold.py`), nor what
+is shown of it (`programs.py`). Pure.
 
 A session of an agent or a chat is continued by a request whose prompt extends an earlier prompt.
 What came between, a tool that ran or a person who thought, is a pause that the engine sees without
@@ -16,12 +17,16 @@ oldest, and a tenant whose contexts do not come back when they are expected is b
 from __future__ import annotations
 
 import itertools
+import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, ItemsView, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
+
+from sgl_vllm.protocol.hints import Hint
 from sgl_vllm.radix.blocks import BlockTable
 from sgl_vllm.radix.node import Namespace, Node
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
@@ -45,7 +50,16 @@ MAX_OUTCOMES = 1000
 TAIL_TOKENS = 32
 """A prompt is recognized by its length and this many tokens at its end."""
 
+MAX_PAUSE_S = 3600.0
+"""A context that has paused for longer no longer counts among those of `paused`."""
+
+KEEP_ENDED_S = 600.0
+"""For how long the end of a program is remembered."""
+
 _TAIL_BYTES = TAIL_TOKENS * TOKEN_BYTES
+
+_NO_LENGTH = sys.maxsize
+"""No prompt is as long. In a place that holds no remembered prompt."""
 
 _BEGINS_S = [0.0, *(1e-3 * 2 ** (i / 2) for i in range(54))]
 """Where the buckets of pauses begin: two per octave, from a millisecond to a day."""
@@ -86,6 +100,24 @@ class Pauses:
         return _BEGINS_S[-1]
 
 
+class Origin(NamedTuple):
+    """The request that left a context.
+
+    Attributes:
+        program: equal for the requests of one program.
+        tool: what its answer calls, as far as that is known.
+        is_continuation: whether it continued an earlier context itself.
+    """
+
+    request_id: str = ""
+    program: Hashable = None
+    tool: Hint = None
+    is_continuation: bool = False
+
+
+NO_ORIGIN = Origin()
+
+
 @dataclass(slots=True, eq=False)
 class Context:
     """What a request has left in the tree.
@@ -100,6 +132,7 @@ class Context:
         ended_s: when the request ended.
         expected_until_s: until then it will likely be continued soon.
         is_trusted: it was expected when the request ended.
+        origin: the request that left it.
     """
 
     leaf: Node | None
@@ -108,6 +141,7 @@ class Context:
     ended_s: float
     expected_until_s: float
     is_trusted: bool = False
+    origin: Origin = NO_ORIGIN
 
     def move_to(self, leaf: Node) -> None:
         """`leaf` holds its end, or what is left of it."""
@@ -181,6 +215,9 @@ class _TenantsShare(Generic[_Key, _Value]):
     def __iter__(self) -> Iterator[_Key]:
         return iter(self._entries)
 
+    def items(self) -> ItemsView[_Key, _Value]:
+        return self._entries.items()
+
     def get(self, key: _Key) -> _Value | None:
         return self._entries.get(key)
 
@@ -204,14 +241,56 @@ class _TenantsShare(Generic[_Key, _Value]):
         return next(key for key in self._entries if key.tenant == tenant)
 
 
+class _PromptIndex:
+    """Prompts by what begins with them. All are compared at once, so each has a place in arrays.
+
+    Args:
+        max_prompts: at a time.
+    """
+
+    def __init__(self, max_prompts: int) -> None:
+        self._prompts: list[_PromptEnd | None] = [None] * max_prompts
+        self._lengths = np.full(max_prompts, _NO_LENGTH, np.int64)
+        self._last_tokens = np.zeros(max_prompts, np.int32)
+        self._free_places = list(range(max_prompts))
+        self._place_of: dict[_PromptEnd, int] = {}
+
+    def add(self, prompt: _PromptEnd) -> None:
+        place = self._place_of[prompt] = self._free_places.pop()
+        self._prompts[place] = prompt
+        self._lengths[place] = prompt.length
+        self._last_tokens[place] = np.frombuffer(prompt.tail, np.int32)[-1]
+
+    def remove(self, prompt: _PromptEnd) -> None:
+        place = self._place_of.pop(prompt)
+        self._free_places.append(place)
+        self._prompts[place] = None
+        self._lengths[place] = _NO_LENGTH
+
+    def longest_before(self, tenant: Namespace, prompt: Tokens) -> _PromptEnd | None:
+        """The longest of a tenant's prompts that `prompt` continues. About 10 us."""
+        tokens = np.frombuffer(prompt, np.int32)
+        places = np.flatnonzero(self._lengths < len(tokens))
+        places = places[tokens[self._lengths[places] - 1] == self._last_tokens[places]]
+        found: _PromptEnd | None = None
+        for place in places.tolist():
+            known = self._prompts[place]
+            assert known is not None
+            if found is None or found.length < known.length:
+                end = known.length * TOKEN_BYTES
+                if known == (tenant, known.length, prompt[end - _TAIL_BYTES : end]):
+                    found = known
+        return found
+
+
 class Continuations:
     """The contexts that ended requests have left, and which of them are expected back.
 
-    Times are seconds on one monotonic clock. Memory is bounded by the constants above. Nothing is
-    expected until `MIN_OUTCOMES` contexts were continued or forgotten.
+    Times are seconds on one monotonic clock. Memory is bounded by the constants above, to a
+    megabyte at most. Nothing is expected until `MIN_OUTCOMES` contexts were continued or forgotten.
 
     Args:
-        horizon_s: "soon" is within this many seconds.
+        horizon_s: "soon" is within this many seconds; with 0 nothing is.
     """
 
     def __init__(self, horizon_s: float) -> None:
@@ -220,11 +299,12 @@ class Continuations:
 
     def clear(self) -> None:
         self._paused: _TenantsShare[_PromptEnd, Context] = _TenantsShare(MAX_REMEMBERED)
-        self._lengths: Counter[int] = Counter()  # of the prompts in `_paused`
+        self._prompts = _PromptIndex(MAX_REMEMBERED + 1)  # of those in `_paused`
         self._pauses_of: _TenantsShare[_Kind, Pauses] = _TenantsShare(MAX_KINDS)
         self._tenants: OrderedDict[Namespace, _Tenant] = OrderedDict()  # the one used last is last
         self._all_pauses = Pauses()
         self._expected: dict[Context, None] = {}  # and those whose time is over, until looked at
+        self._ended: OrderedDict[Hashable, float] = OrderedDict()  # programs, the first end first
 
     def ended(
         self,
@@ -234,6 +314,7 @@ class Continuations:
         kinds: Sequence[Hashable],
         now_s: float,
         promised_s: float | None = None,
+        origin: Origin = NO_ORIGIN,
     ) -> None:
         """A request has ended, and its context is in the tree down to `leaf`. O(nodes above it).
 
@@ -249,10 +330,10 @@ class Continuations:
             return
         whole = self._tenant(tenant)
         expected_for_s = 0.0
-        if whole.is_believed:
+        if self._horizon_s and whole.is_believed:
             expected_for_s = self._expected_for_s(whole, tenant, kinds, promised_s)
         until_s = now_s + expected_for_s
-        context = Context(None, _own_start(leaf), kinds, now_s, until_s)
+        context = Context(None, _own_start(leaf), kinds, now_s, until_s, origin)
         context.move_to(leaf)
         if until_s > now_s:
             context.is_trusted = True
@@ -260,7 +341,7 @@ class Continuations:
             self._expect(context)
         key = _PromptEnd(tenant, length, prompt[-_TAIL_BYTES:])
         if key not in self._paused:
-            self._lengths[length] += 1
+            self._prompts.add(key)
         self._paused.put(key, context)
         if (forgotten := self._paused.one_too_many()) is not None:
             self._resolve(forgotten, None)
@@ -278,23 +359,47 @@ class Continuations:
             return whole.pauses.expected_for_s(self._horizon_s)
         return self._all_pauses.expected_for_s(self._horizon_s)
 
-    def arrived(self, tenant: Namespace, prompt: Tokens, now_s: float) -> None:
+    def arrived(self, tenant: Namespace, prompt: Tokens, now_s: float) -> bool:
         """A request has arrived. If it continues a context, that is expected until it is admitted.
 
-        Costs a dictionary lookup for each length of a remembered prompt: 0.1 ms at most.
+        Returns whether it does. Costs about 10 us, however many contexts are remembered.
         """
-        num_tokens = len(prompt) // TOKEN_BYTES
-        found = None
-        for length in self._lengths:
-            if length < num_tokens and (found is None or found.length < length):
-                end = length * TOKEN_BYTES
-                key = _PromptEnd(tenant, length, prompt[end - _TAIL_BYTES : end])
-                if key in self._paused:
-                    found = key
-        if found is not None:
-            context = self._resolve(found, now_s)
+        found = self._prompts.longest_before(tenant, prompt)
+        if found is None:
+            return False
+        context = self._resolve(found, now_s)
+        if self._horizon_s:
             context.expected_until_s = now_s + self._horizon_s
             self._expect(context)
+        return True
+
+    # -- what programs are doing ------------------------------------------------------------------
+
+    def program_ended(self, program: Hashable, now_s: float) -> None:
+        """No later prompt extends one of this program's prompts. Other prompts of it may be
+        continued all the same."""
+        self._ended.pop(program, None)
+        self._ended[program] = now_s
+        if len(self._ended) > MAX_REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def called_tool(self, is_of: Callable[[str], bool], tool: Hint) -> None:
+        """The answer of requests whose id fulfills `is_of` calls `tool`. O(contexts)."""
+        for _, context in self._paused.items():
+            if context.origin.tool is None and is_of(context.origin.request_id):
+                context.origin = context.origin._replace(tool=tool)
+
+    def paused(self, now_s: float) -> Iterator[tuple[Namespace, Context]]:
+        """The contexts that have not been continued, in the cache or not, and their namespaces."""
+        for key, context in self._paused.items():
+            if now_s - context.ended_s <= MAX_PAUSE_S:
+                yield key.tenant, context
+
+    def ended_programs(self, now_s: float) -> Iterator[Hashable]:
+        """The programs of which a prompt has ended in the last `KEEP_ENDED_S`."""
+        return (one for one, ended_s in self._ended.items() if now_s - ended_s <= KEEP_ENDED_S)
+
+    # -- what is expected -------------------------------------------------------------------------
 
     def num_expected_blocks(self, blocks: BlockTable, now_s: float) -> int:
         """Unlocked blocks of the contexts that will be continued soon. O(expected contexts)."""
@@ -314,9 +419,7 @@ class Continuations:
     def _resolve(self, key: _PromptEnd, continued_s: float | None) -> Context:
         """Learn what became of a context: when it was continued, or that it was not in time."""
         context = self._paused.pop(key)
-        self._lengths[key.length] -= 1
-        if not self._lengths[key.length]:
-            del self._lengths[key.length]
+        self._prompts.remove(key)
         pause_s = None if continued_s is None else continued_s - context.ended_s
         self._all_pauses.add(pause_s)
         whole = self._tenant(key.tenant)

@@ -33,18 +33,17 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request, RequestStatus
 
-from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
 from sgl_vllm.radix.checkpoints import Checkpoints
 from sgl_vllm.radix.components.states import States
 from sgl_vllm.radix.components.windows import HOLE
-from sgl_vllm.radix.contexts import Contexts
+from sgl_vllm.radix.contexts import Contexts, is_salted
 from sgl_vllm.radix.continuations import Continuations
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.hit_events import announce_hit
 from sgl_vllm.radix.misses import Cause, Missed, Misses, not_read
-from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, holder_of
+from sgl_vllm.radix.node import NO_MATCH, Match, holder_of
 from sgl_vllm.radix.pins import Pins, max_pinned_blocks
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.request_record import RequestRecord
@@ -630,6 +629,7 @@ class RadixKVCacheManager(KVCacheManager):
             return None
         pinned = self.pins.block_ids
         num_free = self.block_pool.get_num_free_blocks()
+        programs, contexts = self.contexts.snapshot(shows_tools=max_tokens > 0)
         return CacheSnapshot(
             policy=self.policy,
             total_blocks=self.block_pool.num_gpu_blocks - 1,
@@ -638,13 +638,11 @@ class RadixKVCacheManager(KVCacheManager):
             tree=take_snapshot(
                 self.tree,
                 max_nodes,
-                is_isolated=_is_salted,
+                is_isolated=is_salted,
                 pinned=pinned,
                 wanted=self.scheduler.wanted_nodes(),
                 max_tokens=max_tokens,
+                contexts=contexts,
             ),
+            programs=programs,
         )
-
-
-def _is_salted(namespace: Namespace) -> bool:
-    return isinstance(namespace, CacheNamespace) and namespace.salt is not None

@@ -18,7 +18,6 @@ What a KV connector loads is not missed.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -27,6 +26,7 @@ from typing import Any, Literal, NamedTuple, get_args  # Any: JSON
 
 from sgl_vllm.counters import counter
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.protocol.request_ids import is_of_client
 from sgl_vllm.radix.evictions import Runs, evicted_parts
 from sgl_vllm.radix.node import Match
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens, unpack
@@ -290,7 +290,7 @@ class Misses:
         the oldest first. None of another salt. O(explanations)."""
         answers = []
         for name, one in self._explanations.items():
-            if one.salt != salt or not _is_of_client(name, request_id):
+            if one.salt != salt or not is_of_client(name, request_id):
                 continue
             age_s = round(now - one.admitted_at, 3)
             answers.append({"request": name, "age_s": age_s, **self._to_json(one)})
@@ -351,17 +351,3 @@ def _next_cached(match: Match) -> Tokens:
     if offset == len(node.tokens):
         node, offset = next(iter(node.children.values())), 0
     return node.tokens[offset : offset + MAX_TEXT_TOKENS * TOKEN_BYTES]
-
-
-def _is_of_client(name: str, request_id: str) -> bool:
-    """Whether an engine's request has this id, or was made of the HTTP request or answer that has
-    it: vLLM puts the number of the output before it, and those of the prompt and of the request
-    after it."""
-    if name == request_id:
-        return True
-    name = _NUMBER_OF_OUTPUT.sub("", name)
-    return name.startswith(request_id) and bool(_NUMBERS.fullmatch(name, len(request_id)))
-
-
-_NUMBER_OF_OUTPUT = re.compile(r"^\d+_")
-_NUMBERS = re.compile(r"(-\d+)?(-[0-9a-f]{8})?")

@@ -7,6 +7,7 @@ not own which of these tokens are computed (`manager.py`), nor the request's blo
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ class RequestRecord:
         num_with_states: up to which of its tokens its states have entered the tree.
         branch: where it leaves a checkpoint (`checkpoints.py`); 0 for nowhere.
         hints: what its client says of what follows.
+        is_continuation: whether it continues the context of an earlier request.
         num_loaded: its cached tokens plus those that a KV connector loads for it; 0 without a load.
     """
 
@@ -52,6 +54,7 @@ class RequestRecord:
     branch: int = 0
     num_loaded: int = 0
     hints: Hints = NO_HINTS
+    is_continuation: bool = False
 
 
 class RequestRecords:
@@ -82,6 +85,10 @@ class RequestRecords:
                 request.request_id,
             )
             return RequestRecord(request, None, b"")
+
+    def all(self) -> Iterable[RequestRecord]:
+        """The records of live requests, those that stay out of the tree included."""
+        return self._records.values()
 
     def discard(self, request: Request) -> None:
         """Forget a request, whether it is known or not."""

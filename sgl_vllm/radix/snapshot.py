@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Sequence, Sized
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
 from typing import Any  # Any: JSON
 
 from sgl_vllm.radix.components.kept import KeptWindows, Range
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.node import Namespace, Node, subtree
+from sgl_vllm.radix.programs import ProgramsSnapshot
 from sgl_vllm.radix.tokens import TOKEN_BYTES, unpack
 from sgl_vllm.radix.tree import RadixTree
 
@@ -71,6 +72,21 @@ class HitEnds:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextSnapshot:
+    """The context of an ended request, which has not been continued.
+
+    Attributes:
+        state: what its program is doing, as far as this context tells: a value of `State`.
+        paused_s: since the request ended.
+        tool: what runs, if its name may be shown.
+    """
+
+    state: str
+    paused_s: float
+    tool: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSnapshot:
     """One node.
 
@@ -86,6 +102,7 @@ class NodeSnapshot:
         windows: None if the model has no window groups.
         states: None if it has no recurrent groups.
         hit_ends: None if it has neither. A hit may then end anywhere.
+        context: what ends in this node and may be continued; None for most nodes.
     """
 
     id: int
@@ -102,11 +119,12 @@ class NodeSnapshot:
     windows: WindowsSnapshot | None = None
     states: StatesSnapshot | None = None
     hit_ends: HitEnds | None = None
+    context: ContextSnapshot | None = None
 
     def to_json(self) -> Json:
         """Without what is None, except for `parent`."""
         json = {name: getattr(self, name) for name in self.__slots__}
-        for name in ("tokens", "windows", "states", "hit_ends"):
+        for name in ("tokens", "windows", "states", "hit_ends", "context"):
             if json[name] is None:
                 del json[name]
             elif name != "tokens":
@@ -161,6 +179,7 @@ class CacheSnapshot:
     Attributes:
         policy: the eviction policy's name.
         free_blocks: blocks that hold nothing.
+        programs: None if nothing is known of them.
     """
 
     policy: str
@@ -168,11 +187,18 @@ class CacheSnapshot:
     free_blocks: int
     num_pinned_blocks: int
     tree: TreeSnapshot
+    programs: ProgramsSnapshot | None = None
 
     def to_json(self) -> Json:
         """What `GET /v1/sgl/tree` shows of one engine: one object, the tree's keys included."""
-        json = {name: getattr(self, name) for name in self.__slots__ if name != "tree"}
+        others = ("tree", "programs")
+        json = {name: getattr(self, name) for name in self.__slots__ if name not in others}
+        if self.programs is not None:
+            json["programs"] = self.programs.to_json()
         return {**json, **self.tree.to_json()}
+
+
+NO_CONTEXTS: Mapping[Node, ContextSnapshot] = {}
 
 
 def take_snapshot(
@@ -183,6 +209,7 @@ def take_snapshot(
     pinned: set[int] | frozenset[int] = frozenset(),
     wanted: Collection[Node] = (),
     max_tokens: int = 0,
+    contexts: Mapping[Node, ContextSnapshot] = NO_CONTEXTS,
 ) -> TreeSnapshot:
     """The shape of `tree`: sizes, hits and ages, and what each kind of group keeps. Costs O(nodes
     listed + isolated nodes) and their blocks.
@@ -193,6 +220,7 @@ def take_snapshot(
         pinned: ids of pinned blocks.
         wanted: nodes that waiting requests match.
         max_tokens: include this many token ids of each node. They are part of a user's prompt.
+        contexts: what ends in nodes and may be continued.
     """
     isolated = [root for namespace, root in tree.roots.items() if is_isolated(namespace)]
     shown = [root for namespace, root in tree.roots.items() if not is_isolated(namespace)]
@@ -230,6 +258,7 @@ def take_snapshot(
                 windows=windows,
                 states=states,
                 hit_ends=hit_ends,
+                context=contexts.get(node),
             )
         )
     return TreeSnapshot(

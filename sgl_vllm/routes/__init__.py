@@ -37,6 +37,7 @@ from sgl_vllm.routes.engines import answered, end_requests_at_shutdown, engine_s
 from sgl_vllm.routes.incoming import IncomingRequests
 from sgl_vllm.routes.metrics import MetricsMiddleware, SglCollector
 from sgl_vllm.routes.tenants import TenantMiddleware, TenantSource
+from sgl_vllm.routes.tool_calls import ToolCallMiddleware
 from sgl_vllm.scheduler.stats import EngineStats
 
 logger = init_logger("vllm.sgl_vllm.server")
@@ -84,6 +85,7 @@ class SglEndpointPlugin:
             batch.attach(app)
             app.include_router(score.router)
         app.add_middleware(TenantMiddleware)
+        app.add_middleware(ToolCallMiddleware)
         registry, collector = get_prometheus_registry(), SglCollector()
         registry.register(collector)
         app.add_middleware(MetricsMiddleware, collector=collector, registry=registry, ask=_stats)

@@ -231,7 +231,7 @@ def _load_rule(options: Options) -> LoadRule:
 
 def _build_radix(parts: Parts) -> RadixKVCacheManager:
     scheduler, engine = parts.scheduler, parts.engine
-    hold_s = engine.options.schedule_hold_s if queue.PART.name not in engine.off else 0.0
+    has_queue = queue.PART.name not in engine.off
     return RadixKVCacheManager.adopt(
         scheduler.kv_cache_manager,
         policy=engine.options.radix_policy,
@@ -244,7 +244,7 @@ def _build_radix(parts: Parts) -> RadixKVCacheManager:
         max_copies=max_copies(engine.kv_cache_config),
         has_connector=scheduler.connector is not None,
         drafting=drafting_of(engine.vllm_config),
-        continuations=Continuations(hold_s) if hold_s else None,
+        continuations=Continuations(engine.options.schedule_hold_s) if has_queue else None,
         scheduler=PartsSchedulerView(parts),
     )
 

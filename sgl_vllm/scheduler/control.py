@@ -86,6 +86,7 @@ class EngineControl:
             evictions=copy.copy(radix.pool.counters) if radix is not None else None,
             cache=radix.gauges if radix is not None else None,
             misses=copy.copy(radix.misses.counters) if radix is not None else None,
+            programs=radix.contexts.programs() if radix is not None else None,
             tiers=parts.tiers.stats() if parts.tiers is not None else None,
             schedule=copy.copy(parts.queue.counters) if parts.queue is not None else None,
             fsm=parts.grammars.counters if parts.grammars is not None else None,
@@ -102,6 +103,11 @@ class EngineControl:
         show_text = self._options.tree_text
         snapshot = radix.snapshot(max_nodes, max_text_tokens if show_text else 0)
         return snapshot.to_json() if snapshot is not None else {}
+
+    def called_tool(self, request_id: str, tool: str) -> None:
+        """The answer that its client knows by this id calls `tool`: `Contexts.called_tool`."""
+        if self._parts.radix is not None:
+            self._parts.radix.contexts.called_tool(request_id, tool)
 
     def why(self, request_id: str, cache_salt: str | None = None) -> list[dict[str, Any]]:
         """Why tokens of a request of this salt were not read from the cache: `Misses.explain`."""

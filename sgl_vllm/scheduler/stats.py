@@ -15,6 +15,7 @@ from sgl_vllm.counters import Declaration, counter, declarations, merge, timer_c
 from sgl_vllm.fsm.vllm.backend import BackendCounters
 from sgl_vllm.jump.jump import JumpCounters
 from sgl_vllm.radix.misses import MissCounters
+from sgl_vllm.radix.programs import ProgramGauges
 from sgl_vllm.radix.stats import EvictionCounters, RadixCounters, RadixGauges
 from sgl_vllm.scheduler.queue import OrderCounters
 from sgl_vllm.scheduler.select import SelectCounters
@@ -63,6 +64,7 @@ class EngineStats:
     evictions: EvictionCounters | None = None
     cache: RadixGauges | None = None
     misses: MissCounters | None = None
+    programs: ProgramGauges | None = None
     tiers: TierStats | None = None
     schedule: OrderCounters | None = None
     fsm: BackendCounters | None = None

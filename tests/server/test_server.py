@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -304,6 +306,51 @@ def test_the_times_and_tiers_of_the_metrics_are_those_of_what_ran(server, sgl, c
     assert after["sgl_vllm:part_on"] == len(PARTS)
     assert after["sgl_vllm:protected_tokens"] == 0
     assert after["sgl_vllm:tree_tokens"] <= after["sgl_vllm:cache_tokens"]
+
+
+def test_a_conversation_is_seen_to_run_to_be_in_a_tool_and_to_end(server, client, sgl):
+    before = sgl.get("/stats").json()["programs"]
+
+    def changes() -> dict[str, int]:
+        now = sgl.get("/stats").json()["programs"]
+        return {state: now[state] - before[state] for state in now if now[state] != before[state]}
+
+    def become(wanted: dict[str, int]) -> bool:
+        """The answer may be there before the engine has been told that it calls a tool."""
+        deadline = time.monotonic() + 10
+        while changes() != wanted and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return changes() == wanted
+
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Where do herons live? " * 12}]
+    ask = {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 60}
+    bird = {"type": "string", "enum": ["heron"]}
+    parameters = {"type": "object", "properties": {"bird": bird}, "required": ["bird"]}
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": parameters}}
+    choice = {"type": "function", "function": {"name": "look_up"}}
+    answer = client.chat.completions.create(**ask, tools=[tool], tool_choice=choice)
+    (call,) = answer.choices[0].message.tool_calls
+    assert become({"in_tool": 1})
+    number = before["in_tool"] + 1
+    deadline = time.monotonic() + 10
+    while f'programs{{state="in_tool"}} {number}.0' not in httpx.get(f"{server.url}/metrics").text:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert "look_up" not in httpx.get(f"{server.url}/metrics").text + sgl.get("/tree").text
+
+    messages.append({"role": "assistant", "content": "", "tool_calls": [call.model_dump()]})
+    messages.append({"role": "tool", "tool_call_id": call.id, "content": "By the water."})
+    ask["max_tokens"] = 600
+    parts = client.chat.completions.create(**ask, stream=True, extra_body={"ignore_eos": True})
+    next(iter(parts))
+    assert changes() == {"running": 1}
+    text = "".join(part.choices[0].delta.content or "" for part in parts)
+    assert become({"waiting_for_person": 1})
+
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Thanks."}]
+    ask["max_tokens"] = 8
+    client.chat.completions.create(**ask, extra_body={"vllm_xargs": {"sgl_ends": 1}})
+    assert become({"ended": 1})
 
 
 def test_a_pin_protects_tokens(server, sgl):

@@ -17,6 +17,7 @@ from prometheus_client.core import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from sgl_vllm.fsm.vllm.backend import BackendCounters
+from sgl_vllm.radix.programs import ProgramGauges
 from sgl_vllm.radix.stats import RadixCounters, RadixGauges
 from sgl_vllm.routes import metrics
 from sgl_vllm.routes.metrics import SglCollector
@@ -59,6 +60,23 @@ def test_hits_are_labeled_by_tier() -> None:
     assert found["sgl_vllm:tier_hit_tokens_total{host}"] == 64
     assert found["sgl_vllm:tier_hit_tokens_total{disk}"] == 32
     assert found["sgl_vllm:prefix_hit_tokens_total"] == 150
+
+
+def test_programs_of_all_engines_are_counted_by_state_and_by_nothing_else() -> None:
+    engines = [
+        EngineStats(programs=ProgramGauges(running=2, in_tool=1)),
+        EngineStats(programs=ProgramGauges(in_tool=3, ended=1)),
+        EngineStats(),
+    ]
+    assert {
+        name: value for name, value in samples(merge_stats(engines)).items() if "program" in name
+    } == {
+        "sgl_vllm:programs{running}": 2,
+        "sgl_vllm:programs{in_tool}": 4,
+        "sgl_vllm:programs{waiting_for_person}": 0,
+        "sgl_vllm:programs{unknown}": 0,
+        "sgl_vllm:programs{ended}": 1,
+    }
 
 
 def test_times_come_with_their_counts() -> None:
