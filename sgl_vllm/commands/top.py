@@ -22,10 +22,14 @@ from rich.text import Text
 
 from sgl_vllm.commands.arguments import add_api_key, positive, server_at
 from sgl_vllm.commands.client import Json, NoPluginError, ServerError, SglServer
+from sgl_vllm.commands.programs import counts_in_words
 from sgl_vllm.commands.terminal import printable
 from sgl_vllm.server_process import totals_of
 
 TIMEOUT_S = 5.0
+
+RECOMPUTED = ("evicted", "expired", "flushed", "component", "whole_blocks")
+"""Causes of misses of tokens that were cached once, and that need not have been computed again."""
 
 DESCRIPTION = """\
 Shows a line per server, updated at an interval. Stock vLLM servers are shown
@@ -40,6 +44,10 @@ with vLLM's own figures. The columns:
   plugin              on: all parts are on; N off: N parts are off, the lines
                       below say why; none: a stock server; ?: the plugin's
                       figures cannot be read; down: no answer
+
+Below, for each server with the plugin that has any: its programs by what they
+are doing, and the tokens computed again in the last interval although they had
+been cached once, per second and by cause ("sgl-vllm why" has the causes).
 
 All servers get the same API key. Without it, a server that requires one is
 shown with the figures of its /metrics. Exit status with --once: 1 if a server
@@ -127,6 +135,10 @@ class Row:
     cache_tokens: int | None = None
     jumps_per_s: float | None = None
     forced_tokens_per_s: float | None = None
+    programs: dict[str, int] = field(default_factory=dict)
+    """How many programs are in each state."""
+    recomputed_tokens_per_s: dict[str, float] = field(default_factory=dict)
+    """By cause, those that occurred in the interval."""
     parts_off: dict[str, str] = field(default_factory=dict)
     """Parts that are off, each with the reason."""
     problem: str = ""
@@ -191,6 +203,10 @@ def compare(earlier: Sample | None, now: Sample) -> Row:
         cache_tokens=radix.get("cache_tokens"),
         jumps_per_s=rates.per_s("jumps") if jumps else None,
         forced_tokens_per_s=rates.per_s("forced_tokens") if jumps else None,
+        programs=dict(stats.get("programs", {})),
+        recomputed_tokens_per_s={
+            cause: value for cause in RECOMPUTED if (value := rates.per_s(cause))
+        },
         parts_off={part: str(why) for part, why in parts.items() if why != "on"},
         problem=now.problem,
     )
@@ -217,7 +233,12 @@ class _Rates:
 
 
 def _counts(sample: Sample) -> dict[str, float]:
-    return {**(sample.totals or {}), **(sample.stats or {}).get("jump_forward", {})}
+    stats = sample.stats or {}
+    return {
+        **(sample.totals or {}),
+        **stats.get("jump_forward", {}),
+        **{cause: value for cause, value in stats.get("misses", {}).items() if cause in RECOMPUTED},
+    }
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
@@ -258,9 +279,20 @@ def draw(rows: Sequence[Row]) -> Group:
             )
         if row.problem:
             notes.append(Text(printable(row.problem), "red"))
+        if counts := counts_in_words(row.programs):
+            notes.append(Text(f"{name}: programs: {counts}"))
+        if row.recomputed_tokens_per_s:
+            notes.append(Text(f"{name}: recomputed tokens/s: {_recomputed(row)}"))
         for part, why in row.parts_off.items():
             notes.append(Text(f"{name}: {printable(part)} is off: {printable(why)}", "dim"))
     return Group(table, *notes)
+
+
+def _recomputed(row: Row) -> str:
+    """The sum, and the causes, the largest first."""
+    causes = sorted(row.recomputed_tokens_per_s.items(), key=lambda one: -one[1])
+    parts = ", ".join(f"{cause} {_count(value)}" for cause, value in causes)
+    return f"{_count(sum(row.recomputed_tokens_per_s.values()))} ({parts})"
 
 
 def _state(row: Row) -> Text:

@@ -17,6 +17,7 @@ from rich.tree import Tree
 
 from sgl_vllm.commands.arguments import add_server, positive, server_at
 from sgl_vllm.commands.client import Json, ServerError, SglServer
+from sgl_vllm.commands.programs import context_in_words, counts_in_words, tools_in_words
 from sgl_vllm.commands.terminal import age, plural, printable
 
 MAX_CHILDREN = 16
@@ -36,16 +37,17 @@ STYLES = {
 
 DESCRIPTION = """\
 Prints how full a server's prefix cache is, and its radix tree. For each
-prefix: its own tokens, its hits, the time since its last use, and whether it
-is pinned, in use by a running request, or wanted by a waiting one. In a
+prefix: its own tokens, its hits, the time since its last use, whether it is
+pinned, in use by a running request, or wanted by a waiting one, and, if the
+context of an ended request ends there, what its program is doing. In a
 browser, open URL/sgl/tree.
 
 With windows or recurrent layers, also: which of its tokens all window layers
 keep, after which tokens a recurrent state is kept, and, if that is not all of
 its tokens, after how many a hit may end. Counted from the node's first token.
 
-Text of prompts is shown only if the server was started with the option
-tree_text.
+Text of prompts and names of tools are shown only if the server was started
+with the option tree_text.
 
 Exit status: 1 if there is no tree.
 """
@@ -109,7 +111,7 @@ def draw(answer: Json, pins: list[Json], why_off: str = "") -> Group:
                 Text(f"The part radix is off: {printable(why_off) or 'see /v1/sgl/stats'}")
             )
             continue
-        parts += [_summary(engine), SpaceBar(engine), _space_legend(engine)]
+        parts += [_summary(engine), SpaceBar(engine), _space_legend(engine), *_programs(engine)]
         empty = not engine["nodes"] and not engine.get("isolated", {}).get("num_tokens")
         parts.append(Text("Nothing is cached yet.") if empty else _tree(engine))
         left_out = engine.get("nodes_left_out", 0)
@@ -176,6 +178,13 @@ def _space_legend(engine: Json) -> Text:
     return line.append(total, "dim")
 
 
+def _programs(engine: Json) -> list[Text]:
+    """A line about the programs, and one about their tools, if there are any."""
+    programs = engine.get("programs", {})
+    lines = (("programs", counts_in_words(programs)), ("in tools", tools_in_words(programs)))
+    return [Text(f"{name}: {words}") for name, words in lines if words]
+
+
 def _summary(engine: Json) -> Text:
     facts = [plural(engine["num_tokens"], "token"), plural(engine["num_nodes"], "node")]
     if "policy" in engine:
@@ -237,6 +246,8 @@ def node_line(node: Json, *, show_namespace: bool = False) -> Text:
         line.append("  in use", "blue")
     if node.get("wanted"):
         line.append("  wanted", "bold yellow")
+    if context := node.get("context"):
+        line.append(f"  {context_in_words(context)}", "bright_blue")
     if kept := kept_of(node):
         line.append(f"  {kept}", "cyan")
     if text := printable(node.get("text", ""))[:TEXT_CHARACTERS]:

@@ -138,6 +138,44 @@ def test_pointing_at_a_node_says_everything_about_it(tab):
         expect(details).to_contain_text(text)
 
 
+# -- programs -------------------------------------------------------------------------------------
+
+STATES = {"running": 2, "in_tool": 3, "waiting_for_person": 1, "unknown": 0, "ended": 4}
+
+
+def test_programs_are_counted_and_a_context_says_what_its_program_is_doing(browser):
+    tools = [{"name": "<b>bash</b>", "num_contexts": 3, "longest_s": 184.0}]
+    programs = {**STATES, "longest_in_tool_s": 184.0, "tools": tools}
+    context = {"state": "in_tool", "paused_s": 14.2, "tool": "<b>bash</b>"}
+    nodes = [node(None, 600), node(0, 300, context=context), node(0, 100)]
+    engine = FakeEngine(tree=tree_answer(nodes, programs=programs))
+    with served(browser, engine) as tab:
+        tab.open()
+        panel = tab.page.get_by_role("region", name="Programs")
+        facts = panel.locator(".facts li")
+        expect(facts).to_have_text(
+            ["running2", "in a tool3", "waiting for a person1", "unknown0", "ended4"]
+        )
+        expect(panel).to_contain_text("In tools: <b>bash</b> 3 (up to 3 min)")
+        tab.node(300).hover()
+        details = tab.page.get_by_label("The prefix under the pointer")
+        expect(details).to_contain_text("Its programin a tool (<b>bash</b>), 14 s")
+        tab.node(100).hover()
+        expect(details).not_to_contain_text("Its program")
+        # The tool has returned.
+        programs |= {"running": 5, "in_tool": 0, "longest_in_tool_s": None, "tools": []}
+        tab.refresh()
+        expect(facts.nth(0)).to_have_text("running5")
+        expect(panel).not_to_contain_text("In tools")
+        assert tab.problems == []
+
+
+def test_a_server_that_does_not_know_programs_shows_no_panel(tab):
+    tab.open()
+    expect(tab.node(600)).to_be_visible()
+    expect(tab.page.locator("#programs")).to_be_hidden()
+
+
 # -- what windows and recurrent layers keep -------------------------------------------------------
 
 

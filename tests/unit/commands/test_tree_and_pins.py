@@ -69,6 +69,29 @@ def test_the_tree_has_a_line_for_each_prefix(sgl_vllm) -> None:
     ]
 
 
+def test_programs_are_above_the_tree_and_contexts_at_their_nodes(sgl_vllm) -> None:
+    states = {"running": 1, "in_tool": 2, "waiting_for_person": 1, "unknown": 0, "ended": 0}
+    tools = [{"name": "ba\x1bsh", "num_contexts": 2, "longest_s": 14.2}]
+    nodes = [
+        node(None, 600, context={"state": "in_tool", "paused_s": 14.2, "tool": "bash"}),
+        node(None, 300, context={"state": "waiting_for_person", "paused_s": 180, "tool": None}),
+    ]
+    shown = {**states, "longest_in_tool_s": 14.2, "tools": tools}
+    _, out, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree_answer(nodes, programs=shown))])
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert lines[3:5] == [
+        "programs: 1 running, 2 in a tool, 1 waiting for a person",
+        "in tools: ba sh 2 (up to 14 s)",
+    ]
+    assert lines[6:] == [
+        "├── 600 tokens  1 s  in a tool (bash) for 14 s",
+        "└── 300 tokens  1 s  waiting for a person for 3 min",
+    ]
+    shown["tools"] = []  # the server does not show text
+    _, out, _ = sgl_vllm("tree", URL, engines=[FakeEngine(tree=tree_answer(nodes, programs=shown))])
+    assert out.splitlines()[4].rstrip() == "in tools: up to 14 s"
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

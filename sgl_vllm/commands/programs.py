@@ -1,0 +1,45 @@
+"""Programs by what they are doing, in words. Owns no counts: those are the server's."""
+
+from __future__ import annotations
+
+from sgl_vllm.commands.client import Json
+from sgl_vllm.commands.terminal import age, printable
+
+STATES = {
+    "running": "running",
+    "in_tool": "in a tool",
+    "waiting_for_person": "waiting for a person",
+    "unknown": "unknown",
+    "ended": "ended",
+}
+"""By their keys in `/v1/sgl/stats`."""
+
+
+def counts_in_words(counts: Json) -> str:
+    """How many programs are in each state, such as "2 running, 1 in a tool"; empty if there is no
+    program."""
+    return ", ".join(f"{counts[key]:,} {name}" for key, name in STATES.items() if counts.get(key))
+
+
+def tools_in_words(programs: Json) -> str:
+    """For how long contexts have waited for a tool, and for which, as far as the server says so;
+    empty if none does."""
+    longest_s = programs.get("longest_in_tool_s")
+    if longest_s is None:
+        return ""
+    tools = [
+        f"{printable(tool['name'])} {tool['num_contexts']:,} (up to {_duration(tool['longest_s'])})"
+        for tool in programs.get("tools", ())
+    ]
+    return ", ".join(tools) or f"up to {_duration(longest_s)}"
+
+
+def context_in_words(context: Json) -> str:
+    """What the program of a context is doing, and since when."""
+    tool = f" ({printable(context['tool'])})" if context.get("tool") is not None else ""
+    state = STATES.get(context["state"], "unknown")
+    return f"{state}{tool} for {_duration(context['paused_s'])}"
+
+
+def _duration(seconds: float) -> str:
+    return age(max(seconds, 1.0))
