@@ -255,6 +255,9 @@ class _PromptIndex:
         self._free_places = list(range(max_prompts))
         self._place_of: dict[_PromptEnd, int] = {}
 
+    def __iter__(self) -> Iterator[_PromptEnd]:
+        return iter(self._place_of)
+
     def add(self, prompt: _PromptEnd) -> None:
         place = self._place_of[prompt] = self._free_places.pop()
         self._prompts[place] = prompt
@@ -333,7 +336,7 @@ class Continuations:
         if self._horizon_s and whole.is_believed:
             expected_for_s = self._expected_for_s(whole, tenant, kinds, promised_s)
         until_s = now_s + expected_for_s
-        context = Context(None, _own_start(leaf), kinds, now_s, until_s, origin)
+        context = Context(None, _own_start(leaf), kinds, now_s, until_s, origin=origin)
         context.move_to(leaf)
         if until_s > now_s:
             context.is_trusted = True

@@ -43,7 +43,7 @@ from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.hit_events import announce_hit
 from sgl_vllm.radix.misses import Cause, Missed, Misses, not_read
-from sgl_vllm.radix.node import NO_MATCH, Match, holder_of
+from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, holder_of
 from sgl_vllm.radix.pins import Pins, max_pinned_blocks
 from sgl_vllm.radix.pool import RadixBlockPool
 from sgl_vllm.radix.request_record import RequestRecord
