@@ -1,0 +1,115 @@
+"""Small models with random weights and a layer for multi-token prediction (MTP), which drafts.
+
+An MTP layer takes the model's last hidden state and the next token's embedding. In these models it
+is a copy of the last layer, fed with little of the hidden state, and the layer before that adds
+little to an embedding. So drafts are often right, and depend on the layer's own KV cache.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from sgl_vllm.demo import MODEL_PATH
+from tests.engine import mla_model
+
+NUM_LAYERS = 2
+"""Of the model. The one of MTP comes after them."""
+
+HIDDEN_SHARE = 0.15
+"""How long hidden states are in the MTP layer, beside an embedding."""
+
+FIRST_SHARE = 0.2
+"""How much the first layer adds, beside the second."""
+
+_COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": NUM_LAYERS,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    # vLLM's MTP layers have experts. All of them compute each token: a choice would turn rounding
+    # into other texts.
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_nextn_predict_layers": 1,
+}
+_OF_MLA = (
+    "num_key_value_heads",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "rope_parameters",
+)
+CONFIGS: dict[str, dict[str, Any]] = {
+    "glm4_moe": {"num_key_value_heads": 2, "head_dim": 32},
+    "deepseek_v3": {
+        **{name: mla_model.CONFIG[name] for name in _OF_MLA},
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+    },
+}
+"""By transformers' kind of model: what its configuration has over `_COMMON`."""
+
+
+def engine_args(kind: str, model: Path) -> dict[str, Any]:
+    """Of an engine for the model."""
+    return mla_model.engine_args(model) if kind == "deepseek_v3" else {"model": str(model)}
+
+
+def write_model(kind: str, folder: Path) -> Path:
+    """Write a model, with the demo model's tokenizer, into a new folder. Takes about a second."""
+    folder.mkdir(parents=True)
+    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copy(MODEL_PATH / file, folder / file)
+    demo = json.loads((MODEL_PATH / "config.json").read_text())
+    tokens = {name: demo[name] for name in ("vocab_size", "eos_token_id", "bos_token_id")}
+    config = AutoConfig.for_model(kind, **_COMMON, **CONFIGS[kind], **tokens, pad_token_id=0)
+    model = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 1:
+                weight.fill_(mla_model.LAST_NORM if name == "model.norm.weight" else 1.0)
+            else:
+                spread = 1.0 if "embed_tokens" in name else weight.shape[-1] ** -0.5
+                weight.normal_(0.0, spread, generator=generator)
+                if "layers.0." in name and ("o_proj" in name or "down_proj" in name):
+                    weight.mul_(FIRST_SHARE)
+    model.save_pretrained(folder, max_shard_size="1GB")
+    _add_mtp_layer(folder, config.hidden_size)
+    return folder
+
+
+def _add_mtp_layer(folder: Path, hidden: int) -> None:
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    last, mtp = f"model.layers.{NUM_LAYERS - 1}.", f"model.layers.{NUM_LAYERS}."
+    added = {
+        f"{mtp}{name.removeprefix(last)}": weight.clone()
+        for name, weight in weights.items()
+        if name.startswith(last)
+    }
+    share = HIDDEN_SHARE * torch.eye(hidden)
+    added |= {
+        f"{mtp}enorm.weight": torch.ones(hidden),
+        f"{mtp}hnorm.weight": torch.ones(hidden),
+        f"{mtp}eh_proj.weight": torch.cat([torch.eye(hidden), share], dim=1),
+        f"{mtp}shared_head.norm.weight": weights["model.norm.weight"].clone(),
+        f"{mtp}shared_head.head.weight": weights["lm_head.weight"].clone(),
+        f"{mtp}embed_tokens.weight": weights["model.embed_tokens.weight"].clone(),
+    }
+    save_file(weights | added, file, metadata={"format": "pt"})
