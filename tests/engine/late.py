@@ -221,8 +221,11 @@ class Runner(ABC):
         """By request id, the legal tokens after its last token and after each of its drafts, and
         how many of these can be accepted."""
         masks, ids = grammar.grammar_bitmask, grammar.structured_output_request_ids
-        limits = grammar.num_acceptable_drafts or [0] * len(ids)
         num_rows = [1 + len(self._verified[request_id]) for request_id in ids]
+        if hasattr(grammar, "num_acceptable_drafts"):
+            limits = grammar.num_acceptable_drafts or [0] * len(ids)
+        else:  # vLLM 0.31
+            limits = [number - 1 for number in num_rows]
         ends = list(itertools.accumulate(num_rows))
         if len(masks) > ends[-1]:  # since vLLM 0.33, every request has rows for all its drafts
             stride = len(masks) // len(ids)
