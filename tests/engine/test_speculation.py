@@ -147,7 +147,8 @@ def test_every_request_gets_the_answer_it_gets_without_the_plugin(
     with counting_drafts(engine) as drafts:
         got = play(engine, PROGRAM, references.narrowed.prompts)
     assert drafts["accepted"] > requests(20)
-    assert drafts["drafts"] - drafts["accepted"] > requests(20)
+    if method != "draft_model":  # that is the model itself, so it is right nearly always
+        assert drafts["drafts"] - drafts["accepted"] > requests(20)
     assert got.counts["aborts"] >= requests(5) and got.counts["partial hits"] > requests(10)
     assert got.counts["forced tokens"] > requests(50) or not setting.is_canonical
     assert got.counts["select scores"] > 0
