@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any  # Any: the JSON of a request
 
 from fastapi import HTTPException, Request
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 from vllm.config import ModelConfig
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
 from vllm.lora.request import LoRARequest
 from vllm.renderers import TokenizeParams
@@ -90,6 +92,18 @@ def lora_of(models: Any, name: str | None) -> LoRARequest | None:
     return lora
 
 
+def optional_text(body: dict[str, Any], name: str) -> str | None:
+    """The text at `name` of a body, None if there is none.
+
+    Raises:
+        HTTPException: 400 for anything else.
+    """
+    value = body.get(name)
+    if value is None or (isinstance(value, str) and value and is_unicode(value)):
+        return value
+    raise HTTPException(400, f"{name} has to be a text, and not empty")
+
+
 class BoundedTokenizeCompletionRequest(TokenizeCompletionRequest):
     """A request to vLLM's `/tokenize` for a prompt that the model is to run.
 
@@ -112,3 +126,25 @@ def _bounded(model_config: ModelConfig, add_special_tokens: bool) -> TokenizePar
     return TokenizeParams(
         max_total_tokens=model_config.max_model_len, add_special_tokens=add_special_tokens
     )
+
+
+async def tokenized(
+    request: Request, wanted: BoundedTokenizeChatRequest | BoundedTokenizeCompletionRequest
+) -> list[int]:
+    """The token ids of a prompt, by vLLM's own `/tokenize`, so that special tokens and the chat
+    template are the same.
+
+    Raises:
+        HTTPException: what vLLM answers to a prompt that cannot be tokenized.
+    """
+    answer = await request.app.state.serving_tokenization.create_tokenize(wanted, request)
+    if isinstance(answer, ErrorResponse):
+        raise HTTPException(answer.error.code, answer.error.message)
+    tokens: list[int] = answer.tokens
+    return tokens
+
+
+def unreadable_messages(error: ValidationError) -> HTTPException:
+    """400 for messages that vLLM cannot read."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    return HTTPException(400, f"messages cannot be read: {first['msg']}")

@@ -19,7 +19,6 @@ from typing import Any  # Any: the JSON of a request
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request
 from pydantic import ValidationError
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -32,6 +31,9 @@ from sgl_vllm.routes.bodies import (
     is_unicode,
     json_object,
     lora_of,
+    optional_text,
+    tokenized,
+    unreadable_messages,
 )
 from sgl_vllm.routes.engines import ask_engines
 from sgl_vllm.routes.tenants import NO_TENANTS, TenantSource
@@ -147,11 +149,8 @@ def parse_match(body: dict[str, Any]) -> MatchBody:
     limit, unit = (MAX_CHARS, "characters") if of_text else (MAX_TOKENS, "tokens")
     if size > limit:
         raise HTTPException(400, f"the candidates have {size:,} {unit}; at most {limit:,} can be")
-    for name in ("cache_salt", "model"):
-        value = body.get(name)
-        if value is not None and not (isinstance(value, str) and value and is_unicode(value)):
-            raise HTTPException(400, f"{name} has to be a text, and not empty")
-    return MatchBody(candidates, prompt, messages, body.get("cache_salt"), body.get("model"))
+    cache_salt, model = optional_text(body, "cache_salt"), optional_text(body, "model")
+    return MatchBody(candidates, prompt, messages, cache_salt, model)
 
 
 def _ends_in_text(messages: list[dict[str, Any]]) -> bool:
@@ -174,7 +173,7 @@ async def _packed(request: Request, body: MatchBody) -> list[Tokens]:
     has them."""
     if isinstance(body.candidates[0], list):
         try:
-            head = pack(body.prompt or [])  # type: ignore[arg-type]
+            head = pack(body.prompt) if isinstance(body.prompt, list) else b""
             return [head + pack(one) for one in body.candidates]
         except OverflowError:
             raise HTTPException(400, "a token id has more than 31 bits") from None
@@ -183,8 +182,7 @@ async def _packed(request: Request, body: MatchBody) -> list[Tokens]:
             asked = [_ids(request, body, one) for one in body.candidates]
             return [pack(ids) for ids in await asyncio.gather(*asked)]
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            raise HTTPException(400, f"messages cannot be read: {first['msg']}") from None
+            raise unreadable_messages(error) from None
         except (VLLMClientError, ValueError) as error:
             raise HTTPException(400, f"a candidate cannot be tokenized: {error}") from None
 
@@ -204,8 +202,4 @@ async def _ids(request: Request, body: MatchBody, candidate: str) -> list[int]:
             add_generation_prompt=False,
             continue_final_message=True,
         )
-    answer = await request.app.state.serving_tokenization.create_tokenize(wanted, request)
-    if isinstance(answer, ErrorResponse):
-        raise HTTPException(answer.error.code, answer.error.message)
-    tokens: list[int] = answer.tokens
-    return tokens
+    return await tokenized(request, wanted)

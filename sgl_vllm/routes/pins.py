@@ -15,7 +15,6 @@ from typing import Any  # Any: the JSON of a request
 from fastapi import APIRouter, FastAPI, HTTPException, Request
 from pydantic import ValidationError
 from vllm import SamplingParams
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
@@ -29,6 +28,9 @@ from sgl_vllm.routes.bodies import (
     is_unicode,
     json_object,
     lora_of,
+    optional_text,
+    tokenized,
+    unreadable_messages,
 )
 from sgl_vllm.routes.engines import ask_engines, engine_ranks, reads
 from sgl_vllm.routes.tenants import NO_TENANTS, TenantSource
@@ -175,11 +177,8 @@ def parse_pin(body: dict[str, Any]) -> PinBody:
         raise HTTPException(400, "prompt has to be a text or a list of token ids, and not empty")
     if messages is not None and not is_text_chat(messages):
         raise HTTPException(400, "messages has to be a list of messages of text, and not empty")
-    for name in ("cache_salt", "model"):
-        value = body.get(name)
-        if value is not None and not (isinstance(value, str) and value and is_unicode(value)):
-            raise HTTPException(400, f"{name} has to be a text, and not empty")
-    return PinBody(prompt, messages, body.get("cache_salt"), body.get("model"))
+    cache_salt, model = optional_text(body, "cache_salt"), optional_text(body, "model")
+    return PinBody(prompt, messages, cache_salt, model)
 
 
 async def _tokenize(request: Request, body: PinBody) -> list[int]:
@@ -197,13 +196,9 @@ async def _tokenize(request: Request, body: PinBody) -> list[int]:
             wanted = BoundedTokenizeChatRequest(
                 model=body.model, messages=body.messages or [], add_generation_prompt=False
             )
-        answer = await request.app.state.serving_tokenization.create_tokenize(wanted, request)
+        tokens = await tokenized(request, wanted)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        raise HTTPException(400, f"messages cannot be read: {first['msg']}") from None
-    if isinstance(answer, ErrorResponse):
-        raise HTTPException(answer.error.code, answer.error.message)
-    tokens: list[int] = answer.tokens
+        raise unreadable_messages(error) from None
     if not tokens:
         raise HTTPException(400, "this prompt has no tokens")
     return tokens

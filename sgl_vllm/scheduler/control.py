@@ -134,7 +134,7 @@ class EngineControl:
         radix = self._parts.radix
         if radix is None or radix.failed:
             return None
-        adapter = (lora_name, lora_path or "") if lora_name else None
+        adapter = _adapter(lora_name, lora_path)
         lengths = radix.hit_lengths(CacheNamespace(adapter, cache_salt or None), candidates)
         size = 1 if cache_salt else radix.block_size
         return [length - length % size for length in lengths]
@@ -150,9 +150,8 @@ class EngineControl:
         radix = self._parts.radix
         if radix is None:
             return PinAnswer(error=f"the radix tree is off: {self._parts.off['radix']}")
-        adapter = (lora_name, lora_path or "") if lora_name else None
         try:
-            pin_id, pin = radix.pins.pin(token_ids, cache_salt, adapter)
+            pin_id, pin = radix.pins.pin(token_ids, cache_salt, _adapter(lora_name, lora_path))
         except ValueError as error:
             return PinAnswer(error=str(error))
         return PinAnswer(Pinned(pin_id, pin.num_tokens, len(pin.blocks)))
@@ -209,3 +208,8 @@ class EngineControl:
         """The hasher for the blocks of new requests, instead of vLLM's `stock` hasher."""
         radix = self._parts.radix
         return stock if stock is None or radix is None else radix.block_hasher(stock)
+
+
+def _adapter(lora_name: str | None, lora_path: str | None) -> tuple[str, str] | None:
+    """The adapter of a `CacheNamespace`; None for the base model."""
+    return (lora_name, lora_path or "") if lora_name else None

@@ -47,6 +47,13 @@ class Behaviour:
 
 
 BEHAVIOUR = Behaviour()
+
+
+def behave(**behaviour: Any) -> None:
+    """Set `BEHAVIOUR`; what is not given is as usual."""
+    vars(BEHAVIOUR).update(vars(Behaviour(**behaviour)))
+
+
 STORE: dict[tuple[int, ...], list[torch.Tensor]] = {}
 """From all tokens up to a block's end to the block, by layer. `GroupsConnector` has the number of
 the KV-cache group in front of the tokens."""

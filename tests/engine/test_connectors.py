@@ -8,11 +8,7 @@ from vllm.config import KVTransferConfig
 
 from tests.engine import memory_connector
 from tests.engine.engine import Ask, Engine, greedy, random_asks, tokens_of, words
-from tests.engine.memory_connector import BEHAVIOUR, STORE, Behaviour
-
-
-def behave(**behaviour) -> None:
-    vars(BEHAVIOUR).update(vars(Behaviour(**behaviour)))
+from tests.engine.memory_connector import STORE, behave
 
 
 def forget(engine: Engine) -> None:

@@ -15,7 +15,7 @@ from sgl_vllm.jump.connectors import FIT, UnseenJumps, unfit
 from sgl_vllm.part import connector_classes
 from tests.engine import host_tiers, memory_connector
 from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
-from tests.engine.memory_connector import BEHAVIOUR, STORE, Behaviour
+from tests.engine.memory_connector import STORE, behave
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.test_jump_pressure import MAX_MODEL_LEN, Run, jobs, run, start_tiny
 
@@ -32,10 +32,6 @@ SHAPES = [
     (32, 12, 16, True, "priority"),
     (32, 20, 16, False, "fcfs"),
 ]
-
-
-def behave(**behaviour: Any) -> None:
-    vars(BEHAVIOUR).update(vars(Behaviour(**behaviour)))
 
 
 @pytest.fixture(autouse=True)

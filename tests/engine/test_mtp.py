@@ -20,11 +20,11 @@ from tests.engine.engine import Ask, Engine, greedy, words
 from tests.engine.mla_model import BLOCK_SIZE, allow_prefix_caching
 from tests.engine.mtp_models import CONFIGS, NUM_LAYERS, engine_args, write_model
 from tests.engine.one_by_one import decoding_one_by_one
-from tests.engine.play import NEAR_TIE, REFERENCE, References, Setting, differences, play
+from tests.engine.play import REFERENCE, References, Setting, play
 from tests.engine.programs import random_program
 from tests.engine.test_self_check import with_every_request
 from tests.engine.test_speculation import counting_drafts, kv_cold_and_warm, num_cached
-from tests.engine.ties import JUDGE, gap
+from tests.engine.ties import check_answers
 
 PROGRAM = for_speculation(random_program(seed=30, num_calls=requests(45)))
 slow = (pytest.mark.slow, pytest.mark.timeout(600))
@@ -98,11 +98,7 @@ def test_every_request_gets_the_answer_it_gets_without_speculation(
         assert got.counts["partial hits"] > requests(10)
         assert got.counts["select scores"] > 0 and got.counts["aborts"] > 0
         assert got.counts["forced tokens"] > requests(50) or not setting.is_canonical
-    found = list(differences(PROGRAM, references.expected_by(setting, PROGRAM), got))
-    if found:
-        judge = model.start(None, **JUDGE)
-        real = [str(one) for one in found if gap(judge, one) > NEAR_TIE]
-        assert not real, f"{len(real)} requests got another answer:\n" + "\n\n".join(real[:3])
+    check_answers(model.start, PROGRAM, references.expected_by(setting, PROGRAM), got)
 
 
 # -- hits -----------------------------------------------------------------------------------------

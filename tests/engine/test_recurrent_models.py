@@ -21,11 +21,11 @@ from tests.effort import requests, some_slow
 from tests.engine import sessions
 from tests.engine.engine import Ask, Engine, greedy, tokens_of, words
 from tests.engine.one_by_one import decoding_one_by_one
-from tests.engine.play import REFERENCE, Played, References, Setting, differences, play
+from tests.engine.play import REFERENCE, References, Setting, play
 from tests.engine.programs import Program, random_program
 from tests.engine.recurrent_models import MODELS, RecurrentModel, let_mamba2_keep_states
 from tests.engine.sessions import Reply, again, in_order, num_shared, run, session
-from tests.engine.ties import JUDGE, gap
+from tests.engine.ties import check_answers
 
 
 @pytest.fixture(scope="module", params=some_slow(MODELS, ["qwen3_next"]))
@@ -304,24 +304,11 @@ def test_every_request_of_a_random_program_gets_stocks_answer(
     counts = played.counts
     assert counts["partial hits"] > 0 and counts["aborts"] > 0 and counts["select scores"] > 0
     assert counts["forced tokens"] > requests(20) or not setting.is_canonical
-    check_answers(model, start_recurrent, program, references.expected_by(setting, program), played)
-
-
-def check_answers(
-    model: RecurrentModel,
-    start_recurrent: Callable[..., Engine],
-    program: Program,
-    want: Played,
-    got: Played,
-) -> None:
-    """Fail on any difference but a near tie of two tokens."""
-    found = list(differences(program, want, got, logprob_tolerance=model.tolerance))
-    if found:
-        judge = start_recurrent(**JUDGE)
-        gaps = [gap(judge, one) for one in found]
-        real = [
-            f"{far} apart\n{one}"
-            for one, far in zip(found, gaps, strict=True)
-            if far > model.rounding
-        ]
-        assert not real, f"{len(real)} requests got another answer:\n" + "\n\n".join(real[:3])
+    check_answers(
+        start_recurrent,
+        program,
+        references.expected_by(setting, program),
+        played,
+        logprob_tolerance=model.tolerance,
+        near_tie=model.rounding,
+    )

@@ -25,17 +25,14 @@ from tests.engine.drafters import NUM_DRAFTS, for_speculation, speculation, why_
 from tests.engine.engine import Ask, Engine, greedy, words
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import (
-    NEAR_TIE,
     REFERENCE,
-    Played,
     References,
     Setting,
-    differences,
     play,
 )
-from tests.engine.programs import CARD, LETTER, Program, random_program
+from tests.engine.programs import CARD, LETTER, random_program
 from tests.engine.test_self_check import with_every_request
-from tests.engine.ties import JUDGE, gap
+from tests.engine.ties import check_answers
 from tests.platforms.platform import chosen
 
 METHODS = ("ngram", "draft_model", "eagle", "eagle3")
@@ -111,15 +108,6 @@ def references(start) -> References:
     with decoding_one_by_one(engine.scheduler):
         narrowed = play(engine, PROGRAM, None, give_up=False)
     return References(narrowed, play(engine, PROGRAM, narrowed.prompts, give_up=False))
-
-
-def check_answers(start, program: Program, want: Played, got: Played) -> None:
-    """Fail on any difference but a near tie of two tokens."""
-    found = list(differences(program, want, got))
-    if found:
-        judge = start(**JUDGE)
-        real = [str(one) for one in found if gap(judge, one) > NEAR_TIE]
-        assert not real, f"{len(real)} requests got another answer:\n" + "\n\n".join(real[:3])
 
 
 @with_every_request

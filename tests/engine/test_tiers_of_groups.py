@@ -12,11 +12,11 @@ from sgl_vllm.radix.stats import RadixCounters
 from tests.effort import requests, some_slow
 from tests.engine import host_tiers, memory_connector
 from tests.engine.engine import Ask, Engine, greedy, random_asks, tokens_of, words
-from tests.engine.memory_connector import BEHAVIOUR, STORE, Behaviour
+from tests.engine.memory_connector import BEHAVIOUR, STORE, behave
 from tests.engine.one_by_one import decoding_one_by_one
-from tests.engine.play import NEAR_TIE, REFERENCE, References, Setting, differences, play
+from tests.engine.play import REFERENCE, References, Setting, play
 from tests.engine.programs import random_program
-from tests.engine.ties import JUDGE, gap
+from tests.engine.ties import check_answers
 from tests.engine.window_models import CONFIGS, OPTIONS, Model
 
 HOST_BYTES = 4 << 20
@@ -24,10 +24,6 @@ SMALL_CACHE = 80
 """Blocks: less than what a few of the requests hold."""
 
 BEGINNINGS = [words(num_tokens, seed=100 + num_tokens) for num_tokens in (50, 90, 160, 205, 240)]
-
-
-def behave(**behaviour) -> None:
-    vars(BEHAVIOUR).update(vars(Behaviour(**behaviour)))
 
 
 @pytest.fixture(autouse=True)
@@ -112,10 +108,7 @@ def test_every_request_of_a_random_program_gets_stocks_answer(model, tmp_path):
     counts = played.counts
     assert counts["partial hits"] > 0 and counts["select scores"] > 0
     expected = References(narrowed, stock).expected_by(setting, program)
-    found = list(differences(program, expected, played))
-    judge = model.start(None, **JUDGE) if found else None
-    real = [str(one) for one in found if judge is not None and gap(judge, one) > NEAR_TIE]
-    assert not real, "\n\n".join(real[:3])
+    check_answers(model.start, program, expected, played)
 
 
 # -- loads within a step, over several, and those that fail -------------------------------------

@@ -11,16 +11,14 @@ from tests.effort import requests, some_slow
 from tests.engine.engine import Ask, greedy, tokens_of, words
 from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import (
-    NEAR_TIE,
     REFERENCE,
     STOCK_WITHOUT_CACHE,
     References,
     Setting,
-    differences,
     play,
 )
 from tests.engine.programs import Program, random_program
-from tests.engine.ties import JUDGE, gap
+from tests.engine.ties import check_answers
 from tests.engine.window_models import CONFIGS, Model
 
 TINY_CACHE = Setting({}, max_num_batched_tokens=96)
@@ -126,12 +124,7 @@ def test_every_request_of_a_random_program_gets_stocks_answer(model, program, re
     assert counts["forced tokens"] > requests(40) or not setting.is_canonical
     assert counts["select scores"] > 0 and counts["aborts"] > 0
     assert counts["preemptions"] > 0 or not must_preempt
-    found = list(differences(program, references.expected_by(setting, program), played))
-    if found:
-        judge = model.start(None, **JUDGE)
-        gaps = [gap(judge, difference) for difference in found]
-        real = [str(one) for one, far in zip(found, gaps, strict=True) if far > NEAR_TIE]
-        assert not real, "\n\n".join(real[:3])
+    check_answers(model.start, program, references.expected_by(setting, program), played)
 
 
 def test_an_error_in_the_tree_leaves_vllms_own_cache_to_serve(model, monkeypatch):

@@ -12,10 +12,10 @@ from tests.effort import requests, some_slow
 from tests.engine.drafters import NUM_DRAFTS, for_speculation
 from tests.engine.engine import Ask, greedy, tokens_of, words
 from tests.engine.one_by_one import decoding_one_by_one
-from tests.engine.play import NEAR_TIE, REFERENCE, References, Setting, differences, play
+from tests.engine.play import REFERENCE, References, Setting, play
 from tests.engine.programs import random_program
 from tests.engine.test_speculation import counting_drafts
-from tests.engine.ties import JUDGE, gap
+from tests.engine.ties import check_answers
 from tests.engine.window_models import CONFIGS, TINY, Model, write_eagle_drafter
 
 METHODS = ("ngram", "eagle", "eagle3")
@@ -81,11 +81,7 @@ def test_every_request_of_a_random_program_gets_stocks_answer(model, references,
     assert played.counts["partial hits"] > requests(10)
     assert played.counts["select scores"] > 0 and played.counts["aborts"] > 0
     assert played.counts["preemptions"] > 0 or method != "ngram" or requests(4) != 4
-    found = list(differences(PROGRAM, references.expected_by(setting, PROGRAM), played))
-    if found:
-        judge = model.start(None, **JUDGE)
-        real = [str(one) for one in found if gap(judge, one) > NEAR_TIE]
-        assert not real, "\n\n".join(real[:3])
+    check_answers(model.start, PROGRAM, references.expected_by(setting, PROGRAM), played)
 
 
 @pytest.mark.parametrize("method", METHODS)

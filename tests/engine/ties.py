@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vllm import SamplingParams
 
 from tests.engine.engine import Ask, Engine
-from tests.engine.play import Difference
-from tests.engine.programs import MAX_MODEL_LEN
+from tests.engine.play import LOGPROB_TOLERANCE, NEAR_TIE, Difference, Played, differences
+from tests.engine.programs import MAX_MODEL_LEN, Program
 
 JUDGE = {
     "max_model_len": MAX_MODEL_LEN + 1,
@@ -15,6 +17,27 @@ JUDGE = {
     "max_logprobs": -1,
 }
 """Arguments of the stock engine that `gap` asks."""
+
+
+def check_answers(
+    start: Callable[..., Engine],
+    program: Program,
+    want: Played,
+    got: Played,
+    *,
+    logprob_tolerance: float = LOGPROB_TOLERANCE,
+    near_tie: float = NEAR_TIE,
+) -> None:
+    """Fail on any difference but a near tie of two tokens. `start` starts the judge, if there is a
+    difference."""
+    found = list(differences(program, want, got, logprob_tolerance=logprob_tolerance))
+    if found:
+        judge = start(**JUDGE)
+        gaps = [gap(judge, one) for one in found]
+        real = [
+            f"{far} apart\n{one}" for one, far in zip(found, gaps, strict=True) if far > near_tie
+        ]
+        assert not real, f"{len(real)} requests got another answer:\n" + "\n\n".join(real[:3])
 
 
 def gap(engine: Engine, difference: Difference) -> float:
