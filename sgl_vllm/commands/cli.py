@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 from typing import Protocol
 
 import sgl_vllm
-from sgl_vllm.commands import demo, doctor, pin, ray_serve, run, top, tree, unpin, verify, why
+from sgl_vllm.commands import (
+    demo,
+    doctor,
+    lint_prompts,
+    pin,
+    ray_serve,
+    run,
+    top,
+    tree,
+    unpin,
+    verify,
+    why,
+)
 from sgl_vllm.commands.client import ServerError
 from sgl_vllm.vllm_api import versions
 
@@ -47,6 +60,7 @@ COMMANDS: tuple[tuple[str, str, Command], ...] = (
     ("ray-serve", "serve replicas on Ray Serve, routed by what each has cached", ray_serve),
     ("tree", "show what a server's prefix cache holds", tree),
     ("why", "explain why prompt tokens of a request were not cached", why),
+    ("lint-prompts", "find what keeps prompts from being shared, and what it costs", lint_prompts),
     ("top", "show load, throughput and cache hits of several servers", top),
     ("pin", "compute a prefix and keep it in a server's cache", pin),
     ("unpin", "allow a pinned prefix to be evicted again", unpin),
@@ -55,7 +69,11 @@ COMMANDS: tuple[tuple[str, str, Command], ...] = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command. Returns its exit status: 130 after Ctrl-C, 1 if a server fails."""
+    """Runs one command.
+
+    Returns its exit status: 130 after Ctrl-C, 141 if its output is no longer read, 1 if a server
+    fails.
+    """
     words = sys.argv[1:] if arguments is None else arguments
     parser, names = _parser()
     if words and words[0] not in names and not words[0].startswith("-"):
@@ -71,6 +89,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # of `sgl-vllm COMMAND | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _parser() -> tuple[argparse.ArgumentParser, list[str]]:

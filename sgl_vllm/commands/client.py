@@ -37,9 +37,10 @@ class SglServer:
     url: str
     api_key: str | None = None
 
-    def tree(self, max_nodes: int | None = None) -> Json:
+    def tree(self, max_nodes: int | None = None, max_text_tokens: int | None = None) -> Json:
         """`GET /v1/sgl/tree`."""
-        parameters = {} if max_nodes is None else {"max_nodes": max_nodes}
+        limits = {"max_nodes": max_nodes, "max_text_tokens": max_text_tokens}
+        parameters = {name: limit for name, limit in limits.items() if limit is not None}
         return self._ask("GET", "tree", params=parameters)
 
     def stats(self, timeout_s: float = TIMEOUT_S) -> Json:

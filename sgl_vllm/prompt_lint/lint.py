@@ -1,0 +1,146 @@
+"""Lints a log of prompts: which faults it has, and how many tokens each of them costs.
+
+Owns what counts as a finding. A saving is never estimated: the prompts are replayed with and
+without the fault. Pure.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sgl_vllm.prompt_lint.detectors import detect
+from sgl_vllm.prompt_lint.faults import Fault
+from sgl_vllm.prompt_lint.groups import groups_of
+from sgl_vllm.prompt_lint.prompts import Prompt
+from sgl_vllm.prompt_lint.replay import Replay, Reuse, Tokenizer
+
+MIN_SAVING = 0.01
+"""Of its group's tokens: a fault that costs less is not reported."""
+
+Progress = Callable[[int], object]
+"""Told how many more requests are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault, and its cost in prompt tokens that are computed although they need not be.
+
+    Attributes:
+        fault: what is wrong, and its repair.
+        num_requests: of its group, with the fault or without.
+        num_affected: requests that would find more in the cache without it.
+        position: from which token on it keeps them from being shared: the median.
+        saved_alone: tokens that are computed no more if only this fault is repaired.
+        saved_last: the same if all other faults are repaired already.
+        example: index of a request in the log that has it.
+    """
+
+    fault: Fault
+    num_requests: int
+    num_affected: int
+    position: int
+    saved_alone: int
+    saved_last: int
+    example: int
+
+    @property
+    def cost(self) -> int:
+        return max(self.saved_alone, self.saved_last)
+
+
+@dataclass(frozen=True, slots=True)
+class LintReport:
+    """What linting a log found.
+
+    Attributes:
+        now: the replay of the log as it is.
+        repaired: the replay with all findings repaired.
+        findings: the most expensive first.
+    """
+
+    now: Reuse
+    repaired: Reuse
+    findings: tuple[Finding, ...]
+
+
+def lint(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, progress: Progress = lambda _: None
+) -> LintReport:
+    """Finds faults in prompts, which are in the order in which they were sent.
+
+    Cost: about four replays of the log for each fault of a group.
+    """
+    replay = Replay(tokenizer)
+    repaired = list(prompts)
+    findings: list[Finding] = []
+    for indexes in groups_of(prompts):
+        group = [prompts[index] for index in indexes]
+        found = _lint_group(group, indexes, replay)
+        findings += found
+        for finding in found:
+            group = finding.fault.repaired(group)
+        for index, prompt in zip(indexes, group, strict=True):
+            repaired[index] = prompt
+        progress(len(indexes))
+    findings.sort(key=lambda finding: -finding.cost)
+    return LintReport(replay(prompts), replay(repaired), tuple(findings))
+
+
+def _lint_group(group: Sequence[Prompt], indexes: Sequence[int], replay: Replay) -> list[Finding]:
+    """The faults that are worth repairing when all others are repaired.
+
+    Two faults that explain the same cost nothing beside each other. Then the later one goes.
+    """
+    if len(group) < 2:
+        return []
+    worth = MIN_SAVING * replay(group).total
+    faults = detect(group)
+    while True:
+        findings = [_measured(fault, faults, group, indexes, replay) for fault in faults]
+        useful = [finding.fault for finding in findings if finding.cost >= worth]
+        redundant = [finding.fault for finding in findings if finding.saved_last < worth]
+        if len(useful) < len(faults):
+            faults = useful
+        elif redundant:
+            faults.remove(redundant[-1])
+        else:
+            return findings
+
+
+def _measured(
+    fault: Fault,
+    faults: Sequence[Fault],
+    group: Sequence[Prompt],
+    indexes: Sequence[int],
+    replay: Replay,
+) -> Finding:
+    now = replay(group)
+    alone = replay(fault.repaired(group))
+    others = list(group)
+    for other in faults:
+        if other is not fault:
+            others = other.repaired(others)
+    without = replay(others)
+    last = replay(fault.repaired(others))
+    saved_alone, saved_last = now.computed - alone.computed, without.computed - last.computed
+    before, after = (now, alone) if saved_alone >= saved_last else (without, last)
+    affected = [
+        index
+        for index, (cached, more) in enumerate(
+            zip(before.num_cached, after.num_cached, strict=True)
+        )
+        if more > cached
+    ]
+    return Finding(
+        fault,
+        num_requests=len(group),
+        num_affected=len(affected),
+        position=round(statistics.median(before.num_cached[index] for index in affected))
+        if affected
+        else 0,
+        saved_alone=saved_alone,
+        saved_last=saved_last,
+        example=indexes[affected[0] if affected else 0],
+    )
