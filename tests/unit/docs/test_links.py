@@ -10,7 +10,7 @@ import pytest
 import sgl_vllm
 
 ROOT = Path(sgl_vllm.__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
