@@ -304,7 +304,7 @@ def _outcome(state: ProgramState, file: Path) -> str | None:
     """Wait for the whole run. Returns its error in one line, or None."""
     run = state._stream.run
     try:
-        state.sync()
+        state._wait_for_body()
         run.background.wait_for(run.check())
     except ProgramError as error:
         return _one_line(str(error))

@@ -1,10 +1,13 @@
 """The exceptions of the language.
 
-Owns these types and nothing else. A program raises `ProgramError`. A backend raises `BackendError`,
-which becomes the cause of a `ProgramError`.
+Owns these types, and which errors a program has handled. A program raises `ProgramError`. A backend
+raises `BackendError`, which becomes the cause of a `ProgramError`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class BackendError(Exception):
@@ -38,7 +41,8 @@ class ProgramError(Exception):
     """An operation of a program failed. The operations after it in the same prompt did not run.
 
     `operation` names it as the program has it, such as ``gen 'answer'``, and `where` its branch,
-    such as ``fork[1]``. The reason is the chained ``__cause__``.
+    such as ``fork[1]``. The reason is the chained ``__cause__``. Once the program has read it,
+    `is_handled` is True, and the run does not raise it at its end.
     """
 
     def __init__(self, operation: str, where: str, cause: BaseException) -> None:
@@ -49,10 +53,21 @@ class ProgramError(Exception):
         super().__init__(f"{operation}{place} failed: {reason}")
         self.operation = operation
         self.where = where
+        self.is_handled = False
         self.__cause__ = cause
 
     def __reduce__(self) -> tuple[type, tuple[str, str, BaseException | None]]:
         return type(self), (self.operation, self.where, self.__cause__)
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """In the ``with`` block, the program reads: a ProgramError raised there becomes handled."""
+    try:
+        yield
+    except ProgramError as error:
+        error.is_handled = True
+        raise
 
 
 class ProgramCancelled(Exception):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
+from sgl_vllm.lang.errors import reading
 from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.transcript import Variable
 
@@ -27,7 +28,10 @@ class Follower:
 
     def look(self) -> tuple[str, bool]:
         """The new text, and whether the end has been reached. Raises the stream's error."""
-        text, is_end = self._text() if self._var_name is None else self._variable(self._var_name)
+        with reading():
+            text, is_end = (
+                self._text() if self._var_name is None else self._variable(self._var_name)
+            )
         piece = text[self._num_chars :]
         self._num_chars = max(self._num_chars, len(text))
         return piece, is_end and not piece

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 # Any: what a user's predicate returns
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
+from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.ir import Expr
 from sgl_vllm.lang.operations import AppendTexts, Gather
 from sgl_vllm.lang.transcript import Transcript
@@ -159,5 +160,8 @@ class ProgramGroup(Generic[StateT]):
 
 def _raise_if_all_failed(reads: Sequence[Future[Transcript]]) -> None:
     errors = [error for read in reads if (error := read.exception()) is not None]
-    if len(errors) == len(reads):
+    if errors and len(errors) == len(reads):
+        for error in errors:
+            if isinstance(error, ProgramError):
+                error.is_handled = True
         raise errors[0]

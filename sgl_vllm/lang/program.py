@@ -150,10 +150,11 @@ class Program(ABC):
         function. With `stream`, the state is returned immediately and `text_iter` gives the text
         as it is generated. `backend` is by default that of `set_default_backend`.
 
-        Raises the ProgramError of the first operation that failed, and whatever the function
-        itself raises; requests in flight are then canceled. They are also canceled when the
-        program takes longer than `timeout_s` seconds, although a plain function is interrupted
-        only where it reads its prompt. `use_thread` is accepted for SGLang's programs and ignored.
+        Raises the ProgramError of the first operation that failed, unless the function has read
+        and caught it, and whatever the function itself raises; requests in flight are then
+        canceled. They are also canceled when the program takes longer than `timeout_s` seconds,
+        although a plain function is interrupted only where it reads its prompt. `use_thread` is
+        accepted for SGLang's programs and ignored.
         """
         defaults = run_defaults(
             max_new_tokens=max_new_tokens,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sgl_vllm.lang.backends.base import Backend, Usage, program_id
 from sgl_vllm.lang.errors import ProgramCancelled, ProgramError
 from sgl_vllm.lang.lookahead import Lookahead, ended_prompts
-from sgl_vllm.lang.loop import BackgroundLoop, result_of
+from sgl_vllm.lang.loop import BackgroundLoop, new_future, result_of
 from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
 from sgl_vllm.lang.sampling import Sampling
 
@@ -77,11 +77,26 @@ class Run:
         self._cancel_reason: Exception | None = None
         self._interrupts: list[Callable[[], object]] = []
 
-    def check(self) -> Future[Transcript]:
-        """Done when all operations submitted so far are; raises the first stream's error. The
-        result is the first stream's transcript."""
-        first, *others = [stream.read() for stream in list(self.streams)]
-        return self.background.start(_first_of(first, others)) if others else first
+    def check(self) -> Future[None]:
+        """Done when all operations submitted so far are; raises the first stream's error that the
+        program has not handled. If the run was canceled, it raises handled ones too."""
+        first, *others = [self._end_of(stream) for stream in list(self.streams)]
+        return self.background.start(_all_of([first, *others])) if others else first
+
+    def _end_of(self, stream: Stream) -> Future[None]:
+        """Done when the stream is; has its error unless that is handled."""
+        end: Future[None] = new_future()
+
+        def resolve(read: Future[Transcript]) -> None:
+            error = read.exception()
+            is_handled = isinstance(error, ProgramError) and error.is_handled
+            if error is None or (is_handled and self._cancel_reason is None):
+                end.set_result(None)
+            else:
+                end.set_exception(error)
+
+        stream.read().add_done_callback(resolve)
+        return end
 
     # --- cancelling ----------------------------------------------------------------------------
 
@@ -174,8 +189,6 @@ class Run:
             self._interrupts.remove(interrupt_soon)
 
 
-async def _first_of(first: Future[Transcript], others: Sequence[Future[Transcript]]) -> Transcript:
-    transcript = await result_of(first)
-    for read in others:
-        await result_of(read)
-    return transcript
+async def _all_of(ends: Sequence[Future[None]]) -> None:
+    for end in ends:
+        await result_of(end)

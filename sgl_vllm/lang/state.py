@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar  # Any: values of the user's types
 
 from sgl_vllm.lang.backends.base import Usage
-from sgl_vllm.lang.errors import ProgramError
+from sgl_vllm.lang.errors import ProgramError, reading
 from sgl_vllm.lang.follower import Follower
 from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import Expr, Role, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
@@ -216,7 +216,8 @@ class ProgramState(State):
     def _wait(self, future: Future[T]) -> T:
         if not future.done():
             self._stream.refuse_to_wait_for_itself()
-        return self._stream.run.background.wait_for(future)
+        with reading():
+            return self._stream.run.background.wait_for(future)
 
     def _awaited_body(self) -> Future[None] | None:
         run = self._stream.run
@@ -275,8 +276,9 @@ class ProgramState(State):
         self._read()
 
     def error(self) -> ProgramError | None:
-        """Wait until everything submitted has run; the error that stopped it, or None. In a
-        streamed run, an exception of the program's function is the cause of the error."""
+        """Wait until everything submitted has run; the error that stopped it, or None. The error is
+        then handled: `run` does not raise it. In a streamed run, an exception of the program's
+        function is the cause of the error."""
         try:
             self.sync()
         except ProgramError as error:
@@ -321,7 +323,8 @@ class AsyncProgramState(State):
     async def _result(self, future: Future[T]) -> T:
         if not future.done():
             self._stream.refuse_to_wait_for_itself()
-        return await result_of(future)
+        with reading():
+            return await result_of(future)
 
     def __getitem__(self, name: str) -> Awaitable[Any]:
         """An awaitable of the value of variable `name`. KeyError if the program does not make

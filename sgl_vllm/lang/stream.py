@@ -140,6 +140,8 @@ class Stream:
             if self._error is None and reason is not None:
                 self._error = ProgramError(str(operation), self.where, reason)
             if self._error is not None:
+                if not isinstance(operation, Read):
+                    self._error.is_handled = False  # the program may not know that this is lost
                 _abandon(operation, future, self._error)
                 return future
             self.run.lookahead.submitted(operation, future)

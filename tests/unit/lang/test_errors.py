@@ -60,10 +60,11 @@ def test_reading_raises_too_and_what_was_there_before_stays_readable(server, bac
         with pytest.raises(sgl.ProgramError, match="gen 'second'"):
             s["fourth"]
 
-    with pytest.raises(sgl.ProgramError, match="gen 'second'"):
-        program.run()
+    state = program.run()  # raises nothing, because the program has read the error
     assert seen["error"].operation == "gen 'second'"
-    assert seen["first"] == "[1]"
+    assert seen["first"] == state["first"] == "[1]"
+    with pytest.raises(sgl.ProgramError, match="gen 'second'"):
+        state.text()
 
 
 def test_an_error_in_a_branch_names_it_and_is_raised_by_join_and_run(server, backend):
@@ -112,8 +113,7 @@ def test_branches_of_a_failed_prompt_fail_with_it(server, backend):
         with pytest.raises(sgl.ProgramError, match="gen 'a'"):
             late[1].copy().text()
 
-    with pytest.raises(sgl.ProgramError, match="gen 'a'"):
-        program.run()
+    program.run()
 
 
 def test_an_unreachable_server_is_named_with_what_to_do():
@@ -308,3 +308,120 @@ def test_a_backend_that_is_dropped_closes_its_connections(running, server):
     while running.num_connections and time.monotonic() < ends:
         time.sleep(0.01)
     assert running.num_connections == 0
+
+
+# --- errors that the program handles -----------------------------------------------------------
+
+
+def test_a_program_may_do_without_a_branch_that_failed(server, backend):
+    server.fault = fails_on("bad")
+
+    @sgl.function
+    def program(s):
+        s += "x"
+        forks = s.fork(3)
+        forks += ["ok", "bad", "fine"]
+        forks += sgl.gen("b")
+        found = []
+        for branch in forks:
+            try:
+                found.append(branch["b"])
+            except sgl.ProgramError as error:
+                assert error.where == "fork[1]"
+        s += " so " + sgl.gen("end")
+        return found
+
+    state = program.run()
+    assert (state.ret_value, state["end"]) == (["[3]", "[5]"], "[5]")
+    (in_batch,) = program.run_batch([{}])
+    assert in_batch["end"] == "[5]"
+
+
+def test_an_async_program_may_do_without_a_branch_that_failed(server, backend):
+    server.fault = fails_on("bad")
+
+    @sgl.function
+    async def program(s):
+        forks = s.fork(2)
+        forks += ["ok", "bad"]
+        forks += sgl.gen("b")
+        found = await asyncio.gather(*(fork["b"] for fork in forks), return_exceptions=True)
+        return [type(one) for one in found]
+
+    assert program.run().ret_value == [str, sgl.ProgramError]
+    assert asyncio.run(program.run_async()).ret_value == [str, sgl.ProgramError]
+
+
+@pytest.mark.parametrize("read", ["get", "error", "iterate"])
+def test_a_program_may_do_without_a_generation_that_failed(server, backend, read):
+    server.fault = fails_on("bad")
+
+    @sgl.function
+    def program(s):
+        s += "bad" + sgl.gen("a") + "never " + sgl.gen("b")
+        if read == "error":
+            return str(s.error())
+        try:
+            return s["a"] if read == "get" else list(s.text_iter())
+        except sgl.ProgramError as error:
+            return str(error)
+
+    state = program.run()
+    assert state.ret_value.startswith("gen 'a' failed")
+    assert len(server.calls) == 1
+    error = state.error()
+    assert error is not None and error.operation == "gen 'a'"
+
+
+def test_the_error_that_nobody_has_read_is_the_one_that_run_raises(server, backend):
+    server.fault = fails_on("bad")
+
+    @sgl.function
+    def program(s):
+        forks = s.fork(3)
+        forks += ["bad 0", "bad 1", "ok"]
+        forks += sgl.gen("b")
+        assert forks[0].error() is not None
+
+    with pytest.raises(sgl.ProgramError, match=r"gen 'b' in fork\[1\] failed"):
+        program.run()
+
+
+def test_what_is_appended_to_a_failed_prompt_afterwards_is_not_lost_silently(server, backend):
+    server.fault = fails_on("bad")
+
+    @sgl.function
+    def program(s):
+        s += "bad" + sgl.gen("a")
+        assert s.error() is not None
+        s += " goes on " + sgl.gen("b")
+
+    with pytest.raises(sgl.ProgramError, match="gen 'a' failed"):
+        program.run()
+
+
+def test_if_all_branches_failed_first_raises_and_that_handles_all_of_them(server, backend):
+    server.fault = fails_on("bad")
+
+    @sgl.function
+    def program(s):
+        forks = s.fork(2)
+        forks += "bad" + sgl.gen("b")
+        try:
+            forks.first(lambda branch: True)
+        except sgl.ProgramError as error:
+            return error.operation
+
+    assert program.run().ret_value == "gen 'b'"
+
+
+def test_a_time_limit_ends_a_run_whatever_it_catches(server, backend):
+    server.latency_s = 30
+
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+        assert s.error() is not None
+
+    with pytest.raises(sgl.ProgramError, match="did not finish within"):
+        program.run(timeout_s=0.05)

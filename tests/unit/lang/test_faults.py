@@ -60,8 +60,7 @@ def test_text_after_a_failed_operation_does_not_hang(server):
             got.append(read)
 
     started = time.monotonic()
-    with pytest.raises(sgl.ProgramError):
-        program.run()
+    program.run()
     assert len(got) == 5
     assert time.monotonic() - started < 5
 
