@@ -97,7 +97,8 @@ class ProgramGroup(Generic[StateT]):
                 futures = tuple(s.variables[name] for s in writers)
                 parent.bind(name, parent.submit(Gather(name, futures, writers), has_effect=True))
         elif mode == "concate_and_append":
-            parent.submit(AppendTexts(tuple((s, s.read()) for s in streams)), has_effect=True)
+            if streams:
+                parent.submit(AppendTexts(tuple((s, s.read()) for s in streams)), has_effect=True)
         else:
             raise ValueError(f"join mode must be gather_variable or concate_and_append, not {mode}")
 
@@ -108,9 +109,9 @@ class ProgramGroup(Generic[StateT]):
         their requests.
 
         The group then contains that branch alone, also for `join`, and the other branches can no
-        longer be read. Returns None if `predicate` accepts none. Raises the first branch's error
-        if all have failed. In an ``async def`` program, await the result; `predicate` may then be
-        a coroutine function.
+        longer be read. Returns None if there are no branches or `predicate` accepts none. Raises
+        the first branch's error if all have failed. In an ``async def`` program, await the result;
+        `predicate` may then be a coroutine function.
         """
         return self._first_async(predicate) if self._parent._is_async else self._first(predicate)
 

@@ -34,12 +34,22 @@ class Expr:
     def __radd__(self, other: str) -> ExprList:
         return ExprList((*parts_of(other), *parts_of(self)))
 
+    def __format__(self, spec: str) -> str:
+        """An f-string would hold the expression's description in place of what it generates."""
+        raise TypeError(
+            f"{self!s} cannot be formatted into a string: append it with +, as in "
+            f"s += 'text' + sgl.gen('name'), and format its value, s['name']"
+        )
+
 
 @dataclass(frozen=True)
 class ExprList(Expr):
     """Expressions to run one after the other."""
 
     items: tuple[Expr, ...]
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.items))
 
 
 @dataclass(frozen=True)

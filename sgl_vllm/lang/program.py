@@ -51,6 +51,11 @@ class Program(ABC):
         parameters = list(inspect.signature(func).parameters)
         if not parameters or parameters[0] != "s":
             raise TypeError(f"the first parameter of {func.__name__} must be s, the prompt")
+        if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+            raise TypeError(
+                f"{func.__name__} has a yield, so calling it would not run it: use return, or read "
+                f"the text while it is generated with run(stream=True)"
+            )
         if num_api_spec_tokens is not None and num_api_spec_tokens < 0:
             raise ValueError(f"num_api_spec_tokens must be 0 or more, not {num_api_spec_tokens}")
         functools.update_wrapper(self, func)

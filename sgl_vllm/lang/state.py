@@ -133,13 +133,13 @@ class State:
         With more than one, the shared prompt is first sent to the server, so that every branch
         finds it cached. That is one request without output; it is skipped if the server already
         has (nearly) all of the prompt, because this prompt was just generated from or sent before.
-        Raises ValueError for a `size` below 1. `position_ids_offset` is accepted for SGLang's
-        programs and ignored.
+        A fork of 0 branches does nothing, and neither does its join. Raises ValueError for a
+        `size` below 0. `position_ids_offset` is accepted for SGLang's programs and ignored.
         """
-        if size < 1:
-            raise ValueError(f"fork needs at least one branch, not {size}")
+        if size < 0:
+            raise ValueError(f"fork needs a number of branches, not {size}")
         prefix = f"{self._stream.where}." if self._stream.where else ""
-        streams = self._stream.fork(size, lambda i: f"{prefix}fork[{i}]")
+        streams = self._stream.fork(size, lambda i: f"{prefix}fork[{i}]") if size else []
         return ProgramGroup(self, [type(self)(stream) for stream in streams])
 
     def copy(self: StateT, position_ids_offset: object = None) -> StateT:

@@ -190,7 +190,7 @@ class Transcript:
                 case Show(shown):
                     transcript = transcript.shown(shown)
                 case _:
-                    raise TypeError(f"{expr} is not constant")
+                    raise TypeError(f"{expr!s} is not constant")
         return transcript
 
     @property

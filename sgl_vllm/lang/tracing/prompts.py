@@ -302,10 +302,11 @@ class TracedState(Host):
     ) -> TracedGroup:
         if isinstance(size, Deferred):
             at.decides_on(size)
-        if not isinstance(size, int) or size < 1:
-            at.fail(ValueError(f"fork needs at least one branch, not {size!r}"))
+        if not isinstance(size, int) or size < 0:
+            at.fail(ValueError(f"fork needs a number of branches, not {size!r}"))
         states = [self.recorder.new_state(self, i, at) for i in range(size)]
-        self._add(Fork(tuple(state.index for state in states)), at)
+        if states:
+            self._add(Fork(tuple(state.index for state in states)), at)
         return TracedGroup(self, states)
 
     def _call_copy(self, position_ids_offset: Value = None, *, at: At) -> TracedState:
@@ -374,15 +375,17 @@ class TracedGroup(Host):
         parent, states = self.parent, self.states
         if isinstance(mode, Deferred):
             at.decides_on(mode)
+        if mode not in ("gather_variable", "concate_and_append"):
+            at.fail(
+                ValueError(f"join mode must be gather_variable or concate_and_append, not {mode}")
+            )
+        if not states:
+            return
         operation = Join(tuple(state.index for state in states), mode)
         if mode == "concate_and_append":
             ends = [Definition(None, s.last_node) for s in states if s.last_node is not None]
             parent._add(operation, at, ends)
             return
-        if mode != "gather_variable":
-            at.fail(
-                ValueError(f"join mode must be gather_variable or concate_and_append, not {mode}")
-            )
         names = dict.fromkeys(name for state in states for name in state.written)
         writers = {name: [s for s in states if name in s.written] for name in names}
         reads = [state.definitions[name] for name in names for state in writers[name]]

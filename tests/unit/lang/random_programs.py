@@ -129,7 +129,7 @@ class _Writer:
 
     def fork(self, p: str, depth: int, known: list[str], nesting: int) -> None:
         group = f"g{len(self.lines)}"
-        size = self.number(1, 3)
+        size = self.number(0, 3)
         self.line(depth, f"{group} = {p}.fork({size})")
         made = list(known)
         if self.number(0, 1):
@@ -142,7 +142,7 @@ class _Writer:
             self.line(depth, f"{group} += sgl.gen({name!r})")
             self.line(depth, f'{group} += lambda j: f"({{j}}{{k}}) "')
             made.append(name)
-        if self.number(0, 2) == 0:
+        if size and self.number(0, 2) == 0:
             its_own: list[str | None] = [n for n in made if n not in known]
             last = self.pick(*its_own or [None])
             if last is not None:
@@ -150,7 +150,7 @@ class _Writer:
         mode = self.pick("", "'concate_and_append'", None)
         if mode is not None:
             self.line(depth, f"{group}.join({mode})")
-            if mode == "":
+            if size and mode == "":
                 known += [name for name in made if name not in known]
 
     def program(self) -> str:

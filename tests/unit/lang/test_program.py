@@ -510,6 +510,71 @@ def test_a_program_starts_with_s():
         sgl.function(lambda x: None)
 
 
+def test_a_generator_function_is_no_program():
+    def yields(s):
+        yield s
+
+    async def yields_too(s):
+        yield s
+
+    for func in (yields, yields_too):
+        with pytest.raises(TypeError, match=f"{func.__name__} has a yield"):
+            sgl.function(func)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: f"Name: {sgl.gen('x')}",
+        lambda: f"{sgl.var('x')}",
+        lambda: "{}".format(sgl.user("who? " + sgl.gen("x"))),
+    ],
+)
+def test_an_expression_in_a_format_is_an_error_that_says_what_to_write(write):
+    with pytest.raises(TypeError, match=r"cannot be formatted .* \+ sgl\.gen\('name'\)"):
+        write()
+
+
+@pytest.mark.parametrize("mode", ["gather_variable", "concate_and_append"])
+def test_a_fork_of_no_branches_is_empty_and_changes_nothing(server, mode):
+    @sgl.function
+    def program(s, size):
+        s += "before"
+        forks = s.fork(size)
+        forks += lambda i: f"branch {i}"
+        forks += sgl.gen("b")
+        forks += []
+        for fork in forks:
+            fork += "more"
+        forks.join(mode)
+        s += " after"
+        return len(forks), [fork["b"] for fork in forks]
+
+    for state in (program.run(0), program.compile(0).run()):
+        assert state.text() == "before after"
+        assert state.ret_value == (0, [])
+        assert "b" not in state
+    assert server.calls == []
+
+
+def test_the_first_of_no_branches_is_none():
+    @sgl.function
+    def program(s):
+        return s.fork(0).first(lambda branch: True)
+
+    @sgl.function
+    async def awaits(s):
+        return await s.fork(0).first(lambda branch: True)
+
+    assert program.run().ret_value is None
+    assert awaits.run().ret_value is None
+
+
+def test_a_fork_into_fewer_than_no_branches_is_an_error():
+    with pytest.raises(ValueError, match="fork needs a number of branches, not -1"):
+        sgl.function(lambda s: s.fork(-1)).run()
+
+
 def test_without_a_backend_the_message_says_what_to_do(monkeypatch):
     monkeypatch.setattr(sgl.global_config, "default_backend", None)
 

@@ -544,8 +544,12 @@ def decorates(s):
 
 @sgl.function
 def yields(s):
+    def words():
+        yield "a word"
+
     s += "before"
-    yield s
+    for word in words():
+        s += word
 
 
 @sgl.function
@@ -894,8 +898,8 @@ def test_a_misuse_of_the_language_is_named_where_it_stands():
         s += s[word]
 
     @sgl.function
-    def forks_into_nothing(s, word):
-        s.fork(0)
+    def forks_into_less_than_nothing(s, word):
+        s.fork(-1)
 
     @sgl.function
     def forks_by_an_argument(s, word):
@@ -971,7 +975,7 @@ def test_a_misuse_of_the_language_is_named_where_it_stands():
         enters_a_turn_with_content: "takes no with block",
         names_a_variable_by_an_argument: "the name of a variable depends on the argument 'word'",
         reads_a_variable_named_by_an_argument: "the name of a variable depends on",
-        forks_into_nothing: "fork needs at least one branch, not 0",
+        forks_into_less_than_nothing: "fork needs a number of branches, not -1",
         forks_by_an_argument: "decides on the argument 'word'",
         gives_a_fork_too_few_texts: "1 values for 2 branches",
         replaces_a_branch: "a branch cannot be replaced",
