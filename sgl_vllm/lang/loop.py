@@ -87,10 +87,21 @@ class BackgroundLoop:
             self.refuse_to_wait()
         return future.result()
 
+    def call(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run the coroutine that `function` makes on the loop, and block until it is done.
+
+        RuntimeError on the loop's own thread, before anything is started.
+        """
+        self.refuse_to_wait()
+        return self.wait_for(self.start(function()))
+
     def refuse_to_wait(self) -> None:
         """RuntimeError on the loop's own thread."""
         if threading.current_thread() is self._thread:
-            raise RuntimeError("cannot wait for a program on the language's own event loop")
+            raise RuntimeError(
+                "this would block the language's own event loop, on which async def programs and "
+                "tools run: use its async variant, or await asyncio.to_thread(...)"
+            )
 
     def stop(self, timeout_s: float = 1.0) -> None:
         """Cancel everything still running and end the thread."""

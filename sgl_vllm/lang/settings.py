@@ -55,10 +55,10 @@ def flush_cache(backend: Backend | None = None) -> None:
     """Empty the server's prefix cache and wait until that is done.
 
     `backend` is by default that of `set_default_backend`. Raises UnsupportedError on a server
-    without the plugin, and BackendError if the server does not answer.
+    without the plugin, and BackendError if the server does not answer. In async code, use
+    ``await asyncio.to_thread(sgl.flush_cache)``.
     """
-    background = background_loop()
-    background.wait_for(background.start(chosen_backend(backend).flush_cache()))
+    chosen_backend(backend).flush_cache()
 
 
 def get_server_info(backend: Backend | None = None) -> ServerInfo:
@@ -67,5 +67,4 @@ def get_server_info(backend: Backend | None = None) -> ServerInfo:
     `backend` is by default that of `set_default_backend`. Raises BackendError if the server does
     not answer, and UnsupportedError for a hosted service such as OpenAI's.
     """
-    background = background_loop()
-    return background.wait_for(background.start(chosen_backend(backend).server_info()))
+    return background_loop().call(chosen_backend(backend).server_info)

@@ -18,6 +18,7 @@ from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.constraints import JSON_SCHEMA, REGEX, Constraint, ConstraintKind
 from sgl_vllm.lang.errors import UnsupportedError
 from sgl_vllm.lang.ir import Role
+from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.planning import OrderMemory, SegmentId
 from sgl_vllm.lang.sampling import Sampling
@@ -339,8 +340,12 @@ class Backend(ABC):
         """
         return {}
 
-    async def flush_cache(self) -> None:
-        """Empty the server's prefix cache."""
+    def flush_cache(self) -> None:
+        """Empty the server's prefix cache and wait until that is done."""
+        background_loop().call(self.aflush_cache)
+
+    async def aflush_cache(self) -> None:
+        """What `flush_cache` runs on the language's own event loop."""
         raise UnsupportedError(self.name, "flush_cache", "use a vLLM server of your own")
 
     async def server_info(self) -> ServerInfo:

@@ -94,11 +94,11 @@ class Engine(OnVLLM):
 
     def start(self) -> None:
         """Start the engine now, and wait until it is ready."""
-        background_loop().wait_for(background_loop().start(self._engine()))
+        background_loop().call(self._engine)
 
     def close(self) -> None:
         """Shut the engine down, and wait until its process has ended."""
-        background_loop().wait_for(background_loop().start(self.aclose()))
+        background_loop().call(self.aclose)
 
     async def aclose(self) -> None:
         await asyncio.wrap_future(background_loop().start(self._end()))
@@ -190,7 +190,7 @@ class Engine(OnVLLM):
                 return missed_by_cause(explanations[0])
         return {}
 
-    async def flush_cache(self) -> None:
+    async def aflush_cache(self) -> None:
         if not await (await self._engine()).reset_prefix_cache():
             raise BackendError(
                 f"{self.name} did not empty its cache, because requests are using it: try again "

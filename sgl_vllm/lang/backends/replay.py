@@ -127,8 +127,8 @@ class Recorder(Backend):
         """Not recorded."""
         return await self._backend.missed_tokens(request_id)
 
-    async def flush_cache(self) -> None:
-        await self._backend.flush_cache()
+    async def aflush_cache(self) -> None:
+        await self._backend.aflush_cache()
 
     async def server_info(self) -> ServerInfo:
         return await self._exchange("server_info", {}, self._backend.server_info)
@@ -267,7 +267,7 @@ class Replay(Backend):
             return Usage()
         return load(Usage, self._find("warm", request).outcome())
 
-    async def flush_cache(self) -> None:
+    async def aflush_cache(self) -> None:
         """Does nothing: there is no cache."""
 
     async def server_info(self) -> ServerInfo:

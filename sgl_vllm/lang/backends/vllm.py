@@ -228,7 +228,7 @@ class VLLM(OnVLLM, OpenAIBackend):
         with self.reading():
             return missed_by_cause(answer["requests"][0])
 
-    async def flush_cache(self) -> None:
+    async def aflush_cache(self) -> None:
         if not await self.has_plugin():
             raise UnsupportedError(
                 self.name, "flush_cache", "start it with `vllm serve MODEL --plugin sgl_vllm`"

@@ -209,6 +209,27 @@ def test_flush_cache_needs_the_plugin_and_says_so(server, backend):
         sgl.flush_cache(backend)
 
 
+def test_a_backends_own_flush_cache_flushes_as_in_sglang(server):
+    server.plugin = True
+    backend = sgl.RuntimeEndpoint(server.url)
+    backend.flush_cache()
+    assert len(server.bodies("/v1/sgl/flush_cache")) == 1
+
+
+def test_flushing_where_that_would_block_everything_is_refused_before_it_begins(server, backend):
+    server.plugin = True
+
+    @sgl.function
+    async def program(s):
+        with pytest.raises(RuntimeError, match=r"await asyncio\.to_thread"):
+            sgl.flush_cache()
+        assert server.bodies("/v1/sgl/flush_cache") == []
+        await asyncio.to_thread(sgl.flush_cache)
+
+    program.run()
+    assert len(server.bodies("/v1/sgl/flush_cache")) == 1
+
+
 def test_programs_run_while_the_server_does_not_say_whether_it_has_the_plugin(server, backend):
     server.plugin = True
     server.logprob = lambda token, position: -0.1 if chr(token) in "yes" else -3.0
