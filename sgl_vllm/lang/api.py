@@ -36,7 +36,7 @@ from sgl_vllm.lang.ir import (
     parts_of,
 )
 from sgl_vllm.lang.reasoning import reasoning_format
-from sgl_vllm.lang.sampling import Sampling, as_ids, as_stop
+from sgl_vllm.lang.sampling import Sampling, as_ids, as_texts
 
 DEFAULT_ANNOTATION = "Most relevant first: {ranks}.\n"
 """The line after the segments of `any_order`, with `annotate=True`."""
@@ -101,9 +101,9 @@ def gen(
         max_new_tokens=max_tokens,
         min_new_tokens=min_tokens,
         n=n,
-        stop=as_stop(stop),
-        stop_token_ids=as_ids(stop_token_ids),
-        stop_regex=as_stop(stop_regex),
+        stop=as_texts("stop", stop),
+        stop_token_ids=as_ids("stop_token_ids", stop_token_ids),
+        stop_regex=as_texts("stop_regex", stop_regex),
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeAlias  # Any: tqdm has no types
 
@@ -39,8 +39,8 @@ def as_item(given: Mapping[str, object] | Sequence[object], arg_names: Sequence[
     """An item of a batch, which may be given as positional arguments, as arguments by name."""
     if isinstance(given, Mapping):
         return dict(given)
-    if isinstance(given, str):
-        raise TypeError("an item of a batch is a dict or a sequence of arguments, not a str")
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"an item is a dict or a sequence of arguments, not {given!r}")
     kwargs = dict(zip(arg_names, given, strict=False))
     if len(kwargs) < len(given):
         raise TypeError(f"{len(given)} arguments for {len(arg_names)} parameters")

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, TypeAlias  # Any: a user's JSON schema
 
+from sgl_vllm.lang.text import check_unicode
+
 DType: TypeAlias = type | Literal["int", "float", "str", "bool"]
 JsonSchema: TypeAlias = Mapping[str, object] | str | type
 Regex: TypeAlias = object
@@ -129,9 +131,12 @@ def schema_constraint(schema: JsonSchema) -> tuple[Constraint, Reader | None]:
     3.12, pydantic requires the TypedDict of typing_extensions.
     """
     if isinstance(schema, str):
-        return Constraint(JSON_SCHEMA, schema), None
+        return Constraint(JSON_SCHEMA, _checked_schema(schema)), None
     if isinstance(schema, Mapping):
-        return Constraint(JSON_SCHEMA, json.dumps(schema)), None
+        try:
+            return Constraint(JSON_SCHEMA, json.dumps(schema)), None
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"json_schema is not valid JSON ({error}): {schema!r}") from None
     model: Any = schema  # a class with pydantic's methods, if it has them
     if hasattr(model, "model_json_schema"):
         text = json.dumps(model.model_json_schema())
@@ -147,6 +152,16 @@ def schema_constraint(schema: JsonSchema) -> tuple[Constraint, Reader | None]:
         "json_schema must be a dict, a JSON string, or a class: a pydantic model, a dataclass or "
         "a TypedDict"
     )
+
+
+def _checked_schema(text: str) -> str:
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"json_schema is not valid JSON ({error}): {text!r}") from None
+    if not isinstance(schema, (dict, bool)):
+        raise ValueError(f"json_schema must be a JSON object, not {text!r}")
+    return text
 
 
 ARGUMENTS: dict[str, Callable[[Any], tuple[Constraint, Reader | None]]] = {
@@ -175,4 +190,6 @@ def choices_of(choices: Choices | None) -> tuple[tuple[str, ...], Reader | None]
     strings = tuple(text for text in texts if isinstance(text, str) and text)
     if not strings or len(strings) < len(texts):
         raise ValueError("every choice of a select must be a non-empty string")
+    for text in strings:
+        check_unicode(text)
     return strings, reader

@@ -48,8 +48,8 @@ class ProgramError(Exception):
     def __init__(self, operation: str, where: str, cause: BaseException) -> None:
         place = f" in {where}" if where else ""
         reason = str(cause)
-        if not reason or not isinstance(cause, Exception):
-            reason = f"{type(cause).__name__} {reason}".strip()
+        if not isinstance(cause, (BackendError, ProgramError, ProgramCancelled)):
+            reason = f"{type(cause).__name__}: {reason}" if reason else type(cause).__name__
         super().__init__(f"{operation}{place} failed: {reason}")
         self.operation = operation
         self.where = where

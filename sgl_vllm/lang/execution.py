@@ -49,6 +49,7 @@ from sgl_vllm.lang.ordering import arranged, pieces_of
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.speculation import Ahead
+from sgl_vllm.lang.text import check_unicode
 from sgl_vllm.lang.transcript import SelectMeta, SpanKind, Transcript, Variable
 from sgl_vllm.protocol.hints import Hints
 
@@ -165,7 +166,8 @@ class Execution:
     # --- the prompt ----------------------------------------------------------------------------
 
     def _append(self, text: str, kind: SpanKind = "text", name: str | None = None) -> None:
-        """Append text that was not generated."""
+        """Append text that was not generated. ValueError for text that cannot be sent."""
+        check_unicode(text)
         self.written = Written(self.written.transcript.appended(text, kind, name))
         if self._ahead is not None:
             self._ahead = self._ahead.after(text)

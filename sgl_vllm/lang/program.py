@@ -50,10 +50,10 @@ class Program(ABC):
     ) -> None:
         parameters = list(inspect.signature(func).parameters)
         if not parameters or parameters[0] != "s":
-            raise TypeError(f"the first parameter of {func.__name__} must be s, the prompt")
+            raise TypeError(f"the first parameter of {_shown(func)} must be s, the prompt")
         if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
             raise TypeError(
-                f"{func.__name__} has a yield, so calling it would not run it: use return, or read "
+                f"{_shown(func)} has a yield, so calling it would not run it: use return, or read "
                 f"the text while it is generated with run(stream=True)"
             )
         if num_api_spec_tokens is not None and num_api_spec_tokens < 0:
@@ -71,7 +71,11 @@ class Program(ABC):
         for unknown arguments."""
 
     def _check_names(self, names: Mapping[str, Any]) -> None:
-        inspect.signature(self.func).bind_partial(None, **names)
+        try:
+            inspect.signature(self.func).bind_partial(None, **names)
+        except TypeError as error:
+            takes = ", ".join(self.arg_names) or "no arguments"
+            raise TypeError(f"{_shown(self.func)} {error}; it takes {takes}") from None
 
     @abstractmethod
     def trace(self, *args: Any, backend: Backend | None = None, **known: Any) -> Graph:
@@ -320,19 +324,35 @@ class Program(ABC):
     ) -> Batch:
         if num_threads != "auto" and num_threads < 1:
             raise ValueError(f"num_threads must be at least 1 or 'auto', not {num_threads}")
-        items = [as_item(item, self.arg_names) for item in batch_kwargs]
-        for item in items:
-            self._check_names(item)
+        for name in sampling.keys() - SamplingDefaults.__annotations__.keys():
+            raise TypeError(
+                f"run_batch got an unexpected keyword argument {name!r}: put arguments of "
+                f"{_shown(self.func)} into the items, or fix them with bind()"
+            )
         return Batch(
             self._body,
             chosen_backend(backend),
             run_defaults(**sampling),
-            items,
+            [self._item(number, given) for number, given in enumerate(batch_kwargs)],
             concurrency=AUTO_CONCURRENCY if num_threads == "auto" else num_threads,
             timeout_s=timeout_s,
             shared_prefix=self._shared_prompt,
             plan_orders=self._plan_orders,
         )
+
+    def _item(self, number: int, given: Mapping[str, Any] | Sequence[Any]) -> Item:
+        """Item `number` of a batch. TypeError that names it if the function does not take it."""
+        try:
+            item = as_item(given, self.arg_names)
+            self._check_names(item)
+        except TypeError as error:
+            raise TypeError(f"item {number} of the batch: {error}") from None
+        return item
+
+
+def _shown(func: Callable[..., Any]) -> str:
+    """A function's name in messages."""
+    return getattr(func, "__name__", type(func).__name__)
 
 
 def _split(kwargs: Mapping[str, Any]) -> tuple[SamplingDefaults, dict[str, Any]]:

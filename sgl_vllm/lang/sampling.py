@@ -5,9 +5,11 @@ Owns the list of options and how they combine. How an API spells them is up to e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypedDict, Unpack
+from typing import TypedDict, TypeVar, Unpack
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,20 +84,31 @@ class SamplingDefaults(TypedDict, total=False):
     return_text_in_logprobs: bool
 
 
-def as_stop(stop: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
-    return stop if stop is None or isinstance(stop, str) else tuple(stop)
+def as_texts(option: str, texts: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
+    """A text, or several. TypeError that names the `option` for anything else."""
+    if texts is None or isinstance(texts, str):
+        return texts
+    return _tuple_of(str, "a text or a list of texts", option, texts)
 
 
-def as_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if ids is None else tuple(ids)
+def as_ids(option: str, ids: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Token ids. TypeError that names the `option` for anything else."""
+    return None if ids is None else _tuple_of(int, "a list of token ids", option, ids)
+
+
+def _tuple_of(kind: type[T], shown: str, option: str, values: Iterable[T]) -> tuple[T, ...]:
+    given = tuple(values) if isinstance(values, Iterable) else None
+    if given is None or not all(isinstance(value, kind) for value in given):
+        raise TypeError(f"{option} must be {shown}, not {values!r}")
+    return given
 
 
 def run_defaults(**given: Unpack[SamplingDefaults]) -> Sampling:
     """The complete options of a run: those given, over SGLang's defaults."""
     as_tuples = {
-        "stop": as_stop(given.get("stop")),
-        "stop_regex": as_stop(given.get("stop_regex")),
-        "stop_token_ids": as_ids(given.get("stop_token_ids")),
+        "stop": as_texts("stop", given.get("stop")),
+        "stop_regex": as_texts("stop_regex", given.get("stop_regex")),
+        "stop_token_ids": as_ids("stop_token_ids", given.get("stop_token_ids")),
     }
     # mypy does not follow which value belongs to which name.
     return Sampling(**{**given, **as_tuples}).over(DEFAULT_SAMPLING)  # type: ignore[arg-type]

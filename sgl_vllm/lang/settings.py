@@ -37,18 +37,27 @@ global_config = GlobalConfig()
 
 def set_default_backend(backend: Backend) -> None:
     """Use `backend` for every run without a `backend` of its own."""
-    global_config.default_backend = backend
+    global_config.default_backend = _checked(backend)
 
 
 def chosen_backend(backend: Backend | None) -> Backend:
-    """`backend`, or the default one. BackendError if there is neither."""
+    """`backend`, or the default one. BackendError if there is neither, and TypeError for another
+    object."""
     chosen = backend or global_config.default_backend
     if chosen is None:
         raise BackendError(
             "no backend: call set_default_backend(VLLM('http://127.0.0.1:8000')) first, or pass "
             "backend=..."
         )
-    return chosen
+    return _checked(chosen)
+
+
+def _checked(backend: object) -> Backend:
+    if not isinstance(backend, Backend):
+        is_url = isinstance(backend, str) and backend.startswith("http")
+        example = f"VLLM({backend!r})" if is_url else "VLLM('http://127.0.0.1:8000')"
+        raise TypeError(f"a backend is an object such as {example}, not {backend!r}")
+    return backend
 
 
 def flush_cache(backend: Backend | None = None) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any  # Any: values of operations, of several types
 
 from sgl_vllm.lang.backends.base import branch_name, logger
-from sgl_vllm.lang.errors import ProgramCancelled, ProgramError
+from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError
 from sgl_vllm.lang.execution import Execution, tool_caller, values_of
 from sgl_vllm.lang.ir import (
     AnyOrder,
@@ -331,6 +331,9 @@ class Stream:
                     self.cancel()
                 else:  # raised by a tool
                     self.fail(ProgramError(str(operation), self.where, cause))
+                return
+            except BackendError as cause:
+                self.fail(ProgramError(str(operation), self.where, cause.with_traceback(None)))
                 return
             except BaseException as cause:  # even SystemExit, which would end the shared loop
                 self.fail(ProgramError(str(operation), self.where, cause))

@@ -68,32 +68,33 @@ class ServiceBackend(Backend):
     # --- failures --------------------------------------------------------------------------------
 
     def raise_as_backend_error(self, error: Exception) -> NoReturn:
-        """Raise a failed call's error as a BackendError that says what to do."""
+        """Raise a failed call's error as a BackendError that says what to do. The error itself is
+        its ``__context__``: a traceback through the client says nothing more."""
         errors = self.library()
         if self._is_timeout(error):
             raise BackendError(
                 f"{self.name} did not answer within {self.timeout_s:g} s: raise timeout_s, or "
                 f"check whether it is still running"
-            ) from error
+            ) from None
         if self._is_lost_connection(error):
             cause = error.__cause__ or error
             reason = str(cause) or type(cause).__name__
             raise BackendError(
                 f"no answer from {self.name} ({reason}): {self.advice_on_no_answer}"
-            ) from error
+            ) from None
         if isinstance(error, (errors.AuthenticationError, errors.PermissionDeniedError)):
             problem = "rejected the api_key" if self._api_key else "needs an api_key"
             raise BackendError(
                 f"{self.name} {problem}: {self.advice_on_key}", status=error.status_code
-            ) from error
+            ) from None
         if isinstance(error, errors.APIStatusError) and error.status_code >= 400:
             message = _message_in(error.body) or error.message
             raise BackendError(
                 f"{self.name} answered {error.status_code}: {message}", status=error.status_code
-            ) from error
+            ) from None
         if isinstance(error, errors.APIError) and isinstance(error.body, dict):
             message = _message_in(error.body) or error.message
-            raise BackendError(f"{self.name} ended its answer with an error: {message}") from error
+            raise BackendError(f"{self.name} ended its answer with an error: {message}") from None
         if isinstance(error, (errors.APIError, ValueError)):
             raise self.unreadable() from error
         raise error
@@ -198,7 +199,7 @@ class ServiceBackend(Backend):
             raise
         except Exception as error:
             if has_begun and self._is_lost_connection(error):
-                raise self._interrupted(f" ({error.__cause__ or error})") from error
+                raise self._interrupted(f" ({error.__cause__ or error})") from None
             self.raise_as_backend_error(error)
         if assembled.finish_reason is None:
             raise self._interrupted("")
