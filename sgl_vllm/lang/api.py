@@ -76,7 +76,8 @@ def gen(
     - `n` > 1 generates `n` texts: the variable is a list, and its first item joins the prompt.
     - `stop`: texts that end the generation and are not part of it. `stop_regex`: patterns that do
       the same; the text is watched as it streams in and cut before the match (not with `n` > 1).
-    - `regex`: a pattern, or a term of `outlines.types`, that the whole text matches.
+    - `regex`: a pattern, or a term of `outlines.types`, that the whole text matches. `.` matches no
+      newline, unless the pattern begins with ``(?s)``, which leaves it to the server.
     - `json_schema`: a dict, JSON text, a pydantic model, a dataclass or a TypedDict. With one of
       the classes, the variable is an instance of it.
     - `dtype`: int, float, str or bool. The text is a literal of that type (a str in double

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -110,18 +111,34 @@ def dtype_constraint(dtype: DType) -> tuple[Constraint, Reader]:
 
 # --- regex and JSON schema -----------------------------------------------------------------------
 
+_REGEX_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+"""An escape, a character class, or any other character."""
+
+_DOT_MATCHES_ALL = "(?s)"
+
 
 def regex_constraint(regex: Regex) -> tuple[Constraint, None]:
-    """A pattern. ValueError for anything but a string or an outlines term."""
+    """A pattern. ValueError for anything but a string or an outlines term.
+
+    vLLM's backends disagree on whether `.` matches a newline. It does not here, as in Python,
+    unless the pattern begins with ``(?s)``, which leaves `.` to the server.
+    """
     if isinstance(regex, str):
-        return Constraint(REGEX, regex), None
+        return Constraint(REGEX, _as_python_reads_it(regex)), None
     if type(regex).__module__.startswith("outlines."):
         from outlines.types.dsl import to_regex  # type: ignore[import-not-found, unused-ignore]
 
-        return Constraint(REGEX, str(to_regex(regex))), None
+        return Constraint(REGEX, _as_python_reads_it(str(to_regex(regex)))), None
     raise ValueError(
         f"regex must be a string or a term of outlines.types, not {type(regex).__name__}"
     )
+
+
+def _as_python_reads_it(pattern: str) -> str:
+    if pattern.startswith(_DOT_MATCHES_ALL):
+        return pattern.removeprefix(_DOT_MATCHES_ALL)
+    tokens = _REGEX_TOKEN.findall(pattern)
+    return "".join(r"[^\n]" if token == "." else token for token in tokens)
 
 
 def schema_constraint(schema: JsonSchema) -> tuple[Constraint, Reader | None]:

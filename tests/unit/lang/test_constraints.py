@@ -220,6 +220,39 @@ def test_a_term_of_outlines_is_a_pattern(server, outlines):
     assert server.calls[0]["structured_outputs"] == {"regex": "([0-9]{2})"}
 
 
+def sent(pattern: str) -> str:
+    return regex_constraint(pattern)[0].text
+
+
+@given(
+    st.lists(
+        st.sampled_from([".", r"\.", "[.]", "[^.]", "[].]", r"[\].]", r"\[", r"\\", "(", ")", "|"]),
+        max_size=8,
+    ).map("".join),
+    st.lists(st.text("a.\n[]\\", max_size=5), max_size=20),
+)
+def test_a_dot_means_what_it_means_in_python(pattern, texts):
+    """Where a dot matches everything, the pattern that is sent matches what the given one does
+    elsewhere."""
+    try:
+        given_one = re.compile(pattern)
+    except re.error:
+        return
+    sent_one = re.compile(sent(pattern), re.DOTALL)
+    for text in texts:
+        assert bool(sent_one.fullmatch(text)) == bool(given_one.fullmatch(text)), (pattern, text)
+
+
+@given(st.from_regex(re.compile(sent("(.{1,4};){3}"), re.DOTALL), fullmatch=True))
+def test_what_a_server_generates_for_a_dot_matches_in_python_too(text):
+    """A server whose dots match newlines, as those of vLLM's default backend do."""
+    assert re.fullmatch("(.{1,4};){3}", text)
+
+
+def test_after_s_a_dot_is_left_to_the_server():
+    assert sent("(?s)(.{1,4};){3}") == "(.{1,4};){3}"
+
+
 def test_what_is_no_pattern_is_refused_when_the_program_is_written():
     assert regex_constraint("a+")[0].text == "a+"
     for wrong in (re.compile("a+"), 3, None.__class__):
