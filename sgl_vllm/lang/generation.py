@@ -263,21 +263,7 @@ class _StopRegex:
 
     def cut(self, generated: Generated) -> Generated:
         position = self.position(generated.text)
-        if position is None:
-            return generated
-        kept, num_chars = [], 0
-        for token in generated.logprobs:
-            if num_chars >= position:
-                break
-            kept.append(token)
-            num_chars += len(token.text)
-        return replace(
-            generated,
-            text=generated.text[:position],
-            finish_reason="stop",
-            logprobs=tuple(kept),
-            forced=tuple((a, min(b, position)) for a, b in generated.forced if a < position),
-        )
+        return generated if position is None else generated.cut(position)
 
 
 def _split_reasoning(

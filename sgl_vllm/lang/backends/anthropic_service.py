@@ -7,7 +7,7 @@ a select become a tool that the model must call, and whitespace stops are found 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import ModuleType
 from typing import NoReturn, cast
 
@@ -26,11 +26,11 @@ from sgl_vllm.lang.backends.base import (
 )
 from sgl_vllm.lang.backends.clients import Client, ClientBackend
 from sgl_vllm.lang.backends.service import choice_schema
+from sgl_vllm.lang.backends.stops import StopWatch, cut_at_stop
 from sgl_vllm.lang.choices import token_length_normalized
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
-from sgl_vllm.lang.speculation import first_stop
 
 _LACKING = {
     "n": "fork the prompt, or use run_batch",
@@ -167,9 +167,8 @@ class Anthropic(ClientBackend):
             "the service does not accept a stop text of only whitespace: the text is streamed and "
             "cut at the stop"
         )
-        watcher = _StopWatch(whitespace, request.watch)
-        answer = await self._ask(body, watcher)
-        return GenAnswer((watcher.cut(answer.generated),), answer.cost)
+        answer = await self._ask(body, StopWatch(whitespace, request.watch))
+        return GenAnswer((cut_at_stop(answer.generated, whitespace),), answer.cost)
 
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
@@ -283,35 +282,6 @@ def _options(sampling: Sampling) -> Json:
         if value not in (None, getattr(DEFAULT_SAMPLING, option)):
             body[option] = value
     return body
-
-
-class _StopWatch:
-    """Ends a text at `stops`, which are whitespace and thus not accepted by the service.
-
-    Passes the text before them to `watch`. Trailing whitespace is held back until more follows.
-    """
-
-    def __init__(self, stops: tuple[str, ...], watch: Watch | None) -> None:
-        self._stops = stops
-        self._watch = watch
-        self._text = ""
-        self._num_shown = 0
-
-    def __call__(self, piece: str, num_tokens: int | None) -> bool:
-        self._text += piece
-        stop = first_stop(self._text, self._stops)
-        end = stop[0] if stop is not None else len(self._text.rstrip())
-        shown = self._text[self._num_shown : end]
-        self._num_shown = max(end, self._num_shown)
-        enough = shown != "" and self._watch is not None and self._watch(shown, num_tokens)
-        return enough or stop is not None
-
-    def cut(self, generated: Generated) -> Generated:
-        """The text up to the first stop."""
-        stop = first_stop(generated.text, self._stops)
-        if stop is None:
-            return generated
-        return replace(generated, text=generated.text[: stop[0]], finish_reason="stop")
 
 
 class _Assembled:

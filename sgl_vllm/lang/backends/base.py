@@ -227,6 +227,22 @@ class Generated:
     forced: tuple[tuple[int, int], ...] = ()
     reasoning: str | None = None
 
+    def cut(self, position: int) -> Generated:
+        """The same, as if it had stopped before character `position`."""
+        tokens, num_chars = [], 0
+        for token in self.logprobs:
+            if num_chars >= position:
+                break
+            tokens.append(token)
+            num_chars += len(token.text)
+        return replace(
+            self,
+            text=self.text[:position],
+            finish_reason="stop",
+            logprobs=tuple(tokens),
+            forced=tuple((a, min(b, position)) for a, b in self.forced if a < position),
+        )
+
 
 @dataclass(frozen=True)
 class GenAnswer:

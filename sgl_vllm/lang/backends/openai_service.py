@@ -34,6 +34,7 @@ from sgl_vllm.lang.backends.openai_api import (
     sampling_body,
 )
 from sgl_vllm.lang.backends.service import ServiceBackend, choice_schema
+from sgl_vllm.lang.backends.stops import StopWatch, cut_at_stop
 from sgl_vllm.lang.backends.strict_schema import strict_schema
 from sgl_vllm.lang.choices import (
     ChoicesMethod,
@@ -68,6 +69,9 @@ _DEFAULTS = {
 }
 """The API's own defaults for options that are not sent."""
 
+MAX_STOPS = 4
+"""How many stop texts the API takes."""
+
 _OPTIONS = {*_DEFAULTS, "max_tokens", "stop", "logprobs", "top_logprobs"}
 
 
@@ -76,8 +80,13 @@ def options_body(sampling: Sampling, *, chat: bool) -> Json:
     given = sampling_body(sampling, chat=chat)
     body = {name: value for name, value in given.items() if name in _OPTIONS}
     if isinstance(sampling.stop, tuple):
-        body["stop"] = list(sampling.stop)
+        body["stop"] = list(sampling.stop[:MAX_STOPS])
     return body
+
+
+def _stops_to_watch(stop: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """All stop texts if there are more than the API takes, else none."""
+    return stop if isinstance(stop, tuple) and len(stop) > MAX_STOPS else ()
 
 
 def without_defaults(body: Json) -> Json:
@@ -126,9 +135,15 @@ class OpenAIRequests(ServiceBackend):
             if not self.is_chat_model:
                 self.refuse("json_schema on a completion model", "use a chat model")
             body["response_format"] = response_format(schema)
-        answer = await self.ask(body, request.watch)
+        stops, watch = _stops_to_watch(sampling.stop), request.watch
+        if stops:
+            self._warn_once(
+                f"the API takes {MAX_STOPS} stop texts: the client watches for all, and cuts there"
+            )
+            watch = StopWatch(stops, watch) if sampling.n == 1 else None
+        answer = await self.ask(body, watch)
         with self.reading():
-            texts = tuple(self._read(choice) for choice in answer["choices"])
+            texts = tuple(cut_at_stop(self._read(choice), stops) for choice in answer["choices"])
             if len(texts) != (sampling.n or 1):
                 raise ValueError(f"{len(texts)} texts instead of {sampling.n}")
             return GenAnswer(texts, read_usage(answer))

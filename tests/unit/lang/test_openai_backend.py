@@ -292,6 +292,38 @@ def test_a_stop_pattern_ends_the_stream(service, chat):
     assert state["answer"] == "abc"
 
 
+SIX = ("#", "@", "%", "&", "END", "four")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_of_more_than_four_stop_texts_four_are_sent_and_the_client_cuts_at_all(
+    service, chat, completer, caplog, kind, stream
+):
+    service.reply = lambda body: "one two three four five END"
+    program, backend = (ask, chat) if kind == "chat" else (complete, completer)
+    for _ in range(2):
+        state = program.run("Count.", stop=SIX, stream=stream, backend=backend)
+        assert "".join(state.text_iter("answer")) == "one two three "
+        assert state.get_meta_info("answer")["finish_reason"] == "stop"
+    assert [body["stop"] for body in service.bodies] == [["#", "@", "%", "&"]] * 2
+    assert caplog.text.count("the API takes 4 stop texts") == 1
+
+
+def test_several_texts_are_cut_at_all_stop_texts_with_their_logprobs(service, chat):
+    service.reply = lambda body: "a END b"
+    state = ask.run("Go.", n=2, stop=SIX, return_logprob=True, backend=chat)
+    assert state["answer"] == ["a ", "a "]
+    tokens = state.get_meta_info("answer")["output_token_logprobs"]
+    assert [[token["text"] for token in text] for text in tokens] == [["a", " "]] * 2
+
+
+def test_four_stop_texts_are_left_to_the_service(service, chat):
+    ask.run("Go.", stop=SIX[:4], backend=chat)
+    assert service.body["stop"] == list(SIX[:4])
+    assert "stream" not in service.body
+
+
 @pytest.mark.parametrize("rudely", [False, True])
 def test_a_stream_that_breaks_off_is_an_error(service, chat, rudely):
     service.break_off_rudely = rudely
