@@ -255,7 +255,8 @@ def image(path: Any) -> Show:  # SGLang's untyped argument: see read_image
 
 def video(path: Any, num_frames: int | None = None) -> Show:  # as image's
     """Show a video: a path, an http(s) or data URL, or bytes. Belongs in a turn. The model sees
-    `num_frames` frames of it (None: the server's default)."""
+    `num_frames` frames of it (None: the server's default), which a vLLM server must allow with
+    ``--trust-request-mm-kwargs``."""
     return Show(media.read_video(path, num_frames))
 
 

@@ -16,12 +16,23 @@ from typing import Any, Literal  # Any: an image of PIL has no type here
 
 _SIGNATURES = (
     (b"\x89PNG", "image/png"),
-    (b"\xff\xd8", "image/jpeg"),
+    (b"\xff\xd8\xff", "image/jpeg"),
     (b"GIF8", "image/gif"),
     (b"BM", "image/bmp"),
+    (b"II*\x00", "image/tiff"),
+    (b"MM\x00*", "image/tiff"),
     (b"\x1a\x45\xdf\xa3", "video/webm"),
 )
+"""What files of a format begin with."""
 
+_BRANDS = {
+    b"avif": "image/avif",
+    b"heic": "image/heic",
+    b"heix": "image/heic",
+    b"mif1": "image/heif",
+    b"qt  ": "video/quicktime",
+}
+"""By the brand after ``ftyp``; all others are MP4."""
 
 _PNG_MODES = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
 
@@ -43,7 +54,8 @@ class Media:
 def read_image(source: Any) -> Media:  # a PIL image has no type here
     """An image from a path, an http(s) or data URL, bytes, or a PIL image.
 
-    Raises FileNotFoundError for a path that does not exist, and ValueError for other types.
+    The type is that of the bytes, whatever the file's name. Raises FileNotFoundError for a path
+    that does not exist, and ValueError for other types and for bytes that are no image.
     """
     if hasattr(source, "save") and hasattr(source, "size"):  # a PIL image, without importing PIL
         buffer = io.BytesIO()
@@ -67,9 +79,7 @@ def _url(source: object, kind: Literal["image", "video"]) -> str:
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         data = path.read_bytes()
-        guessed, _ = mimetypes.guess_type(path.name)
-        known = guessed is not None and guessed.startswith(f"{kind}/")
-        return _data_url(data, guessed if known and guessed else _type_of(data, kind))
+        return _data_url(data, _type_of(data, kind, path.name))
     raise ValueError(
         f"{kind} takes a path, a URL or bytes"
         + (" or a PIL image" if kind == "image" else "")
@@ -77,18 +87,23 @@ def _url(source: object, kind: Literal["image", "video"]) -> str:
     )
 
 
-def _type_of(data: bytes, kind: str) -> str:
-    found: str | None
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        found = "image/webp"
-    elif data[4:8] == b"ftyp":
-        found = "image/avif" if data[8:12] == b"avif" else "video/mp4"
-    else:
-        found = next((name for head, name in _SIGNATURES if data.startswith(head)), None)
-    if found is None or not found.startswith(kind):
+def _type_of(data: bytes, kind: str, name: str = "") -> str:
+    """The media type of `data`, by its first bytes, and only if they are of no known format by the
+    file's `name`."""
+    found = _type_by_bytes(data) or mimetypes.guess_type(name)[0]
+    if found is None or not found.startswith(f"{kind}/"):
         a = "an" if kind == "image" else "a"
-        raise ValueError(f"these {len(data):,} bytes are not {a} {kind} in a known format")
+        what = f"the {len(data):,} bytes of {name}" if name else f"these {len(data):,} bytes"
+        raise ValueError(f"{what} are not {a} {kind} in a known format")
     return found
+
+
+def _type_by_bytes(data: bytes) -> str | None:
+    if data[:4] == b"RIFF":
+        return {b"WEBP": "image/webp", b"AVI ": "video/x-msvideo"}.get(data[8:12])
+    if data[4:8] == b"ftyp":
+        return _BRANDS.get(data[8:12], "video/mp4")
+    return next((name for head, name in _SIGNATURES if data.startswith(head)), None)
 
 
 def _data_url(data: bytes, media_type: str) -> str:

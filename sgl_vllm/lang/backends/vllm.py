@@ -56,6 +56,9 @@ _request_numbers = itertools.count(1)
 _ONE_TOKEN = {"max_tokens": 1, "temperature": 0.0}
 """The fewest tokens that vLLM generates: for requests that are about their prompt."""
 
+_TRUST_MEDIA_OPTIONS = "--trust-request-mm-kwargs"
+"""The flag that vLLM names where it refuses `media_io_kwargs`."""
+
 
 @dataclass(frozen=True)
 class _Model:
@@ -338,11 +341,21 @@ class VLLM(OnVLLM, OpenAIBackend):
         if isinstance(prompt, ChatPrompt) and (media := self.media_io_kwargs(prompt)):
             body["media_io_kwargs"] = media
         path = "chat/completions" if isinstance(prompt, ChatPrompt) else "completions"
-        if watch is None:
-            return await self.post_batched(path, body)
-        body["stream"] = True
-        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-        return await self.call_streamed(f"{self.url}/v1/{path}", body, watch)
+        try:
+            if watch is None:
+                return await self.post_batched(path, body)
+            body["stream"] = True
+            body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+            return await self.call_streamed(f"{self.url}/v1/{path}", body, watch)
+        except BackendError as error:
+            if _TRUST_MEDIA_OPTIONS not in str(error):
+                raise
+        raise UnsupportedError(
+            self.name,
+            "num_frames of a video",
+            f"start the server with {_TRUST_MEDIA_OPTIONS}, or leave num_frames out: the server "
+            f"then chooses",
+        )
 
     async def _common(self) -> Json:
         """What every request that runs the model has: the model's name, an id that shows the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 
 import pytest
+from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.media import Media
@@ -14,6 +15,7 @@ pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
+JPEG = b"\xff\xd8\xff\xe0" + bytes(8)
 MP4 = b"\x00\x00\x00\x18ftypmp42" + bytes(8)
 
 
@@ -28,7 +30,12 @@ def test_a_remote_address_is_sent_as_it_is():
 
 @pytest.mark.parametrize("as_bytes", [False, True])
 def test_a_file_is_sent_with_its_type_whatever_its_name(tmp_path, as_bytes):
-    for name, data, kind in (("a.png", PNG, "image/png"), ("b.dat", PNG, "image/png")):
+    for name, data, kind in (
+        ("a.png", PNG, "image/png"),
+        ("b.dat", PNG, "image/png"),
+        ("c.jpg", PNG, "image/png"),
+        ("d.png", JPEG, "image/jpeg"),
+    ):
         path = tmp_path / name
         path.write_bytes(data)
         shown = source_of(sgl.image(path.read_bytes() if as_bytes else path))
@@ -44,10 +51,26 @@ def test_a_file_is_sent_with_its_type_whatever_its_name(tmp_path, as_bytes):
         (b"BM1234", "image/bmp"),
         (b"RIFF0000WEBPVP8 ", "image/webp"),
         (b"\x00\x00\x00\x1cftypavif", "image/avif"),
+        (b"\x00\x00\x00\x1cftypheic", "image/heic"),
+        (b"II*\x00", "image/tiff"),
     ],
 )
 def test_the_usual_formats_are_known_by_their_beginning(data, kind):
     assert source_of(sgl.image(data)).url.startswith(f"data:{kind};base64,")
+
+
+def test_a_format_that_is_not_known_by_its_beginning_has_the_type_of_the_name(tmp_path):
+    path = tmp_path / "a.svg"
+    path.write_bytes(b"<svg/>")
+    assert source_of(sgl.image(path)).url.startswith("data:image/svg+xml;base64,")
+
+
+def test_what_is_no_image_is_none_under_the_name_of_one(tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(MP4)
+    with pytest.raises(ValueError, match=r"the 20 bytes of a\.png are not an image"):
+        sgl.image(path)
+    assert source_of(sgl.video(path)).url.startswith("data:video/mp4;base64,")
 
 
 def test_a_pil_image_is_sent_as_png():
@@ -155,6 +178,32 @@ def test_frames_of_a_video_are_asked_for_and_must_be_the_same_for_all(server):
     assert server.calls[0]["messages"][0]["content"][0]["type"] == "video_url"
     with pytest.raises(sgl.ProgramError, match="different num_frames"):
         program.run(4)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_lets_no_client_choose_the_frames_is_named_with_the_flag(server, stream):
+    """The words of vLLM 0.32, which name none of the program's."""
+    refusal = JSONResponse(
+        {
+            "error": {
+                "message": "Per-request media_io_kwargs are disabled by default because they can "
+                "change multimodal media loading resource usage. Start the server with "
+                "--trust-request-mm-kwargs only when clients are trusted."
+            }
+        },
+        400,
+    )
+    server.fault = lambda path, body: refusal if "media_io_kwargs" in body else None
+
+    @sgl.function
+    def program(s, num_frames):
+        s += sgl.user(sgl.video("http://h/1", num_frames) + "what?")
+        s += sgl.assistant(sgl.gen("a"))
+
+    with pytest.raises(sgl.ProgramError, match=r"num_frames of a video is not .*--trust-req") as e:
+        program.run(8, stream=stream).sync()
+    assert isinstance(e.value.__cause__, sgl.UnsupportedError)
+    assert program.run(None, stream=stream)["a"]
 
 
 def test_an_image_outside_of_a_turn_is_an_error_that_says_where_it_belongs():
