@@ -73,7 +73,8 @@ def gen(
 
     Options that are None are inherited from `run()`. Lengths are in tokens.
 
-    - `n` > 1 generates `n` texts: the variable is a list, and its first item joins the prompt.
+    - `n` > 1 generates `n` texts: the variable is a list, and its first item joins the prompt. At
+      temperature 0 they are equal, and vLLM generates one.
     - `stop`: texts that end the generation and are not part of it. `stop_regex`: patterns that do
       the same; the text is watched as it streams in and cut before the match (not with `n` > 1).
     - `regex`: a pattern, or a term of `outlines.types`, that the whole text matches. `.` matches no

@@ -197,6 +197,9 @@ def test_several_texts_are_several(engine):
     state = program.run(backend=engine, temperature=1.5)
     assert len(state["a"]) == 3 and len(set(state["a"])) > 1
     assert state.text() == "The hare" + state["a"][0]
+    greedy = program.run(backend=engine, temperature=0)
+    assert len(greedy["a"]) == 3 and len(set(greedy["a"])) == 1
+    assert greedy.usage.completion_tokens == 8
 
 
 def test_the_prefix_is_found_in_the_cache_until_it_is_emptied(engine):

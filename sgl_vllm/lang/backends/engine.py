@@ -146,7 +146,7 @@ class Engine(OnVLLM):
 
     # --- the interface of a backend --------------------------------------------------------------
 
-    async def generate(self, request: GenRequest) -> GenAnswer:
+    async def generate_texts(self, request: GenRequest) -> GenAnswer:
         engine = await self._engine()
         sampling = request.sampling
         rendered = await self._render(engine, request.prompt)

@@ -15,7 +15,9 @@ from dataclasses import replace
 from sgl_vllm.lang.backends.base import (
     Backend,
     ChatPrompt,
+    GenAnswer,
     Generated,
+    GenRequest,
     Json,
     Prompt,
     ScoreAnswer,
@@ -30,6 +32,20 @@ class OnVLLM(Backend):
     """A model that vLLM runs. It reports tokens, so the scores of choices are exact."""
 
     tells_tokens = True
+
+    async def generate(self, request: GenRequest) -> GenAnswer:
+        """At temperature 0, all `n` texts are equal. vLLM then refuses more than one, so that one
+        is generated."""
+        sampling = request.sampling
+        if sampling.temperature != 0 or sampling.n is None:
+            return await self.generate_texts(request)
+        one = replace(request, sampling=replace(sampling, n=1))
+        answer = await self.generate_texts(one)
+        return replace(answer, texts=answer.texts * sampling.n)
+
+    @abstractmethod
+    async def generate_texts(self, request: GenRequest) -> GenAnswer:
+        """`generate` as vLLM does it: `n` is 1 at temperature 0."""
 
     @abstractmethod
     async def has_plugin(self) -> bool:

@@ -143,7 +143,7 @@ class VLLM(OnVLLM, OpenAIBackend):
 
     # --- the interface of a backend --------------------------------------------------------------
 
-    async def generate(self, request: GenRequest) -> GenAnswer:
+    async def generate_texts(self, request: GenRequest) -> GenAnswer:
         sampling = request.sampling
         body = sampling_body(sampling, chat=isinstance(request.prompt, ChatPrompt))
         if (constraint := request.constraint) is not None:

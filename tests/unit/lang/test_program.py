@@ -120,6 +120,24 @@ def test_n_texts_make_a_list_whose_first_joins_the_text(server):
     assert state.get_meta_info("a")["finish_reason"] == ["stop"] * 3
 
 
+def test_at_temperature_0_n_texts_are_one_call_for_one_text(server):
+    """vLLM refuses n > 1 there."""
+
+    @sgl.function
+    def program(s, temperature):
+        s += "x" + sgl.gen("a", n=3, temperature=temperature, return_logprob=True)
+        s += "y" + sgl.gen("b", n=3, regex="[0-9]", temperature=temperature)
+
+    state = program.run(0)
+    assert state["a"] == ["[1]"] * 3
+    assert state["b"] == ["[5]"] * 3
+    assert state.get_meta_info("a")["finish_reason"] == ["stop"] * 3
+    assert len(state.get_meta_info("a")["output_token_logprobs"]) == 3
+    assert [body["n"] for body in server.calls] == [1, 1]
+    program.run(0.5)
+    assert [body["n"] for body in server.calls[2:]] == [3, 3]
+
+
 def test_usage_adds_up_over_the_program_and_its_branches(server):
     @sgl.function
     def program(s):
