@@ -162,7 +162,7 @@ class ProgramGroup(Generic[StateT]):
 def _raise_if_all_failed(reads: Sequence[Future[Transcript]]) -> None:
     errors = [error for read in reads if (error := read.exception()) is not None]
     if errors and len(errors) == len(reads):
-        for error in errors:
+        for error in errors:  # the program learns of all of them
             if isinstance(error, ProgramError):
                 error.is_handled = True
         raise errors[0]

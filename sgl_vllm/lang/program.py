@@ -324,9 +324,9 @@ class Program(ABC):
     ) -> Batch:
         if num_threads != "auto" and num_threads < 1:
             raise ValueError(f"num_threads must be at least 1 or 'auto', not {num_threads}")
-        for name in sampling.keys() - SamplingDefaults.__annotations__.keys():
+        if unknown := sampling.keys() - SamplingDefaults.__annotations__.keys():
             raise TypeError(
-                f"run_batch got an unexpected keyword argument {name!r}: put arguments of "
+                f"run_batch got an unexpected keyword argument {min(unknown)!r}: put arguments of "
                 f"{_shown(self.func)} into the items, or fix them with bind()"
             )
         return Batch(

@@ -26,6 +26,7 @@ from sgl_vllm.lang.ir import (
     Computed,
     Expr,
     Gen,
+    RoleEnd,
     Select,
     Tool,
     Values,
@@ -140,7 +141,7 @@ class Stream:
             if self._error is None and reason is not None:
                 self._error = ProgramError(str(operation), self.where, reason)
             if self._error is not None:
-                if not isinstance(operation, Read):
+                if not isinstance(operation, Read | RoleEnd | VarScopeEnd):
                     self._error.is_handled = False  # the program may not know that this is lost
                 _abandon(operation, future, self._error)
                 return future
@@ -332,7 +333,7 @@ class Stream:
                 else:  # raised by a tool
                     self.fail(ProgramError(str(operation), self.where, cause))
                 return
-            except BackendError as cause:
+            except BackendError as cause:  # its message says it all
                 self.fail(ProgramError(str(operation), self.where, cause.with_traceback(None)))
                 return
             except BaseException as cause:  # even SystemExit, which would end the shared loop

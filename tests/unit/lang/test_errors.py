@@ -421,6 +421,20 @@ def test_what_is_appended_to_a_failed_prompt_afterwards_is_not_lost_silently(ser
         program.run()
 
 
+def test_the_end_of_a_block_appends_nothing_that_could_be_lost(server, backend):
+    server.fault = lambda path, body: (
+        JSONResponse({"error": {"message": "no"}}, 400) if "messages" in body else None
+    )
+
+    @sgl.function
+    def program(s):
+        with s.assistant(), s.var_scope("turn"):
+            s += sgl.gen("a")
+            return s.error().operation
+
+    assert program.run().ret_value == "gen 'a'"
+
+
 def test_if_all_branches_failed_first_raises_and_that_handles_all_of_them(server, backend):
     server.fault = fails_on("bad")
 
