@@ -53,6 +53,7 @@ from sgl_vllm.lang.state import AsyncProgramState, ProgramState
 from sgl_vllm.lang.tracing.frames import TraceError
 from sgl_vllm.lang.transcript import Order
 from sgl_vllm.lang.view import fork_tree_svg, live, show, to_html, to_page, why
+from sgl_vllm.lang.with_options import ProgramWithOptions
 from sgl_vllm.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ __all__ = [
     "ProgramError",
     "ProgramGroup",
     "ProgramState",
+    "ProgramWithOptions",
     "Recorder",
     "ReorderError",
     "Replay",

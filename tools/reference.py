@@ -42,6 +42,7 @@ PLACES = (
     ("choices.", EXPRESSIONS),
     ("function.", PROGRAMS),
     ("program.", PROGRAMS),
+    ("with_options.", PROGRAMS),
     ("settings.", PROGRAMS),
     ("compiler.", PROGRAMS),
     ("planner.", PROGRAMS),
@@ -149,7 +150,12 @@ def members_of(owner: type) -> Iterator[tuple[str, Any]]:
 
 
 def member_lines(owner: type, name: str, value: Any) -> Iterator[str]:
-    names = {"Program": "program", "CompiledProgram": "compiled", "ProgramGroup": "forks"}
+    names = {
+        "Program": "program",
+        "ProgramWithOptions": "program.with_options(...)",
+        "CompiledProgram": "compiled",
+        "ProgramGroup": "forks",
+    }
     me = names.get(owner.__name__, "s" if "State" in owner.__name__ else owner.__name__.lower())
     if isinstance(value, property):
         assert value.fget is not None

@@ -5,9 +5,11 @@ Owns their arguments and the checks on them. The expressions themselves are in `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any  # Any: values of the user's types
+from typing import Any, overload  # Any: values of the user's types
+
+import typing_extensions
 
 from sgl_vllm.lang import media
 from sgl_vllm.lang.choices import ChoicesMethod, token_length_normalized
@@ -33,10 +35,15 @@ from sgl_vllm.lang.ir import (
     Text,
     Tool,
     Var,
+    VariableExpr,
     parts_of,
 )
 from sgl_vllm.lang.reasoning import reasoning_format
 from sgl_vllm.lang.sampling import Sampling, as_ids, as_texts
+
+T = typing_extensions.TypeVar("T")
+TextT = typing_extensions.TypeVar("TextT", default=str)
+"""The type of a variable: str, unless an argument determines it."""
 
 DEFAULT_ANNOTATION = "Most relevant first: {ranks}.\n"
 """The line after the segments of `any_order`, with `annotate=True`."""
@@ -61,14 +68,14 @@ def gen(
     logprob_start_len: int | None = None,
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
-    dtype: DType | None = None,
-    choices: Choices | None = None,
+    dtype: DType[TextT] | None = None,
+    choices: Choices[TextT] | None = None,
     choices_method: ChoicesMethod | None = None,
     regex: Regex | None = None,
-    json_schema: JsonSchema | None = None,
+    json_schema: JsonSchema[TextT] | None = None,
     *,
     retries: int = 0,
-) -> Gen | Select:
+) -> VariableExpr[TextT]:
     """Generate text here, append it to the prompt, and store it in the variable `name`.
 
     Options that are None are inherited from `run()`. Lengths are in tokens.
@@ -124,12 +131,12 @@ def gen(
     return Gen(name, sampling, constraint, parse, retries)
 
 
-def gen_int(name: str | None = None, max_tokens: int | None = None, **sampling: Any) -> Gen:
+def gen_int(name: str | None = None, max_tokens: int | None = None, **sampling: Any) -> Gen[int]:
     """`gen` of an integer: the variable is an int. The other arguments are those of `gen`."""
     return _gen_of(int, name, max_tokens, sampling)
 
 
-def gen_string(name: str | None = None, max_tokens: int | None = None, **sampling: Any) -> Gen:
+def gen_string(name: str | None = None, max_tokens: int | None = None, **sampling: Any) -> Gen[str]:
     """`gen` of a string in double quotes: the variable has none. The other arguments are those of
     `gen`."""
     return _gen_of(str, name, max_tokens, sampling)
@@ -143,10 +150,10 @@ def _gen_of(dtype: type, name: str | None, max_tokens: int | None, sampling: dic
 
 def select(
     name: str | None = None,
-    choices: Choices | None = None,
+    choices: Choices[TextT] | None = None,
     temperature: float = 0.0,
     choices_method: ChoicesMethod | None = None,
-) -> Select:
+) -> Select[TextT]:
     """Append the choice that the model finds most likely here and store it in the variable `name`.
 
     `choices` are texts, or an Enum whose values are texts; the variable is then its member.
@@ -169,6 +176,12 @@ def var(name: str) -> Var:
     return Var(name)
 
 
+@overload
+def tool(
+    name: str | None, function: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any
+) -> Tool[T]: ...
+@overload
+def tool(name: str | None, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Tool[T]: ...
 def tool(name: str | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tool:
     """Call `function`, append its result as text and store the result in the variable `name`.
 
@@ -180,6 +193,14 @@ def tool(name: str | None, function: Callable[..., Any], /, *args: Any, **kwargs
     return Tool(name, function, args, tuple(kwargs.items()))
 
 
+@overload
+def read_only_tool(
+    name: str | None, function: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any
+) -> Tool[T]: ...
+@overload
+def read_only_tool(
+    name: str | None, function: Callable[..., T], /, *args: Any, **kwargs: Any
+) -> Tool[T]: ...
 def read_only_tool(
     name: str | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Tool:

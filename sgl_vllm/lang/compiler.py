@@ -31,7 +31,7 @@ from sgl_vllm.lang.reordering import (
     num_shared_chars,
     reorder,
 )
-from sgl_vllm.lang.state import ProgramState, State
+from sgl_vllm.lang.state import ProgramState, R, State
 from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.tracing.deferred import (
     Argument,
@@ -172,7 +172,7 @@ class _GraphRun(Environment):
             raise
 
 
-class CompiledProgram(Program):
+class CompiledProgram(Program[..., R]):
     """A program whose operations are known before it runs.
 
     It runs as any program does (`run`, `run_batch`, `run_async`, ...), and gives the same
@@ -181,7 +181,7 @@ class CompiledProgram(Program):
     what depends on arguments or variables. Globals of the program were read when it was compiled.
     """
 
-    def __init__(self, program: Program, graph: Graph) -> None:
+    def __init__(self, program: Program[..., R], graph: Graph) -> None:
         signature = _open_signature(program, graph)
 
         def submit(s: State, /, *args: Any, **kwargs: Any) -> _GraphRun:
@@ -218,7 +218,7 @@ class CompiledProgram(Program):
         """In another program, which goes on afterwards."""
         return await self._submit(s, *args, **kwargs).result()
 
-    def bind(self, **kwargs: Any) -> CompiledProgram:
+    def bind(self, **kwargs: Any) -> CompiledProgram[R]:
         """This program with some of its arguments given. TypeError for unknown ones."""
         self._check_names(kwargs)
         bound = copy.copy(self)
@@ -229,7 +229,9 @@ class CompiledProgram(Program):
         """As `Program.trace`, of the program that was compiled."""
         return self.program.trace(*args, backend=backend, **known)
 
-    def compile(self, *args: Any, backend: Backend | None = None, **known: Any) -> CompiledProgram:
+    def compile(
+        self, *args: Any, backend: Backend | None = None, **known: Any
+    ) -> CompiledProgram[R]:
         """As `Program.compile`, of the program that was compiled."""
         return self.program.compile(*args, backend=backend, **known)
 
@@ -274,7 +276,7 @@ def _open_signature(program: Program, graph: Graph) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
-def compile_program(program: Program, /, *args: Any, **known: Any) -> CompiledProgram:
+def compile_program(program: Program[..., R], /, *args: Any, **known: Any) -> CompiledProgram[R]:
     """Compile `program`. Arguments that are given are fixed, the others are left to runs.
 
     TraceError if the program cannot be traced to its end (see `trace`); TypeError for arguments

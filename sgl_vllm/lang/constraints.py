@@ -17,16 +17,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, TypeAlias  # Any: a user's JSON schema
+from typing import Any, Literal, TypeAlias, TypeVar  # Any: a user's JSON schema
 
 from sgl_vllm.lang.text import check_unicode
 
-DType: TypeAlias = type | Literal["int", "float", "str", "bool"]
-JsonSchema: TypeAlias = Mapping[str, object] | str | type
+T = TypeVar("T")
+
+DType: TypeAlias = type[T] | Literal["int", "float", "str", "bool"]
+JsonSchema: TypeAlias = Mapping[str, object] | str | type[T]
 Regex: TypeAlias = object
 """A pattern as a string, or a term of `outlines.types`."""
 
-Choices: TypeAlias = Sequence[str] | type[Enum]
+Choices: TypeAlias = Sequence[str] | type[T]
 
 Reader: TypeAlias = Callable[[str], object]
 """Parses generated text into a value. Raises ValueError for text of the wrong form."""
@@ -200,7 +202,7 @@ def choices_of(choices: Choices | None) -> tuple[tuple[str, ...], Reader | None]
     if isinstance(choices, type) and issubclass(choices, Enum):
         texts: tuple[object, ...] = tuple(member.value for member in choices)
         reader: Reader | None = choices
-    elif isinstance(choices, str) or not choices:
+    elif isinstance(choices, str | type) or not choices:
         raise ValueError("select needs a non-empty list of choices")
     else:
         texts, reader = tuple(choices), None

@@ -156,7 +156,7 @@ class Execution:
             case Gather(name, futures, branches):
                 values = [(await result_of(future)).value for future in futures]
                 self.joins.append(JoinRecord(len(transcript.spans), branches, name))
-                return Variable.of(values)
+                return Variable(values, str(values), is_joined=True)
             case AppendTexts():
                 await self._append_texts(operation)
             case _:

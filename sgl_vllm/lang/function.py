@@ -5,25 +5,28 @@ Owns the decorator and the program it returns, which can be traced and compiled.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, overload  # Any: arguments of the user's function
+from collections.abc import Callable, Coroutine, Sequence
+
+# Any: arguments of the user's function
+from typing import TYPE_CHECKING, Any, Concatenate, overload
 
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.batch import Item
+from sgl_vllm.lang.call_types import Decorator, P
 from sgl_vllm.lang.ir import Expr
 from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders, mentions, planned
 from sgl_vllm.lang.program import Program
+from sgl_vllm.lang.state import AsyncProgramState, ProgramState, R
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.compiler import CompiledProgram
     from sgl_vllm.lang.tracing.graph import Graph
 
 
-class FunctionProgram(Program):
+class FunctionProgram(Program[P, R]):
     """A program that runs by calling its function."""
 
-    def bind(self, **kwargs: Any) -> FunctionProgram:
+    def bind(self, **kwargs: Any) -> FunctionProgram[..., R]:
         self._check_names(kwargs)
         return FunctionProgram(self.func, {**self.bound, **kwargs}, self.num_api_spec_tokens)
 
@@ -34,7 +37,9 @@ class FunctionProgram(Program):
 
         return trace(self, *args, **known)
 
-    def compile(self, *args: Any, backend: Backend | None = None, **known: Any) -> CompiledProgram:
+    def compile(
+        self, *args: Any, backend: Backend | None = None, **known: Any
+    ) -> CompiledProgram[R]:
         from sgl_vllm.lang.compiler import compile_program
 
         return compile_program(self, *args, **known)
@@ -53,15 +58,16 @@ class FunctionProgram(Program):
 
 
 @overload
-def function(func: Callable[..., Any], num_api_spec_tokens: int | None = None) -> Program: ...
-
-
+def function(func: None = None, num_api_spec_tokens: int | None = None) -> Decorator: ...
 @overload
 def function(
-    func: None = None, num_api_spec_tokens: int | None = None
-) -> Callable[[Callable[..., Any]], Program]: ...
-
-
+    func: Callable[Concatenate[AsyncProgramState, P], Coroutine[Any, Any, R]],
+    num_api_spec_tokens: int | None = None,
+) -> Program[P, R]: ...
+@overload
+def function(
+    func: Callable[Concatenate[ProgramState, P], R], num_api_spec_tokens: int | None = None
+) -> Program[P, R]: ...
 def function(
     func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
 ) -> Program | Callable[[Callable[..., Any]], Program]:
@@ -72,6 +78,8 @@ def function(
     as it matches them (API speculative execution). That saves calls and input tokens at services
     that offer only an API.
     """
-    if func is not None:
+
+    def program(func: Callable[..., Any]) -> Program:
         return FunctionProgram(func, num_api_spec_tokens=num_api_spec_tokens)
-    return functools.partial(FunctionProgram, num_api_spec_tokens=num_api_spec_tokens)
+
+    return program if func is None else program(func)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias  # Any: values of the user's types
+from typing import Any, Generic, Literal, TypeAlias  # Any: values of the user's types
+
+from typing_extensions import TypeVar
 
 from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.constraints import Constraint, Reader
@@ -23,6 +25,9 @@ Value: TypeAlias = Any
 """A value of a program: of any type that the user has, or as tracing stands in for it."""
 Values: TypeAlias = Mapping[str, Value]
 """Variables' values by name."""
+
+
+T_co = TypeVar("T_co", covariant=True, default=Any)
 
 
 class Expr:
@@ -63,8 +68,37 @@ class Text(Expr):
         return f"text {shown!r}"
 
 
+class VariableExpr(Expr, Generic[T_co]):
+    """An expression that makes a variable of type `T_co`. ``s[expr]`` reads it."""
+
+    name: str | None
+
+
+def name_of(key: str | VariableExpr) -> str:
+    """The name of a variable, given as such or by the expression that makes it. TypeError for an
+    expression without a name, or with several values."""
+    if not isinstance(key, VariableExpr):
+        return key
+    if key.name is None:
+        raise TypeError(
+            f"a {key} without a name makes no variable: give it a name to read its value"
+        )
+    if isinstance(key, Gen) and (key.sampling.n or 1) > 1:
+        raise TypeError(f"{key} makes a list of n values: read it by its name, s[{key.name!r}]")
+    return key.name
+
+
+def refuse_joined(key: str | VariableExpr, is_joined: bool) -> None:
+    """TypeError for reading a joined variable by its expression, whose type it does not have."""
+    if is_joined and isinstance(key, VariableExpr):
+        raise TypeError(
+            f"{key.name!r} is a list that a join made: read it by its name, s[{key.name!r}], or "
+            f"read each branch by its expression"
+        )
+
+
 @dataclass(frozen=True)
-class Gen(Expr):
+class Gen(VariableExpr[T_co]):
     """Generate text, store it under `name` and append it.
 
     `parse` turns the generated text into the variable's value (typed variables); the appended text
@@ -91,7 +125,7 @@ class Gen(Expr):
 
 
 @dataclass(frozen=True)
-class Select(Expr):
+class Select(VariableExpr[T_co]):
     """Append the most likely of `choices` and store it under `name`."""
 
     name: str | None
@@ -150,7 +184,7 @@ class Computed(Expr):
 
 
 @dataclass(frozen=True, eq=False)
-class Tool(Expr):
+class Tool(VariableExpr[T_co]):
     """Call `function`, append its result as text and store it under `name`.
 
     `Var` arguments are replaced by the variables' values. A plain function runs in a thread, a
@@ -164,7 +198,7 @@ class Tool(Expr):
     kwargs: tuple[tuple[str, object], ...] = ()
     is_read_only: bool = False
 
-    def with_values(self, values: Values) -> Tool:
+    def with_values(self, values: Values) -> Tool[T_co]:
         """The same call with values in the place of variables."""
 
         def filled(argument: object) -> object:

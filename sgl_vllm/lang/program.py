@@ -10,22 +10,24 @@ import asyncio
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import closing
 
 # Any: arguments and values of the user's types
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, Unpack, cast, overload
 
 from sgl_vllm.lang.backends.base import Backend, Usage
 from sgl_vllm.lang.batch import AUTO_CONCURRENCY, Batch, Item, Results, as_item
 from sgl_vllm.lang.body import Body, cancelling_on_error
+from sgl_vllm.lang.call_types import P, called_with_options
 from sgl_vllm.lang.ir import Expr
 from sgl_vllm.lang.loop import background_loop, result_of
 from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
 from sgl_vllm.lang.sampling import SamplingDefaults, run_defaults
 from sgl_vllm.lang.settings import chosen_backend
-from sgl_vllm.lang.state import ProgramState, State
+from sgl_vllm.lang.state import AsyncProgramState, ProgramState, R, State
 from sgl_vllm.lang.transcript import Transcript
+from sgl_vllm.lang.with_options import ProgramWithOptions, RunOptions
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.compiler import CompiledProgram
@@ -34,12 +36,14 @@ if TYPE_CHECKING:
 BatchItems: TypeAlias = Sequence[Mapping[str, Any] | Sequence[Any]]
 
 
-class Program(ABC):
+class Program(ABC, Generic[P, R]):
     """A function whose first parameter `s` is the prompt it writes; made by `@function`.
 
     The function is a plain ``def``, whose `s` is a `ProgramState`, or an ``async def``, whose `s`
     is an `AsyncProgramState`. Both kinds run with `run` and `run_batch`, which block the thread,
     and with `run_async` and `run_batch_async` in code that is itself async.
+
+    Type checkers know the parameters `P` without `s`, and the type `R` of what it returns.
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class Program(ABC):
         self.bound = dict(bound or {})
 
     @abstractmethod
-    def bind(self, **kwargs: Any) -> Program:
+    def bind(self, **kwargs: Any) -> Program[..., R]:
         """This program with some of its arguments fixed; a call can still replace them. TypeError
         for unknown arguments."""
 
@@ -89,7 +93,9 @@ class Program(ABC):
         """
 
     @abstractmethod
-    def compile(self, *args: Any, backend: Backend | None = None, **known: Any) -> CompiledProgram:
+    def compile(
+        self, *args: Any, backend: Backend | None = None, **known: Any
+    ) -> CompiledProgram[R]:
         """A program that gives the same results by running the graph instead of the function. The
         arguments given are fixed. Raises TraceError, and ignores `backend`, as `trace` does."""
 
@@ -120,7 +126,18 @@ class Program(ABC):
     def _body(self) -> Body:
         return Body(self.func, self.bound, self.is_async, self.num_api_spec_tokens)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    # mypy: the first two overlap with the third, for a program whose own argument is a state.
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, s: ProgramState, /, *args: P.args, **kwargs: P.kwargs
+    ) -> R: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, s: AsyncProgramState, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramState[R]: ...
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """The same as `run`. Inside another program, ``other(s, ...)`` writes to that program's
         prompt."""
         if args and isinstance(args[0], State):
@@ -129,6 +146,7 @@ class Program(ABC):
 
     # --- one run ---------------------------------------------------------------------------------
 
+    @called_with_options
     def run(
         self,
         *args: Any,
@@ -152,7 +170,7 @@ class Program(ABC):
         use_thread: bool = True,
         timeout_s: float | None = None,
         **kwargs: Any,
-    ) -> ProgramState:
+    ) -> ProgramState[R]:
         """Run the program, wait until all of it is done, and return its state.
 
         The sampling arguments are the defaults of every `gen`; all other arguments go to the
@@ -165,7 +183,7 @@ class Program(ABC):
         although a plain function is interrupted only where it reads its prompt. `use_thread` is
         accepted for SGLang's programs and ignored.
         """
-        defaults = run_defaults(
+        sampling = run_defaults(
             max_new_tokens=max_new_tokens,
             stop=stop,
             stop_token_ids=stop_token_ids,
@@ -182,13 +200,16 @@ class Program(ABC):
             top_logprobs_num=top_logprobs_num,
             return_text_in_logprobs=return_text_in_logprobs,
         )
-        body = self._body
-        state = body.new_state(chosen_backend(backend), defaults, is_streamed=stream)
-        if stream:
-            body.start(state, args, kwargs, timeout_s)
+        return self._run(RunOptions(sampling, backend, stream, timeout_s), args, kwargs)
+
+    def _run(
+        self, options: RunOptions, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> ProgramState[R]:
+        body, state = self._start(options, args, kwargs)
+        if options.stream:
             return state
         run = state._stream.run
-        with cancelling_on_error(run, timeout_s):
+        with cancelling_on_error(run, options.timeout_s):
             if self.is_async:
                 call = run.background.start(body.call_async(state, *args, **kwargs))
                 run.background.wait_for(call)
@@ -197,6 +218,7 @@ class Program(ABC):
             run.background.wait_for(run.check())
         return state
 
+    @called_with_options
     async def run_async(
         self,
         *args: Any,
@@ -205,7 +227,7 @@ class Program(ABC):
         use_thread: bool = True,
         timeout_s: float | None = None,
         **kwargs: Any,
-    ) -> ProgramState:
+    ) -> ProgramState[R]:
         """`run` as a coroutine, with the same arguments.
 
         An ``async def`` function runs on this event loop, a plain one in a thread. With `stream`,
@@ -213,15 +235,17 @@ class Program(ABC):
         the requests in flight.
         """
         sampling, kwargs = _split(kwargs)
-        body = self._body
-        state = body.new_state(
-            chosen_backend(backend), run_defaults(**sampling), is_streamed=stream
-        )
-        if stream:
-            body.start(state, args, kwargs, timeout_s)
+        options = RunOptions(run_defaults(**sampling), backend, stream, timeout_s)
+        return await self._run_async(options, args, kwargs)
+
+    async def _run_async(
+        self, options: RunOptions, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> ProgramState[R]:
+        body, state = self._start(options, args, kwargs)
+        if options.stream:
             return state
         run = state._stream.run
-        with cancelling_on_error(run, timeout_s):
+        with cancelling_on_error(run, options.timeout_s):
             if self.is_async:
                 await body.call_async(state, *args, **kwargs)
             else:
@@ -229,6 +253,37 @@ class Program(ABC):
                 await result_of(run.background.start(run.background.in_body_thread(call)))
             await result_of(run.check())
         return state
+
+    def _start(
+        self, options: RunOptions, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Body, ProgramState[R]]:
+        """The state of a new run. If it is streamed, the function has been called."""
+        body = self._body
+        backend = chosen_backend(options.backend)
+        state = body.new_state(backend, options.sampling, is_streamed=options.stream)
+        if options.stream:
+            body.start(state, args, kwargs, options.timeout_s)
+        return body, state
+
+    def with_options(
+        self,
+        *,
+        stream: bool = False,
+        backend: Backend | None = None,
+        timeout_s: float | None = None,
+        **sampling: Unpack[SamplingDefaults],
+    ) -> ProgramWithOptions[P, R]:
+        """The program with these options of `run` for its calls: ``run`` and ``run_async`` then
+        take the program's own arguments alone, and type checkers check all of both."""
+        options = RunOptions(run_defaults(**sampling), backend, stream, timeout_s)
+        return ProgramWithOptions(self, options)
+
+    def item(self, *args: P.args, **kwargs: P.kwargs) -> Item:
+        """These arguments as an item of `run_batch`. TypeError for arguments that the function does
+        not take."""
+        item = {**as_item(args, self.arg_names), **kwargs}
+        self._check_names(item)
+        return item
 
     # --- many runs -------------------------------------------------------------------------------
 
@@ -244,7 +299,7 @@ class Program(ABC):
         progress_bar: bool = ...,
         timeout_s: float | None = ...,
         **sampling: Unpack[SamplingDefaults],
-    ) -> list[ProgramState]: ...
+    ) -> list[ProgramState[R]]: ...
 
     @overload
     def run_batch(
@@ -258,7 +313,7 @@ class Program(ABC):
         progress_bar: bool = ...,
         timeout_s: float | None = ...,
         **sampling: Unpack[SamplingDefaults],
-    ) -> Generator[ProgramState, None, None]: ...
+    ) -> Generator[ProgramState[R], None, None]: ...
 
     def run_batch(
         self,
@@ -271,7 +326,7 @@ class Program(ABC):
         return_errors: bool = False,
         timeout_s: float | None = None,
         **sampling: Unpack[SamplingDefaults],
-    ) -> list[ProgramState] | Generator[ProgramState, None, None]:
+    ) -> list[ProgramState[R]] | Generator[ProgramState[R], None, None]:
         """Run the program once per item and return the states in the items' order.
 
         An item is a dict of arguments, or a sequence of positional ones. What all prompts begin
@@ -302,7 +357,7 @@ class Program(ABC):
         return_errors: bool = False,
         timeout_s: float | None = None,
         **sampling: Unpack[SamplingDefaults],
-    ) -> list[ProgramState]:
+    ) -> list[ProgramState[R]]:
         """`run_batch` as a coroutine. The functions run on the language's own event loop or in
         threads. Canceling the coroutine cancels every run in progress."""
         batch = self._batch(batch_kwargs, backend, num_threads, timeout_s, sampling)

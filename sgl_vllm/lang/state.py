@@ -12,13 +12,28 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar  # Any: values of the user's types
+
+# Any: values of the user's types
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+import typing_extensions
 
 from sgl_vllm.lang.backends.base import Usage
 from sgl_vllm.lang.errors import ProgramError, reading
 from sgl_vllm.lang.follower import Follower
 from sgl_vllm.lang.group import ProgramGroup
-from sgl_vllm.lang.ir import Expr, Role, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
+from sgl_vllm.lang.ir import (
+    Expr,
+    Role,
+    RoleBegin,
+    RoleEnd,
+    Value,
+    VariableExpr,
+    VarScopeBegin,
+    VarScopeEnd,
+    name_of,
+    refuse_joined,
+)
 from sgl_vllm.lang.loop import new_future, result_of
 from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.transcript import Order, Transcript, Variable, meta_info
@@ -31,6 +46,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 StateT = TypeVar("StateT", bound="State")
+R = typing_extensions.TypeVar("R", default=Any)
+"""What a program's function returns."""
 
 
 class State:
@@ -210,8 +227,10 @@ class State:
         return TerminalView(self._picture())
 
 
-class ProgramState(State):
-    """The prompt of a plain function. Reading blocks the thread."""
+class ProgramState(State, Generic[R]):
+    """The prompt of a plain function, which returns an `R`. Reading blocks the thread."""
+
+    ret_value: R
 
     def _wait(self, future: Future[T]) -> T:
         if not future.done():
@@ -234,15 +253,29 @@ class ProgramState(State):
             self._wait_for_body()
         return self._wait(self._stream.variable(name))
 
-    def __getitem__(self, name: str) -> Any:
-        """The value of variable `name`. KeyError if the program does not make it."""
-        return self._variable(name).value
+    @overload
+    def __getitem__(self, name: VariableExpr[T]) -> T: ...
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
+    def __getitem__(self, name: str | VariableExpr[T]) -> Any:
+        """The value of variable `name`. KeyError if the program does not make it.
 
-    def get_var(self, name: str) -> Any:
+        Instead of its name, the expression that makes it can be given. Type checkers then know the
+        type of the value. TypeError if the variable is a list that a join made.
+        """
+        variable = self._variable(name_of(name))
+        refuse_joined(name, variable.is_joined)
+        return variable.value
+
+    @overload
+    def get_var(self, name: VariableExpr[T]) -> T: ...
+    @overload
+    def get_var(self, name: str) -> Any: ...
+    def get_var(self, name: str | VariableExpr[T]) -> Any:
         """The same as ``s[name]``."""
         return self[name]
 
-    def get_meta_info(self, name: str) -> dict[str, Any]:
+    def get_meta_info(self, name: str | VariableExpr) -> dict[str, Any]:
         """How variable `name` was made. Empty for values that the program set itself.
 
         For a gen: `finish_reason` and, if requested, `prompt_token_logprobs` and
@@ -251,7 +284,7 @@ class ProgramState(State):
         `normalized_prompt_logprobs`) and `token_logprobs`. Both have `prompt_tokens`,
         `cached_prompt_tokens`, `completion_tokens` and `forced_tokens`.
         """
-        return meta_info(self._variable(name))
+        return meta_info(self._variable(name_of(name)))
 
     def _read(self) -> Transcript:
         self._wait_for_body()
@@ -326,23 +359,33 @@ class AsyncProgramState(State):
         with reading():
             return await result_of(future)
 
-    def __getitem__(self, name: str) -> Awaitable[Any]:
-        """An awaitable of the value of variable `name`. KeyError if the program does not make
-        it."""
-        future = self._stream.variable(name)
+    @overload
+    def __getitem__(self, name: VariableExpr[T]) -> Awaitable[T]: ...
+    @overload
+    def __getitem__(self, name: str) -> Awaitable[Any]: ...
+    def __getitem__(self, name: str | VariableExpr[T]) -> Awaitable[Any]:
+        """An awaitable of the value of variable `name`, which can be the expression that makes it,
+        as for `ProgramState`. KeyError if the program does not make it."""
+        future = self._stream.variable(name_of(name))
 
-        async def value() -> Any:
-            return (await self._result(future)).value
+        async def value() -> Value:
+            variable = await self._result(future)
+            refuse_joined(name, variable.is_joined)
+            return variable.value
 
         return _Awaitable(value)
 
-    def get_var(self, name: str) -> Awaitable[Any]:
+    @overload
+    def get_var(self, name: VariableExpr[T]) -> Awaitable[T]: ...
+    @overload
+    def get_var(self, name: str) -> Awaitable[Any]: ...
+    def get_var(self, name: str | VariableExpr[T]) -> Awaitable[Any]:
         """The same as ``s[name]``."""
         return self[name]
 
-    async def get_meta_info(self, name: str) -> dict[str, Any]:
+    async def get_meta_info(self, name: str | VariableExpr) -> dict[str, Any]:
         """As `ProgramState.get_meta_info`."""
-        return meta_info(await self._variable(name))
+        return meta_info(await self._variable(name_of(name)))
 
     async def _read(self) -> Transcript:
         return await self._result(self._stream.read())

@@ -54,12 +54,14 @@ class SelectMeta:
 
 @dataclass(frozen=True)
 class Variable:
-    """A value that a program produced, its text in the prompt, and how it came about."""
+    """A value that a program produced, its text in the prompt, and how it came about. With
+    `is_joined`, it is the list of the values that the branches of a fork produced."""
 
     value: Value  # of the user's types
     text: str
     meta: GenMeta | SelectMeta | None = None
     reasoning: str | list[str | None] | None = None
+    is_joined: bool = False
 
     @classmethod
     def of(cls, value: object) -> Variable:

@@ -23,7 +23,9 @@ from sgl_vllm.lang.ir import (
     Var,
     VarScopeBegin,
     VarScopeEnd,
+    name_of,
     parts_of,
+    refuse_joined,
 )
 from sgl_vllm.lang.tracing.deferred import (
     Deferred,
@@ -88,6 +90,10 @@ class Recorder:
         if self.evaluator.is_prefix_only and stream == 0 and ends_prefix(operation):
             raise PrefixDone
         return node
+
+    def is_joined(self, definition: Definition) -> bool:
+        """Whether a definition is of a variable that a join made."""
+        return isinstance(self._nodes[definition.node].operation, Join)
 
     def graph(
         self, name: str, arguments: Mapping[str, Value], returned: Value, stopped: str | None
@@ -224,9 +230,14 @@ class TracedState(Host):
     # --- reading -------------------------------------------------------------------------------
 
     def item(self, name: Value, at: At) -> Value:
-        if _name(name, at) not in self.variables:
+        key, name = name, _name_read(name, at)
+        if name not in self.variables:
             known = ", ".join(map(repr, self.variables)) or "none"
             at.fail(KeyError(f"the program has no variable {name!r} (it has: {known})"))
+        try:
+            refuse_joined(key, self.recorder.is_joined(self.definitions[name]))
+        except TypeError as error:
+            at.fail(error)
         return self.variables[name]
 
     _call_get_var = item
@@ -280,6 +291,7 @@ class TracedState(Host):
         return _Block(self, VarScopeBegin(_name(name, at)), VarScopeEnd(name))
 
     def _call_get_meta_info(self, name: Value, *, at: At) -> Value:
+        name = _name_read(name, at)
         self.item(name, at)
         return leaf(Reading(self.definitions[name], "meta"))
 
@@ -322,6 +334,16 @@ def _name(key: Value, at: At) -> str:
     if not isinstance(key, str):
         at.fail(TypeError(f"the name of a variable is a string, not {type(key).__name__}"))
     return key
+
+
+def _name_read(key: Value, at: At) -> str:
+    """The name of a variable that is read, by that or by the expression that makes it."""
+    if isinstance(key, Deferred) and key.name is not None:
+        return key.name
+    try:
+        return _name(name_of(key), at)
+    except TypeError as error:
+        at.fail(error)
 
 
 class TracedGroup(Host):

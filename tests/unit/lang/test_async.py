@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -349,7 +350,8 @@ def test_a_failure_in_the_function_cancels_requests_in_flight(server):
             await asyncio.sleep(0.01)
         raise ZeroDivisionError
 
-    for number, run in enumerate((program.run, lambda: asyncio.run(program.run_async())), 1):
+    runs: list[Callable[[], object]] = [program.run, lambda: asyncio.run(program.run_async())]
+    for number, run in enumerate(runs, 1):
         with pytest.raises(ZeroDivisionError):
             run()
         assert seen_to_go(server, number) == number

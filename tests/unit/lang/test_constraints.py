@@ -286,7 +286,11 @@ def test_a_new_kind_is_sent_to_vllm_and_recorded_without_changing_a_backend(serv
         greets.run(backend=recorder)
     assert server.calls[0]["structured_outputs"] == {"grammar": GREETING.text}
     assert greets.run(backend=sgl.Replay(path))["greeting"] == "hello"
-    other = sgl.function(lambda s: s.assistant(Gen("x", Sampling())) and None)
+
+    @sgl.function
+    def other(s):
+        s.assistant(Gen("x", Sampling()))
+
     with pytest.raises(sgl.ProgramError, match="no such generate"):
         other.run(backend=sgl.Replay(path))
 

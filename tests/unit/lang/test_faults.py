@@ -143,6 +143,10 @@ def test_concate_and_append_is_a_join_of_texts_that_asks_no_server(server):
         forks.join(mode="concate_and_append")
         s += " so " + sgl.gen("c")
 
+    @sgl.function
+    def wrong_join(s):
+        s.fork(2).join("concat")
+
     state = program.run()
     assert state.text() == "x 0:[4] 1:[4] 2:[4] so [23]"
     assert len(server.calls) == 4
@@ -150,7 +154,7 @@ def test_concate_and_append_is_a_join_of_texts_that_asks_no_server(server):
     # The next prompt begins with the parent's text, which the server has cached.
     assert server.calls[-1]["prompt"].startswith("x 0:")
     with pytest.raises(ValueError, match="gather_variable or concate_and_append"):
-        sgl.function(lambda s: s.fork(2).join("concat")).run()
+        wrong_join.run()
 
 
 # --- 6: API speculation (see test_speculation.py) -----------------------------------------------

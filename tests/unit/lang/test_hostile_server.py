@@ -32,6 +32,11 @@ def plain(s):
 
 
 @sgl.function
+def one_gen(s):
+    s += "x" + sgl.gen("a")
+
+
+@sgl.function
 def fork(s):
     s += LONG
     forks = s.fork(3)
@@ -418,9 +423,7 @@ def test_a_stream_that_is_reset_in_the_middle_is_an_error_that_says_so(server):
     raw = RawServer(half)
     try:
         with nothing_left(), a_backend(raw.url, model="m") as backend:
-            state = sgl.function(lambda s: s.__iadd__("x" + sgl.gen("a")) and None).run(
-                stream=True, backend=backend
-            )
+            state = one_gen.run(stream=True, backend=backend)
             got: list[str] = []
             with pytest.raises(
                 sgl.ProgramError, match=r"gen 'a' failed: .*(stopped in the middle|Error\))"

@@ -338,9 +338,13 @@ def test_readers_get_nothing_of_an_attempt_that_is_made_again(server):
 
     from dataclasses import replace
 
+    from sgl_vllm.lang.ir import Gen
+
     @sgl.function
     def program(s):
-        s += "n=" + replace(sgl.gen("n", retries=2), parse=one_digit) + "!"
+        number = sgl.gen("n", retries=2)
+        assert isinstance(number, Gen)
+        s += "n=" + replace(number, parse=one_digit) + "!"
 
     state = program.run(stream=True)
     assert "".join(state.text_iter()) == "n=3!"

@@ -1,0 +1,98 @@
+"""How type checkers see the calls of a program: with its own parameters, or options among them.
+
+Owns types alone: nothing here does anything in a run. A ParamSpec takes no further keywords
+(PEP 612), so SGLang's way to pass options needs an overload per option, and its calls are not
+checked any further. `ProgramWithOptions` keeps options and arguments apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+
+# Any: arguments of the user's function
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Protocol, TypeAlias, overload
+
+import typing_extensions
+
+from sgl_vllm.lang.backends.base import Backend
+from sgl_vllm.lang.state import AsyncProgramState, ProgramState, R
+
+if TYPE_CHECKING:
+    from sgl_vllm.lang.program import Program
+
+P = typing_extensions.ParamSpec("P", default=...)
+"""The parameters of a program without `s`."""
+
+T_co = typing_extensions.TypeVar("T_co", covariant=True, default=Any)
+Texts: TypeAlias = str | Sequence[str] | None
+
+
+class Call(Protocol[P, T_co]):
+    """`run` and `run_async`: the program's arguments, which are checked unless there are options
+    of `run` among them."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, temperature: float, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, max_new_tokens: int, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, stop: Texts, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, stop_token_ids: Sequence[int] | None, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, stop_regex: Texts, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, top_p: float, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, top_k: int, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, min_p: float, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, frequency_penalty: float, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, presence_penalty: float, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, ignore_eos: bool, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, return_logprob: bool, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, logprob_start_len: int, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, top_logprobs_num: int, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, return_text_in_logprobs: bool, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, stream: bool, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, backend: Backend | None, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, use_thread: bool, **more: Any) -> T_co: ...
+    @overload
+    def __call__(self, *args: Any, timeout_s: float | None, **more: Any) -> T_co: ...
+
+
+if TYPE_CHECKING:
+
+    class called_with_options(Generic[T_co]):
+        """Makes a method of `Program` a `Call`."""
+
+        def __init__(self, method: Callable[..., T_co]) -> None: ...
+        def __get__(self, program: Program[P, Any], owner: object) -> Call[P, T_co]: ...
+
+else:
+
+    def called_with_options(method):
+        return method
+
+
+class Decorator(Protocol):
+    """``@function()``, with or without options of its own."""
+
+    @overload
+    def __call__(
+        self, func: Callable[Concatenate[AsyncProgramState, P], Coroutine[Any, Any, R]], /
+    ) -> Program[P, R]: ...
+    @overload
+    def __call__(self, func: Callable[Concatenate[ProgramState, P], R], /) -> Program[P, R]: ...
