@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, overload  # Any: values of the user's types
 
-import typing_extensions
+from typing_extensions import TypeVar
 
 from sgl_vllm.lang import media
 from sgl_vllm.lang.choices import ChoicesMethod, token_length_normalized
@@ -41,8 +41,8 @@ from sgl_vllm.lang.ir import (
 from sgl_vllm.lang.reasoning import reasoning_format
 from sgl_vllm.lang.sampling import Sampling, as_ids, as_texts
 
-T = typing_extensions.TypeVar("T")
-TextT = typing_extensions.TypeVar("TextT", default=str)
+T = TypeVar("T")
+ValueT = TypeVar("ValueT", default=str)
 """The type of a variable: str, unless an argument determines it."""
 
 DEFAULT_ANNOTATION = "Most relevant first: {ranks}.\n"
@@ -68,14 +68,14 @@ def gen(
     logprob_start_len: int | None = None,
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
-    dtype: DType[TextT] | None = None,
-    choices: Choices[TextT] | None = None,
+    dtype: DType[ValueT] | None = None,
+    choices: Choices[ValueT] | None = None,
     choices_method: ChoicesMethod | None = None,
     regex: Regex | None = None,
-    json_schema: JsonSchema[TextT] | None = None,
+    json_schema: JsonSchema[ValueT] | None = None,
     *,
     retries: int = 0,
-) -> VariableExpr[TextT]:
+) -> VariableExpr[ValueT]:
     """Generate text here, append it to the prompt, and store it in the variable `name`.
 
     Options that are None are inherited from `run()`. Lengths are in tokens.
@@ -150,10 +150,10 @@ def _gen_of(dtype: type, name: str | None, max_tokens: int | None, sampling: dic
 
 def select(
     name: str | None = None,
-    choices: Choices[TextT] | None = None,
+    choices: Choices[ValueT] | None = None,
     temperature: float = 0.0,
     choices_method: ChoicesMethod | None = None,
-) -> Select[TextT]:
+) -> Select[ValueT]:
     """Append the choice that the model finds most likely here and store it in the variable `name`.
 
     `choices` are texts, or an Enum whose values are texts; the variable is then its member.

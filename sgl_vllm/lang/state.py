@@ -14,9 +14,9 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 # Any: values of the user's types
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, overload
 
-import typing_extensions
+from typing_extensions import TypeVar
 
 from sgl_vllm.lang.backends.base import Usage
 from sgl_vllm.lang.errors import ProgramError, reading
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 StateT = TypeVar("StateT", bound="State")
-R = typing_extensions.TypeVar("R", default=Any)
+R = TypeVar("R", default=Any)
 """What a program's function returns."""
 
 
@@ -267,11 +267,7 @@ class ProgramState(State, Generic[R]):
         refuse_joined(name, variable.is_joined)
         return variable.value
 
-    @overload
-    def get_var(self, name: VariableExpr[T]) -> T: ...
-    @overload
-    def get_var(self, name: str) -> Any: ...
-    def get_var(self, name: str | VariableExpr[T]) -> Any:
+    def get_var(self, name: str) -> Any:
         """The same as ``s[name]``."""
         return self[name]
 
@@ -375,11 +371,7 @@ class AsyncProgramState(State):
 
         return _Awaitable(value)
 
-    @overload
-    def get_var(self, name: VariableExpr[T]) -> Awaitable[T]: ...
-    @overload
-    def get_var(self, name: str) -> Awaitable[Any]: ...
-    def get_var(self, name: str | VariableExpr[T]) -> Awaitable[Any]:
+    def get_var(self, name: str) -> Awaitable[Any]:
         """The same as ``s[name]``."""
         return self[name]
 

@@ -28,7 +28,7 @@ def ages(s, name: str = "Ann"):
 @sgl.function
 async def ages_async(s):
     s += "She is " + AGE
-    return await s[AGE] + await s.get_var(AGE)
+    return await s[AGE] + await s["age"]
 
 
 # --- variables by their expressions --------------------------------------------------------------
@@ -37,7 +37,7 @@ async def ages_async(s):
 def test_a_variable_is_read_by_the_expression_that_makes_it():
     state = ages.run()
     assert state.ret_value == 43
-    assert state[AGE] == state.get_var(AGE) == state["age"] == 42
+    assert state[AGE] == state["age"] == 42
     assert state.get_meta_info(AGE)["finish_reason"] == "stop"
     assert ages_async.run().ret_value == 84
 

@@ -113,7 +113,6 @@ def variables(s: sgl.ProgramState, question: str) -> None:
     s += "Legs: " + legs + "\nKind: " + kind
     assert_type(s[legs], int)
     assert_type(s[kind], Kind)
-    assert_type(s.get_var(legs), int)
     assert_type(s["legs"], Any)
 
     assert_type(s[sgl.gen("text", 16, stop="\n", regex="[a-z]+")], str)
@@ -138,4 +137,4 @@ async def async_variables(s: sgl.AsyncProgramState) -> None:
     legs = sgl.gen("legs", dtype=int)
     s += legs
     assert_type(await s[legs], int)
-    assert_type(await s.get_var(legs), int)
+    assert_type(await s["legs"], Any)
