@@ -281,9 +281,8 @@ class Program(ABC, Generic[P, R]):
     def item(self, *args: P.args, **kwargs: P.kwargs) -> Item:
         """These arguments as an item of `run_batch`. TypeError for arguments that the function does
         not take."""
-        item = {**as_item(args, self.arg_names), **kwargs}
-        self._check_names(item)
-        return item
+        inspect.signature(self.func).bind_partial(None, *args, **kwargs)
+        return {**as_item(args, self.arg_names), **kwargs}
 
     # --- many runs -------------------------------------------------------------------------------
 

@@ -7,20 +7,24 @@ pyright's``.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+import sgl_vllm as sgl
+
 ROOT = Path(__file__).resolve().parents[3]
 TYPES = Path(__file__).parent / "types"
-WRONG = TYPES / "wrong.py"
-FILES = [TYPES / "right.py", WRONG, *sorted((ROOT / "examples").glob("*.py"))]
+RIGHT, WRONG = TYPES / "right.py", TYPES / "wrong.py"
+FILES = [RIGHT, WRONG, *sorted((ROOT / "examples").glob("*.py"))]
 
 Errors = dict[tuple[Path, int], set[str]]
 """The rules that are broken, by file and line."""
@@ -36,9 +40,9 @@ def output_of(*command: str | Path) -> str:
 
 @cache
 def errors_of_mypy() -> Errors:
-    """With the project's own settings, whose cache `make check` has filled."""
+    """With the settings for tests, because `make check` has just filled mypy's cache for them."""
     errors: Errors = defaultdict(set)
-    for line in output_of("mypy").splitlines():
+    for line in output_of("mypy", "--config-file", "tools/mypy.ini").splitlines():
         if found := re.fullmatch(r"(.+?):(\d+): error: .*\[([a-z-]+)\]", line):
             path, number, rule = found.groups()
             errors[ROOT / path, int(number)].add(rule)
@@ -55,6 +59,14 @@ def errors_of_pyright() -> Errors:
             number = found["range"]["start"]["line"] + 1
             errors[Path(found["file"]), number].add(found["rule"])
     return errors
+
+
+def test_correct_programs_give_run_each_of_its_options_alone() -> None:
+    run: Callable[..., object] = vars(sgl.Program)["run"]
+    parameters = inspect.signature(run).parameters.values()
+    options = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    alone = re.findall(r'^    story\.run\("hare", (\w+)=[^,]*\)$', RIGHT.read_text(), re.M)
+    assert alone == options
 
 
 CHECKERS = pytest.mark.parametrize(

@@ -49,7 +49,7 @@ async def capital(s: sgl.AsyncProgramState, country: str) -> int:
 
 
 @sgl.function
-def sglangs(s, question, temperature=1):  # type: ignore[no-untyped-def]
+def sglangs(s, question, temperature=1):
     s += question + sgl.gen("answer")
 
 
@@ -79,6 +79,28 @@ def calls(backend: sgl.Backend) -> None:
 
     assert_type(story.bind(length=5).run("hare").ret_value, str)
     assert_type(story.compile(length=5).run("hare").ret_value, str)
+
+
+def each_option_alone(backend: sgl.Backend) -> None:
+    story.run("hare", max_new_tokens=16)
+    story.run("hare", stop=".")
+    story.run("hare", stop_token_ids=[2])
+    story.run("hare", stop_regex="[.!?]")
+    story.run("hare", temperature=0)
+    story.run("hare", top_p=0.9)
+    story.run("hare", top_k=5)
+    story.run("hare", min_p=0.1)
+    story.run("hare", frequency_penalty=0.5)
+    story.run("hare", presence_penalty=0.5)
+    story.run("hare", ignore_eos=True)
+    story.run("hare", return_logprob=True)
+    story.run("hare", logprob_start_len=0)
+    story.run("hare", top_logprobs_num=3)
+    story.run("hare", return_text_in_logprobs=False)
+    story.run("hare", stream=True)
+    story.run("hare", backend=backend)
+    story.run("hare", use_thread=False)
+    story.run("hare", timeout_s=9.5)
 
 
 async def async_calls() -> None:
