@@ -26,7 +26,7 @@ from sgl_vllm.lang.backends.vllm import VLLM
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.sampling import SamplingDefaults, run_defaults
-from sgl_vllm.lang.settings import global_config
+from sgl_vllm.lang.settings import chosen_backend, global_config
 from sgl_vllm.lang.state import ProgramState
 from sgl_vllm.lang.view import live, show, to_page
 from sgl_vllm.lang.views.picture import visible
@@ -241,8 +241,10 @@ def _backend_of(options: argparse.Namespace, stack: ExitStack) -> Backend:
         except ValueError as error:
             raise RunError(str(error)) from None
     url = options.url or os.environ.get(URL_VARIABLE)
-    backend = None if url else global_config.default_backend
-    if backend is None:
+    backend: Backend
+    if not url and global_config.default_backend is not None:
+        backend = chosen_backend(None)
+    else:
         try:
             backend = VLLM(url or DEFAULT_URL, api_key=options.api_key)
         except ValueError as error:

@@ -346,3 +346,31 @@ def assistant_begin() -> RoleBegin:
 def assistant_end() -> RoleEnd:
     """Close an assistant turn."""
     return RoleEnd("assistant")
+
+
+MAKERS: dict[str, Callable[..., Any]] = {
+    f"sgl.{maker.__name__}": maker
+    for maker in (
+        any_order,
+        assistant,
+        assistant_begin,
+        assistant_end,
+        gen,
+        gen_int,
+        gen_string,
+        image,
+        read_only_tool,
+        select,
+        separate_reasoning,
+        system,
+        system_begin,
+        system_end,
+        tool,
+        user,
+        user_begin,
+        user_end,
+        var,
+        video,
+    )
+}
+"""Every function that makes expressions, by its name in the graph of a traced program."""

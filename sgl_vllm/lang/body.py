@@ -31,6 +31,7 @@ class Body:
     bound: Mapping[str, object]
     is_async: bool
     num_api_spec_tokens: int | None
+    state_class: type[ProgramState] = ProgramState
 
     @property
     def _name(self) -> str:
@@ -46,8 +47,8 @@ class Body:
         seen_chars: int = 0,
         planned_orders: PlannedOrders = NOTHING_PLANNED,
     ) -> ProgramState:
-        """The state of a new run, which has not begun. `seen_chars` is as in `Stream`,
-        `planned_orders` as in `Run`."""
+        """The state of a new run, which has not begun. The server's cache already has
+        `seen_chars` characters of the text to come. `planned_orders` is as in `Run`."""
         run = Run(
             backend,
             defaults,
@@ -57,7 +58,8 @@ class Body:
             num_api_spec_tokens=self.num_api_spec_tokens,
             planned_orders=planned_orders,
         )
-        return ProgramState(Stream(run, seen_chars=seen_chars))
+        transcript = self.state_class.transcript_class(seen_chars=seen_chars)
+        return self.state_class(Stream(run, transcript=transcript))
 
     def call(self, state: ProgramState, /, *args: object, **kwargs: object) -> None:
         """Call a plain function. Operations it submitted may still be running afterwards."""

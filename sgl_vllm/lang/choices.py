@@ -7,8 +7,8 @@ listed first wins. A log-probability of exactly 0.0 is a value like any other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from sgl_vllm.protocol.scoring import ChoiceTokens
@@ -16,10 +16,14 @@ from sgl_vllm.protocol.scoring import ChoiceTokens
 
 @dataclass(frozen=True)
 class Decision:
-    """The index of the winner, and the score of every choice as the method defines it."""
+    """The index of the winner, and the score of every choice as the method defines it.
+
+    `details` are what else `get_meta_info` is to show.
+    """
 
     index: int
     scores: tuple[float, ...]
+    details: Mapping[str, object] = field(default_factory=dict)
 
 
 class ChoicesMethod(Protocol):

@@ -62,11 +62,11 @@ __all__ = ["CompiledProgram", "ReorderError", "Reordering", "compile_program"]
 class _GraphRun(Environment):
     """One run of a graph: its arguments, its prompts, and the futures of its variables."""
 
-    def __init__(self, graph: Graph, stream: Stream, arguments: Mapping[str, Value]) -> None:
+    def __init__(self, graph: Graph, state: ProgramState, arguments: Mapping[str, Value]) -> None:
         super().__init__()
         self._graph = graph
         self._arguments = arguments
-        self._states: dict[int, ProgramState] = {0: ProgramState(stream)}
+        self._states: dict[int, ProgramState] = {0: state}
         self._groups: dict[tuple[int, ...], ProgramGroup[ProgramState]] = {}
         self._futures: dict[Definition, Future[Variable]] = {}
         self._awaited: list[Future[Value]] = []
@@ -187,7 +187,7 @@ class CompiledProgram(Program[..., R]):
         def submit(s: State, /, *args: Any, **kwargs: Any) -> _GraphRun:
             bound = signature.bind(s, *args, **kwargs)
             bound.apply_defaults()
-            run = _GraphRun(graph, s._stream, bound.arguments)
+            run = _GraphRun(graph, program.state_class(s._stream), bound.arguments)
             run.submit()
             return run
 
@@ -199,6 +199,7 @@ class CompiledProgram(Program[..., R]):
 
         body.__signature__ = signature  # type: ignore[attr-defined]
         super().__init__(body, None, program.num_api_spec_tokens)
+        self.state_class = program.state_class
         self._submit = submit
         self.program = program
         self.graph = graph

@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any  # Any: what a coroutine sends is not used
 
@@ -217,16 +217,17 @@ class Execution:
         self._run.usage += answer.usage
         scores: tuple[float, ...] = ()
         token_logprobs: tuple[tuple[float, ...], ...] = ()
+        details: Mapping[str, object] = {}
         if isinstance(answer, ScoreAnswer):
             decision = expr.method(answer.choices)
-            index, scores = decision.index, decision.scores
+            index, scores, details = decision.index, decision.scores, decision.details
             token_logprobs = tuple(choice.logprobs for choice in answer.choices)
         else:
             index = answer.index
         chosen = expr.choices[index]
         after = before.appended(chosen, "select", expr.name, usage=answer.usage)
         self.written = Written(after.seen())
-        meta = SelectMeta(expr.choices, scores, token_logprobs, answer.usage)
+        meta = SelectMeta(expr.choices, scores, token_logprobs, answer.usage, details)
         return Variable(expr.parse(chosen) if expr.parse else chosen, chosen, meta)
 
     # --- the user's code -----------------------------------------------------------------------

@@ -28,7 +28,7 @@ class FunctionProgram(Program[P, R]):
 
     def bind(self, **kwargs: Any) -> FunctionProgram[..., R]:
         self._check_names(kwargs)
-        return FunctionProgram(self.func, {**self.bound, **kwargs}, self.num_api_spec_tokens)
+        return type(self)(self.func, {**self.bound, **kwargs}, self.num_api_spec_tokens)
 
     # Tracing and compiling are imported when used: few programs do, and it costs milliseconds.
 

@@ -91,8 +91,7 @@ class ProgramGroup(Generic[StateT]):
         parent = self._parent._stream
         streams = [state._stream for state in self._states]
         if mode == "gather_variable":
-            names = dict.fromkeys(name for stream in streams for name in stream.written)
-            for name in names:
+            for name in self._names_to_gather():
                 writers = tuple(s for s in streams if name in s.written)
                 futures = tuple(s.variables[name] for s in writers)
                 parent.bind(name, parent.submit(Gather(name, futures, writers), has_effect=True))
@@ -101,6 +100,11 @@ class ProgramGroup(Generic[StateT]):
                 parent.submit(AppendTexts(tuple((s, s.read()) for s in streams)), has_effect=True)
         else:
             raise ValueError(f"join mode must be gather_variable or concate_and_append, not {mode}")
+
+    def _names_to_gather(self) -> list[str]:
+        """The variables that `join` brings back, in the order in which they were set."""
+        written = (name for state in self._states for name in state._stream.written)
+        return list(dict.fromkeys(written))
 
     # --- the first acceptable branch -----------------------------------------------------------
 

@@ -23,7 +23,7 @@ from sgl_vllm.lang.call_types import P, called_with_options
 from sgl_vllm.lang.ir import Expr
 from sgl_vllm.lang.loop import background_loop, result_of
 from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
-from sgl_vllm.lang.sampling import SamplingDefaults, run_defaults
+from sgl_vllm.lang.sampling import Sampling, SamplingDefaults, run_defaults
 from sgl_vllm.lang.settings import chosen_backend
 from sgl_vllm.lang.state import AsyncProgramState, ProgramState, R, State
 from sgl_vllm.lang.transcript import Transcript
@@ -45,6 +45,8 @@ class Program(ABC, Generic[P, R]):
 
     Type checkers know the parameters `P` without `s`, and the type `R` of what it returns.
     """
+
+    state_class: type[ProgramState] = ProgramState
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class Program(ABC, Generic[P, R]):
         """What the prompts of all `items` begin with, as far as tracing can tell."""
 
     def _shared_prompt(self, items: Sequence[Item]) -> Transcript:
-        return Transcript.of(self._shared_prefix(items))
+        return self.state_class.transcript_class.of(self._shared_prefix(items))
 
     def _plan_orders(self, items: Sequence[Item]) -> PlannedOrders:
         """The orders of the `any_order`s in the prompts of `items`, as far as tracing can tell."""
@@ -124,7 +126,13 @@ class Program(ABC, Generic[P, R]):
 
     @property
     def _body(self) -> Body:
-        return Body(self.func, self.bound, self.is_async, self.num_api_spec_tokens)
+        return Body(
+            self.func, self.bound, self.is_async, self.num_api_spec_tokens, self.state_class
+        )
+
+    def _run_defaults(self, **given: Unpack[SamplingDefaults]) -> Sampling:
+        """The complete sampling options of a run that was given these."""
+        return run_defaults(**given)
 
     # mypy: the first two overlap with the third, for a program whose own argument is a state.
     @overload
@@ -183,7 +191,7 @@ class Program(ABC, Generic[P, R]):
         although a plain function is interrupted only where it reads its prompt. `use_thread` is
         accepted for SGLang's programs and ignored.
         """
-        sampling = run_defaults(
+        sampling = self._run_defaults(
             max_new_tokens=max_new_tokens,
             stop=stop,
             stop_token_ids=stop_token_ids,
@@ -235,7 +243,7 @@ class Program(ABC, Generic[P, R]):
         the requests in flight.
         """
         sampling, kwargs = _split(kwargs)
-        options = RunOptions(run_defaults(**sampling), backend, stream, timeout_s)
+        options = RunOptions(self._run_defaults(**sampling), backend, stream, timeout_s)
         return await self._run_async(options, args, kwargs)
 
     async def _run_async(
@@ -275,7 +283,7 @@ class Program(ABC, Generic[P, R]):
     ) -> ProgramWithOptions[P, R]:
         """The program with these options of `run` for its calls: ``run`` and ``run_async`` then
         take the program's own arguments alone, and type checkers check all of both."""
-        options = RunOptions(run_defaults(**sampling), backend, stream, timeout_s)
+        options = RunOptions(self._run_defaults(**sampling), backend, stream, timeout_s)
         return ProgramWithOptions(self, options)
 
     def item(self, *args: P.args, **kwargs: P.kwargs) -> Item:
@@ -386,7 +394,7 @@ class Program(ABC, Generic[P, R]):
         return Batch(
             self._body,
             chosen_backend(backend),
-            run_defaults(**sampling),
+            self._run_defaults(**sampling),
             [self._item(number, given) for number, given in enumerate(batch_kwargs)],
             concurrency=AUTO_CONCURRENCY if num_threads == "auto" else num_threads,
             timeout_s=timeout_s,

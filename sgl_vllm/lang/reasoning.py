@@ -44,10 +44,19 @@ FORMATS = {
     "deepseek-r1": _THINK_OPENED,
     "deepseek-v3": _THINK,
     "glm45": _THINK,
+    # The channels' names, as they are left when the server does not return special tokens.
+    "gpt-oss": ReasoningFormat("analysis", "assistantfinal"),
+    "interns1": _THINK,
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
+    "kimi_k2": _THINK,
+    "mimo": _THINK,
+    "minimax": _THINK_OPENED,
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "nemotron_3": _THINK,
     "qwen3": _THINK,
     "qwen3-thinking": _THINK_OPENED,
     "step3": _THINK_OPENED,
+    "step3p5": _THINK_OPENED,
 }
 
 

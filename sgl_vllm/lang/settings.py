@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sgl_vllm.lang.backends.base import Backend, ServerInfo
+from sgl_vllm.lang.backends.base import Backend, BackendHandle, ServerInfo
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.loop import background_loop
 
@@ -25,7 +25,7 @@ class GlobalConfig:
       has cached.
     """
 
-    default_backend: Backend | None = None
+    default_backend: Backend | BackendHandle | None = None
     enable_precache_with_tracing: bool = True
     enable_prefill_during_tools: bool = True
     enable_hints_of_what_follows: bool = True
@@ -40,7 +40,7 @@ def set_default_backend(backend: Backend) -> None:
     global_config.default_backend = _checked(backend)
 
 
-def chosen_backend(backend: Backend | None) -> Backend:
+def chosen_backend(backend: Backend | BackendHandle | None) -> Backend:
     """`backend`, or the default one. BackendError if there is neither, and TypeError for another
     object."""
     chosen = backend or global_config.default_backend
@@ -49,7 +49,7 @@ def chosen_backend(backend: Backend | None) -> Backend:
             "no backend: call set_default_backend(VLLM('http://127.0.0.1:8000')) first, or pass "
             "backend=..."
         )
-    return _checked(chosen)
+    return _checked(chosen.backend if isinstance(chosen, BackendHandle) else chosen)
 
 
 def _checked(backend: object) -> Backend:

@@ -57,6 +57,10 @@ class State:
     raises the ProgramError of the operation that failed if there is none.
     """
 
+    transcript_class: type[Transcript] = Transcript
+    """What a program may append, and where."""
+    group_class: type[ProgramGroup[Any]] = ProgramGroup
+
     _is_async = False
 
     def __init__(self, stream: Stream) -> None:
@@ -157,7 +161,7 @@ class State:
             raise ValueError(f"fork needs a number of branches, not {size}")
         prefix = f"{self._stream.where}." if self._stream.where else ""
         streams = self._stream.fork(size, lambda i: f"{prefix}fork[{i}]") if size else []
-        return ProgramGroup(self, [type(self)(stream) for stream in streams])
+        return self.group_class(self, [type(self)(stream) for stream in streams])
 
     def copy(self: StateT, position_ids_offset: object = None) -> StateT:
         """A copy of this prompt, to continue on trial. ``with s.copy() as c:`` joins it at the end

@@ -49,6 +49,8 @@ from sgl_vllm.lang.speculation import Ahead
 from sgl_vllm.lang.transcript import Transcript, Variable
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
 
+NOTHING_WRITTEN = Transcript()
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -84,12 +86,12 @@ class Stream:
         variables: dict[str, Future[Variable]] | None = None,
         *,
         parent: Stream | None = None,
-        seen_chars: int = 0,
+        transcript: Transcript = NOTHING_WRITTEN,
     ) -> None:
         """Args:
         where: names the branch in errors, such as ``fork[1]``; empty for the root.
         variables: those the stream starts with.
-        seen_chars: how many characters of the text to come are already in the server's cache.
+        transcript: what the root begins with. A branch begins with what its parent has written.
         """
         self.run = run
         self.where = where
@@ -107,7 +109,7 @@ class Stream:
             self.changed,
             self._upcoming,
             self._what_follows,
-            Transcript(seen_chars=seen_chars),
+            transcript,
         )
         self._lock = threading.Lock()
         # Each future is of the operation's variable, if it makes one; of a Read, a transcript.

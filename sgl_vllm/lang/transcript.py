@@ -6,8 +6,8 @@ server. Each stream has one `Transcript` and replaces it with every operation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from sgl_vllm.lang.backends.base import (
@@ -44,12 +44,14 @@ class GenMeta:
 @dataclass(frozen=True)
 class SelectMeta:
     """How a select was decided: each choice's score and token log-probabilities. Both are empty
-    for a backend that chooses without scores."""
+    for a backend that chooses without scores. `details` are what a method of the program's own
+    adds."""
 
     choices: tuple[str, ...]
     scores: tuple[float, ...]
     token_logprobs: tuple[tuple[float, ...], ...]
     usage: Usage
+    details: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,14 @@ def meta_info(variable: Variable) -> dict[str, Value]:
                 "prompt_token_logprobs": entries(prompt_logprobs, with_text),
                 **asdict(usage),
             }
-        case SelectMeta(choices, scores, token_logprobs, usage):
+        case SelectMeta(choices, scores, token_logprobs, usage, details):
             return {
                 "choices": list(choices),
                 "scores": list(scores),
                 "normalized_prompt_logprobs": list(scores),
                 "token_logprobs": [list(logprobs) for logprobs in token_logprobs],
                 **asdict(usage),
+                **details,
             }
 
 

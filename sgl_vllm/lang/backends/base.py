@@ -372,6 +372,16 @@ class Backend(ABC):
         """Close connections. The backend can be used again afterwards."""
 
 
+class BackendHandle:
+    """Stands for a backend wherever a program takes one, and has other methods than it, such as
+    those of SGLang's backends (`sgl_vllm.sglang`)."""
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that runs programs."""
+        raise NotImplementedError(f"{type(self).__name__} has no backend")
+
+
 class WarnOnce:
     """Logs each warning of one backend a single time."""
 

@@ -97,9 +97,8 @@ def function_named(name: str) -> Callable[..., Any]:
         return _FUNCTIONS[name]
     if name.startswith("."):
         return purity.call_pure_method(name[1:])
-    if name.startswith("sgl."):
-        maker: Callable[..., Any] = getattr(api, name.removeprefix("sgl."))
-        return maker
+    if name in api.MAKERS:
+        return api.MAKERS[name]
     return purity.pure_function(name)
 
 

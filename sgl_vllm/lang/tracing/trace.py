@@ -40,12 +40,7 @@ _TURN_MAKERS: dict[object, Role] = {
     api.user: "user",
     api.assistant: "assistant",
 }
-_PLAIN_MAKERS = (api.gen, api.gen_int, api.gen_string, api.select, api.var)
-_MAKERS = {
-    maker
-    for name, maker in vars(api).items()
-    if inspect.isfunction(maker) and maker.__module__ == api.__name__ and not name.startswith("_")
-}
+_PLAIN_MAKERS = ("gen", "gen_int", "gen_string", "select", "var")
 _STANDINS = (Host, LocalFunction)
 _NOT_DATA = (*CONSTRAINT_ARGUMENTS, "choices_method")
 """Options of `gen` and `select` that may be objects of any class."""
@@ -59,8 +54,10 @@ class _Tracer(Evaluator):
             return self._call_program(callee, args, kwargs, at)
         if callee is asyncio.gather:
             return self.share(args)
-        if isinstance(callee, types.FunctionType) and callee in _MAKERS:
-            return self._make(callee, args, kwargs, at)
+        if isinstance(callee, types.FunctionType):
+            for name, maker in api.MAKERS.items():
+                if maker is callee:
+                    return self._make(name, maker, args, kwargs, at)
         return NOT_HANDLED
 
     def _call_program(self, program: Program, args: Args, kwargs: Kwargs, at: At) -> Value:
@@ -74,8 +71,8 @@ class _Tracer(Evaluator):
             )
         return self.call(program.func, args, {**program.bound, **kwargs}, at)
 
-    def _make(self, maker: Value, args: Args, kwargs: Kwargs, at: At) -> Value:
-        """The expression that ``maker(...)`` gives."""
+    def _make(self, called: str, maker: Value, args: Args, kwargs: Kwargs, at: At) -> Value:
+        """The expression that ``maker(...)`` gives, where `called` is its name in a graph."""
         args = [self.snapshot(a, at) if isinstance(a, _STANDINS) else a for a in args]
         kwargs = {
             key: self.snapshot(a, at) if isinstance(a, _STANDINS) else a
@@ -85,7 +82,7 @@ class _Tracer(Evaluator):
         if maker in _TURN_MAKERS and len(given) == 1 and isinstance(given[0], Deferred):
             role = _TURN_MAKERS[maker]
             return self.concatenate([RoleBegin(role), *given[0].pieces, RoleEnd(role)], at)
-        if maker in _PLAIN_MAKERS:
+        if maker.__name__ in _PLAIN_MAKERS:
             for key, value in (*enumerate(args), *kwargs.items()):
                 if key not in _NOT_DATA and not isinstance(value, type):
                     self.require_plain(value, at)
@@ -102,7 +99,7 @@ class _Tracer(Evaluator):
                 "function",
                 "give it values that are known",
             )
-        return self.defer(f"sgl.{maker.__name__}", args, at, kwargs, name)
+        return self.defer(called, args, at, kwargs, name)
 
 
 def trace(program: Program, /, *args: Any, **kwargs: Any) -> Graph:

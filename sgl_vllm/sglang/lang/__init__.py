@@ -1,0 +1,1 @@
+"""SGLang's `sglang.lang`: the language under SGLang's module names."""

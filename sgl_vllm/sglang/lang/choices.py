@@ -1,0 +1,182 @@
+"""SGLang's choices methods, and those of a program's own with SGLang's keywords.
+
+Owns the way between SGLang's lists of ``(logprob, token id, text)`` and the scored choices of
+`sgl_vllm.lang.choices`, which has the arithmetic.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias  # Any: what a program's own method adds
+
+from sgl_vllm.lang import choices as core
+from sgl_vllm.protocol.scoring import ChoiceTokens
+
+TokenLogprobs: TypeAlias = Sequence[Sequence[Any]]
+"""Tokens as ``(logprob, token id, text)``. The log-probability may be None."""
+
+
+@dataclass
+class ChoicesDecision:
+    """The text of the choice made, and what `get_meta_info` is to show of how it was made."""
+
+    decision: str
+    meta_info: dict[str, Any] | None = None
+
+
+class ChoicesSamplingMethod(ABC):
+    """A method that picks one of several scored choices, called with SGLang's keywords."""
+
+    @property
+    def requires_unconditional_logprobs(self) -> bool:
+        """Whether `unconditional_token_logprobs` is needed, which takes one more request."""
+        return False
+
+    @abstractmethod
+    def __call__(
+        self,
+        *,
+        choices: list[str],
+        normalized_prompt_logprobs: list[float],
+        input_token_logprobs: list[TokenLogprobs],
+        output_token_logprobs: list[TokenLogprobs],
+        unconditional_token_logprobs: list[TokenLogprobs] | None = None,
+    ) -> ChoicesDecision:
+        """Pick one of `choices`. The lists have an entry per choice: the mean log-probability of
+        its tokens, and its tokens. `output_token_logprobs` are empty lists."""
+
+
+class _Known(ChoicesSamplingMethod):
+    """A method that `sgl_vllm` has."""
+
+    method: ClassVar[core.ChoicesMethod]
+
+    @property
+    def requires_unconditional_logprobs(self) -> bool:
+        return self.method.needs_unconditional
+
+    def __call__(
+        self,
+        *,
+        choices: list[str],
+        normalized_prompt_logprobs: list[float],
+        input_token_logprobs: list[TokenLogprobs],
+        output_token_logprobs: list[TokenLogprobs],
+        unconditional_token_logprobs: list[TokenLogprobs] | None = None,
+    ) -> ChoicesDecision:
+        alone: Sequence[TokenLogprobs | None] = unconditional_token_logprobs or [None] * len(
+            choices
+        )
+        scored = [
+            _choice_tokens(tokens, unconditional)
+            for tokens, unconditional in zip(input_token_logprobs, alone, strict=True)
+        ]
+        decision = type(self).method(scored)
+        meta_info = {
+            "normalized_prompt_logprobs": normalized_prompt_logprobs,
+            "input_token_logprobs": input_token_logprobs,
+            "output_token_logprobs": output_token_logprobs,
+            **self._details(scored, decision),
+        }
+        return ChoicesDecision(choices[decision.index], meta_info)
+
+    def _details(
+        self, choices: Sequence[ChoiceTokens], decision: core.Decision
+    ) -> dict[str, object]:
+        return {}
+
+
+class TokenLengthNormalized(_Known):
+    """The highest mean log-probability of the tokens."""
+
+    method = core.token_length_normalized
+
+
+class GreedyTokenSelection(_Known):
+    """The most likely token at each position."""
+
+    method = core.greedy_token_selection
+
+    def _details(
+        self, choices: Sequence[ChoiceTokens], decision: core.Decision
+    ) -> dict[str, object]:
+        longest = max(len(choice.logprobs) for choice in choices)
+        matrix = [
+            [*choice.logprobs, *[mean] * (longest - len(choice.logprobs))]
+            for choice, mean in zip(choices, decision.scores, strict=True)
+        ]
+        return {"greedy_logprob_matrix": matrix}
+
+
+class UnconditionalLikelihoodNormalized(_Known):
+    """The highest mean gain in log-probability through the prompt."""
+
+    method = core.unconditional_likelihood_normalized
+
+    def _details(
+        self, choices: Sequence[ChoiceTokens], decision: core.Decision
+    ) -> dict[str, object]:
+        return {"normalized_unconditional_prompt_logprobs": list(decision.scores)}
+
+
+token_length_normalized = TokenLengthNormalized()
+greedy_token_selection = GreedyTokenSelection()
+unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
+
+
+@dataclass(frozen=True)
+class OwnMethod:
+    """A program's own method for these `texts`, as the language calls it."""
+
+    method: ChoicesSamplingMethod
+    texts: tuple[str, ...]
+
+    @property
+    def needs_unconditional(self) -> bool:
+        return self.method.requires_unconditional_logprobs
+
+    def __call__(self, choices: Sequence[ChoiceTokens]) -> core.Decision:
+        means = [core.mean(choice.logprobs) for choice in choices]
+        made = self.method(
+            choices=list(self.texts),
+            normalized_prompt_logprobs=means,
+            input_token_logprobs=[_entries(c.logprobs, c.token_ids) for c in choices],
+            output_token_logprobs=[[] for _ in choices],
+            unconditional_token_logprobs=[
+                _entries(c.unconditional_logprobs or (), c.token_ids) for c in choices
+            ]
+            if self.needs_unconditional
+            else None,
+        )
+        if made.decision not in self.texts:
+            raise ValueError(
+                f"{type(self.method).__name__} chose {made.decision!r}: return one of the choices"
+            )
+        return core.Decision(
+            self.texts.index(made.decision), tuple(means), dict(made.meta_info or {})
+        )
+
+
+def as_core_method(
+    method: ChoicesSamplingMethod | core.ChoicesMethod, texts: tuple[str, ...]
+) -> core.ChoicesMethod:
+    """`method` as the language calls it, for a select among `texts`."""
+    if isinstance(method, _Known):
+        return type(method).method
+    if isinstance(method, ChoicesSamplingMethod):
+        return OwnMethod(method, texts)
+    return method
+
+
+def _entries(logprobs: Sequence[float | None], ids: Sequence[int]) -> TokenLogprobs:
+    return [(logprob, token, None) for logprob, token in zip(logprobs, ids, strict=False)]
+
+
+def _choice_tokens(tokens: TokenLogprobs, unconditional: TokenLogprobs | None) -> ChoiceTokens:
+    return ChoiceTokens(
+        tuple(token[1] for token in tokens),
+        tuple(token[0] for token in tokens),
+        None if unconditional is None else tuple(token[0] for token in unconditional),
+    )

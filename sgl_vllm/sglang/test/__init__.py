@@ -1,0 +1,1 @@
+"""What SGLang's benchmarks and tests of its language import of `sglang.test`."""

@@ -1,0 +1,302 @@
+"""Backends under SGLang's names: their arguments, and methods that do not have to be awaited."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import sgl_vllm as core
+import sgl_vllm.sglang as sgl
+from sgl_vllm.sglang import deprecation, launch_server, server_args
+from sgl_vllm.sglang.lang.backend.base_backend import BaseBackend
+from sgl_vllm.sglang.lang.chat_template import get_chat_template
+from tests.unit.lang.conftest import FakeServer
+from tests.unit.lang.services import ANTHROPIC_ROUTES, OPENAI_ROUTES, Service, serving
+
+
+@sgl.function
+def complete(s):
+    s += "Say: " + sgl.gen("word")
+
+
+@sgl.function
+def chat(s):
+    s += sgl.user("Hello.")
+    s += sgl.assistant(sgl.gen("word"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deprecation, "_warned", set())
+
+
+# --- a server ------------------------------------------------------------------------------------
+
+
+def test_an_endpoint_describes_its_server(
+    server: FakeServer, endpoint: sgl.RuntimeEndpoint
+) -> None:
+    server.plugin = True
+    assert endpoint.model_info["model_path"] == endpoint.get_model_name() == "fake"
+    info = sgl.get_server_info()
+    assert info is not None
+    assert info["version"] == "0.32.0"
+    assert info["internal_states"][0]["hit_tokens"] == 7
+
+
+def test_the_cache_is_flushed_before_the_call_returns(server: FakeServer, endpoint) -> None:
+    server.plugin = True
+    endpoint.flush_cache()
+    sgl.flush_cache()
+    assert len(server.bodies("/v1/sgl/flush_cache")) == 2
+
+
+def test_a_prefix_is_cached(server: FakeServer, endpoint: sgl.RuntimeEndpoint) -> None:
+    endpoint.cache_prefix("A long beginning.")
+    assert server.hints[0]["prompt"] == "A long beginning."
+
+
+def test_without_a_backend_nothing_is_flushed_or_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sgl.global_config, "default_backend", None)
+    assert sgl.flush_cache() is False
+    assert sgl.get_server_info() is None
+
+
+def test_a_program_of_the_language_itself_runs_on_an_endpoint(server: FakeServer, endpoint) -> None:
+    @core.function
+    def program(s):
+        s += "Say: " + core.gen("word")
+
+    assert program.run()["word"] == "[5]"
+
+
+def test_an_endpoint_is_passed_to_a_run(server: FakeServer) -> None:
+    endpoint = sgl.RuntimeEndpoint(server.url, api_key="k")
+    assert complete.run(backend=endpoint)["word"] == "[5]"
+    assert complete.run_batch([{}], backend=endpoint)[0]["word"] == "[5]"
+
+
+def test_a_chat_template_is_named_and_deprecated(server: FakeServer) -> None:
+    with pytest.warns(DeprecationWarning, match="the server renders chats with its own template"):
+        endpoint = sgl.RuntimeEndpoint(server.url, chat_template_name="llama-3-instruct")
+    assert endpoint.chat_template.name == endpoint.get_chat_template().name == "llama-3-instruct"
+    with pytest.warns(DeprecationWarning):
+        endpoint.chat_template = get_chat_template("chatml")
+    assert endpoint.chat_template.name == "chatml"
+
+
+def test_a_deprecation_is_told_once(server: FakeServer, recwarn: pytest.WarningsRecorder) -> None:
+    for _ in range(2):
+        sgl.RuntimeEndpoint(server.url, chat_template_name="x")
+    assert len(recwarn) == 1
+
+
+def test_verify_is_the_file_of_a_certificate(server: FakeServer, tmp_path) -> None:
+    endpoint = sgl.RuntimeEndpoint(server.url, verify=str(tmp_path / "missing.pem"))
+    with pytest.raises(FileNotFoundError):
+        endpoint.get_model_name()
+
+
+def test_a_backend_without_a_service_runs_nothing() -> None:
+    with pytest.raises(NotImplementedError, match="BaseBackend has no backend"):
+        complete.run(backend=BaseBackend())
+    assert chat.compile(backend=BaseBackend()) is not None
+
+
+# --- a server that the program starts -------------------------------------------------------------
+
+
+class FakeProcess:
+    """In place of `VllmServer`: the server is running already."""
+
+    url = ""
+
+    def __init__(self, model: str, **options: Any) -> None:
+        self.model, self.options = model, options
+        self.running = False
+        self.pid = 17
+
+    def start(self) -> None:
+        self.running = True
+
+    def stop(self) -> None:
+        self.running = False
+
+
+@pytest.fixture
+def process(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> type[FakeProcess]:
+    monkeypatch.setattr(FakeProcess, "url", server.url)
+    monkeypatch.setattr("sgl_vllm.server_process.VllmServer", FakeProcess)
+    return FakeProcess
+
+
+def test_a_runtime_starts_a_server_and_ends_it(process: type[FakeProcess]) -> None:
+    runtime = sgl.Runtime(model_path="org/model", tp_size=2, trust_remote_code=True, port=30000)
+    started: Any = runtime._server
+    assert started.model == "org/model"
+    assert started.options == {
+        "plugin": True,
+        "extra_args": ["--tensor-parallel-size", "2", "--trust-remote-code"],
+    }
+    assert runtime.url == runtime.endpoint.base_url
+    assert runtime.pid == 17
+    sgl.set_default_backend(runtime)
+    assert complete.run()["word"] == "[5]"
+    assert runtime.endpoint.get_model_name() == "fake"
+    runtime.shutdown()
+    assert runtime.pid is None
+
+
+def test_a_runtime_needs_a_model() -> None:
+    with pytest.raises(TypeError, match="pass model_path"):
+        sgl.Runtime(tp_size=2)
+
+
+def test_an_argument_without_an_option_of_vllms_is_ignored_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="vLLM has no option for schedule_policy"):
+        found = server_args.model_and_arguments({"model_path": "m", "schedule_policy": "lpm"})
+    assert found == ("m", [])
+
+
+def test_sglangs_command_line_starts_vllms_server() -> None:
+    words = "--model-path m --host 0.0.0.0 --port 80 --mem-fraction-static=0.5 --disable-cuda-graph"
+    assert launch_server.command(words.split()) == [
+        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", "m", "--plugin", "sgl_vllm"),
+        *("--host", "0.0.0.0", "--port", "80"),
+        *("--gpu-memory-utilization", "0.5", "--enforce-eager"),
+    ]
+
+
+# --- services ------------------------------------------------------------------------------------
+
+DEPLOYMENT = "/openai/deployments/gpt-4"
+AZURE_ROUTES = {f"{DEPLOYMENT}/chat/completions": OPENAI_ROUTES["/v1/chat/completions"]}
+
+
+@pytest.fixture
+def openai() -> Iterator[Service]:
+    with serving(Service(), OPENAI_ROUTES | AZURE_ROUTES) as service:
+        yield service
+
+
+@pytest.fixture
+def anthropic() -> Iterator[Service]:
+    with serving(Service(), ANTHROPIC_ROUTES) as service:
+        yield service
+
+
+def test_openai_takes_the_options_of_its_client_and_counts_tokens(openai: Service) -> None:
+    backend = sgl.OpenAI(
+        model_name="gpt-4",
+        api_key="k",
+        base_url=f"{openai.url}/v1",
+        organization="org-1",
+        max_retries=0,
+    )
+    assert chat.run(backend=backend)["word"] == "fine"
+    ((_, body, headers),) = openai.requests
+    assert body["model"] == "gpt-4"
+    assert headers["openai-organization"] == "org-1"
+    assert headers["authorization"] == "Bearer k"
+    used = backend.token_usage
+    assert used.prompt_tokens > 0 and used.completion_tokens > 0
+    used.reset()
+    assert (backend.token_usage.prompt_tokens, backend.token_usage.completion_tokens) == (0, 0)
+
+
+def test_azure_is_called_at_its_deployment_with_its_key(openai: Service) -> None:
+    backend = sgl.OpenAI(
+        model_name="gpt-4",
+        is_azure=True,
+        api_key="k",
+        api_version="2024-02-01",
+        azure_endpoint=openai.url,
+    )
+    assert chat.run(backend=backend)["word"] == "fine"
+    ((path, body, headers),) = openai.requests
+    assert (path, body["model"]) == (f"{DEPLOYMENT}/chat/completions", "gpt-4")
+    assert headers["api-key"] == "k" and "authorization" not in headers
+    assert backend._openai.new_client().default_query == {"api-version": "2024-02-01"}
+
+
+def test_azure_needs_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_OPENAI_ENDPOINT", raising=False)
+    with pytest.raises(ValueError, match="Azure needs azure_endpoint"):
+        sgl.OpenAI("gpt-4", is_azure=True, api_key="k")
+
+
+@pytest.mark.parametrize(
+    "text, made, value",
+    [("24 hours", sgl.gen_int("x"), "24"), (' "Paris", France', sgl.gen_string("x"), '"Paris"')],
+)
+def test_a_completion_models_text_is_cut_to_the_literal(
+    openai: Service, text: str, made: Any, value: str
+) -> None:
+    @sgl.function
+    def program(s):
+        s += "It is " + made
+
+    openai.reply = lambda body: text
+    backend = sgl.OpenAI("gpt-3.5-turbo-instruct", api_key="k", base_url=f"{openai.url}/v1")
+    state = program.run(backend=backend)
+    assert state["x"] == value
+    assert state.text() == f"It is {value}"
+    openai.reply = lambda body: "no literal"
+    with pytest.raises(core.ProgramError, match="does not begin with a literal"):
+        program.run(backend=backend)
+
+
+def test_anthropic_gets_a_prompt_without_roles_as_a_user_turn(anthropic: Service) -> None:
+    backend = sgl.Anthropic("claude", api_key="k", base_url=anthropic.url)
+    assert complete.run(backend=backend)["word"] == "fine"
+    assert anthropic.body["messages"] == [{"role": "user", "content": "Say: "}]
+
+
+def test_gemini_is_called_at_googles_endpoint(
+    openai: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GCP_PROJECT_ID", raising=False)
+    monkeypatch.setenv("GEMINI_API_KEY", "k")
+    monkeypatch.setattr("sgl_vllm.sglang.lang.backend.vertexai.GEMINI_URL", f"{openai.url}/v1")
+    assert complete.run(backend=sgl.VertexAI("gemini-pro"))["word"] == "fine"
+    ((_, body, headers),) = openai.requests
+    assert body["messages"] == [{"role": "user", "content": "Say: "}]
+    assert headers["authorization"] == "Bearer k"
+
+
+def test_gemini_needs_a_project_or_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GCP_PROJECT_ID", raising=False)
+    monkeypatch.delenv("GEMINI_API_KEY", raising=False)
+    with pytest.raises(ValueError, match="GCP_PROJECT_ID or GEMINI_API_KEY"):
+        sgl.VertexAI("gemini-pro")
+
+
+def test_vertex_ai_is_called_through_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+
+    class Answer:
+        def model_dump(self) -> dict[str, Any]:
+            message = {"role": "assistant", "content": "fine"}
+            return {"choices": [{"message": message, "finish_reason": "stop"}]}
+
+    async def acompletion(**call: Any) -> Answer:
+        calls.append(call)
+        return Answer()
+
+    module = types.ModuleType("litellm")
+    vars(module)["acompletion"] = acompletion
+    monkeypatch.setitem(sys.modules, "litellm", module)
+    monkeypatch.setenv("GCP_PROJECT_ID", "p")
+    monkeypatch.setenv("GCP_LOCATION", "us-central1")
+    assert complete.run(backend=sgl.VertexAI("gemini-pro"))["word"] == "fine"
+    (call,) = calls
+    assert call["model"] == "vertex_ai/gemini-pro"
+    assert (call["vertex_project"], call["vertex_location"]) == ("p", "us-central1")
+    assert call["messages"] == [{"role": "user", "content": "Say: "}]
+    backend = sgl.LiteLLM("mistral/x", organization="o", default_headers={"a": "b"})
+    assert complete.run(backend=backend)["word"] == "fine"
+    assert (calls[1]["organization"], calls[1]["extra_headers"]) == ("o", {"a": "b"})

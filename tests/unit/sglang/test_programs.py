@@ -1,0 +1,355 @@
+"""Programs written for SGLang's language: their states, groups, graphs and meta information."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import sgl_vllm as core
+import sgl_vllm.sglang as sgl
+from sgl_vllm.sglang.lang.choices import ChoicesDecision, ChoicesSamplingMethod
+from tests.unit.lang.conftest import FakeServer
+
+# --- text and turns ------------------------------------------------------------------------------
+
+
+def test_text_between_turns_is_kept_in_the_turn_before_it(server: FakeServer, endpoint) -> None:
+    @sgl.function
+    def chat(s):
+        s += sgl.user("Hello.")
+        s += " More."
+        s += sgl.assistant(sgl.gen("answer"))
+
+    server.reply = lambda prompt: "Hi."
+    state = chat.run()
+    assert server.calls[0]["messages"] == [{"role": "user", "content": "Hello. More."}]
+    assert state.text() == "Hello. More.Hi."
+    assert state.messages()[0]["content"] == "Hello. More."
+
+
+def test_text_before_the_first_turn_begins_it(server: FakeServer, endpoint) -> None:
+    @sgl.function
+    def chat(s, question):
+        s += "Be brief. "
+        s += sgl.user(question)
+        s += sgl.assistant(sgl.gen("answer"))
+
+    chat.run_batch([{"question": "One?"}, {"question": "Two?"}])
+    sent = [body["messages"][0]["content"] for body in server.calls]
+    assert sorted(sent) == ["Be brief. One?", "Be brief. Two?"]
+
+
+def test_the_language_itself_still_refuses_text_outside_of_turns(server, endpoint) -> None:
+    @core.function
+    def chat(s):
+        s += core.user("Hello.")
+        s += " More."
+
+    with pytest.raises(core.ProgramError, match="text outside of a turn"):
+        chat.run()
+
+
+# --- join ----------------------------------------------------------------------------------------
+
+
+def rename(language: Any) -> Any:
+    @language.function
+    def program(s):
+        s["mood"] = "calm"
+        forks = s.fork(2)
+        for fork in forks:
+            fork["mood"] = "angry"
+            fork += "x" + language.gen("word")
+        forks.join()
+
+    return program
+
+
+def test_join_gathers_only_names_that_are_new_to_the_parent(server: FakeServer, endpoint) -> None:
+    server.reply = lambda prompt: "w"
+    theirs, ours = rename(sgl).run(), rename(core).run()
+    assert (theirs["mood"], theirs["word"]) == ("calm", ["w", "w"])
+    assert (ours["mood"], ours["word"]) == (["angry", "angry"], ["w", "w"])
+
+
+def test_a_group_has_its_states_and_their_parent(server: FakeServer, endpoint) -> None:
+    groups: list[Any] = []
+
+    @sgl.function
+    def program(s):
+        forks = s.fork(2)
+        groups.append((s, forks))
+
+    program.run()
+    ((state, group),) = groups
+    assert group.src_state is state
+    assert [type(branch).__name__ for branch in group.states] == ["ProgramState"] * 2
+
+
+# --- typed texts ---------------------------------------------------------------------------------
+
+
+class City(BaseModel):
+    name: str
+
+
+@pytest.mark.parametrize("dtype, text", [(int, "12"), (float, "1.5"), (bool, "True"), (str, '"a"')])
+def test_the_variable_of_a_dtype_is_its_text(server: FakeServer, endpoint, dtype, text) -> None:
+    @sgl.function
+    def program(s):
+        s += "Say: " + sgl.gen("value", dtype=dtype)
+
+    server.reply = lambda prompt: text
+    assert program.run()["value"] == text
+    assert "regex" in server.calls[0]["structured_outputs"]
+
+
+def test_a_typed_text_that_was_cut_is_the_variable(server: FakeServer, endpoint) -> None:
+    @sgl.function
+    def program(s):
+        s += "Say: " + sgl.gen("city", json_schema=City) + sgl.gen_int("number")
+
+    server.reply = lambda prompt: '{"name": "Pa'
+    state = program.run()
+    assert state["city"] == '{"name": "Pa'
+    assert state["number"] == '{"name": "Pa'
+    server.reply = lambda prompt: '{"name": "Paris"}'
+    assert program.run()["city"] == City(name="Paris")
+
+
+def test_dtype_wins_over_regex_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="regex is ignored"):
+        made = sgl.gen("x", dtype=int, regex="a+")
+    assert made == sgl.gen("x", dtype=int)
+
+
+def test_no_tokens_are_one_token(server: FakeServer, endpoint) -> None:
+    @sgl.function
+    def program(s):
+        s += "Say: " + sgl.gen("none", max_tokens=0)
+
+    program.run()
+    assert server.calls[0]["max_tokens"] == 1
+
+
+# --- select --------------------------------------------------------------------------------------
+
+
+class Shortest(ChoicesSamplingMethod):
+    """Chooses the shortest text, and tells what it was given."""
+
+    def __call__(self, *, choices: list[str], **given: Any) -> ChoicesDecision:
+        return ChoicesDecision(min(choices, key=len), {"given": given})
+
+
+def test_a_method_of_the_programs_own_chooses(server: FakeServer, endpoint) -> None:
+    @sgl.function
+    def program(s):
+        s += "Say: " + sgl.select("word", ["long", "it"], choices_method=Shortest())
+
+    state = program.run()
+    given = state.get_meta_info("word")["given"]
+    assert state["word"] == "it"
+    assert given["normalized_prompt_logprobs"] == [-1.0, -1.0]
+    assert [len(tokens) for tokens in given["input_token_logprobs"]] == [4, 2]
+    assert given["input_token_logprobs"][1][0] == (-1.0, ord("i"), None)
+    assert given["unconditional_token_logprobs"] is None
+
+
+def test_a_method_that_invents_a_choice_is_an_error(server: FakeServer, endpoint) -> None:
+    class Inventor(Shortest):
+        def __call__(self, **given: Any) -> ChoicesDecision:
+            return ChoicesDecision("other")
+
+    @sgl.function
+    def program(s):
+        s += "Say: " + sgl.select("word", ["long", "it"], choices_method=Inventor())
+
+    with pytest.raises(core.ProgramError, match="return one of the choices"):
+        program.run()
+
+
+def test_sglangs_methods_are_called_with_its_keywords() -> None:
+    # Three choices of one, two and three tokens, as (logprob, token id, text).
+    given: dict[str, Any] = {
+        "choices": ["bee", "beehive", "honeybees"],
+        "normalized_prompt_logprobs": [-0.2, -0.4, -0.1],
+        "input_token_logprobs": [
+            [[-0.2, 1, None]],
+            [[-0.2, 1, None], [-0.6, 2, None]],
+            [[-0.25, 3, None], [-0.03, 4, None], [-0.02, 5, None]],
+        ],
+        "output_token_logprobs": [[], [], []],
+    }
+    assert sgl.token_length_normalized(**given).decision == "honeybees"
+    greedy = sgl.greedy_token_selection(**given)
+    assert greedy.decision == "bee"
+    assert greedy.meta_info is not None
+    assert greedy.meta_info["greedy_logprob_matrix"][1] == pytest.approx([-0.2, -0.6, -0.4])
+    alone: list[Any] = [
+        [[None, 1, None]],
+        [[None, 1, None], [-2.0, 2, None]],
+        [[None, 3, None], [-0.03, 4, None], [-0.02, 5, None]],
+    ]
+    normalized = sgl.unconditional_likelihood_normalized(
+        **given, unconditional_token_logprobs=alone
+    )
+    assert normalized.decision == "beehive"
+    assert normalized.meta_info is not None
+    gains = normalized.meta_info["normalized_unconditional_prompt_logprobs"]
+    assert gains == pytest.approx([-0.2, 0.6, -0.25 / 3])
+
+
+def test_the_temperature_of_a_select_is_ignored() -> None:
+    assert sgl.select("x", ["a", "b"], temperature=0.7) == sgl.select("x", ["a", "b"])
+
+
+# --- meta information ----------------------------------------------------------------------------
+
+
+def test_meta_info_has_sglangs_names(server: FakeServer, endpoint) -> None:
+    @sgl.function
+    def program(s):
+        s += "Say: " + sgl.gen("word", return_logprob=True, top_logprobs_num=2)
+
+    server.reply = lambda prompt: "ab"
+    meta = program.run().get_meta_info("word")
+    assert meta["output_token_logprobs"] == [(-0.5, None, "a"), (-0.5, None, "b")]
+    assert meta["output_top_logprobs"][0] == [(-0.5, None, "a"), (-2.0, None, "?")]
+    assert meta["input_token_logprobs"] == meta["input_top_logprobs"] == []
+    assert meta["finish_reason"] == {"type": "stop", "matched": None}
+    assert {"id", "prompt_tokens", "completion_tokens", "cached_tokens"} <= set(meta)
+    assert meta["cached_tokens"] == meta["prompt_tokens"] // 2
+
+
+def test_meta_info_of_a_select_and_of_a_value(server: FakeServer, endpoint) -> None:
+    @sgl.function
+    def program(s):
+        s["given"] = 3
+        s += "Say: " + sgl.select("word", ["a", "cd"])
+
+    state = program.run()
+    meta = state.get_meta_info("word")
+    assert meta["normalized_prompt_logprobs"] == [-1.0, -1.0]
+    assert [len(tokens) for tokens in meta["input_token_logprobs"]] == [1, 2]
+    assert state.get_meta_info("given") == {}
+
+
+def test_the_last_piece_comes_with_the_meta_information(server: FakeServer, endpoint) -> None:
+    @sgl.function
+    def program(s):
+        s += "Say: " + sgl.gen("word")
+
+    async def pieces() -> list[Any]:
+        state = program.run(stream=True)
+        return [pair async for pair in state.text_async_iter("word", return_meta_data=True)]
+
+    server.reply = lambda prompt: "abcd"
+    found = asyncio.run(pieces())
+    assert "".join(piece for piece, _ in found) == "abcd"
+    assert [bool(meta) for _, meta in found] == [False] * (len(found) - 1) + [True]
+    assert found[-1][1]["finish_reason"]["type"] == "stop"
+
+
+# --- programs ------------------------------------------------------------------------------------
+
+
+def test_n_is_the_default_of_every_gen(server: FakeServer, endpoint) -> None:
+    @sgl.function
+    def program(s, word):
+        s += word + sgl.gen("many") + sgl.gen("one", n=1)
+
+    server.reply = lambda prompt: "x"
+    assert program.run("a", n=3)["many"] == ["x", "x", "x"]
+    assert program.run("a")["many"] == "x"
+    (state,) = program.run_batch([{"word": "a"}], n=2)
+    assert (state["many"], state["one"]) == (["x", "x"], "x")
+
+
+def test_a_program_has_its_bound_arguments(server: FakeServer, endpoint) -> None:
+    @sgl.function
+    def program(s, first, second):
+        s += first + second + sgl.gen("answer")
+
+    bound = program.bind(first="1")
+    assert bound.bind_arguments == {"first": "1"}
+    assert bound.run(second="2").text().startswith("12")
+    assert type(bound) is type(program)
+
+
+def test_a_graph_is_shown_from_its_last_node(endpoint) -> None:
+    @sgl.function
+    def program(s, question):
+        s += "Q: " + question + sgl.gen("answer", stop="\n") + sgl.select("kind", ["a", "b"])
+        s += "A: " + s["answer"]
+
+    shown = program.trace().last_node.print_graph_dfs()
+    assert "gen 'answer'" in shown and "select 'kind'" in shown and "question" in shown
+
+
+def test_a_gen_with_unknown_options_is_traced_and_compiled(server: FakeServer, endpoint) -> None:
+    @sgl.function
+    def program(s, until):
+        s += "Count: " + sgl.gen_int("number") + sgl.gen("rest", stop=until, dtype=int)
+
+    server.reply = lambda prompt: "7"
+    state = program.compile().run(until="x")
+    assert (state["number"], state["rest"]) == ("7", "7")
+
+
+def test_the_executor_shows_what_has_run(server: FakeServer, endpoint) -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.user("Hello.")
+        s += sgl.assistant(sgl.gen("answer"))
+
+    server.reply = lambda prompt: "Hi."
+    state = program.run()
+    executor = state.stream_executor
+    assert executor.text_ == "Hello.Hi."
+    assert [message["role"] for message in executor.messages_] == ["user", "assistant"]
+    assert executor.variables == {"answer": "Hi."}
+    assert executor.meta_info["answer"]["finish_reason"]["type"] == "stop"
+    assert (executor.cur_role, executor.error_, executor.is_finished) == (None, None, True)
+    assert str(state) == "ProgramState(Hello.Hi.)"
+
+
+@pytest.mark.parametrize(
+    "model_type, text, reasoning, answer",
+    [
+        ("gpt-oss", "analysisIt is 2.assistantfinalTwo.", "It is 2.", "Two."),
+        ("kimi_k2", "<think>a</think>b", "a", "b"),
+        ("mimo", "<think>a</think>b", "a", "b"),
+        ("minimax", "a</think>b", "a", "b"),
+        ("minimax", "cut off", "cut off", ""),
+        ("step3p5", "a</think>b", "a", "b"),
+        ("mistral", "[THINK]a[/THINK]b", "a", "b"),
+        ("nemotron_3", "<think>a</think>b", "a", "b"),
+        ("interns1", "<think>a</think>b", "a", "b"),
+        ("interns1", "b", "", "b"),
+    ],
+)
+def test_reasoning_is_split_off(
+    server: FakeServer, endpoint, model_type: str, text: str, reasoning: str, answer: str
+) -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.user("What is 1 + 1?")
+        s += sgl.assistant(sgl.separate_reasoning(sgl.gen("answer"), model_type))
+
+    server.reply = lambda prompt: text
+    state = program.run()
+    assert (state["answer_reasoning_content"], state["answer"]) == (reasoning, answer)
+
+
+def test_a_json_schema_given_as_text_stays_text(server: FakeServer, endpoint) -> None:
+    @sgl.function
+    def program(s):
+        s += "City: " + sgl.gen("city", json_schema=json.dumps({"type": "object"}))
+
+    server.reply = lambda prompt: "{}"
+    assert program.run()["city"] == "{}"
