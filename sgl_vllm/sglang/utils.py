@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any  # Any: JSON
 
@@ -18,15 +18,11 @@ import httpx
 
 from sgl_vllm.sglang.lang.interpreter import ProgramState
 
-_SGLANG_SERVERS = ("sglang.launch_server", "sgl_vllm.sglang.launch_server")
 
-
-def read_jsonl(filename: str) -> Iterator[Any]:
+def read_jsonl(filename: str) -> list[Any]:
     """The documents of a file with one in each line. Lines that begin with # are skipped."""
     with open(filename, encoding="utf-8") as file:
-        for line in file:
-            if not line.startswith("#"):
-                yield json.loads(line)
+        return [json.loads(line) for line in file if not line.startswith("#")]
 
 
 def dump_state_text(filename: str, states: Iterable[object], mode: str = "w") -> None:
@@ -66,6 +62,11 @@ def encode_image_base64(image: str | bytes) -> str:
     return base64.b64encode(data).decode()
 
 
+def normalize_base_url(host: str, port: int) -> str:
+    """The URL of a server, whose host may begin with a scheme."""
+    return f"{host if '://' in host else f'http://{host}'}:{port}"
+
+
 def print_highlight(content: object) -> None:
     """Print."""
     print(content)
@@ -83,7 +84,7 @@ def launch_server_cmd(
 
     chosen = port or free_port()
     words = [
-        "sgl_vllm.sglang.launch_server" if word in _SGLANG_SERVERS else word
+        "sgl_vllm.sglang.launch_server" if word == "sglang.launch_server" else word
         for word in shlex.split(command.replace("\\\n", " "))
     ]
     if words[0] in ("python", "python3"):

@@ -66,20 +66,22 @@ class SglFunction(FunctionProgram):
     def _run_defaults(self, **given: Unpack[SamplingDefaults]) -> Sampling:
         return Sampling(n=self._n).over(super()._run_defaults(**given))
 
-    def _with_n(self, n: int | None) -> Self:
-        if n == self._n:
+    def _with_default_n(self, options: dict[str, Any]) -> Self:
+        """This program with the option `n`, which is removed, as the default of every `gen`. If
+        the function has a parameter of that name, `n` is its argument."""
+        if "n" in self.arg_names or "n" not in options:
             return self
         program = type(self)(self.func, self.bound, self.num_api_spec_tokens)
-        program._n = n
+        program._n = options.pop("n")
         return program
 
-    def run(self, *args: Any, n: int | None = None, **kwargs: Any) -> Any:
-        """As `sgl_vllm.Program.run`. `n` is the default of every `gen`."""
-        return super(SglFunction, self._with_n(n)).run(*args, **kwargs)
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """As `sgl_vllm.Program.run`, also with `n`, the default of every `gen`."""
+        return super(SglFunction, self._with_default_n(kwargs)).run(*args, **kwargs)
 
-    def run_batch(self, batch_kwargs: Any, *, n: int | None = None, **kwargs: Any) -> Any:
-        """As `sgl_vllm.Program.run_batch`. `n` is the default of every `gen`."""
-        return super(SglFunction, self._with_n(n)).run_batch(batch_kwargs, **kwargs)
+    def run_batch(self, batch_kwargs: Any, **kwargs: Any) -> Any:
+        """As `sgl_vllm.Program.run_batch`, also with `n`, the default of every `gen`."""
+        return super(SglFunction, self._with_default_n(kwargs)).run_batch(batch_kwargs, **kwargs)
 
     def compile(self, *args: Any, backend: Any = None, **known: Any) -> CompiledProgram:
         """As `sgl_vllm.Program.compile`."""

@@ -76,11 +76,12 @@ class RuntimeEndpoint(BaseBackend):
         return str(self.model_info["model_path"])
 
     def get_server_info(self) -> dict[str, Any]:
-        """What the server runs: `model_path`, `context_length`, `version` (vLLM's), `plugin`, and
-        `internal_states`, a list with the plugin's statistics."""
+        """What the server runs: `model_path`, `tokenizer_path`, `context_length`, vLLM's `version`,
+        `plugin`, and `internal_states`, a list with the plugin's statistics."""
         info = settings.get_server_info(self._vllm)
         return {
             "model_path": info.model,
+            "tokenizer_path": info.model,
             "context_length": info.max_model_len,
             "version": info.vllm_version,
             "plugin": info.plugin,
@@ -145,6 +146,6 @@ class Runtime(BaseBackend):
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, of the package transformers."""
-        from transformers import AutoTokenizer
+        from sgl_vllm.sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
-        return AutoTokenizer.from_pretrained(self._server.model)
+        return get_tokenizer(self._server.model)

@@ -1,0 +1,1 @@
+"""What programs of SGLang's language import of `sglang.srt`. The server itself is vLLM's."""
