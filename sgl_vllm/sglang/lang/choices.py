@@ -73,7 +73,7 @@ class _Known(ChoicesSamplingMethod):
             _choice_tokens(tokens, unconditional)
             for tokens, unconditional in zip(input_token_logprobs, alone, strict=True)
         ]
-        decision = type(self).method(scored)
+        decision = self._decide(normalized_prompt_logprobs, scored)
         meta_info = {
             "normalized_prompt_logprobs": normalized_prompt_logprobs,
             "input_token_logprobs": input_token_logprobs,
@@ -82,6 +82,11 @@ class _Known(ChoicesSamplingMethod):
         }
         return ChoicesDecision(choices[decision.index], meta_info)
 
+    def _decide(
+        self, normalized_prompt_logprobs: Sequence[float], choices: Sequence[ChoiceTokens]
+    ) -> core.Decision:
+        return type(self).method(choices)
+
     def _details(
         self, choices: Sequence[ChoiceTokens], decision: core.Decision
     ) -> dict[str, object]:
@@ -89,9 +94,15 @@ class _Known(ChoicesSamplingMethod):
 
 
 class TokenLengthNormalized(_Known):
-    """The highest mean log-probability of the tokens."""
+    """The highest of `normalized_prompt_logprobs`."""
 
     method = core.token_length_normalized
+
+    def _decide(
+        self, normalized_prompt_logprobs: Sequence[float], choices: Sequence[ChoiceTokens]
+    ) -> core.Decision:
+        scores = tuple(normalized_prompt_logprobs)
+        return core.Decision(core.first_best(scores), scores)
 
 
 class GreedyTokenSelection(_Known):
