@@ -58,7 +58,7 @@ def model_and_arguments(arguments: Mapping[str, object]) -> tuple[str, list[str]
     model = given.pop("model_path", None) or given.pop("model", None)
     if model is None:
         raise TypeError("the server needs a model: pass model_path")
-    options: list[str] = []
+    options = ["--enable-prompt-tokens-details"]  # for cached_tokens, which SGLang's always tells
     for name, value in given.items():
         if name in _VALUES:
             options += [_VALUES[name], str(value)]

@@ -140,7 +140,10 @@ def test_a_runtime_starts_a_server_and_ends_it(process: type[FakeProcess]) -> No
     assert started.model == "org/model"
     assert started.options == {
         "plugin": True,
-        "extra_args": ["--tensor-parallel-size", "2", "--trust-remote-code"],
+        "extra_args": [
+            *("--enable-prompt-tokens-details", "--tensor-parallel-size", "2"),
+            "--trust-remote-code",
+        ],
     }
     assert runtime.url == runtime.endpoint.base_url
     assert runtime.pid == 17
@@ -159,14 +162,14 @@ def test_a_runtime_needs_a_model() -> None:
 def test_an_argument_without_an_option_of_vllms_is_ignored_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="vLLM has no option for schedule_policy"):
         found = server_args.model_and_arguments({"model_path": "m", "schedule_policy": "lpm"})
-    assert found == ("m", [])
+    assert found == ("m", ["--enable-prompt-tokens-details"])
 
 
 def test_sglangs_command_line_starts_vllms_server() -> None:
     words = "--model-path m --host 0.0.0.0 --port 80 --mem-fraction-static=0.5 --disable-cuda-graph"
     assert launch_server.command(words.split()) == [
         *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", "m", "--plugin", "sgl_vllm"),
-        *("--host", "0.0.0.0", "--port", "80"),
+        *("--host", "0.0.0.0", "--port", "80", "--enable-prompt-tokens-details"),
         *("--gpu-memory-utilization", "0.5", "--enforce-eager"),
     ]
 
