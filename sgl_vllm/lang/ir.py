@@ -81,10 +81,10 @@ def name_of(key: str | VariableExpr) -> str:
         return key
     if key.name is None:
         raise TypeError(
-            f"a {key} without a name makes no variable: give it a name to read its value"
+            f"a {key!s} without a name makes no variable: give it a name to read its value"
         )
     if isinstance(key, Gen) and (key.sampling.n or 1) > 1:
-        raise TypeError(f"{key} makes a list of n values: read it by its name, s[{key.name!r}]")
+        raise TypeError(f"{key!s} makes a list of n values: read it by its name, s[{key.name!r}]")
     return key.name
 
 
