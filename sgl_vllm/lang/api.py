@@ -5,6 +5,8 @@ Owns their arguments and the checks on them. The expressions themselves are in `
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, overload  # Any: values of the user's types
@@ -349,28 +351,8 @@ def assistant_end() -> RoleEnd:
 
 
 MAKERS: dict[str, Callable[..., Any]] = {
-    f"sgl.{maker.__name__}": maker
-    for maker in (
-        any_order,
-        assistant,
-        assistant_begin,
-        assistant_end,
-        gen,
-        gen_int,
-        gen_string,
-        image,
-        read_only_tool,
-        select,
-        separate_reasoning,
-        system,
-        system_begin,
-        system_end,
-        tool,
-        user,
-        user_begin,
-        user_end,
-        var,
-        video,
-    )
+    f"sgl.{name}": maker
+    for name, maker in list(vars(sys.modules[__name__]).items())
+    if inspect.isfunction(maker) and maker.__module__ == __name__ and not name.startswith("_")
 }
 """Every function that makes expressions, by its name in the graph of a traced program."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
 # Any: what a user's predicate returns
@@ -32,6 +32,9 @@ StateT = TypeVar("StateT", bound="State")
 
 class ProgramGroup(Generic[StateT]):
     """The branches of a fork. Iterate over them, index them, and join them with `join`."""
+
+    gathers_known_names = True
+    """Whether `join` also gathers variables of names that the parent has already."""
 
     def __init__(self, parent: StateT, states: list[StateT]) -> None:
         self._parent = parent
@@ -91,7 +94,8 @@ class ProgramGroup(Generic[StateT]):
         parent = self._parent._stream
         streams = [state._stream for state in self._states]
         if mode == "gather_variable":
-            for name in self._names_to_gather():
+            written = [stream.written for stream in streams]
+            for name in names_to_gather(written, parent.variables, self.gathers_known_names):
                 writers = tuple(s for s in streams if name in s.written)
                 futures = tuple(s.variables[name] for s in writers)
                 parent.bind(name, parent.submit(Gather(name, futures, writers), has_effect=True))
@@ -100,11 +104,6 @@ class ProgramGroup(Generic[StateT]):
                 parent.submit(AppendTexts(tuple((s, s.read()) for s in streams)), has_effect=True)
         else:
             raise ValueError(f"join mode must be gather_variable or concate_and_append, not {mode}")
-
-    def _names_to_gather(self) -> list[str]:
-        """The variables that `join` brings back, in the order in which they were set."""
-        written = (name for state in self._states for name in state._stream.written)
-        return list(dict.fromkeys(written))
 
     # --- the first acceptable branch -----------------------------------------------------------
 
@@ -161,6 +160,19 @@ class ProgramGroup(Generic[StateT]):
                 state._stream.run.discard(state._stream)
         self._states = [winner]
         return winner
+
+
+def names_to_gather(
+    written: Iterable[Iterable[str]], known: Container[str], gathers_known_names: bool
+) -> list[str]:
+    """The variables that a join brings back, in the order in which the branches set them.
+
+    Args:
+        written: the names that each branch has set.
+        known: the names that the parent has.
+    """
+    names = dict.fromkeys(name for branch in written for name in branch)
+    return [name for name in names if gathers_known_names or name not in known]
 
 
 def _raise_if_all_failed(reads: Sequence[Future[Transcript]]) -> None:

@@ -47,6 +47,7 @@ class Program(ABC, Generic[P, R]):
     """
 
     state_class: type[ProgramState] = ProgramState
+    """What a plain function gets as `s`."""
 
     def __init__(
         self,

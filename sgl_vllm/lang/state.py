@@ -59,7 +59,9 @@ class State:
 
     transcript_class: type[Transcript] = Transcript
     """What a program may append, and where."""
+
     group_class: type[ProgramGroup[Any]] = ProgramGroup
+    """The branches that `fork` gives."""
 
     _is_async = False
 

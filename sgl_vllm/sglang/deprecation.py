@@ -7,8 +7,9 @@ import warnings
 _warned: set[str] = set()
 
 
-def deprecated(what: str, instead: str, *, stacklevel: int = 3) -> None:
-    """Warn, once per process, that `what` is deprecated and what to do instead."""
+def deprecated(what: str, instead: str) -> None:
+    """Warn the caller of the caller, once per process, that `what` is deprecated and what to do
+    instead."""
     if what not in _warned:
         _warned.add(what)
-        warnings.warn(f"{what} is deprecated: {instead}", DeprecationWarning, stacklevel=stacklevel)
+        warnings.warn(f"{what} is deprecated: {instead}", DeprecationWarning, stacklevel=3)

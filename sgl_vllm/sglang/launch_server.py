@@ -9,11 +9,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from sgl_vllm.server_process import VllmServer
 from sgl_vllm.sglang.server_args import model_and_arguments
 
 
-def command(words: Sequence[str]) -> list[str]:
-    """The command that starts vLLM's server, for the words of SGLang's."""
+def server_of(words: Sequence[str]) -> VllmServer:
+    """vLLM's server, not started, for the words of SGLang's command line."""
     arguments: dict[str, object] = {}
     name = None
     for word in words:
@@ -24,17 +25,13 @@ def command(words: Sequence[str]) -> list[str]:
         elif name is not None:
             arguments[name] = word
             name = None
-    address = [
-        part
-        for option in ("host", "port")
-        if option in arguments
-        for part in (f"--{option}", str(arguments[option]))
-    ]
     model, options = model_and_arguments(arguments)
-    serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
-    return [*serve, "--plugin", "sgl_vllm", *address, *options]
+    for name in ("host", "port"):
+        if name in arguments:
+            options += [f"--{name}", str(arguments[name])]
+    return VllmServer(model, plugin=True, extra_args=options)
 
 
 if __name__ == "__main__":
-    started = command(sys.argv[1:])
-    os.execv(started[0], started)
+    server = server_of(sys.argv[1:])
+    os.execve(server.command[0], server.command, server.environment)

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from sgl_vllm.lang.group import names_to_gather
 from sgl_vllm.lang.ir import (
     AnyOrder,
     Expr,
@@ -60,10 +61,14 @@ class PrefixDone(Exception):
 
 
 class Recorder:
-    """Collects the nodes of a trace. Ends the trace after the prefix if only that matters."""
+    """Collects the nodes of a trace. Ends the trace after the prefix if only that matters.
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    `gathers_known_names` is as in `ProgramGroup`.
+    """
+
+    def __init__(self, evaluator: Evaluator, *, gathers_known_names: bool = True) -> None:
         self.evaluator = evaluator
+        self.gathers_known_names = gathers_known_names
         self._nodes: list[Node] = []
         self._streams: list[StreamTrace] = []
 
@@ -408,7 +413,8 @@ class TracedGroup(Host):
             ends = [Definition(None, s.last_node) for s in states if s.last_node is not None]
             parent._add(operation, at, ends)
             return
-        names = dict.fromkeys(name for state in states for name in state.written)
+        written = [state.written for state in states]
+        names = names_to_gather(written, parent.variables, parent.recorder.gathers_known_names)
         writers = {name: [s for s in states if name in s.written] for name in names}
         reads = [state.definitions[name] for name in names for state in writers[name]]
         values = {name: [s.variables[name] for s in writers[name]] for name in names}

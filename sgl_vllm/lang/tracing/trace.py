@@ -131,7 +131,8 @@ def _traced(
     function = program.func
     home = (function.__module__ or "").split(".")[0]
     tracer = _Tracer(home, max_steps, is_prefix_only=is_prefix_only)
-    recorder = Recorder(tracer)
+    group_class = program.state_class.group_class
+    recorder = Recorder(tracer, gathers_known_names=group_class.gathers_known_names)
     root = recorder.new_state(None, 0, None)
     returned, failure = None, None
     try:

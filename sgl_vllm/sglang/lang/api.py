@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, overload  # Any: arguments of the user's function, and JSON
 
 from sgl_vllm.lang import api as core
+from sgl_vllm.lang import settings
 from sgl_vllm.lang.api import (
     assistant,
     assistant_begin,
@@ -24,12 +25,13 @@ from sgl_vllm.lang.api import (
     user_end,
     video,
 )
+from sgl_vllm.lang.backends.base import Backend, BackendHandle
 from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.constraints import Choices, Reader, choices_of
 from sgl_vllm.lang.ir import Gen, Select
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.sglang.lang.backend.base_backend import BaseBackend
-from sgl_vllm.sglang.lang.backend.runtime_endpoint import Runtime
+from sgl_vllm.sglang.lang.backend.runtime_endpoint import Runtime, server_info_of
 from sgl_vllm.sglang.lang.choices import (
     ChoicesSamplingMethod,
     as_core_method,
@@ -143,21 +145,33 @@ def select(
     return core.select(name, choices, choices_method=method)
 
 
-def set_default_backend(backend: BaseBackend) -> None:
+def set_default_backend(backend: BackendHandle | Backend) -> None:
     """Use `backend` for every run without a `backend` of its own."""
     global_config.default_backend = backend
 
 
-def flush_cache(backend: BaseBackend | None = None) -> Any:
-    """Empty the server's prefix cache. Returns False if there is no backend."""
-    chosen = backend or global_config.default_backend
-    return chosen.flush_cache() if isinstance(chosen, BaseBackend) else False
+def flush_cache(backend: BackendHandle | Backend | None = None) -> Any:
+    """Empty the server's prefix cache and wait until that is done. Returns False if there is no
+    backend."""
+    match backend or global_config.default_backend:
+        case None:
+            return False
+        case BaseBackend() as handle:
+            handle.flush_cache()
+        case chosen:
+            settings.flush_cache(settings.chosen_backend(chosen))
+    return None
 
 
-def get_server_info(backend: BaseBackend | None = None) -> dict[str, Any] | None:
+def get_server_info(backend: BackendHandle | Backend | None = None) -> dict[str, Any] | None:
     """What the server runs. None if there is no backend."""
-    chosen = backend or global_config.default_backend
-    return chosen.get_server_info() if isinstance(chosen, BaseBackend) else None
+    match backend or global_config.default_backend:
+        case None:
+            return None
+        case BaseBackend() as handle:
+            return handle.get_server_info()
+        case chosen:
+            return server_info_of(settings.chosen_backend(chosen))
 
 
 for _maker in (gen, gen_int, gen_string, select):

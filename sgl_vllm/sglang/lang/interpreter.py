@@ -52,6 +52,8 @@ class FreeTranscript(Transcript):
 class ProgramStateGroup(ProgramGroup["ProgramState"]):
     """The branches of a fork."""
 
+    gathers_known_names = False
+
     @property
     def states(self) -> list[ProgramState]:
         """The branches."""
@@ -61,10 +63,6 @@ class ProgramStateGroup(ProgramGroup["ProgramState"]):
     def src_state(self) -> ProgramState:
         """The prompt they were forked from."""
         return self._parent
-
-    def _names_to_gather(self) -> list[str]:
-        known = self._parent._stream.variables
-        return [name for name in super()._names_to_gather() if name not in known]
 
 
 class ProgramState(CoreState):
@@ -80,9 +78,9 @@ class ProgramState(CoreState):
 
     def get_meta_info(self, name: str | VariableExpr) -> dict[str, Any]:
         """How variable `name` was made, with SGLang's names: `id`, `finish_reason`,
-        `prompt_tokens`, `completion_tokens`, `cached_tokens`, and for a request with log-
-        probabilities `output_token_logprobs`, `output_top_logprobs`, `input_token_logprobs` and
-        `input_top_logprobs`."""
+        `prompt_tokens`, `completion_tokens`, `cached_tokens`, and `output_token_logprobs`,
+        `output_top_logprobs`, `input_token_logprobs` and `input_top_logprobs`, which are empty
+        unless they were asked for."""
         return sglang_meta_info(self._variable(name_of(name)))
 
     async def text_async_iter(

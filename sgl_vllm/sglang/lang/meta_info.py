@@ -36,17 +36,18 @@ def sglang_meta_info(variable: Variable) -> dict[str, Any]:
 def _of_gen(meta: GenMeta) -> dict[str, Any]:
     """With n > 1, the reasons and the output's tokens are lists with an entry per text."""
     reasons = [_reason(reason, meta.usage) for reason in meta.finish_reason]
-    found: dict[str, Any] = {"id": meta.request_id, **_counts(meta.usage)}
     tokens = [_tokens(text, meta.with_text) for text in meta.output_token_logprobs]
     tops = [_tops(text, meta.with_text) for text in meta.output_token_logprobs]
     is_list = len(reasons) > 1
-    found["finish_reason"] = reasons if is_list else reasons[0]
-    if any(tokens):
-        found["output_token_logprobs"] = tokens if is_list else tokens[0]
-        found["output_top_logprobs"] = tops if is_list else tops[0]
-        found["input_token_logprobs"] = _tokens(meta.prompt_logprobs, meta.with_text)
-        found["input_top_logprobs"] = _tops(meta.prompt_logprobs, meta.with_text)
-    return found
+    return {
+        "id": meta.request_id,
+        "finish_reason": reasons if is_list else reasons[0],
+        "output_token_logprobs": tokens if is_list else tokens[0],
+        "output_top_logprobs": tops if is_list else tops[0],
+        "input_token_logprobs": _tokens(meta.prompt_logprobs, meta.with_text),
+        "input_top_logprobs": _tops(meta.prompt_logprobs, meta.with_text),
+        **_counts(meta.usage),
+    }
 
 
 def _counts(usage: Usage) -> dict[str, Any]:

@@ -66,6 +66,15 @@ def test_without_a_backend_nothing_is_flushed_or_asked(monkeypatch: pytest.Monke
     assert sgl.get_server_info() is None
 
 
+def test_a_backend_of_the_language_itself_is_flushed_and_described(server: FakeServer) -> None:
+    server.plugin = True
+    sgl.set_default_backend(core.VLLM(server.url))
+    sgl.flush_cache()
+    assert len(server.bodies("/v1/sgl/flush_cache")) == 1
+    info = sgl.get_server_info()
+    assert info is not None and info["tokenizer_path"] == "fake"
+
+
 def test_a_program_of_the_language_itself_runs_on_an_endpoint(server: FakeServer, endpoint) -> None:
     @core.function
     def program(s):
@@ -167,10 +176,12 @@ def test_an_argument_without_an_option_of_vllms_is_ignored_with_a_warning() -> N
 
 def test_sglangs_command_line_starts_vllms_server() -> None:
     words = "--model-path m --host 0.0.0.0 --port 80 --mem-fraction-static=0.5 --disable-cuda-graph"
-    assert launch_server.command(words.split()) == [
-        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", "m", "--plugin", "sgl_vllm"),
-        *("--host", "0.0.0.0", "--port", "80", "--enable-prompt-tokens-details"),
+    command = launch_server.server_of(words.split()).command
+    assert command[command.index("serve") + 1] == "m"
+    assert command[command.index("--plugin") :] == [
+        *("--plugin", "sgl_vllm", "--enable-prompt-tokens-details"),
         *("--gpu-memory-utilization", "0.5", "--enforce-eager"),
+        *("--host", "0.0.0.0", "--port", "80"),
     ]
 
 

@@ -76,6 +76,15 @@ def test_join_gathers_only_names_that_are_new_to_the_parent(server: FakeServer, 
     assert (ours["mood"], ours["word"]) == (["angry", "angry"], ["w", "w"])
 
 
+@pytest.mark.parametrize("language, mood", [(sgl, "calm"), (core, ["angry", "angry"])])
+def test_a_compiled_program_gathers_the_same_names(
+    server: FakeServer, endpoint, language: Any, mood: object
+) -> None:
+    server.reply = lambda prompt: "w"
+    state = rename(language).compile().run()
+    assert (state["mood"], state["word"]) == (mood, ["w", "w"])
+
+
 def test_a_group_has_its_states_and_their_parent(server: FakeServer, endpoint) -> None:
     groups: list[Any] = []
 

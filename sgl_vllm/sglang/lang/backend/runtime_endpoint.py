@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any  # Any: JSON, and SGLang's server arguments
 
 from sgl_vllm.lang import settings
-from sgl_vllm.lang.backends.base import TextPrompt
+from sgl_vllm.lang.backends.base import Backend, TextPrompt
 from sgl_vllm.lang.backends.vllm import VLLM
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.sglang.deprecation import deprecated
@@ -20,6 +20,20 @@ from sgl_vllm.sglang.lang.chat_template import get_chat_template
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+
+def server_info_of(backend: Backend) -> dict[str, Any]:
+    """What a server runs: `model_path`, `tokenizer_path`, `context_length`, vLLM's `version`,
+    `plugin`, and `internal_states`, a list with the plugin's statistics."""
+    info = settings.get_server_info(backend)
+    return {
+        "model_path": info.model,
+        "tokenizer_path": info.model,
+        "context_length": info.max_model_len,
+        "version": info.vllm_version,
+        "plugin": info.plugin,
+        "internal_states": [info.stats or {}],
+    }
 
 
 class _VLLM(VLLM):
@@ -76,17 +90,8 @@ class RuntimeEndpoint(BaseBackend):
         return str(self.model_info["model_path"])
 
     def get_server_info(self) -> dict[str, Any]:
-        """What the server runs: `model_path`, `tokenizer_path`, `context_length`, vLLM's `version`,
-        `plugin`, and `internal_states`, a list with the plugin's statistics."""
-        info = settings.get_server_info(self._vllm)
-        return {
-            "model_path": info.model,
-            "tokenizer_path": info.model,
-            "context_length": info.max_model_len,
-            "version": info.vllm_version,
-            "plugin": info.plugin,
-            "internal_states": [info.stats or {}],
-        }
+        """As `server_info_of`."""
+        return server_info_of(self._vllm)
 
     def flush_cache(self) -> None:
         """Empty the server's prefix cache and wait until that is done."""
