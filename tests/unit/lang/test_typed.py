@@ -123,6 +123,11 @@ def test_options_given_ahead_are_those_of_run(server):
     assert (sent[2]["temperature"], sent[2]["top_p"], sent[2]["stop"]) == (0.0, 0.5, ["x"])
 
 
+def test_what_is_no_option_is_refused_before_the_run():
+    with pytest.raises(TypeError, match="'temprature' is no option of a run; these are: max_new_"):
+        ages.with_options(temprature=0.0)  # type: ignore[call-arg]
+
+
 def test_a_parameter_may_have_the_name_of_an_option(server):
     @sgl.function
     def program(s, temperature):
