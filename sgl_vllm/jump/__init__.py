@@ -1,7 +1,7 @@
 """Jump-forward: forced tokens enter a request in one forward pass.
 
 jump.py             appends forced tokens after each step
-opening.py          forced tokens before the first forward pass
+unsent.py           forced tokens that are sent after the next forward pass
 resumption.py       how jumped requests run again, and get out of each other's way
 connectors.py       KV connectors do not see that a request has jumped
 forced_source.py    asks for forced tokens, and contains errors

@@ -7,7 +7,6 @@ them all requests do. Does not own which tokens are forced (`fsm/vllm/forced_tok
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -99,38 +98,41 @@ class ForcedSource:
             self._exclude(request)
             return True
 
-    def num_before_forced(self, request: Request, tokens: Sequence[int]) -> int:
-        """How many of the sampled `tokens` come before text that is forced; all of them if that
-        begins after the last one, or nowhere. The grammar, which has not accepted them, stays as it
-        is. Costs one question to the grammar for each token but the last.
+    def num_canonical(self, request: Request, tokens: list[int]) -> int:
+        """How many of the sampled `tokens` come before forced text that they write in other tokens
+        than a jump; all of them if they do so nowhere. What is forced after the last one does not
+        matter. The grammar, which has not accepted them, stays as it is.
+
+        Costs at most one question to the grammar for each token but the last.
         """
         grammar = live_grammar(self._manager, request)
         if grammar is None or self._breaker.tripped or request in self._excluded:
             return len(tokens)
         all_token_ids = request._all_token_ids
         num_before, num_accepted = len(all_token_ids), 0
-        found = False
+        differs = False
         try:
-            for token in tokens[:-1]:
+            while num_accepted < len(tokens) - 1 and not (differs or grammar.is_terminated()):
+                token = tokens[num_accepted]
                 if grammar.validate_tokens([token]) != [token]:
                     break
                 grammar.accept_tokens(request.request_id, [token])
                 num_accepted += 1
                 all_token_ids.append(token)
-                if grammar.is_terminated():
-                    break
                 forced = self._taker.take(request)
-                if forced:
+                if forced == tokens[num_accepted : num_accepted + len(forced)]:
+                    num_accepted += len(forced)
+                    all_token_ids.extend(forced)
+                else:
                     grammar.rollback(len(forced))
-                    found = True
-                    break
+                    differs = True
             grammar.rollback(num_accepted)
         except Exception:
             self._exclude(request)
             return len(tokens)
         finally:
             del all_token_ids[num_before:]
-        return num_accepted if found else len(tokens)
+        return num_accepted if differs else len(tokens)
 
     def likelihood(self, request: Request) -> float:
         """How likely forced tokens are after the next one of `request`, from 0 to 1."""

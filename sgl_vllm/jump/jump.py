@@ -16,14 +16,19 @@ should. The token that it samples is stale, because f1 follows t:
     jump       appends f1 .. fk                      the sample of step n+1 will be dropped
     step n+2   computes f1 .. fk in one pass         step n+1 arrives, its sample is dropped
 
-Text that is forced from the start is appended before the first forward pass (`opening.py`).
+Text that is forced from the start is appended before the first forward pass, and sent after it
+(`unsent.py`). So is a run that competes with drafts, which come after step n:
+
+    step n     samples t, and d1 .. dm are drafted     legal drafts begin with f1 .. fk
+    k <= m     step n+1 verifies d1 .. dm, and accepts f1 .. fk and perhaps more
+    k > m      the jump appends f1 .. fk before step n+1
 
 Idea: jump-forward decoding with a compressed finite state machine (arXiv 2312.07104, section 4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakSet
@@ -39,9 +44,9 @@ from sgl_vllm.jump import part
 from sgl_vllm.jump.connectors import UnseenJumps
 from sgl_vllm.jump.forced_logprobs import asked_tokens, joined, rows_of_forced
 from sgl_vllm.jump.forced_source import ForcedSource
-from sgl_vllm.jump.opening import Openings, num_before_end
 from sgl_vllm.jump.refused import RefusedTokens
 from sgl_vllm.jump.resumption import JumpedRequests
+from sgl_vllm.jump.unsent import UnsentTokens, num_before_end
 
 
 @dataclass(slots=True)
@@ -78,9 +83,9 @@ class JumpForward:
     """Jumps the requests of one scheduler.
 
     After every step, the output of a request whose grammar forces tokens ends with all of them, and
-    the request waits for the forward pass that computes them. After an unexpected error its request
-    goes on token by token, or ends with an error if tokens were already taken. After `MAX_ERRORS`
-    of them, all requests decode token by token.
+    the request waits for the forward pass that computes them, unless drafts compete with the jump.
+    After an unexpected error its request goes on token by token, or ends with an error if tokens
+    were already taken. After `MAX_ERRORS` of them, all requests decode token by token.
 
     Args:
         mode: what counts as forced; see the option `jump_mode`.
@@ -113,7 +118,14 @@ class JumpForward:
         self.jumped = JumpedRequests(scheduler, self.counters, connector)
         self._cut: WeakSet[Request] = WeakSet()
         """Requests that have lost accepted drafts in this step."""
-        self.openings = Openings(scheduler)
+        self.unsent = UnsentTokens(scheduler)
+        self._drafts_decide = (
+            mode == "exact"
+            and scheduler.vllm_config.speculative_config is not None
+            and not self._may_hold
+        )
+        self._num_forced: dict[Request, int] = {}
+        """Of requests whose drafts decide whether they jump: how many tokens are forced next."""
 
     @property
     def failed(self) -> bool:
@@ -136,17 +148,31 @@ class JumpForward:
         if num_left and not self._source.take_back(request, num_left):
             return
         tokens = forced[:num_open]
-        self.openings.add(request, tokens, last=forced[num_open] if num_left else None)
+        self._append_unsent(request, tokens, last=forced[num_open] if num_left else None)
         if tokens:
-            request.append_output_token_ids(tokens)
             self.jumped.add_opened(request)
-            self._record(request, 0, num_open)
 
     def before_update(self, model_output: ModelRunnerOutput) -> None:
         """Before vLLM reads what a forward pass has sampled."""
-        self.openings.replace_sampled(model_output)
+        self.unsent.replace_sampled(model_output)
 
     # -- before every forward pass ----------------------------------------------------------------
+
+    def before_pass(self) -> None:
+        """Jump over the forced runs that are longer than the drafts of their requests.
+
+        The model accepts all forced tokens of legal drafts, and perhaps more, and samples one. A
+        jump appends the run, and its pass samples one. So the longer of the two takes fewer passes.
+        """
+        jumped = []
+        for request in self._scheduler.running if self._num_forced else ():
+            if self._num_forced.pop(request, 0) <= len(request.spec_token_ids):
+                continue
+            if forced := self._source.take(request):
+                self._append_unsent(request, forced)
+                jumped.append(request)
+        self._leave_running(jumped)
+        self._num_forced.clear()
 
     def holds_next_pass(self) -> bool:
         """Whether the next pass had better wait for the one in flight: if it is likely enough that
@@ -178,20 +204,22 @@ class JumpForward:
     # -- beside speculative decoding --------------------------------------------------------------
 
     def cut_accepted(self, request: Request, tokens: list[int], *, is_stale: bool) -> None:
-        """Drop accepted drafts from where forced text begins. Call it before vLLM takes `tokens`.
+        """Drop accepted drafts from where they write forced text in other tokens than a jump. Call
+        it before vLLM takes `tokens`.
 
-        The model has verified them, but may have written the same text in other tokens. Forced text
-        has one tokenization, with drafts and without. With `jump_mode=exact` there is no other.
+        The model has verified them, but forced text has one tokenization, with drafts and without.
+        With `jump_mode=exact` there is no other.
 
             accepted    d1 d2 d3 d4, and t sampled after them; f1 f2 are forced after d2
-            kept        d1 d2                     the jump appends f1 f2
+            kept        all of them               if d3 d4 are f1 f2
+                        d1 d2                     otherwise: the jump appends f1 f2
 
         Args:
             is_stale: the request was preempted since, so vLLM has reset its counts.
         """
         if len(tokens) < 2 or self._mode != "canonical" or not part.may_jump(request, self._limits):
             return
-        num_kept = self._source.num_before_forced(request, tokens)
+        num_kept = self._source.num_canonical(request, tokens)
         num_dropped = len(tokens) - num_kept
         if not num_dropped:
             return
@@ -209,8 +237,8 @@ class JumpForward:
         """Append forced tokens to every request that has just got a token. A request whose jump
         fails half-way ends with an error; the others go on."""
         scheduler = self._scheduler
-        left: set[Request] = set()
-        self.openings.deliver(outputs)
+        left: dict[Request, EngineCoreOutput] = {}  # in the order of `running`
+        self.unsent.deliver(outputs)
         for output in outputs:
             if output.finish_reason is not None or not output.new_token_ids:
                 continue
@@ -227,13 +255,15 @@ class JumpForward:
                 output.finish_reason = request.get_finished_reason()
                 has_jumped = True
             if has_jumped and is_running:
-                left.add(request)
+                left[request] = output
             elif has_jumped and request.is_finished():
                 scheduler.waiting.remove_requests([request])
                 scheduler.deferred_waiting.discard(request)
                 self._free(request, output)
-        if left:
-            self._leave_running(left, outputs)
+        self._leave_running(left)
+        for request, output in left.items():
+            if request.is_finished():
+                self._free(request, output)
         self._cut.clear()
 
     def _jump(self, request: Request, output: EngineCoreOutput) -> bool:
@@ -257,31 +287,40 @@ class JumpForward:
         return True
 
     def _take(self, request: Request) -> list[int]:
-        """The forced tokens, if a jump over them pays. Otherwise none, and the grammar is as it
-        was: the request decodes the next one of them."""
+        """The forced tokens, if they end the request or a jump over them pays. Otherwise none, and
+        the grammar is as it was: the request decodes the next one of them, or jumps when its drafts
+        are known."""
         forced = self._source.take(request)
-        if not forced or len(forced) >= part.least_run(
+        max_model_len = self._scheduler.max_model_len
+        if not forced or num_before_end(request, forced, max_model_len) < len(forced):
+            return forced  # if any: the request ends now, not after one more pass
+        if len(forced) >= part.least_run(
             self._mode, request.num_tokens, has_step_in_flight=request.num_in_flight_tokens > 0
         ):
-            return forced
-        params = request.sampling_params
-        assert params is not None
-        if forced[-1] == params.eos_token_id or forced[-1] in (params.stop_token_ids or ()):
-            return forced  # the request ends now, not after the step in flight
+            if not self._waits_for_drafts(request):
+                return forced
+            self._num_forced[request] = len(forced)
         self._source.take_back(request, len(forced))
         return []
 
-    def _leave_running(self, left: set[Request], outputs: Sequence[EngineCoreOutput]) -> None:
-        """Move jumped requests from `running` to where vLLM resumes requests with blocks."""
+    def _waits_for_drafts(self, request: Request) -> bool:
+        """Whether the request's drafts, which come before the next pass, decide whether it jumps.
+
+        Only with `jump_mode=exact`, where legal drafts begin with the forced tokens, and with
+        synchronous scheduling. Not if the output may end anywhere, so within the run.
+        """
+        params = request.sampling_params
+        assert params is not None
+        return self._drafts_decide and params.repetition_detection is None
+
+    def _leave_running(self, jumped: Collection[Request]) -> None:
+        """Move requests that have jumped from `running` to where vLLM resumes requests with blocks.
+        Those that have ended go nowhere."""
         scheduler = self._scheduler
-        scheduler.running = remove_all(scheduler.running, left)
-        # Outputs are in the order of `running`, so requests keep their order.
-        for output in outputs:
-            request = scheduler.requests.get(output.request_id)
-            if request is None or request not in left:
-                continue
+        if jumped:
+            scheduler.running = remove_all(scheduler.running, set(jumped))
+        for request in jumped:
             if request.is_finished():
-                self._free(request, output)
                 continue
             request.status = RequestStatus.WAITING
             request.spec_token_ids = []  # drafts that the forced tokens have overtaken
@@ -326,6 +365,15 @@ class JumpForward:
             output.new_logprobs = joined(rows, forced_rows)
         output.new_token_ids = [*output.new_token_ids, *appended]
         self._record(request, num_before, num_after)
+
+    def _append_unsent(self, request: Request, forced: list[int], last: int | None = None) -> None:
+        """Append forced tokens, none of which ends the request, before the pass with whose output
+        they are sent."""
+        self.unsent.add(request, forced, last)
+        if forced:
+            num_before = request.num_output_tokens
+            request.append_output_token_ids(forced)
+            self._record(request, num_before, request.num_output_tokens)
 
     def _record(self, request: Request, start: int, end: int) -> None:
         """Tokens [start, end) of the output were forced."""

@@ -70,6 +70,8 @@ class SglSchedulerMixin(Scheduler):
         if parts.radix is not None:
             for request in self._prompts_done:
                 parts.radix.index_prompt(request)
+        if parts.jump is not None:
+            parts.jump.before_pass()
         if parts.queue is not None:
             parts.queue.step_starts()
         if parts.victim is not None:

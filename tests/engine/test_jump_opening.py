@@ -85,7 +85,7 @@ def test_the_answers_are_those_of_decoding_one_by_one(start, want, settings):
     for got in (first, again):
         assert {name: got[name] for name in want if got[name] != want[name]} == {}
     engine.check_nothing_is_left()
-    assert len(engine.scheduler.parts.jump.openings) == 0
+    assert len(engine.scheduler.parts.jump.unsent) == 0
 
 
 def test_the_first_pass_computes_the_opening_and_counts_it_as_output(start):

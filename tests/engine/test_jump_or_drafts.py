@@ -1,0 +1,169 @@
+"""Jumps beside drafts that the scheduler knows before a pass, in the real schedulers, and no model.
+An exact jump gives way to drafts that are as long, and every request gets stock vLLM's answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.sampling_params import RepetitionDetectionParams
+
+from tests.effort import requests
+from tests.engine.jobs import WHOLE, Job, check, jump_counts, mixed_jobs, params, serve, wanted
+from tests.engine.late import Answer, Drafter, LateCore, Runner, V1Runner, V2Runner
+
+RUNNERS = (V1Runner, V2Runner)
+NUM_DRAFTS = 4
+EXACT, CANONICAL, OFF = {"jump_mode": "exact"}, {"jump_mode": "canonical"}, {"jump_forward": False}
+ALTERNATING = "[A-Z]1[a-z]2[a-z]3x4y5z6[a-f]7q8w9e1r2t[0-9]y[a-z]1"
+"""Where letters and digits alternate, tokens hardly ever span two of them."""
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"stop_token_ids": [*range(19, 400, 3)]},
+    {"extra_args": {"sgl_report": 1}},
+    {"repetition_detection": RepetitionDetectionParams(max_pattern_size=1, min_count=3)},
+]
+
+
+class Right(Drafter):
+    """Every draft is right."""
+
+    def propose(self, request_id: str, num_tokens: int) -> list[int]:
+        whole = self._whole[request_id]
+        drafts = list(whole[num_tokens : num_tokens + self.num_drafts])
+        return drafts + [7] * (self.num_drafts - len(drafts))
+
+
+class Wrong(Drafter):
+    """Every draft is wrong: the grammars here refuse it."""
+
+    def propose(self, request_id: str, num_tokens: int) -> list[int]:
+        return [7] * self.num_drafts
+
+
+def stocks(jobs: list[Job]) -> dict[str, Answer]:
+    core = LateCore(stock=True, async_scheduling=False)
+    serve_all(core, jobs)
+    return core.answers
+
+
+def serve_all(core: LateCore, jobs: list[Job]) -> None:
+    for job in jobs:
+        core.send(job.name, job.prompt, job.params, **job.options)
+    core.finish()
+
+
+def whole(jobs: list[Job], answers: dict[str, Answer]) -> dict[str, list[int]]:
+    return {job.name: [*job.prompt, *answers[job.name].tokens] for job in jobs}
+
+
+def make_core(
+    runner: type[Runner],
+    drafter: Drafter | None,
+    plugin: Mapping[str, Any] = EXACT,
+    method: str = "ngram",
+    **more: Any,
+) -> LateCore:
+    return LateCore(
+        dict(plugin),
+        runner=runner,
+        async_scheduling=False,
+        speculation=method if drafter is not None else None,
+        drafter=drafter,
+        **more,
+    )
+
+
+@pytest.fixture(scope="module")
+def want() -> tuple[list[Job], dict[str, Answer]]:
+    jobs = mixed_jobs(requests(24), seed=21)
+    rng = random.Random(4)
+    jobs += [
+        Job(
+            f"alternating {number}",
+            [rng.randrange(10, 2000) for _ in range(rng.randrange(1, 80))],
+            params(ALTERNATING, rng.choice([5, 18, 60]), **rng.choice(OPTIONS)),
+        )
+        for number in range(requests(24))
+    ]
+    return jobs, stocks(jobs)
+
+
+@pytest.mark.parametrize("num_blocks", [40, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("runner", "method"), [(V1Runner, "ngram"), (V2Runner, "ngram"), (V1Runner, "eagle")]
+)
+def test_every_request_gets_stocks_answer(want, runner, method, num_blocks):
+    jobs, answers = want
+    settings = {"block_size": 16, "num_blocks": num_blocks, "max_num_batched_tokens": 64}
+    for seed in (None, 1):
+        drafter = Drafter(whole(jobs, answers), NUM_DRAFTS)
+        core = make_core(runner, drafter, method=method, **settings)
+        aborted = serve(core, jobs, random.Random(seed) if seed is not None else None)
+        check(core.answers, answers, aborted)
+        assert core.runner.num_accepted > requests(50) and core.runner.num_rejected > requests(50)
+        assert jump_counts(core).forced_tokens > requests(50)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("pattern", [ALTERNATING, WHOLE])
+def test_a_request_takes_no_more_passes_than_with_the_better_of_the_two(pattern, runner):
+    job = Job("one", [70, 71, 72], params(pattern))
+    tokens = whole([job], stocks([job]))
+
+    def passes(drafter: Drafter | None, plugin: Mapping[str, Any] = EXACT) -> int:
+        core = make_core(runner, drafter, plugin)
+        serve_all(core, [job])
+        assert [*job.prompt, *core.answers["one"].tokens] == tokens["one"]
+        return core.runner.num_passes
+
+    right, wrong = Right(tokens, NUM_DRAFTS), Wrong(tokens, NUM_DRAFTS)
+    only_jumps, only_drafts = passes(None), passes(right, OFF)
+    assert passes(wrong) == only_jumps < passes(None, OFF)
+    assert passes(right) <= min(only_jumps, only_drafts)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_run_that_drafts_begin_with_is_left_to_them(runner):
+    """Nothing of an answer is appended that the model accepts as drafts in as many passes."""
+    job = Job("one", [70, 71, 72], params("[a-z]1[a-z]2[a-z]3[a-z]4"))
+    tokens = whole([job], stocks([job]))
+    core = make_core(runner, Right(tokens, NUM_DRAFTS))
+    serve_all(core, [job])
+    assert [*job.prompt, *core.answers["one"].tokens] == tokens["one"]
+    assert core.runner.num_accepted > 0
+    assert jump_counts(core).forced_tokens <= 1  # the one that ends the answer
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_forced_report_counts_what_is_sent_after_the_next_pass(runner):
+    job = Job("one", [70, 71, 72], params("[a-z]1a2b3c4d5e6f7g", extra_args={"sgl_report": 1}))
+    tokens = whole([job], stocks([job]))
+    core = make_core(runner, Wrong(tokens, NUM_DRAFTS))
+    serve_all(core, [job])
+    answer = core.answers["one"]
+    assert [*job.prompt, *answer.tokens] == tokens["one"]
+    assert answer.report is not None
+    report = answer.report["sgl_report"]
+    assert report["forced_tokens"] == jump_counts(core).forced_tokens > NUM_DRAFTS
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_canonical_jump_leaves_accepted_drafts_that_are_the_forced_tokens(runner):
+    job = Job("one", [70, 71, 72], params("[a-z]{4}1[a-z]{4}2[a-z]{4}3[a-z]{4}4[a-z]{4}"))
+    tokens = whole([job], wanted([job]))
+    passes, forced = [], []
+    for drafter in (None, Right(tokens, NUM_DRAFTS)):
+        core = make_core(runner, drafter, CANONICAL)
+        serve_all(core, [job])
+        assert [*job.prompt, *core.answers["one"].tokens] == tokens["one"]
+        passes.append(core.runner.num_passes)
+        forced.append(jump_counts(core).forced_tokens)
+    assert passes[1] < passes[0]
+    assert forced[1] < forced[0]
