@@ -62,7 +62,7 @@ METHODS: Mapping[str, Support] = {
     ),
     "eagle": Support(is_tested=True),
     "eagle3": Support(is_tested=True),
-    "mtp": Support(is_tested=True, refused_beside_groups=_NO_TEST),
+    "mtp": Support(is_tested=True),
     "ngram_gpu": Support(),
     "dflash": Support(_BLOCK_DRAFTER),
     "dspark": Support(_BLOCK_DRAFTER),

@@ -138,6 +138,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "architectures": ["Glm4MoeForCausalLM"],
         **_ROUTED_EXPERTS,
     },
+    "exaone_moe": {
+        "model_type": "exaone_moe",
+        "architectures": ["ExaoneMoEForCausalLM"],
+        "mlp_layer_types": ["dense"] * 4,
+        "sliding_window": 64,
+        "layer_types": _THREE_WINDOWS,
+        "num_nextn_predict_layers": 1,
+    },
     "qwen3_moe": {
         "model_type": "qwen3_moe",
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -204,6 +212,11 @@ DEPLOYMENTS = (
         "EAGLE 3", flags=_speculation(method="eagle3", model=f"{MODELS_FOLDER}/llama_eagle3")
     ),
     Deployment("MTP (GLM-4.5)", "glm4_moe", _speculation(method="mtp", num_speculative_tokens=1)),
+    Deployment(
+        "MTP with windows: K-EXAONE",
+        "exaone_moe",
+        _speculation(method="mtp", num_speculative_tokens=1),
+    ),
     Deployment(
         "MLA with MTP: DeepSeek V3",
         "deepseek_v3",

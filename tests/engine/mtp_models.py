@@ -35,6 +35,9 @@ _COMMON: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 8192,
     "tie_word_embeddings": False,
+    "num_nextn_predict_layers": 1,
+}
+_WITH_EXPERTS: dict[str, Any] = {
     # vLLM's MTP layers have experts. All of them compute each token: a choice would turn rounding
     # into other texts.
     "first_k_dense_replace": 1,
@@ -43,7 +46,6 @@ _COMMON: dict[str, Any] = {
     "moe_intermediate_size": 64,
     "n_group": 1,
     "topk_group": 1,
-    "num_nextn_predict_layers": 1,
 }
 _OF_MLA = (
     "num_key_value_heads",
@@ -55,11 +57,20 @@ _OF_MLA = (
     "rope_parameters",
 )
 CONFIGS: dict[str, dict[str, Any]] = {
-    "glm4_moe": {"num_key_value_heads": 2, "head_dim": 32},
+    "glm4_moe": {**_WITH_EXPERTS, "num_key_value_heads": 2, "head_dim": 32},
     "deepseek_v3": {
+        **_WITH_EXPERTS,
         **{name: mla_model.CONFIG[name] for name in _OF_MLA},
         "topk_method": "noaux_tc",
         "scoring_func": "sigmoid",
+    },
+    "exaone_moe": {
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "mlp_layer_types": ["dense"] * NUM_LAYERS,  # as is its MTP layer
+        "sliding_window": 64,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "mtp_layer_types": ["sliding_attention"],
     },
 }
 """By transformers' kind of model: what its configuration has over `_COMMON`."""
@@ -90,26 +101,37 @@ def write_model(kind: str, folder: Path) -> Path:
                 if "layers.0." in name and ("o_proj" in name or "down_proj" in name):
                     weight.mul_(FIRST_SHARE)
     model.save_pretrained(folder, max_shard_size="1GB")
-    _add_mtp_layer(folder, config.hidden_size)
+    _add_mtp_layer(folder, kind, config.hidden_size)
     return folder
 
 
-def _add_mtp_layer(folder: Path, hidden: int) -> None:
+def _add_mtp_layer(folder: Path, kind: str, hidden: int) -> None:
+    """Its parts have the names by which vLLM looks for them."""
     file = folder / "model.safetensors"
     weights = load_file(file)
     last, mtp = f"model.layers.{NUM_LAYERS - 1}.", f"model.layers.{NUM_LAYERS}."
-    added = {
+    norm = weights["model.norm.weight"]
+    projection = torch.cat([torch.eye(hidden), HIDDEN_SHARE * torch.eye(hidden)], dim=1)
+    if kind == "exaone_moe":
+        mtp = "mtp.layers.0."
+        added = {
+            "mtp.pre_fc_norm_embedding.weight": torch.ones(hidden),
+            "mtp.pre_fc_norm_hidden.weight": torch.ones(hidden),
+            "mtp.fc.weight": projection,
+            "mtp.norm.weight": norm.clone(),
+        }
+    else:
+        added = {
+            f"{mtp}enorm.weight": torch.ones(hidden),
+            f"{mtp}hnorm.weight": torch.ones(hidden),
+            f"{mtp}eh_proj.weight": projection,
+            f"{mtp}shared_head.norm.weight": norm.clone(),
+            f"{mtp}shared_head.head.weight": weights["lm_head.weight"].clone(),
+            f"{mtp}embed_tokens.weight": weights["model.embed_tokens.weight"].clone(),
+        }
+    added |= {
         f"{mtp}{name.removeprefix(last)}": weight.clone()
         for name, weight in weights.items()
         if name.startswith(last)
-    }
-    share = HIDDEN_SHARE * torch.eye(hidden)
-    added |= {
-        f"{mtp}enorm.weight": torch.ones(hidden),
-        f"{mtp}hnorm.weight": torch.ones(hidden),
-        f"{mtp}eh_proj.weight": torch.cat([torch.eye(hidden), share], dim=1),
-        f"{mtp}shared_head.norm.weight": weights["model.norm.weight"].clone(),
-        f"{mtp}shared_head.head.weight": weights["lm_head.weight"].clone(),
-        f"{mtp}embed_tokens.weight": weights["model.embed_tokens.weight"].clone(),
     }
     save_file(weights | added, file, metadata={"format": "pt"})

@@ -1,6 +1,7 @@
 """Radix, jumps and select beside multi-token prediction: the answers are stock vLLM's without
-speculation; hits lose at most the token that the MTP layer reads ahead. The models are GLM-4.5 and
-DeepSeek V3 (MLA), small and random, with a layer that is often right.
+speculation; hits lose at most the token that the MTP layer reads ahead. The models are GLM-4.5,
+DeepSeek V3 (MLA) and K-EXAONE (sliding windows, in the MTP layer too), small and random, with a
+layer that is often right.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.engine.ties import check_answers
 
 PROGRAM = for_speculation(random_program(seed=30, num_calls=requests(45)))
 slow = (pytest.mark.slow, pytest.mark.timeout(600))
-TINY = {"glm4_moe": (32, 27), "deepseek_v3": (BLOCK_SIZE, 54)}
+TINY = {"glm4_moe": (32, 27), "deepseek_v3": (BLOCK_SIZE, 54), "exaone_moe": (32, 45)}
 """Tokens of a block, and blocks of a cache that holds hardly more than the longest request."""
 SETTINGS = {
     "tiny cache, prefill in chunks": Setting({}, max_num_batched_tokens=96),
