@@ -63,6 +63,12 @@ class SglFunction(FunctionProgram):
         """The arguments fixed by `bind`."""
         return self.bound
 
+    def bind(self, **kwargs: Any) -> SglFunction:
+        """As `sgl_vllm.Program.bind`."""
+        bound = super().bind(**kwargs)
+        assert isinstance(bound, SglFunction)
+        return bound
+
     def _run_defaults(self, **given: Unpack[SamplingDefaults]) -> Sampling:
         return Sampling(n=self._n).over(super()._run_defaults(**given))
 
