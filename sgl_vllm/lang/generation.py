@@ -148,7 +148,14 @@ class Generation:
             self._watch(stop),
             hints,
         )
-        answer = await self._backend.generate(request)
+        try:
+            answer = await self._backend.generate(request)
+        except BackendError as error:
+            if error.status == 400 and (constraint := request.constraint) is not None:
+                error.add_note(
+                    f"The request's {constraint.kind.name}: {_shortened(constraint.text)}"
+                )
+            raise
         return replace(answer, texts=tuple(stop.cut(text) for text in answer.texts))
 
     def _watch(self, stop: _StopRegex) -> Watch | None:
@@ -294,7 +301,10 @@ def _read_as(expr: Gen, generated: Generated) -> object:
     except (ValueError, KeyError) as error:
         is_cut = generated.finish_reason == "length"
         advice = ": it was cut off, raise max_tokens" if is_cut else ""
-        shown = text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."
         raise ValueError(
-            f"the generated text {shown!r} does not have the required form{advice}"
+            f"the generated text {_shortened(text)!r} does not have the required form{advice}"
         ) from error
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."

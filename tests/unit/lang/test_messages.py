@@ -6,6 +6,7 @@ import traceback
 from typing import Any
 
 import pytest
+from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
 from tests.unit.lang.scripted import ScriptedBackend
@@ -55,6 +56,21 @@ def test_an_address_is_no_backend_and_the_message_makes_one_of_it(monkeypatch):
 def test_a_schema_that_is_none_is_shown_where_the_program_gives_it(schema, message):
     with pytest.raises(ValueError, match=message):
         sgl.gen("card", json_schema=schema)
+
+
+def test_a_schema_that_the_server_refuses_is_shown_in_the_traceback(server, backend):
+    """Its own words name neither the schema nor the option."""
+    refusal = JSONResponse({"error": {"message": "Grammar error: Invalid type: strin"}}, 400)
+    server.fault = lambda path, body: refusal if "structured_outputs" in body else None
+
+    @sgl.function
+    def program(s):
+        s += "A card: " + sgl.gen("card", json_schema={"type": "strin"})
+
+    with pytest.raises(sgl.ProgramError, match=r"'card' failed: .*Invalid type: str") as caught:
+        program.run()
+    shown = "".join(traceback.format_exception(caught.value))
+    assert 'The request\'s json_schema: {"type": "strin"}' in shown
 
 
 @pytest.mark.parametrize("option", ["stop", "stop_regex", "stop_token_ids"])
