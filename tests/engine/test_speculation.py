@@ -354,7 +354,7 @@ def test_exact_jumps_take_no_more_passes_than_drafts_alone(start_drafting, metho
     engine = start_drafting(method, plugin={"jump_mode": "exact"})
     passes, replies = passes_of(engine, constrained(engine))
     assert engine.scheduler.sgl_vllm.stats().jump_forward.jumps > 0
-    assert (passes < most_passes, replies) == (True, want)
+    assert (passes <= most_passes, replies) == (True, want)
     engine.check_nothing_is_left()
 
 
