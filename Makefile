@@ -10,7 +10,7 @@ TEST_FOLDERS = $(wildcard $(foreach part,engine server browser unit,$(ROOT)/test
 # A file at a time for each of two processes. Tests count; what measures times is a benchmark.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-slow test-platforms unit gpu soak attack ray versions check reference options counters coverage layouts map format clean distclean
+.PHONY: help install demo test test-slow test-platforms unit gpu soak attack ray versions check reference options counters coverage layouts map pictures format clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -77,6 +77,9 @@ layouts: install  ## write the tables of docs/layouts.md from what is foreseen f
 
 map: install  ## write the map of packages in CONTRIBUTING.md from their docstrings
 	@$(IN_ROOT) "$(BIN)/python" -m tools.source_tree
+
+pictures: install  ## draw the pictures of docs/primitives.md from runs of small programs
+	@$(IN_ROOT) "$(BIN)/python" -m tools.pictures
 
 format: install  ## format the code with ruff
 	@$(IN_ROOT) "$(BIN)/ruff" check --fix .

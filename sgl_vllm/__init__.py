@@ -42,6 +42,15 @@ from sgl_vllm.lang.choices import (
 from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError, UnsupportedError
 from sgl_vllm.lang.function import function
 from sgl_vllm.lang.group import ProgramGroup
+from sgl_vllm.lang.primitives import (
+    ToolCall,
+    agent,
+    best_of,
+    judge,
+    map_reduce,
+    retry_until,
+    vote,
+)
 from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.settings import (
     flush_cache,
@@ -82,13 +91,16 @@ __all__ = [
     "Replay",
     "RuntimeEndpoint",
     "ServerInfo",
+    "ToolCall",
     "TraceError",
     "UnsupportedError",
     "Usage",
+    "agent",
     "any_order",
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "best_of",
     "flush_cache",
     "fork_tree_svg",
     "function",
@@ -99,9 +111,12 @@ __all__ = [
     "global_config",
     "greedy_token_selection",
     "image",
+    "judge",
     "live",
+    "map_reduce",
     "model_planner",
     "read_only_tool",
+    "retry_until",
     "select",
     "separate_reasoning",
     "set_default_backend",
@@ -119,6 +134,7 @@ __all__ = [
     "user_end",
     "var",
     "video",
+    "vote",
     "why",
 ]
 

@@ -40,6 +40,8 @@ PLACES = (
     ("state.", STATE),
     ("api.", EXPRESSIONS),
     ("choices.", EXPRESSIONS),
+    ("primitives.tools.", TYPES),
+    ("primitives.", EXPRESSIONS),
     ("function.", PROGRAMS),
     ("program.", PROGRAMS),
     ("with_options.", PROGRAMS),

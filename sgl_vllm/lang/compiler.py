@@ -21,6 +21,7 @@ from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import Computed, Expr, Tool, Value
 from sgl_vllm.lang.loop import result_of
+from sgl_vllm.lang.primitives import PRIMITIVES
 from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.reordering import (
     Planner,
@@ -57,6 +58,10 @@ from sgl_vllm.lang.tracing.trace import common_arguments, trace
 from sgl_vllm.lang.transcript import Variable, meta_info
 
 __all__ = ["CompiledProgram", "ReorderError", "Reordering", "compile_program"]
+
+
+_WITH_EFFECTS = {"sgl.tool", *PRIMITIVES}
+"""Expressions that call functions of the user's."""
 
 
 class _GraphRun(Environment):
@@ -157,8 +162,8 @@ class _GraphRun(Environment):
                 future = stream.submit_read_only(tool, needed, lambda _: self._computed(value))
             case _:
                 expr = Computed(lambda _: self._computed(value), name=name)
-                is_tool = isinstance(value, Deferred) and value.operation == "sgl.tool"
-                future = stream.submit(expr, needed, has_effect=is_tool)
+                has_effect = isinstance(value, Deferred) and value.operation in _WITH_EFFECTS
+                future = stream.submit(expr, needed, has_effect=has_effect)
         self._awaited.append(future)
         if name is not None:
             stream.bind(name, future)

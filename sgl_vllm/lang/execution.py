@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any  # Any: what a coroutine sends is not used
 
@@ -20,6 +19,7 @@ from sgl_vllm.lang.errors import BackendError, ProgramError, UnsupportedError
 from sgl_vllm.lang.generation import Generation, open_prompt
 from sgl_vllm.lang.ir import (
     AnyOrder,
+    Block,
     Computed,
     Gen,
     RoleBegin,
@@ -37,6 +37,7 @@ from sgl_vllm.lang.ir import (
 from sgl_vllm.lang.loop import result_of
 from sgl_vllm.lang.operations import (
     AppendTexts,
+    Continue,
     EarlyTool,
     Fork,
     Gather,
@@ -85,12 +86,14 @@ class Execution:
         changed: Callable[[], None],
         upcoming: Callable[[], Sequence[Operation]],
         what_follows: Callable[[Gen, int | None], Hints],
+        run_block: Callable[[Block, Needed], Awaitable[Values]],
         transcript: Transcript,
     ) -> None:
         """Args:
         changed: to be called when text has been added.
         upcoming: gives the operations that are queued behind the running one.
         what_follows: gives what is known to follow a generation (see `Lookahead.hints`).
+        run_block: lets a block write the prompt on a stream of its own.
         """
         self.written = Written(transcript)
         self.joins: list[JoinRecord] = []
@@ -99,6 +102,8 @@ class Execution:
         self._changed = changed
         self._upcoming = upcoming
         self._what_follows = what_follows
+        self._run_block = run_block
+        self.outer: Execution | None = None  # of the stream whose block this one runs
         self._num_own: int | None = 0  # generations, as in `Lookahead.hints`
         self._ahead: Ahead | None = None
         self._scopes: list[int] = []  # where the open var_scopes begin
@@ -110,14 +115,24 @@ class Execution:
         self._ahead = ahead
         self._num_own = 0 if is_cached else None
 
+    def take_over(self, other: Execution) -> None:
+        """Continue the same prompt from where `other` has written it to."""
+        self.written = other.written
+        self.joins = other.joins
+        self._ahead = other._ahead
+        self._num_own = other._num_own
+
     def stop(self) -> None:
         """Nothing is executed any more."""
         self.written = Written(self.written.transcript)
         if self._prefill is not None:
             self._prefill.cancel()
 
-    async def execute(self, operation: Operation, needed: Needed) -> Variable | Transcript | None:
-        """Run `operation`. Returns its variable if it makes one; for a Read, the transcript."""
+    async def execute(
+        self, operation: Operation, needed: Needed
+    ) -> Variable | Transcript | Values | None:
+        """Run `operation`. Returns its variable if it makes one; for a Read, the transcript; for a
+        Block, its variables by name."""
         transcript = self.written.transcript
         match operation:
             case Text(value):
@@ -136,6 +151,8 @@ class Execution:
                 await self._append_any_order(operation, needed)
             case Computed():
                 return await self._compute(operation, needed)
+            case Block():
+                return await self._run_block(operation, needed)
             case Tool():
                 tool = operation.with_values(await values_of(needed))
                 return self._append_result(tool, await self._prefilling_during(self.call(tool)))
@@ -159,6 +176,11 @@ class Execution:
                 return Variable(values, str(values), is_joined=True)
             case AppendTexts():
                 await self._append_texts(operation)
+            case Continue(branch, read):
+                continued = await result_of(read)
+                self.joins.append(JoinRecord(len(transcript.spans), (branch,), None))
+                self._replace(continued)
+                self._num_own = None
             case _:
                 raise TypeError(f"{type(operation).__name__} cannot be run")
         return None
@@ -239,20 +261,17 @@ class Execution:
             result = await self.execute(part, {})
             if isinstance(result, Variable):
                 variable = result
+            elif isinstance(result, Mapping) and expr.name is not None:
+                variable = result[expr.name]
         return variable
 
     async def call(self, tool: Tool) -> object:
         """Call a tool whose arguments are values. Returns its result."""
         token = tool_caller.set(self)
         try:
-            call = functools.partial(tool.function, *tool.args, **dict(tool.kwargs))
-            if inspect.iscoroutinefunction(tool.function):
-                value = call()
-            else:
-                context = contextvars.copy_context()
-                value = await self._run.background.in_thread(lambda: context.run(call))
-            # Also of an object whose __call__ is a coroutine function.
-            return await value if inspect.isawaitable(value) else value
+            return await self._run.background.call_tool(
+                tool.function, *tool.args, **dict(tool.kwargs)
+            )
         except ProgramError as error:  # of a program that the tool ran
             raise ProgramError(str(tool), self._where, error) from error
         finally:

@@ -7,9 +7,9 @@ plain strings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeAlias  # Any: values of the user's types
+from typing import Any, Generic, Literal, TypeAlias  # Any: values of the user's types, streams
 
 from typing_extensions import TypeVar
 
@@ -217,6 +217,22 @@ class Tool(VariableExpr[T_co]):
         return f"tool {self.called}" + (f" for {self.name!r}" if self.name else "")
 
 
+@dataclass(frozen=True, eq=False)
+class Block(Expr):
+    """Let `function` write the prompt from here on, and go on where it ends.
+
+    `function` receives a stream that continues the prompt, and returns the variables `names`. The
+    other variables of that stream end with the block. `kind` names the block in messages.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    function: Callable[[Any], Coroutine[Any, Any, Values]]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.names[-1]!r}"
+
+
 @dataclass(frozen=True)
 class Show(Expr):
     """Put an image or a video into the open turn."""
@@ -265,6 +281,20 @@ class VarScopeEnd(Expr):
 
     def __str__(self) -> str:
         return f"var_scope {self.name!r}"
+
+
+def names_made(expr: Expr) -> tuple[str, ...]:
+    """The variables that an expression makes, in order."""
+    match expr:
+        case ExprList(items):
+            return tuple(dict.fromkeys(name for item in items for name in names_made(item)))
+        case Gen(name) if name is not None:
+            return (name,) if expr.reasoning_name is None else (name, expr.reasoning_name)
+        case Select(name) | Tool(name) | VarScopeEnd(name) if name is not None:
+            return (name,)
+        case Block(_, names):
+            return names
+    return ()
 
 
 def parts_of(value: object) -> tuple[Expr, ...]:

@@ -8,8 +8,9 @@ waits: what is not known yet is not said.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any  # Any: results of operations, of several types
 
 from sgl_vllm.lang.ir import (
@@ -67,12 +68,22 @@ class Lookahead:
         self._has_returned = False
         self._may_write = True  # more than is queued
         self._copies: set[Future[Any]] = set()  # queued operations that copy
+        self._num_blocks = 0  # running ones, which may write more than is queued
         self._is_first = True
 
     def function_returned(self) -> None:
         """The program's function will submit nothing more. Only the first call counts."""
         if not self._has_returned:
             self._has_returned, self._may_write = True, False
+
+    @contextmanager
+    def running_block(self) -> Iterator[None]:
+        """While a block runs, it may write more. What it writes is not `submitted`."""
+        self._num_blocks += 1
+        try:
+            yield
+        finally:
+            self._num_blocks -= 1
 
     def submitted(self, operation: Operation, future: Future[Any]) -> None:
         """`operation` is going to be queued; `future` is done when it has run."""
@@ -94,12 +105,13 @@ class Lookahead:
         if self._is_first:
             self._is_first = False
             self._ended.look_for_extended(prompt)
+        may_write = self._may_write or self._num_blocks > 0
         next_ones = (one for one in queued if not isinstance(one, _SENDS_NOTHING))
         following = next(next_ones, None)
         if isinstance(following, Tool):
-            is_continued = self._may_write or next(next_ones, None) is not None
+            is_continued = may_write or next(next_ones, None) is not None
             return Hints(next_tool=following.called) if is_continued else NO_HINTS
-        if following is not None or self._may_write or self._copies or num_own is None:
+        if following is not None or may_write or self._copies or num_own is None:
             return NO_HINTS
         if not self._ended.add(prompt, self._program):
             return NO_HINTS

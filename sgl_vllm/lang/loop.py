@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextvars
 import functools
+import inspect
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import Any, TypeVar  # Any: what a coroutine sends is not used
+from typing import Any, TypeVar  # Any: what a coroutine sends, what tools take and return
 
 T = TypeVar("T")
 
@@ -71,6 +73,17 @@ class BackgroundLoop:
         """On the loop: call a tool that may block in a thread."""
         call = functools.partial(_call_contained, function)
         return await self.loop.run_in_executor(self._tool_threads, call)
+
+    async def call_tool(self, function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        """On the loop: call a tool, a plain function in a thread, and await what it returns."""
+        call = functools.partial(function, *args, **kwargs)
+        if inspect.iscoroutinefunction(function):
+            value = call()
+        else:
+            context = contextvars.copy_context()
+            value = await self.in_thread(lambda: context.run(call))
+        # Also of an object whose __call__ is a coroutine function.
+        return await value if inspect.isawaitable(value) else value
 
     async def in_body_thread(self, function: Callable[[], T]) -> T:
         """On the loop: call a program's function in a thread. The pool is separate from the tools',

@@ -61,6 +61,17 @@ class AppendTexts:
         return "join"
 
 
+@dataclass(frozen=True)
+class Continue:
+    """Wait for a branch, and go on with the prompt as it has written it."""
+
+    branch: Stream
+    read: Future[Transcript]
+
+    def __str__(self) -> str:
+        return f"continuation of {self.branch.where}"
+
+
 @dataclass(frozen=True, eq=False)
 class EarlyTool:
     """Append the result of a read-only tool, which has been called already."""
@@ -76,7 +87,7 @@ class EarlyTool:
         return str(self.tool)
 
 
-Operation: TypeAlias = Expr | Read | Fork | Gather | AppendTexts | EarlyTool
+Operation: TypeAlias = Expr | Read | Fork | Gather | AppendTexts | Continue | EarlyTool
 
 
 @dataclass(frozen=True)

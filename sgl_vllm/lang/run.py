@@ -79,8 +79,11 @@ class Run:
 
     def check(self) -> Future[None]:
         """Done when all operations submitted so far are; raises the first stream's error that the
-        program has not handled. If the run was canceled, it raises handled ones too."""
-        first, *others = [self._end_of(stream) for stream in list(self.streams)]
+        program has not handled. If the run was canceled, it raises handled ones too. The branches
+        of a block are the block's own."""
+        first, *others = [
+            self._end_of(stream) for stream in list(self.streams) if not stream.is_of_block
+        ]
         return self.background.start(_all_of([first, *others])) if others else first
 
     def _end_of(self, stream: Stream) -> Future[None]:
@@ -135,6 +138,8 @@ class Run:
         """Cancel one branch and everything forked from it. Their errors are not reported."""
         for child in stream.children:
             self.discard(child)
+        if stream.block is not None:
+            self.discard(stream.block)
         if stream in self.streams:
             self.streams.remove(stream)
         stream.discarded = True

@@ -13,16 +13,17 @@ import functools
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any  # Any: values of operations, of several types
+from typing import Any, TypeVar  # Any: values of operations, of several types
 
 from sgl_vllm.lang.backends.base import branch_name, logger
 from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError
 from sgl_vllm.lang.execution import Execution, tool_caller, values_of
 from sgl_vllm.lang.ir import (
     AnyOrder,
+    Block,
     Computed,
     Expr,
     Gen,
@@ -48,6 +49,8 @@ from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.speculation import Ahead
 from sgl_vllm.lang.transcript import Transcript, Variable
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
+
+T = TypeVar("T")
 
 NOTHING_WRITTEN = Transcript()
 
@@ -86,11 +89,13 @@ class Stream:
         variables: dict[str, Future[Variable]] | None = None,
         *,
         parent: Stream | None = None,
+        outer: Stream | None = None,
         transcript: Transcript = NOTHING_WRITTEN,
     ) -> None:
         """Args:
         where: names the branch in errors, such as ``fork[1]``; empty for the root.
         variables: those the stream starts with.
+        outer: continue this stream's prompt, while it runs a block.
         transcript: what the root begins with. A branch begins with what its parent has written.
         """
         self.run = run
@@ -98,9 +103,11 @@ class Stream:
         self.variables: dict[str, Future[Variable]] = dict(variables or {})
         self.written: dict[str, None] = {}  # names this stream bound itself, in order
         self.parent = parent
-        self.children: list[Stream] = []
+        self.children: list[Stream] = [] if outer is None else outer.children
+        self.block: Stream | None = None  # continues the prompt, while this stream runs a block
         self.forked_at = 0  # where this branch's own text begins
         self.discarded: bool = parent is not None and parent.discarded
+        self.is_of_block: bool = outer is not None or (parent is not None and parent.is_of_block)
         # How many spans come from the parent; None until the branch has started.
         self.num_inherited_spans: int | None = 0 if parent is None else None
         self._execution = Execution(
@@ -109,6 +116,7 @@ class Stream:
             self.changed,
             self._upcoming,
             self._what_follows,
+            self._run_block,
             transcript,
         )
         self._lock = threading.Lock()
@@ -122,7 +130,10 @@ class Stream:
         self._listeners: list[Callable[[], object]] = []
         self._context = run.context.copy()
         self._context.run(branch_name.set, where)
-        if not self.discarded:
+        if outer is not None:  # whose operations the run waits for
+            self._execution.take_over(outer._execution)
+            self._execution.outer = outer._execution
+        elif not self.discarded:
             run.streams.append(self)
 
     # --- submitting: any thread ----------------------------------------------------------------
@@ -147,7 +158,8 @@ class Stream:
                     self._error.is_handled = False  # the program may not know that this is lost
                 _abandon(operation, future, self._error)
                 return future
-            self.run.lookahead.submitted(operation, future)
+            if not self.is_of_block:
+                self.run.lookahead.submitted(operation, future)
             self._queue.append((operation, future, needed or {}))
             if has_effect:
                 self._last_effect = future
@@ -188,7 +200,7 @@ class Stream:
             if isinstance(expr, Tool) and expr.is_read_only:
                 future = self.submit_read_only(expr, needed, expr.with_values)
             else:
-                future = self.submit(expr, needed, has_effect=isinstance(expr, Tool))
+                future = self.submit(expr, needed, has_effect=isinstance(expr, Tool | Block))
             match expr:
                 case Gen(name) if name is not None:
                     self.bind(name, future)
@@ -196,6 +208,9 @@ class Stream:
                         self.bind(expr.reasoning_name, _reasoning_of(future))
                 case Select(name) | VarScopeEnd(name) | Tool(name) if name is not None:
                     self.bind(name, future)
+                case Block(_, names):
+                    for name in names:
+                        self.bind(name, _one_of(future, name))
                 case Computed() if expr.name is not None:
                     self.bind(expr.name, future)
 
@@ -209,6 +224,8 @@ class Stream:
                 return {name: self.variable(name) for name in names}
             case Computed(_, needs):
                 return {name: self.variable(name) for name in needs}
+            case Block():
+                return dict(self.variables)
             case Tool(_, _, args, kwargs):
                 given = (*args, *(value for _, value in kwargs))
                 names = (value.name for value in given if isinstance(value, Var))
@@ -266,8 +283,12 @@ class Stream:
         submitted here runs after the tool, so the tool would wait forever."""
         caller = tool_caller.get()
         stream: Stream | None = self
-        while caller is not None and stream is not None:
-            if stream._execution is caller:
+        callers = []
+        while caller is not None:
+            callers.append(caller)
+            caller = caller.outer
+        while callers and stream is not None:
+            if stream._execution in callers:
                 raise RuntimeError(
                     "a tool cannot read the prompt that called it, because the prompt waits for "
                     "the tool: pass what it needs as arguments, such as sgl.var('x')"
@@ -362,6 +383,33 @@ class Stream:
             prompt = self._execution.written.transcript.text
             return self.run.lookahead.hints(queued, num_own, prompt)
 
+    async def _run_block(self, block: Block, variables: Needed) -> Values:
+        """Let a block write this prompt on a stream of its own. Readers see what that writes."""
+        inner = Stream(self.run, self.where, dict(variables), outer=self)
+
+        def show() -> None:
+            self._execution.take_over(inner._execution)
+            self.changed()
+
+        stop = inner.on_change(show)
+        self.block = inner
+        try:
+            with self.run.lookahead.running_block():
+                made = await block.function(inner)
+                await result_of(inner.read())
+            self._execution.take_over(inner._execution)
+            return made
+        except ProgramError as error:
+            raise ProgramError(str(block), self.where, error) from error
+        finally:
+            stop()
+            self.block = None
+            inner.cancel()
+
+    async def call(self, function: Callable[..., Any], *args: object) -> Any:
+        """On the loop: call a function of the user's as a tool is called. Returns its result."""
+        return await self._execution.call(Tool(None, function, args))
+
     def fail(self, error: ProgramError) -> None:
         """End the stream: everything queued or submitted later gets `error`."""
         with self._lock:
@@ -410,14 +458,23 @@ def _is_being_cancelled() -> bool:
 
 def _reasoning_of(future: Future[Variable]) -> Future[Variable]:
     """The variable that holds a generation's reasoning."""
-    reasoning: Future[Variable] = new_future()
+    return _derived(future, lambda variable: Variable.of(variable.reasoning))
 
-    def resolve(done: Future[Variable]) -> None:
+
+def _one_of(future: Future[Mapping[str, Variable]], name: str) -> Future[Variable]:
+    """One of the variables that a block makes."""
+    return _derived(future, lambda variables: variables[name])
+
+
+def _derived(future: Future[T], variable_of: Callable[[T], Variable]) -> Future[Variable]:
+    derived: Future[Variable] = new_future()
+
+    def resolve(done: Future[T]) -> None:
         error = done.exception()
         if error is not None:
-            reasoning.set_exception(error)
+            derived.set_exception(error)
         else:
-            reasoning.set_result(Variable.of(done.result().reasoning))
+            derived.set_result(variable_of(done.result()))
 
     future.add_done_callback(resolve)
-    return reasoning
+    return derived

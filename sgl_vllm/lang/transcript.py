@@ -55,13 +55,20 @@ class SelectMeta:
 
 
 @dataclass(frozen=True)
+class Report:
+    """How a primitive came to its answer, as `get_meta_info` returns it."""
+
+    details: Mapping[str, Value]
+
+
+@dataclass(frozen=True)
 class Variable:
     """A value that a program produced, its text in the prompt, and how it came about. With
     `is_joined`, it is the list of the values that the branches of a fork produced."""
 
     value: Value  # of the user's types
     text: str
-    meta: GenMeta | SelectMeta | None = None
+    meta: GenMeta | SelectMeta | Report | None = None
     reasoning: str | list[str | None] | None = None
     is_joined: bool = False
 
@@ -85,6 +92,8 @@ def meta_info(variable: Variable) -> dict[str, Value]:
     match variable.meta:
         case None:
             return {}
+        case Report(details):
+            return dict(details)
         case GenMeta(finish_reasons, logprobs, usage, prompt_logprobs, with_text, request_id):
             tokens = [entries(text, with_text) for text in logprobs]
             is_list = len(finish_reasons) > 1

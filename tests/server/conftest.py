@@ -47,6 +47,15 @@ def client(server) -> openai.OpenAI:
 
 
 @pytest.fixture(scope="session")
+def compact_server() -> Iterator[VllmServer]:
+    """One whose JSON has no whitespace between tokens."""
+    options = ["--api-key", API_KEY, "--structured-outputs-config"]
+    options += ['{"backend": "xgrammar", "disable_any_whitespace": true}']
+    with serve(plugin=True, extra_args=options) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def stock() -> Iterator[sgl.VLLM]:
     """Stock vLLM, as a program's backend."""
     with serve() as running:

@@ -33,6 +33,7 @@ PRINTS = {
     "tree_of_thought": "best 2 of 6 kept\nbest path: ",
 }
 NEEDS_VISION = ("image_question", "video_caption")
+NEEDS_COMPACT_JSON = ("primitives",)  # tried in test_primitives.py
 
 
 def run_example(name: str, url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,7 +62,11 @@ def vision_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServ
 
 
 def test_every_example_is_tried_here() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PRINTS, *NEEDS_VISION}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {
+        *PRINTS,
+        *NEEDS_VISION,
+        *NEEDS_COMPACT_JSON,
+    }
 
 
 @pytest.mark.parametrize("name", PRINTS)

@@ -133,7 +133,8 @@ class Usage:
     - `completion_tokens`, and `forced_tokens`, the part of them that a constraint determined and
       that needed no decoding step.
     - `calls`: requests that ran the model, including prefix hints and selects.
-    - `saved_calls` and `saved_prompt_tokens`: what API speculative execution avoided.
+    - `saved_calls` and `saved_prompt_tokens`: what API speculative execution avoided, and the calls
+      of branches that a `vote` did not start.
 
     A number that the server does not report is 0.
     """

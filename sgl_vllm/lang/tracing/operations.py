@@ -11,11 +11,13 @@ import ast
 import functools
 import itertools
 import operator
+from collections import ChainMap
 from collections.abc import Callable
 from typing import Any  # Any: whatever Python's operators return
 
 from sgl_vllm.lang import api
 from sgl_vllm.lang.ir import Value
+from sgl_vllm.lang.primitives import PRIMITIVES
 from sgl_vllm.lang.tracing import purity
 
 UNARY: dict[type[ast.unaryop], str] = {
@@ -74,6 +76,9 @@ def _item_of(value: Value, index: int, count: int) -> Value:
     return items[index]
 
 
+MAKERS = ChainMap[str, Callable[..., Any]](api.MAKERS, {**PRIMITIVES})
+"""Every function that makes expressions, by its name in a graph."""
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in (*UNARY.values(), *BINARY.values(), "getitem")},
     **{name: getattr(operator, name) for name in {*COMPARE.values()} - {"in", "not_in"}},
@@ -97,8 +102,8 @@ def function_named(name: str) -> Callable[..., Any]:
         return _FUNCTIONS[name]
     if name.startswith("."):
         return purity.call_pure_method(name[1:])
-    if name in api.MAKERS:
-        return api.MAKERS[name]
+    if name in MAKERS:
+        return MAKERS[name]
     return purity.pure_function(name)
 
 

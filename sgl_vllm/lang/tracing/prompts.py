@@ -13,11 +13,9 @@ from sgl_vllm.lang.group import names_to_gather
 from sgl_vllm.lang.ir import (
     AnyOrder,
     Expr,
-    Gen,
     Role,
     RoleBegin,
     RoleEnd,
-    Select,
     Text,
     Tool,
     Value,
@@ -25,6 +23,7 @@ from sgl_vllm.lang.ir import (
     VarScopeBegin,
     VarScopeEnd,
     name_of,
+    names_made,
     parts_of,
     refuse_joined,
 )
@@ -109,16 +108,11 @@ class Recorder:
         return Graph(name, unknown, known, streams, nodes, returned, stopped)
 
 
-def _names_made(expr: Expr | Deferred) -> list[str]:
+def _names_made(expr: Expr | Deferred) -> Sequence[str]:
     """The variables that an expression makes."""
-    match expr:
-        case Gen(name) if name is not None:
-            return [name] if expr.reasoning_name is None else [name, expr.reasoning_name]
-        case Select(name) | VarScopeEnd(name) | Tool(name) | Deferred(name=name) if (
-            name is not None
-        ):
-            return [name]
-    return []
+    if isinstance(expr, Deferred):
+        return [] if expr.name is None else [expr.name]
+    return names_made(expr)
 
 
 def _names_read(expr: Expr | Deferred) -> list[str]:

@@ -16,7 +16,8 @@ from typing import Any  # Any: arguments of the user's function
 
 from sgl_vllm.lang import api
 from sgl_vllm.lang.constraints import ARGUMENTS as CONSTRAINT_ARGUMENTS
-from sgl_vllm.lang.ir import AnyOrder, Expr, Role, RoleBegin, RoleEnd, Value, Var
+from sgl_vllm.lang.ir import AnyOrder, Expr, Role, RoleBegin, RoleEnd, Value, Var, names_made
+from sgl_vllm.lang.primitives import PRIMITIVES
 from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.tracing.calls import NOT_HANDLED
 from sgl_vllm.lang.tracing.deferred import Argument, Deferred, leaf
@@ -24,6 +25,7 @@ from sgl_vllm.lang.tracing.evaluation import MAX_STEPS, Evaluator
 from sgl_vllm.lang.tracing.frames import Args, At, Host, Kwargs, LocalFunction, TraceError
 from sgl_vllm.lang.tracing.graph import Graph
 from sgl_vllm.lang.tracing.nodes import Evaluate
+from sgl_vllm.lang.tracing.operations import MAKERS
 from sgl_vllm.lang.tracing.prompts import PrefixDone, Recorder
 
 PREFIX_MAX_STEPS = 50_000
@@ -55,7 +57,7 @@ class _Tracer(Evaluator):
         if callee is asyncio.gather:
             return self.share(args)
         if isinstance(callee, types.FunctionType):
-            for name, maker in api.MAKERS.items():
+            for name, maker in MAKERS.items():
                 if maker is callee:
                     return self._make(name, maker, args, kwargs, at)
         return NOT_HANDLED
@@ -88,9 +90,7 @@ class _Tracer(Evaluator):
                     self.require_plain(value, at)
         if not any(map(self.holds_deferred, given)):
             return self._result(maker, args, kwargs, at)
-        name = None
-        if "name" in inspect.signature(maker).parameters:
-            name = args[0] if args else kwargs.get("name")
+        name = self._name_made(called, maker, args, kwargs, at)
         if isinstance(name, Deferred):
             at.stop(f"the name of a variable depends on {name.why()}")
         if maker is api.separate_reasoning or any(isinstance(value, Var) for value in given):
@@ -100,6 +100,23 @@ class _Tracer(Evaluator):
                 "give it values that are known",
             )
         return self.defer(called, args, at, kwargs, name)
+
+    def _name_made(self, called: str, maker: Value, args: Args, kwargs: Kwargs, at: At) -> Value:
+        """The variable that ``maker(...)`` makes, if any."""
+        first = next(iter(inspect.signature(maker).parameters))
+        if first != "name" and called not in PRIMITIVES:
+            return None
+        given = args[0] if args else kwargs.get(first)
+        if first != "name" and isinstance(given, Deferred):
+            at.stop(
+                f"the expression of {maker.__name__} has values that only a run knows, which is "
+                "not supported in a traced function",
+                "append the text with these values before it",
+            )
+        if not isinstance(given, Expr):
+            return given
+        names = names_made(given)
+        return names[-1] if names else None
 
 
 def trace(program: Program, /, *args: Any, **kwargs: Any) -> Graph:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias  # Any: JSON-like values
 
 from sgl_vllm.lang.backends.base import TokenLogprob, Usage
-from sgl_vllm.lang.transcript import GenMeta, SelectMeta, Variable
+from sgl_vllm.lang.transcript import GenMeta, Report, SelectMeta, Variable
 
 Token: TypeAlias = tuple[float, None, str | None]
 
@@ -20,6 +20,8 @@ def sglang_meta_info(variable: Variable) -> dict[str, Any]:
     match variable.meta:
         case None:
             return {}
+        case Report(details):
+            return dict(details)
         case GenMeta():
             return _of_gen(variable.meta)
         case SelectMeta(_, scores, token_logprobs, usage, details):

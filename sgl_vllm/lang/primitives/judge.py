@@ -1,0 +1,106 @@
+"""`judge`: what the model thinks of the prompt so far."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+from sgl_vllm.lang.api import gen, select
+from sgl_vllm.lang.constraints import JsonSchema
+from sgl_vllm.lang.ir import Block, Expr
+from sgl_vllm.lang.primitives.block import (
+    Conversation,
+    at_least,
+    block,
+    reported,
+    transcript_of,
+    variables_of,
+)
+from sgl_vllm.lang.state import AsyncProgramState
+from sgl_vllm.lang.transcript import Variable
+
+GRADE = "{criterion}\nGrade it from 1 to {scale}, where {scale} is best."
+VERDICT = "{criteria}\nGive your verdict as JSON."
+
+
+def judge(
+    name: str,
+    criteria: str | Sequence[str],
+    *,
+    scale: int = 5,
+    verdict: JsonSchema | None = None,
+    max_tokens: int = 256,
+) -> Block:
+    """Let the model grade the prompt so far; the grade is the variable `name`.
+
+    Each criterion is asked on a copy of the prompt, all at the same time, so the prompt itself does
+    not change.
+
+    - `criteria`: a question or a statement, or several.
+    - `scale`: grades are selected from 1 to `scale` (2 to 10). The grade of a criterion is the mean
+      of these numbers, weighted by how likely the model finds each, so it tells apart what one
+      number would not. Backends without scores give the number itself. The variable is the mean
+      over the criteria, a float.
+    - `verdict`: generate JSON of this form instead, once for all criteria: a pydantic model, a
+      dataclass, a TypedDict or a schema. With a class, the variable is an instance of it.
+      `max_tokens` limits its length.
+
+    `get_meta_info` has `grades`, a dict from a criterion to its grade; with `verdict`, what a
+    `gen` has. Cost: a `select` per criterion, or one `gen`; with several criteria also a prefix
+    hint. Only the question is new to the cache.
+
+    Raises ValueError for no criteria, and for a `scale` that is not from 2 to 10.
+    """
+    asked = (criteria,) if isinstance(criteria, str) else tuple(criteria)
+    if not asked:
+        raise ValueError("judge needs at least one criterion")
+    if not 2 <= scale <= 10:
+        raise ValueError(f"scale must be from 2 to 10, not {scale}")
+    at_least(1, max_tokens=max_tokens)
+    if verdict is None:
+        body = functools.partial(_grade, name, asked, scale)
+    else:
+        answer = gen(name, max_tokens, json_schema=verdict)
+        body = functools.partial(
+            _give_verdict, name, VERDICT.format(criteria="\n".join(asked)), answer
+        )
+    return block("judge", (name,), body)
+
+
+async def _give_verdict(
+    name: str, question: str, answer: Expr, s: AsyncProgramState
+) -> Mapping[str, Variable]:
+    branch = s.copy()
+    conversation = Conversation(branch, await transcript_of(s))
+    conversation.tell(question)
+    conversation.ask("Verdict: ", answer)
+    return await variables_of(branch, (name,))
+
+
+async def _grade(
+    name: str, criteria: tuple[str, ...], scale: int, s: AsyncProgramState
+) -> Mapping[str, Variable]:
+    numbers = [str(number) for number in range(1, scale + 1)]
+    transcript = await transcript_of(s)
+    forks = s.fork(len(criteria))
+    for branch, criterion in zip(forks, criteria, strict=True):
+        conversation = Conversation(branch, transcript)
+        conversation.tell(GRADE.format(criterion=criterion, scale=scale))
+        space = conversation.before_choice
+        conversation.ask("Grade:", select(name, [space + number for number in numbers]))
+    forks.join()
+    grades = [await _mean_grade(branch, name) for branch in forks]
+    grade = Variable.of(sum(grades) / len(grades))
+    report = dict(zip(criteria, grades, strict=True))
+    return {name: reported(grade, grades=report)}
+
+
+async def _mean_grade(branch: AsyncProgramState, name: str) -> float:
+    """The mean of the grades under the model's own probabilities."""
+    scores: list[float] = (await branch.get_meta_info(name))["scores"]
+    if not scores:
+        return float(await branch[name])
+    weights = [math.exp(score - max(scores)) for score in scores]
+    weighted = sum(grade * weight for grade, weight in enumerate(weights, start=1))
+    return weighted / sum(weights)

@@ -1,0 +1,111 @@
+"""`vote`: the answer that most branches give."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any  # Any: values of the user's types
+
+from sgl_vllm.lang.backends.base import Usage
+from sgl_vllm.lang.errors import ProgramError
+from sgl_vllm.lang.ir import Block, Expr, ExprList, Gen, Select
+from sgl_vllm.lang.primitives.block import (
+    answer_of,
+    at_least,
+    block,
+    call,
+    continue_as,
+    reported,
+    variables_of,
+)
+from sgl_vllm.lang.primitives.jobs import run_jobs
+from sgl_vllm.lang.state import AsyncProgramState
+from sgl_vllm.lang.transcript import Variable
+
+
+def vote(
+    answer: str | Expr,
+    n: int = 5,
+    *,
+    key: Callable[[Any], Hashable] | None = None,
+    at_once: int | None = None,
+) -> Block:
+    """Write an answer in `n` branches, and go on with the answer that most of them give.
+
+    The prompt continues as the first branch that gives it, with all the variables that `answer`
+    makes. As soon as the branches that are left cannot change the result, they are canceled with
+    their requests. A tie is won by the answer of the earlier branch. A branch that fails does not
+    vote. Needs a temperature above 0.
+
+    - `answer`: the expression that each branch writes, such as a chain of thought and its answer.
+      Its last variable is what is voted on. A name stands for ``gen(name)``.
+    - `key`: answers with the same ``key(answer)`` are votes for the same. By default, answers that
+      are equal.
+    - `at_once`: how many branches run at the same time (None: all). With fewer, those that are not
+      needed never start, and their calls are saved, but a close vote takes longer.
+
+    `get_meta_info` has also `votes` (a list of pairs, an answer's key and its votes, most first),
+    `num_started` and, of these, `num_canceled`. Cost: `n` times the calls of `answer`, or with
+    `at_once` as few as ``n // 2 + 1`` times; and a prefix hint, so that the branches share the
+    prompt in the cache.
+
+    Raises ValueError for an `answer` that makes no variable. If all branches fail, the error is
+    that of the first.
+    """
+    at_least(1, n=n, at_once=at_once)
+    expr, names = answer_of("vote", answer)
+    return block("vote", names, functools.partial(_vote, expr, names, n, key, at_once))
+
+
+async def _vote(
+    expr: ExprList,
+    names: tuple[str, ...],
+    n: int,
+    key: Callable[[Any], Hashable] | None,
+    at_once: int | None,
+    s: AsyncProgramState,
+) -> Mapping[str, Variable]:
+    forks = s.fork(n)
+    ballots: dict[int, Hashable] = {}
+    errors: dict[int, Exception] = {}
+
+    async def cast(branch: AsyncProgramState) -> Hashable:
+        branch += expr
+        await branch.sync()
+        value = await branch[names[-1]]
+        return value if key is None else await call(s, key, value)
+
+    def ended(index: int, ballot: Hashable | Exception) -> bool:
+        if isinstance(ballot, ProgramError):
+            errors[index] = ballot
+        elif isinstance(ballot, Exception):
+            raise ballot
+        else:
+            ballots[index] = ballot
+        return _is_decided(ballots, n - len(ballots) - len(errors))
+
+    jobs = [functools.partial(cast, branch) for branch in forks]
+    num_started = await run_jobs(jobs, at_once, ended)
+    if not ballots:
+        raise errors[min(errors)]
+    votes = Counter(ballots[index] for index in sorted(ballots))
+    elected, _ = votes.most_common(1)[0]  # of equal counts, the one counted first
+    await continue_as(s, forks, forks[min(i for i in ballots if ballots[i] == elected)])
+    num_calls = sum(isinstance(part, Gen | Select) for part in expr.items)
+    s._stream.run.usage += Usage(saved_calls=(n - num_started) * num_calls)
+    made = await variables_of(forks[0], names)
+    made[names[-1]] = reported(
+        made[names[-1]],
+        votes=votes.most_common(),
+        num_started=num_started,
+        num_canceled=num_started - len(ballots) - len(errors),
+    )
+    return made
+
+
+def _is_decided(ballots: Mapping[int, Hashable], num_left: int) -> bool:
+    """Whether no result of the branches that are left can change the winner."""
+    counts = [count for _, count in Counter(ballots.values()).most_common(2)]
+    first, second = (*counts, 0, 0)[:2]
+    return first > second + num_left
