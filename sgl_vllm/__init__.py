@@ -10,17 +10,21 @@ from sgl_vllm.lang.api import (
     assistant,
     assistant_begin,
     assistant_end,
+    audio,
     gen,
     gen_int,
     gen_string,
     image,
+    picture,
     read_only_tool,
     select,
     separate_reasoning,
+    speech,
     system,
     system_begin,
     system_end,
     tool,
+    transcribe,
     user,
     user_begin,
     user_end,
@@ -29,6 +33,7 @@ from sgl_vllm.lang.api import (
 )
 from sgl_vllm.lang.backends.anthropic_service import Anthropic
 from sgl_vllm.lang.backends.base import Backend, ServerInfo, Usage
+from sgl_vllm.lang.backends.combined import Combined
 from sgl_vllm.lang.backends.engine import Engine
 from sgl_vllm.lang.backends.litellm_service import LiteLLM
 from sgl_vllm.lang.backends.openai_service import OpenAI
@@ -42,6 +47,7 @@ from sgl_vllm.lang.choices import (
 from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError, UnsupportedError
 from sgl_vllm.lang.function import function
 from sgl_vllm.lang.group import ProgramGroup
+from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.primitives import (
     ToolCall,
     agent,
@@ -75,9 +81,11 @@ __all__ = [
     "AsyncProgramState",
     "Backend",
     "BackendError",
+    "Combined",
     "CompiledProgram",
     "Engine",
     "LiteLLM",
+    "Media",
     "OpenAI",
     "Order",
     "Program",
@@ -100,6 +108,7 @@ __all__ = [
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "audio",
     "best_of",
     "flush_cache",
     "fork_tree_svg",
@@ -115,12 +124,14 @@ __all__ = [
     "live",
     "map_reduce",
     "model_planner",
+    "picture",
     "read_only_tool",
     "retry_until",
     "select",
     "separate_reasoning",
     "set_default_backend",
     "show",
+    "speech",
     "system",
     "system_begin",
     "system_end",
@@ -128,6 +139,7 @@ __all__ = [
     "to_page",
     "token_length_normalized",
     "tool",
+    "transcribe",
     "unconditional_likelihood_normalized",
     "user",
     "user_begin",

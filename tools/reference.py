@@ -52,6 +52,7 @@ PLACES = (
     ("backends.base.Backend", BACKENDS),
     ("backends.base.", TYPES),
     ("backends.", BACKENDS),
+    ("media.", TYPES),
     ("transcript.", TYPES),
     ("view", VIEWS),
     ("graph", VIEWS),

@@ -22,12 +22,15 @@ from sgl_vllm.lang.ir import (
     Block,
     Computed,
     Gen,
+    Making,
     RoleBegin,
     RoleEnd,
     Select,
     Show,
+    SpokenGen,
     Text,
     Tool,
+    Transcription,
     Values,
     Var,
     VarScopeBegin,
@@ -35,6 +38,7 @@ from sgl_vllm.lang.ir import (
     parts_of,
 )
 from sgl_vllm.lang.loop import result_of
+from sgl_vllm.lang.making import make
 from sgl_vllm.lang.operations import (
     AppendTexts,
     Continue,
@@ -66,10 +70,12 @@ worth it for a tool that is about to return."""
 
 @dataclass(frozen=True)
 class Written:
-    """A prompt's transcript, and the text generated so far by the running `gen`."""
+    """A prompt's transcript, and what the running operation has generated so far: text, and the
+    pieces of a file."""
 
     transcript: Transcript
     partial: str = ""
+    pieces: tuple[bytes, ...] = ()
 
 
 class Execution:
@@ -158,6 +164,8 @@ class Execution:
                 return self._append_result(tool, await self._prefilling_during(self.call(tool)))
             case EarlyTool(tool, result):
                 return self._append_result(tool, await self._prefilling_during(result_of(result)))
+            case Making():
+                return await self._make(operation, needed)
             case Show(media):
                 self._replace(transcript.shown(media))
             case VarScopeBegin():
@@ -202,6 +210,13 @@ class Execution:
     def _show(self, partial: str) -> None:
         """Let readers see the text generated so far."""
         self.written = Written(self.written.transcript, partial)
+        self._changed()
+
+    def _show_media(self, text: str, piece: bytes) -> None:
+        """Let readers have more text and the next piece of a file."""
+        written = self.written
+        pieces = (*written.pieces, piece) if piece else written.pieces
+        self.written = Written(written.transcript, written.partial + text, pieces)
         self._changed()
 
     # --- the model -----------------------------------------------------------------------------
@@ -252,6 +267,17 @@ class Execution:
         meta = SelectMeta(expr.choices, scores, token_logprobs, answer.usage, details)
         return Variable(expr.parse(chosen) if expr.parse else chosen, chosen, meta)
 
+    async def _make(self, expr: Making, needed: Needed) -> Variable:
+        known = {name: await result_of(future) for name, future in needed.items()}
+        watch = self._show_media if self._run.is_streamed else None
+        variable, after = await make(expr, self._run, self.written.transcript, known, watch)
+        self.written = Written(after)
+        if isinstance(expr, SpokenGen):
+            self._ahead = None
+        elif isinstance(expr, Transcription) and self._ahead is not None:
+            self._ahead = self._ahead.after(variable.text)
+        return variable
+
     # --- the user's code -----------------------------------------------------------------------
 
     async def _compute(self, expr: Computed, needed: Needed) -> Variable:
@@ -300,7 +326,7 @@ class Execution:
     def _will_generate(self) -> bool:
         """Whether the prompt goes on with text of the model, as far as is known."""
         return self._ahead is None and any(
-            isinstance(operation, Gen | Select | Fork) for operation in self._upcoming()
+            isinstance(operation, Gen | SpokenGen | Select | Fork) for operation in self._upcoming()
         )
 
     async def _warm(self, transcript: Transcript) -> bool:

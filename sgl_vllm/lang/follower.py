@@ -1,37 +1,104 @@
-"""Follows the text of a stream, or of one variable, as it grows.
+"""Follows what grows in a stream: its text, or the text or the file of one variable.
 
-Owns what is new since the last look, and where the text ends. Waiting for more is the caller's.
+Owns what is new since the last look, where it ends, and waiting for more.
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
+from typing import Generic, TypeVar
 
 from sgl_vllm.lang.errors import reading
+from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.transcript import Variable
 
+T = TypeVar("T", str, bytes)
 
-class Follower:
-    """Reads a growing text from where it read last.
+
+class _Follower(ABC, Generic[T]):
+    """Reads something that grows from where it read last.
 
     `body` is done when the program's function can append no more; None if the text ends when the
     stream is idle.
     """
 
-    def __init__(self, stream: Stream, var_name: str | None, body: Future[None] | None) -> None:
+    def __init__(self, stream: Stream, body: Future[None] | None) -> None:
         self._stream = stream
-        self._var_name = var_name
         self._body = body
         self._future: Future[Variable] | None = None
+
+    @abstractmethod
+    def look(self) -> tuple[T, bool]:
+        """What is new, and whether the end has been reached. Raises the stream's error."""
+
+    def pieces(self) -> Iterator[T]:
+        """Block the thread for each piece."""
+        self._stream.run.background.refuse_to_wait()
+        event = threading.Event()
+        stop = self._stream.on_change(event.set)
+        try:
+            while True:
+                event.clear()
+                with reading():
+                    piece, is_end = self.look()
+                if piece:
+                    yield piece
+                elif is_end:
+                    return
+                else:
+                    event.wait()
+        finally:
+            stop()
+
+    async def pieces_async(self) -> AsyncIterator[T]:
+        """Await each piece."""
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+        stop = self._stream.on_change(lambda: loop.call_soon_threadsafe(event.set))
+        try:
+            while True:
+                event.clear()
+                with reading():
+                    piece, is_end = self.look()
+                if piece:
+                    yield piece
+                elif is_end:
+                    return
+                else:
+                    await event.wait()
+        finally:
+            stop()
+
+    def _variable(self, name: str) -> Future[Variable] | None:
+        """The variable to follow; None if the program has yet to make it."""
+        body = self._body
+        has_returned = body is None or body.done()
+        if name not in self._stream.variables:
+            if has_returned:
+                if body is not None:
+                    body.result()
+                self._stream.variable(name)  # raises KeyError
+            return None
+        if self._future is None:  # follow this one to its end, even if the name is bound again
+            self._future = self._stream.variables[name]
+        return self._future
+
+
+class TextFollower(_Follower[str]):
+    """Follows the text of a stream, or of one variable."""
+
+    def __init__(self, stream: Stream, var_name: str | None, body: Future[None] | None) -> None:
+        super().__init__(stream, body)
+        self._var_name = var_name
         self._num_chars = 0
 
     def look(self) -> tuple[str, bool]:
-        """The new text, and whether the end has been reached. Raises the stream's error."""
-        with reading():
-            text, is_end = (
-                self._text() if self._var_name is None else self._variable(self._var_name)
-            )
+        name = self._var_name
+        text, is_end = self._text() if name is None else self._text_of_variable(name)
         piece = text[self._num_chars :]
         self._num_chars = max(self._num_chars, len(text))
         return piece, is_end and not piece
@@ -48,17 +115,39 @@ class Follower:
                 body.result()
         return snapshot.text, is_end
 
-    def _variable(self, name: str) -> tuple[str, bool]:
-        body = self._body
-        has_returned = body is None or body.done()
-        if name not in self._stream.variables:
-            if has_returned:
-                if body is not None:
-                    body.result()
-                self._stream.variable(name)  # raises KeyError
+    def _text_of_variable(self, name: str) -> tuple[str, bool]:
+        future = self._variable(name)
+        if future is None:
             return "", False
-        if self._future is None:  # follow this one to its end, even if the name is bound again
-            self._future = self._stream.variables[name]
-        if not self._future.done():
-            return self._stream.partial_of(self._future), False
-        return self._future.result().text, True
+        if not future.done():
+            return self._stream.partial_of(future).partial, False
+        return future.result().text, True
+
+
+class FileFollower(_Follower[bytes]):
+    """Follows the file in a variable, in the pieces in which it arrives."""
+
+    def __init__(self, stream: Stream, var_name: str, body: Future[None] | None) -> None:
+        super().__init__(stream, body)
+        self._var_name = var_name
+        self._num_pieces = 0
+        self._num_bytes = 0
+
+    def look(self) -> tuple[bytes, bool]:
+        future = self._variable(self._var_name)
+        if future is None:
+            return b"", False
+        if future.done():
+            piece, is_end = self._rest(future.result().value), True
+        else:
+            arrived = self._stream.partial_of(future).pieces
+            piece, is_end = b"".join(arrived[self._num_pieces :][:1]), False
+            self._num_pieces += bool(piece)
+        self._num_bytes += len(piece)
+        return piece, is_end and not piece
+
+    def _rest(self, value: object) -> bytes:
+        if not isinstance(value, Media):
+            kind = type(value).__name__
+            raise TypeError(f"the variable {self._var_name!r} is of type {kind}: it is no audio")
+        return value.data[self._num_bytes :]

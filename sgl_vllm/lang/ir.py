@@ -8,14 +8,17 @@ plain strings.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeAlias  # Any: values of the user's types, streams
+from dataclasses import dataclass, fields, replace
+
+# Any: values of the user's types, streams
+from typing import Any, ClassVar, Generic, Literal, TypeAlias
 
 from typing_extensions import TypeVar
 
 from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.constraints import Constraint, Reader
 from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.media_options import ServiceOptions, Voice
 from sgl_vllm.lang.reasoning import ReasoningFormat
 from sgl_vllm.lang.sampling import Sampling
 
@@ -235,12 +238,73 @@ class Block(Expr):
 
 @dataclass(frozen=True)
 class Show(Expr):
-    """Put an image or a video into the open turn."""
+    """Put an image, a video or audio into the open turn."""
 
     media: Media
 
     def __str__(self) -> str:
         return self.media.kind
+
+
+@dataclass(frozen=True)
+class Making(VariableExpr[T_co]):
+    """Ask a service to speak, draw or transcribe, and store what it makes under `name`."""
+
+    called: ClassVar[str]
+
+    name: str | None
+    options: ServiceOptions
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The variables that it reads."""
+        given = (getattr(self, f.name) for f in fields(self))
+        return tuple(value.name for value in given if isinstance(value, Var))
+
+    def __str__(self) -> str:
+        return f"{self.called} {self.name!r}" if self.name else self.called
+
+
+@dataclass(frozen=True)
+class Speech(Making[Media]):
+    """Have `text` spoken. Appends nothing."""
+
+    called = "speech"
+
+    text: str | Var
+    voice: Voice
+
+
+@dataclass(frozen=True)
+class SpokenGen(Making[Media]):
+    """Let the model answer the chat aloud. Appends what it says as text."""
+
+    called = "speech"
+
+    sampling: Sampling
+    voice: Voice
+
+
+@dataclass(frozen=True)
+class Picture(Making[Media]):
+    """Have `description` drawn; None for the last turn, or all text if there are no turns. Appends
+    nothing."""
+
+    called = "picture"
+
+    description: str | Var | None
+    size: str | None
+
+
+@dataclass(frozen=True)
+class Transcription(Making[str]):
+    """Append what is said in `audio` as text. A variable's value is anything that `audio` takes."""
+
+    called = "transcribe"
+
+    audio: Media | Var
+    language: str | None
+    hint: str | None
 
 
 @dataclass(frozen=True)
@@ -290,7 +354,7 @@ def names_made(expr: Expr) -> tuple[str, ...]:
             return tuple(dict.fromkeys(name for item in items for name in names_made(item)))
         case Gen(name) if name is not None:
             return (name,) if expr.reasoning_name is None else (name, expr.reasoning_name)
-        case Select(name) | Tool(name) | VarScopeEnd(name) if name is not None:
+        case Select(name) | Tool(name) | Making(name) | VarScopeEnd(name) if name is not None:
             return (name,)
         case Block(_, names):
             return names

@@ -16,10 +16,13 @@ from typing import Any  # Any: results of operations, of several types
 from sgl_vllm.lang.ir import (
     AnyOrder,
     Gen,
+    Picture,
     RoleBegin,
     RoleEnd,
     Select,
     Show,
+    Speech,
+    SpokenGen,
     Text,
     Tool,
     Var,
@@ -29,13 +32,16 @@ from sgl_vllm.lang.ir import (
 from sgl_vllm.lang.operations import AppendTexts, Fork, Gather, Operation, Read
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
 
-_QUIET = (Text, Show, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, Read, Gather)
-"""Operations that append nothing but constants, and send nothing."""
+_QUIET = (
+    *(Text, Show, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, Read, Gather),
+    *(Speech, Picture),
+)
+"""Operations that append nothing but constants, and do not send the prompt."""
 
 _SENDS_NOTHING = (*_QUIET, AnyOrder, Var, AppendTexts)
 """Others send a request with the prompt so far, or may lead to one."""
 
-_COPIES_NOTHING = (*_QUIET, Gen, Select, Fork)
+_COPIES_NOTHING = (*_QUIET, Gen, SpokenGen, Select, Fork)
 """Others append a value. It may be an answer of another branch, and what has been written there
 before may be this prompt. Then this prompt becomes that branch's context."""
 

@@ -7,7 +7,6 @@ are in `group.py`.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
@@ -20,7 +19,7 @@ from typing_extensions import TypeVar
 
 from sgl_vllm.lang.backends.base import Usage
 from sgl_vllm.lang.errors import ProgramError, reading
-from sgl_vllm.lang.follower import Follower
+from sgl_vllm.lang.follower import FileFollower, TextFollower
 from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import (
     Expr,
@@ -186,7 +185,7 @@ class State:
         """What the whole run has cost so far, all branches included."""
         return self._stream.run.usage
 
-    async def text_async_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
+    def text_async_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
         """Iterate over the text, or that of one variable, in pieces as it arrives.
 
         The pieces are small in a run with ``stream=True``. Otherwise each piece is what one
@@ -195,21 +194,17 @@ class State:
         when an operation has failed. If the program itself iterates, the text ends with what has
         been appended so far.
         """
-        loop, event = asyncio.get_running_loop(), asyncio.Event()
-        follower = Follower(self._stream, var_name, self._awaited_body())
-        stop = self._stream.on_change(lambda: loop.call_soon_threadsafe(event.set))
-        try:
-            while True:
-                event.clear()
-                piece, is_end = follower.look()
-                if piece:
-                    yield piece
-                elif is_end:
-                    return
-                else:
-                    await event.wait()
-        finally:
-            stop()
+        return TextFollower(self._stream, var_name, self._awaited_body()).pieces_async()
+
+    def audio_async_iter(self, var_name: str) -> AsyncIterator[bytes]:
+        """Iterate over the audio of a `speech` in pieces as it arrives.
+
+        In a run with ``stream=True`` the pieces are as the service sends them. Otherwise the whole
+        file is one piece. Together the pieces are the file, but for the header of a WAV file, which
+        may have no length yet. Raises the ProgramError when an operation has failed, and TypeError
+        for a variable without a file.
+        """
+        return FileFollower(self._stream, var_name, self._awaited_body()).pieces_async()
 
     def _awaited_body(self) -> Future[None] | None:
         """What a reader of the whole text waits for besides the operations: in a streamed run, the
@@ -298,7 +293,7 @@ class ProgramState(State, Generic[R]):
 
     def messages(self) -> list[dict[str, Any]]:
         """The turns so far as ``{"role", "content"}``, including an open turn that is not empty.
-        The content of a turn with images or videos is a list of parts."""
+        The content of a turn with images, videos or audio is a list of parts."""
         return [message.as_dict() for message in self._read().all_messages()]
 
     def orders(self) -> list[Order]:
@@ -326,22 +321,11 @@ class ProgramState(State, Generic[R]):
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """`text_async_iter` as a plain iterator."""
-        self._stream.run.background.refuse_to_wait()
-        event = threading.Event()
-        follower = Follower(self._stream, var_name, self._awaited_body())
-        stop = self._stream.on_change(event.set)
-        try:
-            while True:
-                event.clear()
-                piece, is_end = follower.look()
-                if piece:
-                    yield piece
-                elif is_end:
-                    return
-                else:
-                    event.wait()
-        finally:
-            stop()
+        return TextFollower(self._stream, var_name, self._awaited_body()).pieces()
+
+    def audio_iter(self, var_name: str) -> Iterator[bytes]:
+        """`audio_async_iter` as a plain iterator."""
+        return FileFollower(self._stream, var_name, self._awaited_body()).pieces()
 
 
 class AsyncProgramState(State):

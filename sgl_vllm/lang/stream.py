@@ -20,13 +20,14 @@ from typing import Any, TypeVar  # Any: values of operations, of several types
 
 from sgl_vllm.lang.backends.base import branch_name, logger
 from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError
-from sgl_vllm.lang.execution import Execution, tool_caller, values_of
+from sgl_vllm.lang.execution import Execution, Written, tool_caller, values_of
 from sgl_vllm.lang.ir import (
     AnyOrder,
     Block,
     Computed,
     Expr,
     Gen,
+    Making,
     RoleEnd,
     Select,
     Tool,
@@ -206,7 +207,9 @@ class Stream:
                     self.bind(name, future)
                     if expr.reasoning_name is not None:
                         self.bind(expr.reasoning_name, _reasoning_of(future))
-                case Select(name) | VarScopeEnd(name) | Tool(name) if name is not None:
+                case Select(name) | VarScopeEnd(name) | Tool(name) | Making(name) if (
+                    name is not None
+                ):
                     self.bind(name, future)
                 case Block(_, names):
                     for name in names:
@@ -226,6 +229,8 @@ class Stream:
                 return {name: self.variable(name) for name in needs}
             case Block():
                 return dict(self.variables)
+            case Making():
+                return {name: self.variable(name) for name in expr.reads}
             case Tool(_, _, args, kwargs):
                 given = (*args, *(value for _, value in kwargs))
                 names = (value.name for value in given if isinstance(value, Var))
@@ -272,11 +277,13 @@ class Stream:
                 self._error,
             )
 
-    def partial_of(self, future: Future[Variable]) -> str:
-        """The text generated so far if `future` is the variable being generated, else ""."""
+    def partial_of(self, future: Future[Variable]) -> Written:
+        """What has been generated so far of the variable of `future`: nothing if it is not the one
+        that is being generated."""
         with self._lock:
             is_running = bool(self._queue) and self._queue[0][1] is future
-            return self._execution.written.partial if is_running else ""
+            written = self._execution.written
+            return written if is_running else Written(written.transcript)
 
     def refuse_to_wait_for_itself(self) -> None:
         """RuntimeError inside a tool of this stream, or of one that has yet to fork it: what is

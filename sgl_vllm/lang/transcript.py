@@ -62,13 +62,21 @@ class Report:
 
 
 @dataclass(frozen=True)
+class MediaMeta:
+    """How speech, a picture or a transcription came about."""
+
+    finish_reason: str
+    usage: Usage
+
+
+@dataclass(frozen=True)
 class Variable:
     """A value that a program produced, its text in the prompt, and how it came about. With
     `is_joined`, it is the list of the values that the branches of a fork produced."""
 
     value: Value  # of the user's types
     text: str
-    meta: GenMeta | SelectMeta | Report | None = None
+    meta: GenMeta | SelectMeta | MediaMeta | Report | None = None
     reasoning: str | list[str | None] | None = None
     is_joined: bool = False
 
@@ -113,6 +121,8 @@ def meta_info(variable: Variable) -> dict[str, Value]:
                 **asdict(usage),
                 **details,
             }
+        case MediaMeta(finish_reason, usage):
+            return {"finish_reason": finish_reason, **asdict(usage)}
 
 
 SpanKind: TypeAlias = Literal["text", "variable", "gen", "select", "tool", "media"]
@@ -124,7 +134,8 @@ class Span:
 
     `turn` counts turns from 0, and `role` is None in a program without roles. `forced` are the
     intervals of the text that a constraint determined. `usage` belongs to the request that
-    generated the piece, whose prompt was everything before `start`.
+    generated the piece, whose prompt was everything before `start`. `media` was shown here, or made
+    by a request, or is what the text was transcribed from.
     """
 
     kind: SpanKind
@@ -233,6 +244,12 @@ class Transcript:
             return self.messages
         return (*self.messages, Message(self.role, self._turn_content()))
 
+    @property
+    def last_text(self) -> str:
+        """The text of the last turn, or all text if there are no turns."""
+        messages = self.all_messages()
+        return messages[-1].text if messages else self.text
+
     def prompt(self) -> Prompt:
         """The prompt so far."""
         if self.role is None and not self.messages:
@@ -251,9 +268,11 @@ class Transcript:
         *,
         forced: tuple[tuple[int, int], ...] = (),
         usage: Usage | None = None,
+        media: Media | None = None,
     ) -> Transcript:
-        """With `text` at the end. `forced` is relative to the beginning of `text`."""
-        if self.role is None and self.messages:
+        """With `text` at the end. `forced` is relative to the beginning of `text`. Without text,
+        `media` is only recorded, which it can be outside of a turn."""
+        if self.role is None and self.messages and not (media and not text):
             raise ValueError("text outside of a turn: with roles, put it into a turn")
         start = len(self.text)
         span = Span(
@@ -265,11 +284,12 @@ class Transcript:
             len(self.messages),
             tuple((start + a, start + b) for a, b in forced),
             usage,
+            media,
         )
         return replace(self, text=self.text + text, spans=(*self.spans, span))
 
     def shown(self, media: Media) -> Transcript:
-        """With an image or a video at the end of the open turn."""
+        """With an image, a video or audio at the end of the open turn."""
         if self.role is None:
             raise ValueError(f"the {media.kind} is outside of a turn: put it in user(...)")
         here = len(self.text)

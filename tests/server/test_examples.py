@@ -34,6 +34,7 @@ PRINTS = {
 }
 NEEDS_VISION = ("image_question", "video_caption")
 NEEDS_COMPACT_JSON = ("primitives",)  # tried in test_primitives.py
+NEEDS_SPEECH = ("storybook",)  # in tests/unit/lang/test_media_examples.py
 
 
 def run_example(name: str, url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -66,6 +67,7 @@ def test_every_example_is_tried_here() -> None:
         *PRINTS,
         *NEEDS_VISION,
         *NEEDS_COMPACT_JSON,
+        *NEEDS_SPEECH,
     }
 
 

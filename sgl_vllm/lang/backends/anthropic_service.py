@@ -224,8 +224,10 @@ class Anthropic(ClientBackend):
         ]
 
     def _image(self, media: Media) -> Json:
-        if media.kind != "image":
-            self.refuse(media.kind, "show some of its frames as images")
+        if media.kind == "audio":
+            self.refuse("audio", "transcribe it first, with a backend that has transcribe")
+        if media.kind == "video":
+            self.refuse("video", "show some of its frames as images")
         if not media.url.startswith("data:"):
             return {"type": "image", "source": {"type": "url", "url": media.url}}
         header, _, data = media.url.removeprefix("data:").partition(",")

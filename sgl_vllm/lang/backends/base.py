@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias  # Any: JSON
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias  # Any: JSON
 
 from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.constraints import JSON_SCHEMA, REGEX, Constraint, ConstraintKind
@@ -24,6 +24,9 @@ from sgl_vllm.lang.planning import OrderMemory, SegmentId
 from sgl_vllm.lang.sampling import Sampling
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
 from sgl_vllm.protocol.scoring import ChoiceTokens
+
+if TYPE_CHECKING:
+    from sgl_vllm.lang.backends.media_requests import MediaAnswer, MediaRequest
 
 logger = logging.getLogger("sgl_vllm")
 
@@ -77,9 +80,16 @@ class Message:
         return replace(self, content=(*self.content, suffix))
 
 
+AUDIO_FORMATS = {"audio/wav": "wav", "audio/mpeg": "mp3", "audio/flac": "flac", "audio/ogg": "ogg"}
+"""The names that the parts of messages have for formats of audio."""
+
+
 def _part(part: str | Media) -> Json:
     if isinstance(part, str):
         return {"type": "text", "text": part}
+    if part.kind == "audio" and part.media_type in AUDIO_FORMATS:
+        sent = {"data": part.url.partition(",")[2], "format": AUDIO_FORMATS[part.media_type]}
+        return {"type": "input_audio", "input_audio": sent}
     return {"type": f"{part.kind}_url", f"{part.kind}_url": {"url": part.url}}
 
 
@@ -114,7 +124,7 @@ class ChatPrompt:
 
     @property
     def media(self) -> tuple[Media, ...]:
-        """The images and videos, in order."""
+        """The images, videos and audio, in order."""
         contents = (m.content for m in self.messages if not isinstance(m.content, str))
         return tuple(part for content in contents for part in content if isinstance(part, Media))
 
@@ -135,6 +145,7 @@ class Usage:
     - `calls`: requests that ran the model, including prefix hints and selects.
     - `saved_calls` and `saved_prompt_tokens`: what API speculative execution avoided, and the calls
       of branches that a `vote` did not start.
+    - `audio_seconds`: the audio of transcriptions that the server counts by its length.
 
     A number that the server does not report is 0.
     """
@@ -146,6 +157,7 @@ class Usage:
     forced_tokens: int = 0
     saved_calls: int = 0
     saved_prompt_tokens: int = 0
+    audio_seconds: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, n) + getattr(other, n) for n in _USAGE_FIELDS))
@@ -318,6 +330,11 @@ class Backend(ABC):
     def name(self) -> str:
         """The backend's name in messages, with its address."""
 
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no record may contain, such as API keys."""
+        return ()
+
     @abstractmethod
     async def generate(self, request: GenRequest) -> GenAnswer:
         """Generate `request.sampling.n` texts after the prompt."""
@@ -331,6 +348,12 @@ class Backend(ABC):
         the server has not seen the prompt, so that sending it ahead may save time.
         """
         raise UnsupportedError(self.name, "select", "use gen with a regex or a list in the prompt")
+
+    async def media(self, request: MediaRequest) -> MediaAnswer:
+        """Speak, answer aloud, draw or transcribe."""
+        raise UnsupportedError(
+            self.name, request.feature, f"use a backend for a server that has {request.route}"
+        )
 
     async def warm(self, prompt: Prompt) -> Usage:
         """Have the server compute and cache `prompt` (the frontend hint) without generating text.

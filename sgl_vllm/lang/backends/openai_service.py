@@ -27,12 +27,9 @@ from sgl_vllm.lang.backends.base import (
     Usage,
     Watch,
 )
-from sgl_vllm.lang.backends.openai_api import (
-    OpenAIBackend,
-    read_generated,
-    read_usage,
-    sampling_body,
-)
+from sgl_vllm.lang.backends.media_requests import SpokenRequest
+from sgl_vllm.lang.backends.openai_api import read_generated, read_usage, sampling_body
+from sgl_vllm.lang.backends.openai_media import OpenAIMedia
 from sgl_vllm.lang.backends.service import ServiceBackend, choice_schema
 from sgl_vllm.lang.backends.stops import StopWatch, cut_at_stop
 from sgl_vllm.lang.backends.strict_schema import strict_schema
@@ -128,9 +125,7 @@ class OpenAIRequests(ServiceBackend):
 
     async def generate(self, request: GenRequest) -> GenAnswer:
         sampling = request.sampling
-        self.refuse_options(sampling, _LACKING)
-        body = self.prompt_body(request.prompt)
-        body |= options_body(sampling, chat=self.is_chat_model)
+        body = self.request_body(request.prompt, sampling)
         if (schema := self.schema_of(request)) is not None:
             if not self.is_chat_model:
                 self.refuse("json_schema on a completion model", "use a chat model")
@@ -155,6 +150,11 @@ class OpenAIRequests(ServiceBackend):
         return read_generated(choice)
 
     # --- prompts ---------------------------------------------------------------------------------
+
+    def request_body(self, prompt: Prompt, sampling: Sampling) -> Json:
+        """A prompt and the options for what is generated after it."""
+        self.refuse_options(sampling, _LACKING)
+        return self.prompt_body(prompt) | options_body(sampling, chat=self.is_chat_model)
 
     def prompt_body(self, prompt: Prompt) -> Json:
         """A prompt in the form of OpenAI's API."""
@@ -258,7 +258,7 @@ class OpenAIRequests(ServiceBackend):
         return found[0]
 
 
-class OpenAI(OpenAIRequests, OpenAIBackend):
+class OpenAI(OpenAIRequests, OpenAIMedia):
     """OpenAI's service, or any server with its API at `base_url` (usually ending in ``/v1``). For
     a vLLM server use `VLLM`, which has more features.
 
@@ -319,6 +319,13 @@ class OpenAI(OpenAIRequests, OpenAIBackend):
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         return await self.call_streamed(url, body, watch)
 
+    async def model_name(self) -> str:
+        return self.model
+
+    async def chat_body(self, request: SpokenRequest) -> Json:
+        body = self.request_body(request.prompt, request.sampling)
+        return {"model": self.model, **self.adapted(body)}
+
     def adapted(self, body: Json) -> Json:
         """The body in the form that this service accepts."""
         if not self.is_openai_itself:
@@ -329,6 +336,10 @@ class OpenAI(OpenAIRequests, OpenAIBackend):
         return body
 
     def _messages(self, prompt: ChatPrompt) -> list[Json]:
-        if self.is_openai_itself and any(media.kind == "video" for media in prompt.media):
-            self.refuse("video", "show some of its frames as images")
+        for media in prompt.media if self.is_openai_itself else ():
+            if media.kind == "video":
+                self.refuse("video", "show some of its frames as images")
+            if media.kind == "audio" and media.media_type not in ("audio/wav", "audio/mpeg"):
+                given = f"audio in {media.media_type}" if media.media_type else "audio at a URL"
+                self.refuse(given, "pass the bytes of a WAV or MP3 file")
         return super()._messages(prompt)

@@ -11,7 +11,8 @@ ends::
 ``repeat`` counts equal requests of one branch from 0, which is not written: this is the second.
 
 A request contains everything that can change its answer: prompt, media, sampling, constraint and
-choices. Media are represented by a digest. API keys are never written: backends have them,
+choices. Media are represented by a digest in requests, and are whole in answers, as data URLs in
+base64. API keys are never written: backends have them,
 requests do not.
 """
 
@@ -36,8 +37,10 @@ from sgl_vllm.lang.backends.base import (
     Prompt,
     ServerInfo,
 )
+from sgl_vllm.lang.backends.media_requests import MediaRequest
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.media_options import ServiceOptions
 from sgl_vllm.lang.sampling import DEFAULT_SAMPLING, Sampling
 
 if TYPE_CHECKING:
@@ -71,6 +74,27 @@ def score_request(prompt: Prompt, choices: Sequence[str], *, unconditional: bool
 
 def warm_request(prompt: Prompt) -> Json:
     return {"prompt": prompt_json(prompt)}
+
+
+def media_request(request: MediaRequest) -> Json:
+    """Fields at their default are left out."""
+    written: Json = {"feature": request.feature}
+    for f in fields(request):
+        value = getattr(request, f.name)
+        if f.compare and value not in (f.default, ServiceOptions()):
+            written[f.name] = _field(value)
+    return written
+
+
+def _field(value: object) -> object:
+    match value:
+        case Sampling():
+            return _sampling(value)
+        case ChatPrompt():
+            return prompt_json(value)
+        case Media():
+            return _media(value)
+    return _compact(value)
 
 
 def request_key(call: str, request: Json) -> str:
@@ -121,8 +145,7 @@ class AnswerWriter:
 
     def __init__(self, backend: Backend) -> None:
         named = [value for name, value in os.environ.items() if name.endswith("API_KEY")]
-        own = getattr(backend, "_api_key", None)
-        secrets = {s for s in (*named, own) if isinstance(s, str) and len(s) >= _MIN_SECRET_CHARS}
+        secrets = {s for s in (*named, *backend.secrets) if len(s) >= _MIN_SECRET_CHARS}
         self._secrets = sorted(secrets, key=len, reverse=True)
 
     def text(self, text: str) -> str:
@@ -193,6 +216,8 @@ class Exchange:
     def is_repeatable(self) -> bool:
         """Whether asking again would have given the same answer, because nothing was sampled."""
         if "error" in self.line or "cancelled" in self.line:
+            return False
+        if self.call == "media":
             return False
         sampling = self.request.get("sampling", {})
         return self.call != "generate" or sampling.get("temperature") == 0

@@ -32,8 +32,9 @@ def end_of_prompt(request: Json) -> str:
 
 
 def _text_of(request: Json) -> str:
-    """The prompt as one text."""
-    prompt = request.get("prompt", "")
+    """The prompt as one text, or what is to be spoken or drawn."""
+    named = (request[name] for name in ("prompt", "text", "description") if name in request)
+    prompt = next(named, "")
     if isinstance(prompt, str):
         return prompt
     texts = []

@@ -7,11 +7,12 @@ Owns the two backends and the matching of requests to recorded ones. The file fo
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TypeVar
@@ -30,25 +31,32 @@ from sgl_vllm.lang.backends.base import (
     Watch,
     branch_name,
 )
+from sgl_vllm.lang.backends.combined import Wrapper
+from sgl_vllm.lang.backends.media_requests import (
+    MediaAnswer,
+    MediaRequest,
+    SpeechRequest,
+    SpokenRequest,
+)
 from sgl_vllm.lang.backends.record import (
     FORMAT,
     AnswerWriter,
     Exchange,
     gen_request,
     load,
+    media_request,
     read_record,
     request_key,
     score_request,
     warm_request,
 )
 from sgl_vllm.lang.backends.record_diff import describe_unknown, end_of_prompt
-from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.errors import BackendError
 
 T = TypeVar("T")
 
 
-class Recorder(Backend):
+class Recorder(Wrapper):
     """`backend`, with every exchange written to the file at `path`, which is overwritten.
 
     Each line is handed to the operating system as soon as its exchange ends, so that a crash loses
@@ -57,7 +65,7 @@ class Recorder(Backend):
     """
 
     def __init__(self, backend: Backend, path: str | os.PathLike[str]) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._writer = AnswerWriter(backend)
         self._lock = threading.Lock()
         self._repeats: dict[tuple[str, str], int] = defaultdict(int)
@@ -73,26 +81,6 @@ class Recorder(Backend):
                 "tells_tokens": backend.tells_tokens,
             }
         )
-
-    @property
-    def name(self) -> str:
-        return self._backend.name
-
-    @property
-    def continues_turns(self) -> bool:  # type: ignore[override]
-        return self._backend.continues_turns
-
-    @property
-    def tells_tokens(self) -> bool:
-        return self._backend.tells_tokens
-
-    @tells_tokens.setter
-    def tells_tokens(self, value: bool) -> None:
-        self._backend.tells_tokens = value
-
-    @property
-    def scoreless_methods(self) -> tuple[ChoicesMethod, ...] | None:  # type: ignore[override]
-        return self._backend.scoreless_methods
 
     async def generate(self, request: GenRequest) -> GenAnswer:
         pieces: list[tuple[str, int | None]] = []
@@ -118,23 +106,33 @@ class Recorder(Backend):
             lambda: self._backend.score(prompt, choices, unconditional=unconditional, warm=warm),
         )
 
+    async def media(self, request: MediaRequest) -> MediaAnswer:
+        """Of the pieces that arrive, the texts and the lengths are written: the file is in the
+        answer."""
+        pieces: list[tuple[str, int | None]] = []
+        asked = request
+        if isinstance(request, SpeechRequest | SpokenRequest) and request.watch is not None:
+            watch = request.watch
+
+            def watch_and_keep(text: str, data: bytes) -> None:
+                pieces.append((text, len(data)))
+                watch(text, data)
+
+            asked = replace(request, watch=watch_and_keep)
+        return await self._exchange(
+            "media", media_request(request), lambda: self._backend.media(asked), pieces
+        )
+
     async def warm(self, prompt: Prompt) -> Usage:
         return await self._exchange(
             "warm", warm_request(prompt), lambda: self._backend.warm(prompt)
         )
 
-    async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
-        """Not recorded."""
-        return await self._backend.missed_tokens(request_id)
-
-    async def aflush_cache(self) -> None:
-        await self._backend.aflush_cache()
+    async def match(self, prompt: Prompt, candidates: Sequence[str]) -> None:
+        """Unknown: what it knows would not be known again when the record is replayed."""
 
     async def server_info(self) -> ServerInfo:
         return await self._exchange("server_info", {}, self._backend.server_info)
-
-    async def aclose(self) -> None:
-        await self._backend.aclose()
 
     def close(self) -> None:
         """Close the file. `backend` stays open. Later requests to the recorder are errors."""
@@ -260,6 +258,16 @@ class Replay(Backend):
         if "index" in answer:
             return load(ChoiceAnswer, answer)
         return load(ScoreAnswer, answer)
+
+    async def media(self, request: MediaRequest) -> MediaAnswer:
+        exchange = self._find("media", media_request(request))
+        answer = load(MediaAnswer, exchange.outcome())
+        if isinstance(request, SpeechRequest | SpokenRequest) and request.watch is not None:
+            file = io.BytesIO(b"" if answer.media is None else answer.media.data)
+            for text, num_bytes in exchange.line.get("pieces", ()):
+                await asyncio.sleep(0)
+                request.watch(text, file.read(num_bytes))
+        return answer
 
     async def warm(self, prompt: Prompt) -> Usage:
         request = warm_request(prompt)

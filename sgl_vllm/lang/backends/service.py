@@ -49,6 +49,10 @@ class ServiceBackend(Backend):
         self._api_key = api_key
         self._warn_once = WarnOnce(self)
 
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return (self._api_key,) if self._api_key else ()
+
     # --- what differs between services -----------------------------------------------------------
 
     @property
@@ -109,7 +113,8 @@ class ServiceBackend(Backend):
         is_one |= "TransportError" in _names_in_transport(error)
         return is_one and not self._is_timeout(error)
 
-    def _interrupted(self, reason: str) -> BackendError:
+    def interrupted(self, reason: str) -> BackendError:
+        """The error for an answer that ended too early."""
         return BackendError(
             f"{self.name} stopped in the middle of an answer{reason}: try again, or check whether "
             f"it is still running"
@@ -199,10 +204,10 @@ class ServiceBackend(Backend):
             raise
         except Exception as error:
             if has_begun and self._is_lost_connection(error):
-                raise self._interrupted(f" ({error.__cause__ or error})") from None
+                raise self.interrupted(f" ({error.__cause__ or error})") from None
             self.raise_as_backend_error(error)
         if assembled.finish_reason is None:
-            raise self._interrupted("")
+            raise self.interrupted("")
 
 
 class Reading:

@@ -32,15 +32,16 @@ from sgl_vllm.lang.backends.base import (
     program_id,
 )
 from sgl_vllm.lang.backends.batching import NOT_FORWARDED, Batcher, BatchRoute
+from sgl_vllm.lang.backends.media_requests import SpokenRequest
 from sgl_vllm.lang.backends.on_vllm import OnVLLM, missed_by_cause, with_report
 from sgl_vllm.lang.backends.once import Once
 from sgl_vllm.lang.backends.openai_api import (
-    OpenAIBackend,
     prompt_body,
     read_generated,
     read_usage,
     sampling_body,
 )
+from sgl_vllm.lang.backends.openai_media import OpenAIMedia
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.protocol.hints import Hints, write_hints
 from sgl_vllm.protocol.request_keys import REPORT, SCORE_FROM
@@ -77,7 +78,7 @@ class _Server:
     has_match: bool = True  # the route, as far as is known
 
 
-class VLLM(OnVLLM, OpenAIBackend):
+class VLLM(OnVLLM, OpenAIMedia):
     """A vLLM server at `base_url` (with or without a final ``/v1``).
 
     Nothing is sent before the first program runs. `model` is by default the first one that the
@@ -201,7 +202,7 @@ class VLLM(OnVLLM, OpenAIBackend):
         if not await self._may_use_plugin() or not self._server().has_match:
             return None
         salt = {"cache_salt": self._cache_salt} if self._cache_salt else {}
-        body: Json = {"model": await self._model_name(), **salt, "candidates": [*candidates]}
+        body: Json = {"model": await self.model_name(), **salt, "candidates": [*candidates]}
         if isinstance(prompt, ChatPrompt):
             body["messages"] = [message.as_dict() for message in prompt.messages]
         elif prompt.text:
@@ -271,7 +272,7 @@ class VLLM(OnVLLM, OpenAIBackend):
         return await self._server().begin_ids.answer()
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
-        body = {"model": await self._model_name(), **prompt_body(prompt)}
+        body = {"model": await self.model_name(), **prompt_body(prompt)}
         answer = await self.call("POST", f"{self.url}/tokenize", body)
         with self.reading():
             return [int(token) for token in answer["tokens"]]
@@ -335,11 +336,7 @@ class VLLM(OnVLLM, OpenAIBackend):
         watch: Watch | None = None,
         hints: Callable[[], Hints] = no_hints,
     ) -> Json:
-        body = await self._with_program({**prompt_body(prompt), **body}, hints)
-        if prompt == TextPrompt(""):  # vLLM rejects an empty string, but not its tokens
-            body["prompt"] = await self.ids_of_empty_prompt()
-        if isinstance(prompt, ChatPrompt) and (media := self.media_io_kwargs(prompt)):
-            body["media_io_kwargs"] = media
+        body = await self._with_prompt(prompt, body, hints)
         path = "chat/completions" if isinstance(prompt, ChatPrompt) else "completions"
         try:
             if watch is None:
@@ -357,13 +354,27 @@ class VLLM(OnVLLM, OpenAIBackend):
             f"then chooses",
         )
 
+    async def chat_body(self, request: SpokenRequest) -> Json:
+        return await self._with_prompt(request.prompt, sampling_body(request.sampling, chat=True))
+
+    async def _with_prompt(
+        self, prompt: Prompt, body: Json, hints: Callable[[], Hints] = no_hints
+    ) -> Json:
+        """A request for tokens after `prompt`."""
+        body = await self._with_program({**prompt_body(prompt), **body}, hints)
+        if prompt == TextPrompt(""):  # vLLM rejects an empty string, but not its tokens
+            body["prompt"] = await self.ids_of_empty_prompt()
+        if isinstance(prompt, ChatPrompt) and (media := self.media_io_kwargs(prompt)):
+            body["media_io_kwargs"] = media
+        return body
+
     async def _common(self) -> Json:
         """What every request that runs the model has: the model's name, an id that shows the
         program in the server's log, and the salt of its tenant."""
         program = program_id.get()
         ids = {"request_id": f"{program}-{next(_request_numbers)}"} if program else {}
         salt = {"cache_salt": self._cache_salt} if self._cache_salt else {}
-        return {"model": await self._model_name(), **ids, **salt}
+        return {"model": await self.model_name(), **ids, **salt}
 
     async def _with_program(self, body: Json, hints: Callable[[], Hints] = no_hints) -> Json:
         """A request for tokens that names its program, so that routers keep a program's requests
@@ -399,7 +410,7 @@ class VLLM(OnVLLM, OpenAIBackend):
 
     # --- what the server is ----------------------------------------------------------------------
 
-    async def _model_name(self) -> str:
+    async def model_name(self) -> str:
         return self._model or (await self._server().model.answer()).name
 
     async def _ask_model(self) -> _Model:

@@ -13,6 +13,7 @@ from sgl_vllm.lang.group import names_to_gather
 from sgl_vllm.lang.ir import (
     AnyOrder,
     Expr,
+    Making,
     Role,
     RoleBegin,
     RoleEnd,
@@ -122,6 +123,8 @@ def _names_read(expr: Expr | Deferred) -> list[str]:
             return [name]
         case AnyOrder(segments):
             return [part.name for part in segments if isinstance(part, Var)]
+        case Making():
+            return [*expr.reads]
         case Tool(_, _, args, kwargs):
             given = (*args, *(value for _, value in kwargs))
             return [value.name for value in given if isinstance(value, Var)]

@@ -220,11 +220,12 @@ def _piece(
     missed: Mapping[str, Mapping[str, int]],
 ) -> Piece:
     slices = tuple(_slices(span, text, shaded))
-    facts = tuple(_facts(span.usage, variable, missed))
-    if span.kind == "media" and span.media is not None:
-        frames = span.media.num_frames
-        facts = () if frames is None else (f"{frames} frames",)
-    return Piece(span.kind, slices, span.name, facts, span.media)
+    facts = [*_facts(span.usage, variable, missed)]
+    if span.media is not None and span.media.num_frames is not None:
+        facts.append(f"{span.media.num_frames} frames")
+    if span.media is not None and span.media.media_type is not None:
+        facts.append(span.media.media_type)
+    return Piece(span.kind, slices, span.name, tuple(facts), span.media)
 
 
 def _facts(

@@ -2,7 +2,7 @@
 
 Owns the HTML and its style. The fragment includes its style, limited to a class of its own, and no
 script. Text of prompts and models is untrusted: all of it goes through `escaped`, and media are
-shown only from http(s), ``data:image`` and ``data:video`` URLs.
+shown only from http(s) URLs, and from ``data:`` URLs of their own kind.
 
 The kinds of text also differ without color: each has its own kind of underline, and its variable's
 name in front. Forced text is hatched and italic. Cached text has a shaded background and a line
@@ -43,6 +43,7 @@ STYLE = """
 .sgl-view {
   --surface: #ffffff; --ink: #16191f; --soft: #5a6272; --line: #d9dde4; --page: #f4f5f7;
   --gen: #0f766e; --select: #7e22ce; --tool: #b45309; --variable: #1d4ed8; --bad: #b91c1c;
+  --media: #be185d;
   --cached: #e3e7ee; --cached-line: #98a2b3; --tint: 13%;
   color-scheme: light dark; background: var(--surface); color: var(--ink); padding: 14px 16px;
   border: 1px solid var(--line); border-radius: 11px; max-width: 1100px; text-align: left;
@@ -52,6 +53,7 @@ STYLE = """
   .sgl-view {
     --surface: #191d24; --ink: #e8eaee; --soft: #9aa3b2; --line: #303744; --page: #101318;
     --gen: #2cc5b5; --select: #c99bff; --tool: #f0a03c; --variable: #82aaff; --bad: #ff7a70;
+    --media: #f472b6;
     --cached: #2d3440; --cached-line: #6b778c; --tint: 20%;
   }
 }
@@ -91,13 +93,13 @@ STYLE = """
   background-color: color-mix(in srgb, var(--hue) var(--tint), var(--cached));
   box-shadow: inset 0 1.5px 0 var(--cached-line);
 }
-.sgl-view .sgl-text-kind.sgl-slice, .sgl-view .sgl-media-kind.sgl-slice { text-decoration: none; }
-.sgl-view .sgl-text-kind.sgl-slice { background-color: transparent; }
+.sgl-view .sgl-text-kind.sgl-slice { background-color: transparent; text-decoration: none; }
 .sgl-view .sgl-text-kind.sgl-cached { background-color: var(--cached); }
 .sgl-view .sgl-gen-kind { --hue: var(--gen); }
 .sgl-view .sgl-select-kind { --hue: var(--select); text-decoration-style: double; }
 .sgl-view .sgl-tool-kind { --hue: var(--tool); text-decoration-style: dashed; }
 .sgl-view .sgl-variable-kind { --hue: var(--variable); text-decoration-style: dotted; }
+.sgl-view .sgl-media-kind { --hue: var(--media); text-decoration-style: wavy; }
 .sgl-view .sgl-forced {
   font-style: italic; background-image: repeating-linear-gradient(135deg,
     color-mix(in srgb, var(--hue) 42%, transparent) 0 1.5px, transparent 1.5px 6px);
@@ -113,6 +115,7 @@ STYLE = """
 .sgl-view .sgl-select-kind.sgl-name { --hue: var(--select); }
 .sgl-view .sgl-tool-kind.sgl-name { --hue: var(--tool); }
 .sgl-view .sgl-variable-kind.sgl-name { --hue: var(--variable); }
+.sgl-view .sgl-media-kind.sgl-name { --hue: var(--media); }
 .sgl-view .sgl-note, .sgl-view .sgl-fold > summary { color: var(--soft); font-size: 12px; }
 .sgl-view .sgl-note { user-select: none; -webkit-user-select: none; }
 .sgl-view details > summary { cursor: pointer; }
@@ -148,6 +151,7 @@ STYLE = """
   max-width: 180px; max-height: 140px; border: 1px solid var(--line); border-radius: 6px;
   vertical-align: middle; margin: 3px; display: inline-block; background: var(--page);
 }
+.sgl-view audio.sgl-media { width: 280px; max-width: 100%; height: 34px; border-radius: 17px; }
 .sgl-view .sgl-lanes { margin: 6px 0; }
 .sgl-view .sgl-lanes > summary { font-size: 12px; color: var(--soft); }
 .sgl-view .sgl-lanes > div { overflow-x: auto; }
@@ -274,17 +278,16 @@ def _piece(piece: Piece) -> str:
     called = f" {piece.name}" if piece.name else ""
     tooltip = escaped("\n".join((kind + called, *piece.facts)))
     label = ""
-    if piece.kind not in ("text", "media"):
+    if piece.name or piece.kind not in ("text", "media"):
         shown = (piece.name or kind) + (" …" if piece.unfinished else "")
         name_class = f"sgl-name sgl-{piece.kind}-kind"
         label = f'<span class="{name_class}" title="{tooltip}">{escaped(shown)}</span>'
-    if piece.media is not None:
-        return f'<span class="sgl-piece">{_media(piece.media, tooltip)}</span>'
     if piece.kind == "text" and len(piece.text) > ELIDE_FROM_CHARS:
         return f'<span class="sgl-piece">{_folded(piece)}</span>'
     title = "" if piece.kind == "text" else f' title="{tooltip}"'
-    slices = "".join(_slice(piece.kind, part) for part in piece.slices)
-    return f'<span class="sgl-piece"{title}>{label}{slices}</span>'
+    media = "" if piece.media is None else _media(piece.media, tooltip)
+    slices = "".join(_slice(piece.kind, part) for part in piece.slices if part.text)
+    return f'<span class="sgl-piece"{title}>{label}{media}{slices}</span>'
 
 
 def _slice(kind: str, part: Slice) -> str:
@@ -332,17 +335,22 @@ def _media(media: Media, tooltip: str) -> str:
             f'<video class="sgl-media" src="{escaped(url)}" title="{tooltip}" controls muted '
             'preload="metadata"></video>'
         )
+    if media.kind == "audio" and (is_remote or url.startswith("data:audio/")):
+        return (
+            f'<audio class="sgl-media" src="{escaped(url)}" title="{tooltip}" controls '
+            'preload="metadata"></audio>'
+        )
     return f'<span class="sgl-note">[{escaped(repr(media))}]</span>'
 
 
 def _legend(picture: Picture) -> str:
     branches = picture.all_branches
     pieces = [piece for branch in branches for piece in branch.pieces]
-    kinds = {piece.kind for piece in pieces}
+    kinds = {piece.kind for piece in pieces if piece.kind != "media" or piece.text}
     items = [
-        _legend_item(f"sgl-{kind}-kind", label)
+        _legend_item(f"sgl-{kind}-kind", "spoken" if kind == "media" else label)
         for kind, label in _LABELS.items()
-        if kind in kinds and kind != "media"
+        if kind in kinds
     ]
     slices = [part for piece in pieces for part in piece.slices]
     if any(part.forced for part in slices):

@@ -142,6 +142,7 @@ def usage_facts(usage: Usage) -> list[tuple[str, int]]:
         ("forced", usage.forced_tokens),
         ("calls saved", usage.saved_calls),
         ("prompt tokens saved", usage.saved_prompt_tokens),
+        ("seconds of audio", round(usage.audio_seconds)),
     ]
     return always + [(name, number) for name, number in sometimes if number]
 

@@ -171,7 +171,7 @@ def _wire(begin: tuple[float, int], end: tuple[float, int]) -> str:
 def _draw_piece(sheet: _Sheet, piece: Piece, role: str | None, x: float, y: float) -> float:
     """Draw a block at `x`. Returns where the next one starts."""
     text = piece.text
-    width = 24.0 if piece.media is not None else min(12 + 3.2 * sqrt(len(text)), 190.0)
+    width = 24.0 if piece.media is not None and not text else min(12 + 3.2 * sqrt(len(text)), 190.0)
     name = visible(piece.name or "")
     if piece.kind != "text" and name:
         width = max(width, min(10 + 6.4 * len(name), 130.0))

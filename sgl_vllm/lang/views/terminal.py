@@ -120,7 +120,8 @@ class _Drawing:
         line = Text()
         for piece in pieces:
             if piece.media is not None:
-                line.append(visible(f"[{piece.media!r}]"), STYLES["media"])
+                name = f"{piece.name}: " if piece.name else ""
+                line.append(visible(f"[{name}{piece.media!r}]{piece.text}"), STYLES["media"])
             elif piece.kind == "text" and len(piece.text) > ELIDE_FROM_CHARS:
                 middle = len(piece.text) - 2 * KEPT_CHARS
                 line.append(visible(piece.text[:KEPT_CHARS]))

@@ -14,6 +14,7 @@ from sgl_vllm.lang.backends.base import Usage
 from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import Expr, Role, VariableExpr, name_of
+from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.state import ProgramState as CoreState
 from sgl_vllm.lang.transcript import SpanKind, Transcript
 from sgl_vllm.sglang.lang.meta_info import sglang_meta_info
@@ -35,12 +36,15 @@ class FreeTranscript(Transcript):
         *,
         forced: tuple[tuple[int, int], ...] = (),
         usage: Usage | None = None,
+        media: Media | None = None,
     ) -> Transcript:
         if self.role is not None or not self.messages:
-            return super().appended(text, kind, name, forced=forced, usage=usage)
+            return super().appended(text, kind, name, forced=forced, usage=usage, media=media)
         *before, last = self.messages
         inside = replace(self, role=last.role)
-        after = super(FreeTranscript, inside).appended(text, kind, name, forced=forced, usage=usage)
+        after = super(FreeTranscript, inside).appended(
+            text, kind, name, forced=forced, usage=usage, media=media
+        )
         return replace(after, role=None, messages=(*before, last.extended(text)))
 
     def turn_begun(self, role: Role) -> Transcript:

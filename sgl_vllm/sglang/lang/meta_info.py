@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias  # Any: JSON-like values
 
 from sgl_vllm.lang.backends.base import TokenLogprob, Usage
-from sgl_vllm.lang.transcript import GenMeta, Report, SelectMeta, Variable
+from sgl_vllm.lang.transcript import GenMeta, MediaMeta, Report, SelectMeta, Variable
 
 Token: TypeAlias = tuple[float, None, str | None]
 
@@ -33,6 +33,8 @@ def sglang_meta_info(variable: Variable) -> dict[str, Any]:
                 **_counts(usage),
                 **details,
             }
+        case MediaMeta(reason, usage):
+            return {"finish_reason": _reason(reason, usage), **_counts(usage)}
 
 
 def _of_gen(meta: GenMeta) -> dict[str, Any]:

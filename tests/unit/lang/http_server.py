@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
@@ -45,3 +47,18 @@ class HttpServer(uvicorn.Server):
         """From any thread."""
         self.should_exit = True
         self.soon(self._ends.set)
+
+
+@contextmanager
+def serving_app(app: Any) -> Iterator[str]:
+    """`app`, running in a thread on a free loopback port. Gives its URL."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = HttpServer(app)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.end()
+        thread.join(timeout=10)
+        listening.close()

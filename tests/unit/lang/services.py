@@ -8,8 +8,6 @@ broken connection.
 from __future__ import annotations
 
 import json
-import socket
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +16,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from tests.unit.lang.http_server import HttpServer
+from tests.unit.lang.http_server import serving_app
 
 
 @dataclass
@@ -75,17 +73,8 @@ def make_app(service: Service, routes: dict[str, Answer]) -> FastAPI:
 @contextmanager
 def serving(service: Service, routes: dict[str, Answer]) -> Iterator[Service]:
     """`service`, running in a thread on a free loopback port."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    service.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server = HttpServer(make_app(service, routes))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    thread.start()
-    try:
+    with serving_app(make_app(service, routes)) as service.url:
         yield service
-    finally:
-        server.end()
-        thread.join(timeout=10)
-        listening.close()
 
 
 def error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:

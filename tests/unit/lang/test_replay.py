@@ -319,7 +319,11 @@ class Refusing(Backend):
 
     def __init__(self, error: Exception, key: str | None = None) -> None:
         self.error = error
-        self._api_key = key
+        self._secrets = () if key is None else (key,)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return self._secrets
 
     @property
     def name(self) -> str:

@@ -22,6 +22,9 @@ from rich.console import Console
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.backends.base import GenAnswer, GenRequest, branch_name
+from sgl_vllm.lang.backends.media_requests import MediaAnswer, MediaRequest
+from sgl_vllm.lang.ir import Show
+from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.view import picture_of
 from sgl_vllm.lang.views import live as view_live
 from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS
@@ -351,6 +354,56 @@ def test_an_image_url_cannot_leave_its_attribute_or_be_a_page(url: str) -> None:
     images = [element for element in parsed.all if element.tag == "img"]
     assert [image.attributes["src"] for image in images] == ([url] if url[:4] == "http" else [])
     assert not any("onerror" in element.attributes for element in parsed.all)
+
+
+@pytest.mark.parametrize("url", ["data:text/html,<script>alert(1)</script>", 'http://x/"onerror=1'])
+def test_audio_at_a_url_cannot_leave_its_attribute_or_be_a_page(url: str) -> None:
+    @sgl.function
+    def listen(s):
+        s += sgl.user("Listen: ")
+        s.user_begin()
+        s._stream.append(Show(Media("audio", url)))
+
+    parsed = Parsed(listen.run(backend=ScriptedBackend())._repr_html_())
+    players = [element for element in parsed.all if element.tag == "audio"]
+    assert [p.attributes["src"] for p in players] == ([url] if url[:4] == "http" else [])
+    assert not {"onerror", "script"} & {name for e in parsed.all for name in (*e.attributes, e.tag)}
+
+
+def test_what_services_made_is_named_in_every_view() -> None:
+    class Maker(ScriptedBackend):
+        async def media(self, request: MediaRequest) -> MediaAnswer:
+            return MediaAnswer("A hare.", sgl.Usage(7, 0, 9, 1), Media("image", PIXEL))
+
+    @sgl.function
+    def draw(s):
+        s += "Here: " + sgl.picture("drawing") + sgl.transcribe("words", b"fLaC")
+
+    state = draw.run(backend=Maker())
+    parsed = Parsed(state._repr_html_())
+    assert parsed.texts("sgl-name") == ["drawing", "words"]
+    assert slices(state._repr_html_()) == ["Here: ", "A hare."]
+    assert [e.attributes["src"] for e in parsed.all if e.tag == "img"] == [PIXEL, PIXEL]
+    shown = f"[drawing: image({PIXEL})][words: image({PIXEL})]A hare."
+    assert shown in printed(state, width=200)
+    assert "drawing" in sgl.fork_tree_svg(state)
+
+
+def test_a_request_for_a_picture_says_nothing_about_the_cache() -> None:
+    """Its prompt tokens are the description's, not those of the text before it."""
+
+    class Maker(ScriptedBackend):
+        async def media(self, request: MediaRequest) -> MediaAnswer:
+            return MediaAnswer("", sgl.Usage(50, 0, 1, 1), Media("image", PIXEL))
+
+    @sgl.function
+    def draw(s):
+        s += "A hare." + sgl.picture("drawing") + sgl.gen("more")
+
+    root = picture_of(draw.run(backend=Maker(cached_share=1.0))).root
+    assert [
+        part.cached for piece in root.pieces if piece.kind == "text" for part in piece.slices
+    ] == [True]
 
 
 @settings(deadline=None, max_examples=60)

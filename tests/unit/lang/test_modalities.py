@@ -1,0 +1,749 @@
+"""Speech, pictures, transcriptions and audio in prompts, through the official client against a
+strict local service."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import re
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+from fastapi.responses import JSONResponse
+
+import sgl_vllm as sgl
+from sgl_vllm.lang.backends.media_requests import MediaAnswer, MediaRequest, SpeechRequest
+from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.media_options import ServiceOptions, Voice
+from sgl_vllm.lang.wav import with_length
+from tests.unit.lang.media_server import MediaService, drawn, heard, serving, spoken
+from tests.unit.lang.scripted import ScriptedBackend
+
+pytestmark = pytest.mark.timeout(20)
+
+SPEECH, PICTURES = "/v1/audio/speech", "/v1/images/generations"
+TRANSCRIPTIONS, CHATS = "/v1/audio/transcriptions", "/v1/chat/completions"
+
+
+@pytest.fixture
+def service():
+    with serving(MediaService()) as service:
+        yield service
+
+
+@pytest.fixture
+def backend(service):
+    return sgl.OpenAI("chatter", base_url=f"{service.url}/v1", timeout_s=10, max_retries=0)
+
+
+def speaking(name, text, **options):
+    return sgl.speech(name, text, voice="alloy", model="speaker", **options)
+
+
+# --- audio in ------------------------------------------------------------------------------------
+
+
+def audio_part(source) -> dict[str, object]:
+    @sgl.function
+    def program(s):
+        s += sgl.user(sgl.audio(source))
+
+    (part,) = program.run(backend=ScriptedBackend()).messages()[0]["content"]
+    return part
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (b"RIFF\x24\0\0\0WAVEfmt ", "wav"),
+        (b"ID3\x04\0\0\0\0\0\0", "mp3"),
+        (b"\xff\xfb\x90\x64", "mp3"),
+        (b"fLaC\0\0\0\x22", "flac"),
+        (b"OggS\0\x02\0\0", "ogg"),
+    ],
+)
+def test_the_format_of_audio_is_that_of_its_bytes(tmp_path: Path, data: bytes, name: str):
+    wrong_name = tmp_path / ("a.mp3" if name == "wav" else "a.wav")
+    wrong_name.write_bytes(data)
+    in_base64 = base64.b64encode(data).decode()
+    wanted = {"type": "input_audio", "input_audio": {"data": in_base64, "format": name}}
+    for source in (data, wrong_name, str(wrong_name), f"data:audio/basic;base64,{in_base64}"):
+        assert audio_part(source) == wanted
+
+
+def test_audio_at_a_url_is_sent_as_vllm_takes_it():
+    url = "https://example.org/hare.wav"
+    assert audio_part(url) == {"type": "audio_url", "audio_url": {"url": url}}
+
+
+@pytest.mark.parametrize("data", [b"", b"hello", drawn("a hare", 1, 1), b"\0\0\0\x18ftypmp42"])
+def test_what_is_no_audio_is_an_error_that_says_which_formats_are(data: bytes):
+    with pytest.raises(ValueError, match="not audio in a known format: convert them to WAV, MP3"):
+        sgl.audio(data)
+
+
+def test_other_sources_of_audio_are_errors(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        sgl.audio(tmp_path / "none.wav")
+    with pytest.raises(ValueError, match="audio takes a path, a URL or bytes, not int"):
+        sgl.audio(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"not image\("):
+        sgl.audio(sgl.Media.of(drawn("a hare", 1, 1), "image"))
+    with pytest.raises(ValueError, match="is not base64"):
+        sgl.audio("data:audio/wav;base64,!!")
+
+
+def test_a_model_hears_audio(service, backend):
+    service.answer = "You said: {said}"
+
+    @sgl.function
+    def program(s):
+        s += sgl.user("Listen: " + sgl.audio(spoken("hare")))
+        s += sgl.assistant(sgl.gen("answer"))
+
+    assert program.run(backend=backend)["answer"] == "You said: Listen:  hare"
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [(b"fLaC\0\0\0\x22", "audio in audio/flac"), ("https://h/a.wav", "audio at a URL")],
+)
+def test_openai_itself_is_sent_only_audio_that_it_takes(source, named: str):
+    @sgl.function
+    def program(s):
+        s += sgl.user(sgl.audio(source)) + sgl.assistant(sgl.gen("answer"))
+
+    with pytest.raises(sgl.ProgramError, match=f"{named} is not supported") as raised:
+        program.run(backend=sgl.OpenAI("gpt-audio", base_url="https://api.openai.com/v1"))
+    assert isinstance(raised.value.__cause__, sgl.UnsupportedError)
+
+
+def test_anthropic_refuses_audio():
+    @sgl.function
+    def program(s):
+        s += sgl.user(sgl.audio(spoken("hare"))) + sgl.assistant(sgl.gen("answer"))
+
+    with pytest.raises(sgl.ProgramError, match="audio is not supported by"):
+        program.run(backend=sgl.Anthropic("claude", api_key="k"))
+
+
+# --- speech --------------------------------------------------------------------------------------
+
+
+def test_a_text_is_spoken_and_the_variable_holds_a_wav_file(service, backend, tmp_path: Path):
+    @sgl.function
+    def program(s):
+        s += "Hello."
+        s += speaking("reply", "Hello, hare.", instructions="cheerfully", speed=1.5)
+        s += " Bye."
+
+    state = program.run(backend=backend)
+    reply = state["reply"]
+    assert heard(reply.data) == ("Hello, hare.", 0.12)
+    assert (reply.kind, reply.media_type) == ("audio", "audio/wav")
+    reply.save(tmp_path / "reply.wav")
+    assert (tmp_path / "reply.wav").read_bytes() == spoken("Hello, hare.")
+    assert state.text() == "Hello. Bye."
+    assert "".join(state.text_iter("reply")) == "Hello, hare."
+    assert service.bodies(SPEECH) == [
+        {
+            "model": "speaker",
+            "input": "Hello, hare.",
+            "voice": "alloy",
+            "response_format": "wav",
+            "instructions": "cheerfully",
+            "speed": 1.5,
+        }
+    ]
+
+
+def test_usage_is_what_vllm_omni_reports_in_headers(service, backend):
+    @sgl.function
+    def program(s):
+        s += speaking("reply", "Hi")
+
+    state = program.run(backend=backend)
+    assert state.usage == sgl.Usage(prompt_tokens=7, completion_tokens=30, calls=1)
+    assert state.get_meta_info("reply")["completion_tokens"] == 30
+
+
+def test_a_server_of_vllm_omnis_kind_speaks_with_its_own_model_and_voice(service):
+    @sgl.function
+    def program(s):
+        s += sgl.speech("reply", "Hi", extra_body={"voice": "vivian"})
+
+    backend = sgl.VLLM(service.url, model="speaker", timeout_s=10, max_retries=0)
+    assert heard(program.run(backend=backend)["reply"].data)[0] == "Hi"
+    (body,) = service.bodies(SPEECH)
+    assert (body["model"], body["voice"]) == ("speaker", "vivian")
+
+
+def test_a_variable_is_spoken_and_branches_speak_in_parallel(service, backend):
+    service.answer = "<{said}>"
+
+    @sgl.function
+    def program(s):
+        s.user_begin()
+        forks = s.fork(3)
+        for number, branch in enumerate(forks):
+            branch += f"item {number}"
+            branch.user_end()
+            branch += sgl.assistant(sgl.gen("answer"))
+            branch += speaking("reply", sgl.var("answer"))
+        forks.join()
+        s.user_end()
+
+    replies = program.run(backend=backend)["reply"]
+    assert [heard(reply.data)[0] for reply in replies] == ["<item 0>", "<item 1>", "<item 2>"]
+
+
+def test_a_model_answers_aloud_and_the_transcript_is_the_text(service, backend):
+    service.answer = "I heard: {said}"
+
+    @sgl.function
+    def program(s):
+        s += sgl.user("say " + sgl.audio(spoken("hare")))
+        s += sgl.assistant(sgl.speech("reply", voice="alloy", max_tokens=9, temperature=0.5))
+        s += sgl.user("again")
+        s += sgl.assistant(sgl.gen("more"))
+
+    state = program.run(backend=backend)
+    assert heard(state["reply"].data)[0] == "I heard: say  hare"
+    assert state.messages()[1] == {"role": "assistant", "content": "I heard: say  hare"}
+    assert state["more"].endswith("I heard: say  hare again")
+    first, second = service.bodies(CHATS)
+    assert first["modalities"] == ["text", "audio"]
+    assert first["audio"] == {"voice": "alloy", "format": "wav"}
+    assert (first["max_tokens"], first["temperature"]) == (9, 0.5)
+    assert "modalities" not in second
+    assert state.get_meta_info("reply")["finish_reason"] == "stop"
+    assert state.usage.calls == 2
+
+
+def test_a_spoken_answer_belongs_into_an_assistant_turn(backend):
+    @sgl.function
+    def program(s):
+        s += "text " + sgl.speech("reply", voice="alloy")
+
+    with pytest.raises(sgl.ProgramError, match=r"speech 'reply' failed.*put it in assistant"):
+        program.run(backend=backend)
+
+
+def test_a_spoken_answer_is_not_cut_by_a_pattern(backend):
+    with pytest.raises(sgl.ProgramError, match="stop_regex cannot cut a spoken answer: use stop"):
+        sgl.function(answer).run(backend=backend, stop_regex="x")
+
+
+def test_options_of_the_other_kind_of_speech_are_errors():
+    with pytest.raises(ValueError, match="leave out the text"):
+        sgl.speech("reply", "Hi", max_tokens=3)
+    with pytest.raises(ValueError, match="are for a text"):
+        sgl.speech("reply", speed=2.0)
+    with pytest.raises(ValueError, match="format is one of wav, mp3, flac, opus, aac, not 'pcm'"):
+        sgl.speech("reply", "Hi", format="pcm")  # type: ignore[arg-type]
+
+
+# --- pictures ------------------------------------------------------------------------------------
+
+
+def test_a_picture_is_drawn_and_shown_to_the_model(service, backend):
+    @sgl.function
+    def program(s):
+        s += sgl.user("A hare under a tree.")
+        s += sgl.picture("drawing", size="40x24", model="painter", extra_body={"quality": "high"})
+        s += sgl.user(sgl.image(s["drawing"]) + "Is this it?")
+        s += sgl.assistant(sgl.gen("answer"))
+
+    state = program.run(backend=backend)
+    drawing = state["drawing"]
+    assert drawing.data == drawn("A hare under a tree.", 40, 24)
+    assert struct.unpack(">II", drawing.data[16:24]) == (40, 24)
+    assert drawing.media_type == "image/png"
+    assert service.bodies(PICTURES) == [
+        {
+            "model": "painter",
+            "prompt": "A hare under a tree.",
+            "size": "40x24",
+            "quality": "high",
+        }
+    ]
+    (chat,) = service.bodies(CHATS)
+    assert chat["messages"][1]["content"][0]["image_url"]["url"] == drawing.url
+    assert state.get_meta_info("drawing")["prompt_tokens"] == 9
+
+
+def test_what_was_said_aloud_is_drawn(service, backend):
+    @sgl.function
+    def program(s):
+        s += sgl.user("Hi") + sgl.assistant(sgl.speech("reply", voice="alloy"))
+        s += sgl.picture("drawing", sgl.var("reply"))
+
+    program.run(backend=backend)
+    (body,) = service.bodies(PICTURES)
+    assert body == {"model": "chatter", "prompt": "It is a hare."}
+
+
+def test_without_turns_all_text_describes_the_picture(service, backend):
+    @sgl.function
+    def program(s, animal):
+        s += f"A {animal}. " + sgl.picture("first", model="painter")
+        s += "At night." + sgl.picture("second", "A moon", model="painter")
+
+    program.run("hare", backend=backend)
+    assert [body["prompt"] for body in service.bodies(PICTURES)] == ["A hare. ", "A moon"]
+
+
+# --- transcriptions ------------------------------------------------------------------------------
+
+
+def test_what_is_said_is_appended_as_text(service, backend, tmp_path: Path):
+    (tmp_path / "a.bin").write_bytes(spoken("two hares"))
+
+    @sgl.function
+    def program(s):
+        s += "He said: "
+        s += sgl.transcribe(
+            "words", tmp_path / "a.bin", language="en", hint="hares", model="listener"
+        )
+        s += "."
+
+    state = program.run(backend=backend)
+    assert state["words"] == "two hares"
+    assert state.text() == "He said: two hares."
+    (body,) = service.bodies(TRANSCRIPTIONS)
+    assert body["file"] == spoken("two hares")
+    assert (body["language"], body["prompt"]) == ("en", "hares")
+    assert state.usage == sgl.Usage(calls=1, audio_seconds=0.09)
+
+
+def test_tokens_of_a_transcription_are_counted_where_the_service_counts_them(service, backend):
+    service.reports_tokens = True
+
+    @sgl.function
+    def program(s):
+        s += sgl.transcribe("words", spoken("hare"), model="listener")
+
+    usage = program.run(backend=backend).usage
+    assert usage == sgl.Usage(prompt_tokens=20, completion_tokens=4, calls=1)
+
+
+def test_speech_is_transcribed_without_waiting_in_the_program(service, backend):
+    @sgl.function
+    def program(s):
+        s += speaking("reply", "there and back")
+        s += sgl.transcribe("words", sgl.var("reply"), model="listener")
+
+    assert program.run(backend=backend)["words"] == "there and back"
+
+
+def test_a_url_cannot_be_transcribed():
+    with pytest.raises(ValueError, match=r"https://h/a.wav is not downloaded: pass the bytes"):
+        sgl.transcribe("words", "https://h/a.wav")
+
+
+# --- audio in pieces -----------------------------------------------------------------------------
+
+
+@sgl.function
+def read_aloud(s):
+    s += "Listen: " + speaking("reply", "one two three")
+
+
+@sgl.function
+def answered_aloud(s):
+    s += sgl.user("Hi") + sgl.assistant(sgl.speech("reply", voice="alloy"))
+
+
+@pytest.mark.parametrize("form", ["openai", "bytes"])
+@pytest.mark.parametrize("program", [read_aloud, answered_aloud])
+def test_each_piece_can_be_heard_before_the_next_is_sent(service, backend, program, form):
+    """The service sends a piece only once the one before has been heard."""
+    service.gate = threading.Semaphore(1)
+    service.form = form
+    service.answer = "one two three"
+    state = program.run(backend=backend, stream=True)
+    pieces = []
+    for piece in state.audio_iter("reply"):
+        pieces.append(piece)
+        assert service.num_sent == len(pieces)
+        service.gate.release()
+    assert len(pieces) == 4
+    header, samples = spoken("one two three")[:44], spoken("one two three")[44:]
+    assert b"".join(pieces)[44:] == samples
+    assert pieces[0][:4] + pieces[0][8:40] == header[:4] + header[8:40]
+    assert state["reply"].data == header + samples
+    assert heard(state["reply"].data)[0] == "one two three"
+
+
+def test_a_complete_wav_file_gets_its_length_wherever_its_samples_begin():
+    file = spoken("hare")
+    unknown = b"\xff\xff\xff\xff"
+    notes = b"LIST\x05\0\0\0INFOx\0"  # of an odd length, so padded
+    endless = file[:4] + unknown + file[8:36] + notes + b"data" + unknown + file[44:]
+    assert heard(with_length(endless))[0] == "hare"
+    assert with_length(endless)[44 + len(notes) :] == file[44:]
+    for complete in (file, b"", b"RIFF", file[:40], drawn("a hare", 2, 2)):
+        assert with_length(complete) == complete
+
+
+def test_a_transcript_is_streamed_with_its_audio(service, backend):
+    service.gate = threading.Semaphore(1)
+    service.answer = "one two three"
+    state = answered_aloud.run(backend=backend, stream=True)
+    texts = []
+    for piece in state.text_iter("reply"):
+        texts.append(piece)
+        assert service.num_sent == len(texts)
+        service.gate.release()
+    assert texts == ["one ", "two ", "thre", "e"]
+    assert state.text() == "Hione two three"
+    assert state.usage == sgl.Usage(prompt_tokens=11, completion_tokens=13, calls=1)
+
+
+def test_the_usage_of_streamed_speech_is_in_its_last_event(service, backend):
+    state = read_aloud.run(backend=backend, stream=True)
+    assert b"".join(state.audio_iter("reply"))[44:] == spoken("one two three")[44:]
+    assert state.usage == sgl.Usage(prompt_tokens=8, completion_tokens=31, calls=1)
+
+
+def test_pieces_in_the_form_of_vllm_omni_become_one_file(service, backend):
+    service.form = "omni"
+    service.answer = "one two three"
+    state = answered_aloud.run(backend=backend, stream=True)
+    assert b"".join(state.audio_iter("reply"))[44:] == spoken("one two three")[44:]
+    assert (state["reply"].data, state.text()) == (spoken("one two three"), "Hione two three")
+
+
+def test_text_and_audio_in_a_choice_each_are_one_answer(server):
+    """As older versions of vLLM-Omni answer a chat that is not streamed."""
+
+    def answer_twice(path, body):
+        if path != CHATS:
+            return None
+        file = {"data": base64.b64encode(spoken("hare")).decode(), "transcript": ""}
+        choices = [
+            {"index": 0, "finish_reason": "stop", "message": {"content": "hare"}},
+            {"index": 1, "finish_reason": "stop", "message": {"content": None, "audio": file}},
+        ]
+        return JSONResponse({"id": "c", "choices": choices, "usage": {"prompt_tokens": 1}})
+
+    server.fault = answer_twice
+    state = answered_aloud.run(backend=sgl.VLLM(server.url, timeout_s=10, max_retries=0))
+    assert (heard(state["reply"].data)[0], state.text()) == ("hare", "Hihare")
+
+
+def test_without_stream_the_file_is_one_piece(backend):
+    state = read_aloud.run(backend=backend)
+    assert list(state.audio_iter("reply")) == [spoken("one two three")]
+
+
+def test_a_variable_without_a_file_has_no_audio(backend):
+    @sgl.function
+    def program(s):
+        s += sgl.user("Hi") + sgl.assistant(sgl.gen("answer"))
+
+    state = program.run(backend=backend)
+    with pytest.raises(TypeError, match="'answer' is of type str: it is no audio"):
+        list(state.audio_iter("answer"))
+    with pytest.raises(KeyError):
+        list(state.audio_iter("other"))
+
+
+def test_an_error_in_the_middle_of_speech_is_the_services(service, backend):
+    service.break_off_after, service.reason = 2, "out of breath"
+    state = read_aloud.run(backend=backend, stream=True)
+    with pytest.raises(sgl.ProgramError, match="ended its answer with an error: out of breath"):
+        list(state.audio_iter("reply"))
+
+
+@pytest.mark.parametrize("program", [read_aloud, answered_aloud])
+def test_speech_that_breaks_off_is_an_error_and_no_short_file(service, backend, program):
+    service.break_off_after = 2
+    service.answer = "one two three"
+    state = program.run(backend=backend, stream=True)
+    with pytest.raises(sgl.ProgramError, match="stopped in the middle of an answer"):
+        list(state.audio_iter("reply"))
+    assert isinstance(state.error(), sgl.ProgramError)
+
+
+def test_a_coroutine_reads_pieces_too(service, backend):
+    @sgl.function
+    async def program(s):
+        s += speaking("reply", "one two three")
+        s["pieces"] = [piece async for piece in s.audio_async_iter("reply")]
+
+    state = program.run(backend=backend, stream=True)
+    assert b"".join(state["pieces"])[44:] == spoken("one two three")[44:]
+
+
+def test_the_blocks_of_the_documentation_run(service, tmp_path, monkeypatch):
+    page = (Path(sgl.__file__).parent.parent / "docs" / "language.md").read_text()
+    section = page.split("\n## Audio, speech and pictures\n")[1].split("\n## ")[0]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{service.url}/v1")
+    Path("question.wav").write_bytes(spoken("what is it"))
+    names = {"sgl": sgl}
+    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    exec(blocks[0], names)
+    assert Path("reply.wav").read_bytes() == spoken("It is a hare.")
+    exec(blocks[1], names)
+    assert Path("reply.wav").read_bytes()[44:] == spoken("It is a hare.")[44:]
+    assert [path for path, _ in service.requests][:3] == [CHATS, PICTURES, CHATS]
+
+
+# --- what a service lacks ------------------------------------------------------------------------
+
+
+def speak(s):
+    s += speaking("x", "Hi")
+
+
+def draw(s):
+    s += sgl.picture("x", "A hare", model="painter")
+
+
+def write_down(s):
+    s += sgl.transcribe("x", spoken("Hi"), model="listener")
+
+
+def answer(s):
+    s += sgl.user("Hi") + sgl.assistant(sgl.speech("x", voice="alloy"))
+
+
+OPERATIONS = {
+    "speech": (speak, SPEECH),
+    "picture": (draw, PICTURES),
+    "transcribe": (write_down, TRANSCRIPTIONS),
+    "a spoken answer": (answer, CHATS),
+}
+
+
+@pytest.mark.parametrize("feature", OPERATIONS)
+def test_a_route_that_a_server_lacks_is_named(service, backend, feature: str):
+    program, route = OPERATIONS[feature]
+    service.lacks = (route,)
+    with pytest.raises(sgl.ProgramError) as raised:
+        sgl.function(program).run(backend=backend)
+    cause = raised.value.__cause__
+    assert isinstance(cause, sgl.UnsupportedError)
+    assert cause.feature == feature
+    assert f"answered 404: Not Found; use a server with {route} and a model that" in str(cause)
+
+
+@pytest.mark.parametrize("feature", OPERATIONS)
+@pytest.mark.parametrize(
+    "other", [ScriptedBackend(), sgl.Anthropic("claude", api_key="k"), sgl.LiteLLM("m/m")]
+)
+def test_a_backend_without_the_route_names_it(other, feature: str):
+    program, route = OPERATIONS[feature]
+    with pytest.raises(sgl.ProgramError, match=f"use a backend for a server that has {route}"):
+        sgl.function(program).run(backend=other)
+
+
+def test_a_misspelled_field_is_the_services_error(backend):
+    @sgl.function
+    def program(s):
+        s += sgl.picture("x", "A hare", model="painter", extra_body={"qualty": "low"})
+
+    with pytest.raises(sgl.ProgramError, match=r"answered 400: body.qualty: Extra inputs"):
+        program.run(backend=backend)
+
+
+def test_a_chat_model_that_does_not_speak_is_named(server, backend_of_vllm):
+    with pytest.raises(sgl.ProgramError, match="answered without audio: use a model that speaks"):
+        sgl.function(answer).run(backend=backend_of_vllm)
+
+
+@pytest.fixture
+def backend_of_vllm(server):
+    """Of a stock server, which ignores `modalities`."""
+    return sgl.VLLM(server.url, timeout_s=10, max_retries=0)
+
+
+# --- a server for each modality ------------------------------------------------------------------
+
+
+def test_each_modality_has_a_server_of_its_own_and_all_are_recorded(service, backend, tmp_path):
+    names = ("speaker", "painter", "listener")
+    with contextlib.ExitStack() as stack:
+        services = {name: stack.enter_context(serving(MediaService())) for name in names}
+        speaker, painter, listener = (
+            sgl.VLLM(one.url, model=name, max_retries=0) for name, one in services.items()
+        )
+        combined = sgl.Combined(backend, speech=speaker, picture=painter, transcribe=listener)
+        with sgl.Recorder(combined, tmp_path / "run.jsonl") as recorder:
+            wanted = values_of(storybook.run("hare", backend=recorder))
+    asked = {name: {path for path, _ in one.requests} for name, one in services.items()}
+    assert asked == {"speaker": {SPEECH}, "painter": {PICTURES}, "listener": {TRANSCRIPTIONS}}
+    assert [path for path, _ in service.requests] == [CHATS]
+    assert values_of(storybook.run("hare", backend=sgl.Replay(tmp_path / "run.jsonl"))) == wanted
+
+
+def test_what_is_left_out_goes_to_the_first_backend(service, backend):
+    state = read_aloud.run(backend=sgl.Combined(backend, picture=ScriptedBackend()))
+    assert heard(state["reply"].data)[0] == "one two three"
+
+
+def test_the_keys_of_all_servers_stay_out_of_a_record(backend, tmp_path):
+    class Loose(ScriptedBackend):
+        secrets = ("sk-of-the-speaker",)
+
+        async def media(self, request: MediaRequest) -> MediaAnswer:
+            raise sgl.BackendError("sk-of-the-speaker and sk-of-the-chat are wrong")
+
+    chat = sgl.OpenAI("chatter", api_key="sk-of-the-chat")
+    with (
+        sgl.Recorder(sgl.Combined(chat, speech=Loose()), tmp_path / "run.jsonl") as recorder,
+        pytest.raises(sgl.ProgramError),
+    ):
+        read_aloud.run(backend=recorder)
+    assert "*** and *** are wrong" in (tmp_path / "run.jsonl").read_text()
+
+
+# --- with the rest of the language ---------------------------------------------------------------
+
+
+@sgl.function
+def storybook(s, animal):
+    s += sgl.user(f"Tell me about a {animal}.")
+    s += sgl.assistant(sgl.speech("reply", voice="alloy"))
+    s += sgl.picture("drawing", f"A {animal}", size="16x8", model="painter")
+    s += speaking("again", "Once more") + speaking("aloud", sgl.var("reply"))
+    s += sgl.user("He said " + sgl.transcribe("words", sgl.var("again"), model="listener"))
+
+
+def values_of(state) -> list[object]:
+    names = ("reply", "drawing", "again", "aloud", "words")
+    return [*(state[name] for name in names), state.text(), state.usage]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_recorded_run_is_replayed_without_the_service(service, backend, tmp_path, stream):
+    path = tmp_path / "run.jsonl"
+    with sgl.Recorder(backend, path) as recorder:
+        recorded = storybook.run("hare", backend=recorder, stream=stream)
+        wanted = values_of(recorded)
+    num_requests = len(service.requests)
+    replayed = storybook.run("hare", backend=sgl.Replay(path), stream=stream)
+    assert values_of(replayed) == wanted
+    assert len(service.requests) == num_requests == 5
+    in_base64 = base64.b64encode(drawn("A hare", 16, 8)).decode()
+    assert f"data:image/png;base64,{in_base64}" in path.read_text()
+
+
+def test_pieces_are_replayed_as_they_were_recorded(backend, tmp_path):
+    path = tmp_path / "run.jsonl"
+    with sgl.Recorder(backend, path) as recorder:
+        read_aloud.run(backend=recorder, stream=True).sync()
+    pieces = []
+    voice = Voice("alloy")
+    request = SpeechRequest(
+        ServiceOptions("speaker"), "one two three", voice, lambda _, piece: pieces.append(piece)
+    )
+    asyncio.run(sgl.Replay(path).media(request))
+    assert [len(piece) for piece in pieces] == [44 + 4 * 480, 4 * 480, 4 * 480, 480]
+    assert b"".join(pieces) == spoken("one two three")
+
+
+def test_a_request_that_was_not_recorded_says_how_it_differs(backend, tmp_path):
+    path = tmp_path / "run.jsonl"
+    with sgl.Recorder(backend, path) as recorder:
+        read_aloud.run(backend=recorder)
+
+    @sgl.function
+    def program(s):
+        s += "Listen: " + sgl.speech("reply", "one two three", voice="nova", model="speaker")
+
+    with pytest.raises(sgl.ProgramError, match=r"no such media; .* on line 2: voice is .*nova"):
+        program.run(backend=sgl.Replay(path))
+
+
+def test_speech_that_is_asked_for_more_often_than_recorded_is_an_error(backend, tmp_path):
+    path = tmp_path / "run.jsonl"
+    with sgl.Recorder(backend, path) as recorder:
+        read_aloud.run(backend=recorder)
+    replay = sgl.Replay(path)
+    read_aloud.run(backend=replay)
+    with pytest.raises(sgl.ProgramError, match="has 1 answer to this media, which was requested"):
+        read_aloud.run(backend=replay)
+
+
+def test_a_compiled_program_makes_the_same(service, backend):
+    compiled = storybook.compile()
+    assert values_of(compiled.run("hare", backend=backend)) == values_of(
+        storybook.run("hare", backend=backend)
+    )
+    shown = str(compiled.graph)
+    for operation in (
+        "speech 'reply'",
+        "picture 'drawing'",
+        "speech 'again'",
+        "transcribe 'words'",
+    ):
+        assert operation in shown
+
+
+def test_a_graph_with_speech_is_plain_data():
+    nodes = storybook.trace("hare").as_dict()["nodes"]
+    assert isinstance(nodes, list)
+    assert "Once more" in json.dumps(nodes)
+
+
+def test_text_that_only_a_run_knows_is_spoken_by_a_compiled_program(service, backend):
+    service.answer = "<{said}>"
+
+    @sgl.function
+    def program(s, question):
+        s += sgl.user(question) + sgl.assistant(sgl.gen("answer"))
+        s += speaking("reply", s["answer"].upper())
+
+    state = program.compile().run(question="Why?", backend=backend)
+    assert heard(state["reply"].data)[0] == "<WHY?>"
+
+
+def test_a_batch_makes_each_items_own(backend):
+    states = storybook.run_batch([("hare",), ("fox",), ("owl",)], backend=backend)
+    assert [state["drawing"].data for state in states] == [
+        drawn(f"A {animal}", 16, 8) for animal in ("hare", "fox", "owl")
+    ]
+
+
+class CountingAloud(ScriptedBackend):
+    """Counts, and says "x" to everything."""
+
+    def __init__(self) -> None:
+        super().__init__(reply=lambda _: "one. two. three.")
+
+    async def media(self, request: MediaRequest) -> MediaAnswer:
+        return MediaAnswer("x", sgl.Usage(calls=1), Media.of(spoken("x"), "audio"))
+
+
+def test_what_appends_nothing_leaves_text_that_was_generated_ahead():
+    @sgl.function(num_api_spec_tokens=20)
+    def program(s):
+        s += "Count: " + sgl.gen("a", stop=".") + speaking("sound", "x") + sgl.picture("drawing")
+        s += "." + sgl.gen("b", stop=".")
+
+    backend = CountingAloud()
+    state = program.run(backend=backend)
+    assert (state["a"], state["b"], state.usage.saved_calls) == ("one", " two", 1)
+    assert len(backend.requests) == 1
+
+
+def test_what_a_model_says_aloud_ends_text_that_was_generated_ahead():
+    @sgl.function(num_api_spec_tokens=20)
+    def program(s):
+        s += sgl.user("Count.")
+        s += sgl.assistant(
+            "I do: " + sgl.gen("a", stop=".") + sgl.speech("sound") + sgl.gen("b", stop=".")
+        )
+
+    backend = CountingAloud()
+    state = program.run(backend=backend)
+    assert (state["a"], state["b"], state.usage.saved_calls) == ("one", "one", 0)
+    assert backend.prompts[1].endswith("I do: onex")
+    assert len(backend.requests) == 2
