@@ -6,6 +6,8 @@ Owns `ByteDfa`, its minimization, intersection and difference. Does not own wher
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -113,6 +115,29 @@ def minimal(dfa: ByteDfa) -> ByteDfa:
     smaller = smaller[order]
     smaller = np.where(smaller >= 0, number[smaller], -1)
     return ByteDfa(smaller[:, dfa.classes], dfa.accepting[representative][order])
+
+
+def of_texts(texts: Iterable[bytes]) -> ByteDfa:
+    """The automaton of some texts, none of which is empty."""
+    rows: list[dict[int, int]] = [{}]
+    accepting: set[int] = set()
+    for text in texts:
+        state = 0
+        for byte in text:
+            if byte not in rows[state]:
+                rows[state][byte] = len(rows)
+                rows.append({})
+                if len(rows) > MAX_STATES:
+                    raise TooComplexError(f"a list of texts needs more than {MAX_STATES} states")
+            state = rows[state][byte]
+        accepting.add(state)
+    table = np.full((len(rows), 256), -1, np.int32)
+    for state, row in enumerate(rows):
+        for byte, target in row.items():
+            table[state, byte] = target
+    flags = np.zeros(len(rows), np.bool_)
+    flags[[*accepting]] = True
+    return minimal(ByteDfa(table, flags))
 
 
 def combined(a: ByteDfa, b: ByteDfa, *, minus: bool = False) -> ByteDfa:

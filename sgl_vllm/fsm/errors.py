@@ -13,4 +13,16 @@ class UnsupportedPatternError(ValueError):
 
 
 class UnsupportedSchemaError(ValueError):
-    """The schema uses a keyword, or a combination of keywords, that is not compiled here."""
+    """The schema uses a keyword, or a combination of keywords, that is not compiled here.
+
+    Attributes:
+        inside: the subschemas (by id) that were being compiled, innermost first.
+    """
+
+    def __init__(self, message: str, inside: list[int] | None = None) -> None:
+        super().__init__(message)
+        self.inside = inside or []
+
+
+class NothingValidError(UnsupportedSchemaError):
+    """No value is valid against the schema. If it is one of several branches, it is left out."""

@@ -19,6 +19,12 @@ from sgl_vllm.fsm.rust_regex import compile_trusted
 INTEGER = r"-?(?:0|[1-9][0-9]*)"
 NUMBER = rf"{INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 _FRACTION = r"(?:\.[0-9]+)?"
+DECIMAL = INTEGER + _FRACTION
+"""All numbers, written without an exponent."""
+
+WHOLE = rf"{INTEGER}(?:\.0+)?"
+"""Whole numbers, written without an exponent."""
+
 MAX_DIGITS = 40
 
 
@@ -36,6 +42,18 @@ def decimals(
         above_low, below_high: whether the bound itself is excluded.
     """
     return _within(low, high, above_low, below_high, whole=False)
+
+
+def exactly(number: Decimal) -> ByteDfa:
+    """One number in all its spellings without an exponent.
+
+    Raises:
+        ValueError: it has more than `MAX_DIGITS` digits.
+    """
+    head, tail = _digits(number)
+    sign = "-?" if number == 0 else "-" if number < 0 else ""
+    fraction = rf"\.{tail}0*" if tail else r"(?:\.0+)?"
+    return compile_trusted(f"{sign}{head}{fraction}")
 
 
 @lru_cache(maxsize=1024)

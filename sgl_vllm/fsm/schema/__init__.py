@@ -6,13 +6,17 @@ and goes to another backend: handing a schema on is better than guessing. Pure.
     keywords      which keywords exist, which are compiled, what their values look like
     values        JSON values: equality, types, spelling
     workspace     what one compilation may cost, and the schemas that it derives
-    references    $ref
+    references    $ref, $id, anchors, drafts
+    complements   what is invalid against a schema
+    unevaluated   unevaluatedProperties, unevaluatedItems
+    expansions    keywords said by others: not, if, dependentSchemas, ...
     conjunctions  one schema for what is valid against two
     siblings      keywords whose meaning depends on those beside them
     alternatives  anyOf, oneOf
     finiteness    schemas whose values would have to contain themselves
     compiler      a schema to an expression: dispatch by keyword and type
-    objects, arrays, strings, formats, numeric, enumerations
+    context       what the compilers of types share
+    objects, rules, members, arrays, contains, unique_items, strings, formats, numeric, enumerations
 """
 
 from sgl_vllm.fsm.errors import UnsupportedSchemaError

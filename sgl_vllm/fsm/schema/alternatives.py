@@ -2,44 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any  # Any: JSON of a user's schema
 
-from sgl_vllm.fsm.errors import UnsupportedSchemaError
+from sgl_vllm.fsm.errors import NothingValidError
 from sgl_vllm.fsm.schema.conjunctions import Conjunctions
-from sgl_vllm.fsm.schema.keywords import TYPES, Schema
-from sgl_vllm.fsm.schema.values import identity, is_a
+from sgl_vllm.fsm.schema.keywords import CONSTRAINTS, TYPES, Branch, Schema, branches_of
+from sgl_vllm.fsm.schema.values import identity, is_a, listed_values
 from sgl_vllm.fsm.schema.workspace import Workspace
 
 _MAX_DISJOINT_DEPTH = 8
 
 
 class Alternatives:
-    """The branches of `anyOf` and `oneOf`."""
+    """The branches of `anyOf` and `oneOf`.
 
-    def __init__(self, conjunctions: Conjunctions, workspace: Workspace) -> None:
+    Args:
+        complement: a schema of the values that are invalid against one.
+    """
+
+    def __init__(
+        self,
+        conjunctions: Conjunctions,
+        workspace: Workspace,
+        complement: Callable[[Schema], Schema],
+    ) -> None:
         self._conjunctions = conjunctions
         self._workspace = workspace
+        self._complement = complement
 
-    def branches(self, branches: Sequence[Schema], siblings: dict[str, Any]) -> list[Schema]:
-        """The branches that can be valid, each together with the keywords beside `anyOf`."""
-        both = self._conjunctions.both
-        resolved = (
-            [self._workspace.keep(both(siblings, b)) for b in branches] if siblings else branches
-        )
-        possible: list[Schema] = [b for b in resolved if b is not False]
+    def of(self, schema: dict[str, Any]) -> list[Schema] | None:
+        """Schemas that together have the values of `schema`; None if it has no branches.
+
+        Args:
+            schema: has neither references nor `allOf`.
+
+        Raises NothingValidError: no branch can be valid.
+        """
+        if "anyOf" in schema:
+            siblings = _constraints(schema, "anyOf")
+            found = [self._both(siblings, branch) for branch in schema["anyOf"]]
+        elif "oneOf" in schema:
+            siblings = _constraints(schema, "oneOf")
+            found = self._exclusive(branches_of(schema["oneOf"]), siblings)
+        else:
+            return None
+        possible: list[Schema] = [branch for branch in found if branch is not False]
         if not possible:
-            raise UnsupportedSchemaError("no branch can be valid")
+            raise NothingValidError("no branch can be valid")
         return possible
 
-    def check_exclusive(self, branches: Sequence[Schema]) -> None:
-        """Refuse branches of `oneOf` unless a value is certainly valid against one at most."""
-        for i, a in enumerate(branches):
-            for b in branches[i + 1 :]:
+    def _exclusive(self, branches: Sequence[Branch], siblings: dict[str, Any]) -> list[Schema]:
+        """Each branch, less the values that are also valid against another."""
+        beside = [self._both(siblings, branch.whole) for branch in branches]
+        overlaps: list[set[int]] = [set() for _ in branches]
+        for i, a in enumerate(beside):
+            for j, b in enumerate(beside[:i]):
                 if not self._are_disjoint(a, b, 0):
-                    raise UnsupportedSchemaError("branches of oneOf that may both be valid")
+                    overlaps[i].add(j)
+                    overlaps[j].add(i)
+        found = []
+        for branch, others in zip(beside, overlaps, strict=True):
+            for j in sorted(others):
+                branch = self._both(branch, self._complement(branches[j].own))
+            found.append(branch)
+        return found
+
+    def _both(self, a: Schema, b: Schema) -> Schema:
+        return self._workspace.keep(self._conjunctions.both(a, b))
 
     def _are_disjoint(self, a: Schema, b: Schema, depth: int) -> bool:
+        self._workspace.spend(1)
         if depth > _MAX_DISJOINT_DEPTH:
             return False
         a, b = self._conjunctions.followed(a), self._conjunctions.followed(b)
@@ -47,7 +80,7 @@ class Alternatives:
             return a is False or b is False
         self._workspace.check(a)
         self._workspace.check(b)
-        values_a, values_b = _listed_values(a), _listed_values(b)
+        values_a, values_b = listed_values(a), listed_values(b)
         if values_a is not None and values_b is not None:
             return {*map(identity, values_a)}.isdisjoint(map(identity, values_b))
         types_a, types_b = _types(a), _types(b)
@@ -74,20 +107,19 @@ class Alternatives:
         )
 
 
+def _constraints(schema: dict[str, Any], keyword: str) -> dict[str, Any]:
+    """What `schema` says beside a keyword."""
+    return {k: v for k, v in schema.items() if k in CONSTRAINTS and k != keyword}
+
+
 def _is_closed(schema: dict[str, Any]) -> bool:
+    """Whether only members of `properties` are allowed."""
     return schema.get("additionalProperties") is False and "patternProperties" not in schema
-
-
-def _listed_values(schema: dict[str, Any]) -> list[Any] | None:
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    return values if isinstance(values, list) else None
 
 
 def _types(schema: dict[str, Any]) -> set[str] | None:
     """The types of a schema's values, integers as numbers; None if it does not say."""
-    values = _listed_values(schema)
+    values = listed_values(schema)
     if values is not None:
         names = [name for name in TYPES if name != "integer"]
         return {name for v in values for name in names if is_a(v, name)}

@@ -1,13 +1,18 @@
-"""Arrays: `items`, `prefixItems`, `additionalItems`, `minItems`, `maxItems`."""
+"""Arrays: `items`, `prefixItems`, `additionalItems`, `minItems`, `maxItems`.
+
+Does not own `contains` (`contains.py`) and `uniqueItems` (`unique_items.py`).
+"""
 
 from __future__ import annotations
 
 from typing import Any  # Any: JSON of a user's schema
 
-from sgl_vllm.fsm.errors import UnsupportedSchemaError
+from sgl_vllm.fsm.errors import NothingValidError, UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Seq, literal
+from sgl_vllm.fsm.schema.contains import compile_containing
 from sgl_vllm.fsm.schema.context import Compiled, Context
 from sgl_vllm.fsm.schema.siblings import items_of
+from sgl_vllm.fsm.schema.unique_items import compile_unique
 from sgl_vllm.fsm.schema.values import limits
 from sgl_vllm.fsm.schema.workspace import ids
 
@@ -20,18 +25,27 @@ def compile_array(context: Context, schema: dict[str, Any]) -> Compiled:
     if low > MAX_COUNTED_ITEMS or (high or 0) > MAX_COUNTED_ITEMS:
         raise UnsupportedSchemaError(f"more than {MAX_COUNTED_ITEMS:,} items to count")
     first, rest = items_of(schema)
-    if False in first:
-        if context.is_strict:
-            raise UnsupportedSchemaError("an item for which nothing is valid")
-        first, rest = first[: first.index(False)], False
-    prefix = [context.value(item) for item in first]
-    if rest is False:
+    if schema.get("uniqueItems") is True and (high is None or high > 1):
+        return compile_unique(context, schema, first, rest, low, high)
+    if "contains" in schema:
+        return compile_containing(context, schema["contains"].values, first, rest, low, high)
+    if False in first and context.is_strict:
+        raise UnsupportedSchemaError("an item for which nothing is valid")
+    prefix: list[Expression] = []
+    for i, item in enumerate(first):
+        expression = context.value_if_any(item) if item is not False else None
+        if expression is None:
+            first, rest = first[:i], False
+            break
+        prefix.append(expression)
+    is_over = high == len(prefix) and not context.is_strict
+    other = context.value_if_any(rest) if rest is not False and not is_over else None
+    if other is None:
         high = len(prefix) if high is None else min(high, len(prefix))
     if high is not None and low > high:
-        raise UnsupportedSchemaError("minItems is above maxItems")
-    other = context.value(rest) if rest is not False else EMPTY
+        raise NothingValidError("minItems is above maxItems")
     needed = ids(*first[:low], *([rest] if low > len(first) else []))
-    return Compiled(_items(context, prefix, other, low, high), needed)
+    return Compiled(_items(context, prefix, other or EMPTY, low, high), [needed])
 
 
 def _items(

@@ -14,19 +14,22 @@ from typing import Any  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm import numbers
 from sgl_vllm.fsm.errors import (
+    NothingValidError,
     TooComplexError,
     UnsupportedPatternError,
     UnsupportedSchemaError,
 )
-from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Literals, Seq, literal
+from sgl_vllm.fsm.expressions import EMPTY, NEVER, Alt, Expression, Lazy, Literals, Seq, literal
 from sgl_vllm.fsm.json_string import STRING, JsonString
 from sgl_vllm.fsm.rust_regex import compile_trusted
 from sgl_vllm.fsm.schema import numeric, strings
 from sgl_vllm.fsm.schema.alternatives import Alternatives
 from sgl_vllm.fsm.schema.arrays import compile_array
+from sgl_vllm.fsm.schema.complements import Complements
 from sgl_vllm.fsm.schema.conjunctions import Conjunctions
 from sgl_vllm.fsm.schema.context import Compiled, Context, string
-from sgl_vllm.fsm.schema.enumerations import compile_enumeration
+from sgl_vllm.fsm.schema.enumerations import LISTING, compile_enumeration
+from sgl_vllm.fsm.schema.expansions import Expansions
 from sgl_vllm.fsm.schema.finiteness import Finiteness
 from sgl_vllm.fsm.schema.keywords import (
     CONSTRAINTS,
@@ -34,13 +37,17 @@ from sgl_vllm.fsm.schema.keywords import (
     TYPES,
     Schema,
     SchemaSemantics,
+    several,
 )
 from sgl_vllm.fsm.schema.objects import compile_object
 from sgl_vllm.fsm.schema.references import References
-from sgl_vllm.fsm.schema.values import non_empty_list
 from sgl_vllm.fsm.schema.workspace import Workspace, ids
 
 MAX_NODES = 50_000
+
+_MAX_ALTERNATIVES = 64
+"""More alternatives at one place, made from complements, would exceed the work that a request may
+cost while it runs."""
 
 
 def compile_schema(
@@ -79,6 +86,8 @@ def compile_schema(
         raise UnsupportedSchemaError("the schema is nested too deeply") from None
     except (UnsupportedPatternError, TooComplexError) as error:
         raise UnsupportedSchemaError(str(error)) from None
+    except UnsupportedSchemaError as error:
+        raise UnsupportedSchemaError(f"{error} ({_place(schema, error.inside)})") from None
 
 
 class _Compiler:
@@ -87,13 +96,30 @@ class _Compiler:
 
     def __init__(self, root: Schema, semantics: SchemaSemantics, any_whitespace: bool) -> None:
         self._workspace = workspace = Workspace()
-        self._context = Context(semantics, any_whitespace, workspace, self.value)
-        self._references = References(root, reads_ids=not self._context.is_strict)
-        self._conjunctions = Conjunctions(self._references, workspace, self._context.is_strict)
-        self._alternatives = Alternatives(self._conjunctions, workspace)
-        self._supported = SUPPORTED[semantics]
+        is_strict = semantics is SchemaSemantics.STRICT
+        references = References(root, reads_ids=not is_strict)
+        self._complements = complements = Complements(references, workspace)
+        expansions = Expansions(references, complements, workspace)
+        self._conjunctions = conjunctions = Conjunctions(
+            references, workspace, is_strict, expansions.of
+        )
+        self._alternatives = Alternatives(conjunctions, workspace, complements.of)
+        self._context = Context(
+            semantics,
+            any_whitespace,
+            workspace,
+            conjunctions,
+            self._alternatives,
+            complements.of,
+            self.value,
+        )
+        self._unsupported = CONSTRAINTS - SUPPORTED[semantics]
         self._made: dict[int, Expression] = {}
         self._anything: Expression | None = None
+        self._num_alternatives: dict[int, int] = {}
+        self._open: set[int] = set()
+        """The subschemas (by id) that are being compiled."""
+        self._inside_themselves: set[int] = set()
         self.finiteness = Finiteness()
 
     def value(self, schema: Schema) -> Expression:
@@ -101,20 +127,37 @@ class _Compiler:
         if schema is True:
             return self._any_value()
         if schema is False:
-            raise UnsupportedSchemaError("nothing is valid")
+            raise NothingValidError("nothing is valid")
         if not isinstance(schema, dict):
             raise UnsupportedSchemaError(f"a schema cannot be a {type(schema).__name__}")
         known = self._made.get(id(schema))
+        if known is NEVER:
+            raise NothingValidError("nothing is valid")
         if known is not None:
+            if id(schema) in self._open:
+                self._inside_themselves.add(id(schema))
             return known
         if len(self._made) > MAX_NODES:
             raise UnsupportedSchemaError(f"more than {MAX_NODES} subschemas")
         holder: list[Expression] = []
         self._made[id(schema)] = Lazy(lambda: holder[0])
+        self._open.add(id(schema))
         self._workspace.keep(schema)
         self._workspace.descend()
-        expression = self._value(schema)
-        self._workspace.depth -= 1
+        try:
+            expression = self._value(schema)
+        except (UnsupportedPatternError, TooComplexError) as error:
+            raise UnsupportedSchemaError(str(error), [id(schema)]) from None
+        except UnsupportedSchemaError as error:
+            error.inside.append(id(schema))
+            if isinstance(error, NothingValidError):
+                self._made[id(schema)] = NEVER
+                holder.append(NEVER)
+                self.finiteness.forget(id(schema), is_used=id(schema) in self._inside_themselves)
+            raise
+        finally:
+            self._workspace.depth -= 1
+            self._open.remove(id(schema))
         self.finiteness.add(id(schema), [[]])
         holder.append(expression)
         self._made[id(schema)] = expression
@@ -123,45 +166,51 @@ class _Compiler:
     def _value(self, schema: dict[str, Any]) -> Expression:
         self._workspace.check(schema)
         constraints = schema.keys() & CONSTRAINTS
-        for name in constraints - self._supported:
+        for name in constraints & self._unsupported:
             if name == "uniqueItems" and schema[name] is False:
                 constraints = constraints - {name}
                 continue
             raise UnsupportedSchemaError(f"{name} is not supported")
         if not constraints:
             return self._any_value()
-        if "$ref" in constraints:
-            return self._same(schema, self._conjunctions.behind(schema))
+        if len(constraints) == 1 and "type" in constraints:
+            return self._typed(schema, constraints)
+        rewritten = self._conjunctions.rewritten(schema)
+        if rewritten is not schema:
+            return self._same(schema, rewritten)
         if "allOf" in constraints:
             merged: Schema = {k: schema[k] for k in constraints if k != "allOf"}
-            for branch in non_empty_list(schema["allOf"], "allOf"):
+            for branch in schema["allOf"]:
                 merged = self._conjunctions.both(merged, branch)
             return self._same(schema, merged)
-        for name in ("anyOf", "oneOf"):
-            if name in constraints:
-                return self._any_of(schema, name, constraints)
-        if "const" in constraints:
-            return compile_enumeration(self._context, [schema["const"]], schema)
-        if "enum" in constraints:
-            return compile_enumeration(
-                self._context, non_empty_list(schema["enum"], "enum"), schema
-            )
+        if "anyOf" in constraints or "oneOf" in constraints:
+            if self._context.is_strict and len(constraints) > 1:
+                raise UnsupportedSchemaError("anyOf beside other constraints")
+            return self._any_of(schema, self._alternatives.of(schema) or [])
+        if constraints & LISTING:
+            return compile_enumeration(self._context, schema)
         return self._typed(schema, constraints)
 
     def _same(self, schema: dict[str, Any], other: Schema) -> Expression:
         """The values of `schema`, which are those of `other`."""
         self.finiteness.add(id(schema), [ids(self._workspace.keep(other))])
-        return self.value(other)
+        expression = self.value(other)
+        self._num_alternatives[id(schema)] = self._num_alternatives.get(id(other), 1)
+        return expression
 
-    def _any_of(self, schema: dict[str, Any], name: str, constraints: set[str]) -> Expression:
-        rest = {k: schema[k] for k in constraints if k != name}
-        if self._context.is_strict and rest:
-            raise UnsupportedSchemaError(f"{name} beside other constraints")
-        branches = self._alternatives.branches(non_empty_list(schema[name], name), rest)
+    def _any_of(self, schema: dict[str, Any], branches: list[Schema]) -> Expression:
         self.finiteness.add(id(schema), [ids(branch) for branch in branches])
-        if name == "oneOf":
-            self._alternatives.check_exclusive(branches)
-        return Alt([self.value(branch) for branch in branches])
+        compiled = [self._context.value_if_any(branch) for branch in branches]
+        options = [expression for expression in compiled if expression is not None]
+        if not options:
+            raise NothingValidError("no branch can be valid")
+        expression = options[0] if len(options) == 1 else Alt(options)
+        self._num_alternatives[id(schema)] = count = sum(
+            self._num_alternatives.get(id(branch), 1) for branch in branches
+        )
+        if self._complements.are_used and count > _MAX_ALTERNATIVES:
+            raise UnsupportedSchemaError(f"not, if and oneOf make {count} alternatives")
+        return expression
 
     def _typed(self, schema: dict[str, Any], constraints: set[str]) -> Expression:
         types = schema.get("type")
@@ -177,14 +226,24 @@ class _Compiler:
         self.finiteness.add(id(schema), ways)
         options = []
         for name in dict.fromkeys(types):
-            compiled = self._of_type(name, schema)
+            try:
+                compiled = self._of_type(name, schema)
+            except NothingValidError:
+                if self._context.is_strict or len(types) == 1:
+                    raise
+                continue
             if isinstance(compiled, Compiled):
-                ways.append(compiled.needed)
+                ways.extend(compiled.ways)
                 compiled = compiled.expression
             options.append(compiled)
+        if not options:
+            raise NothingValidError("no type can be valid")
         return options[0] if len(options) == 1 else Alt(options)
 
     def _of_type(self, name: str, schema: dict[str, Any]) -> Expression | Compiled:
+        if name in ("object", "array") and _excludes_listed(schema):
+            unlisted = self._workspace.keep(self._complements.of_listed(schema))
+            return Compiled(self.value(unlisted), [ids(unlisted)])
         match name:
             case "object":
                 return compile_object(self._context, schema)
@@ -193,9 +252,9 @@ class _Compiler:
             case "string":
                 return strings.compile_string(self._context, schema)
             case "number":
-                return numeric.compile_number(self._context, schema)
+                return numeric.compile_number(self._context, schema, whole=False)
             case "integer":
-                return numeric.compile_integer(self._context, schema)
+                return numeric.compile_number(self._context, schema, whole=True)
             case "boolean":
                 return Literals(((b"true", None), (b"false", None)))
             case _:
@@ -232,3 +291,26 @@ class _Compiler:
         more = Lazy(lambda: Alt((EMPTY, Seq(context.comma, item, more))))
         inside = Alt((Seq(item, more, context.blank), EMPTY))
         return Seq(literal(begin), context.blank, inside, literal(end))
+
+
+def _excludes_listed(schema: dict[str, Any]) -> bool:
+    return any("enum" in rule for rule in several(schema, "not"))
+
+
+def _place(root: Schema, inside: list[int]) -> str:
+    """A JSON pointer to the first of some subschemas (by id) that is part of the document."""
+    pointers: dict[int, str] = {}
+    stack: list[tuple[Any, str]] = [(root, "#")]
+    while stack:
+        node, pointer = stack.pop()
+        if isinstance(node, dict):
+            pointers[id(node)] = pointer
+            for name, inner in node.items():
+                stack.append((inner, f"{pointer}/{_escaped(name)}"))
+        elif isinstance(node, list):
+            stack.extend([(inner, f"{pointer}/{i}") for i, inner in enumerate(node)])
+    return next((pointers[one] for one in inside if one in pointers), "#")
+
+
+def _escaped(name: Any) -> str:
+    return str(name).replace("~", "~0").replace("/", "~1")

@@ -6,10 +6,20 @@ siblings (`siblings.py`). What cannot be said in one schema is refused.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
-from sgl_vllm.fsm.schema.keywords import CONSTRAINTS, Schema
+from sgl_vllm.fsm.schema.keywords import (
+    CONSTRAINTS,
+    Branch,
+    Contained,
+    Schema,
+    Several,
+    branches_of,
+    several,
+)
 from sgl_vllm.fsm.schema.references import References
 from sgl_vllm.fsm.schema.siblings import (
     ARRAYS,
@@ -18,8 +28,11 @@ from sgl_vllm.fsm.schema.siblings import (
     both_members,
     with_plain_bounds,
 )
-from sgl_vllm.fsm.schema.values import identity, non_empty_list
+from sgl_vllm.fsm.schema.values import identity
 from sgl_vllm.fsm.schema.workspace import MAX_DEPTH, Workspace
+
+_MERGING = 20
+"""The work of merging two schemas, in the unit of `MAX_WORK`."""
 
 
 class Conjunctions:
@@ -27,14 +40,23 @@ class Conjunctions:
 
     Args:
         is_strict: schemas are read as xgrammar does, so an object with `properties` is closed.
+        expanded: rewrites keywords that are said by others; the same dict for the same dict.
     """
 
-    def __init__(self, references: References, workspace: Workspace, is_strict: bool) -> None:
+    def __init__(
+        self,
+        references: References,
+        workspace: Workspace,
+        is_strict: bool,
+        expanded: Callable[[dict[str, Any]], Schema],
+    ) -> None:
         self._references = references
         self._workspace = workspace
         self._is_strict = is_strict
+        self._expanded = expanded
         self._merged: dict[tuple[int, int], Schema] = {}
         self._merging: set[int] = set()
+        self._known: dict[tuple[int, int], Schema] = {}
 
     def both(self, a: Schema, b: Schema) -> Schema:
         """A schema of the values that are valid against both `a` and `b`."""
@@ -44,89 +66,149 @@ class Conjunctions:
             return a
         if a is False or b is False:
             return False
+        known = self._known.get((id(a), id(b)))
+        if known is not None:
+            return known
         if id(a) in self._merging or id(b) in self._merging:
             raise UnsupportedSchemaError("conjunctions that contain themselves")
         self._workspace.descend()
         try:
-            return self._merge(self.followed(a), self.followed(b))
+            merged = self._merge(self.followed(a), self.followed(b))
         finally:
             self._workspace.depth -= 1
+        if not (isinstance(merged, dict) and id(merged) in self._merging):
+            for schema in (a, b, merged):
+                self._workspace.keep(schema)
+            self._known[id(a), id(b)] = merged
+        return merged
 
     def followed(self, schema: Schema) -> Schema:
-        """The schema behind `$ref`, together with the keywords beside it."""
+        """The schema behind `$ref`, together with the keywords beside it; and without keywords that
+        others can say."""
         for _ in range(MAX_DEPTH):
-            if not isinstance(schema, dict) or "$ref" not in schema:
+            if not isinstance(schema, dict):
                 return schema
-            schema = self._workspace.keep(self.behind(schema))
+            self._workspace.check(schema)
+            rewritten = self.rewritten(schema)
+            if rewritten is schema:
+                return schema
+            schema = self._workspace.keep(rewritten)
         raise UnsupportedSchemaError("references in a circle")
 
-    def behind(self, schema: dict[str, Any]) -> Schema:
-        """The schema that the `$ref` of `schema` points to, together with the keywords beside it,
-        if these count."""
+    def rewritten(self, schema: dict[str, Any]) -> Schema:
+        """One step of `followed`, of a well-formed schema; `schema` itself where there is none."""
+        if self._is_strict:
+            return self._behind(schema) if "$ref" in schema else schema
+        return self._expanded(schema)
+
+    def _behind(self, schema: dict[str, Any]) -> Schema:
+        """The schema that the `$ref` of `schema` points to, with the keywords beside it."""
         target = self._references.resolve(schema)
-        if not self._references.siblings_count:
-            return target
         others = {k: v for k, v in schema.items() if k in CONSTRAINTS and k != "$ref"}
         return self.both(target, others)
 
     def _merge(self, a: Schema, b: Schema) -> Schema:
+        if a is b:
+            return a
         if isinstance(a, bool) or isinstance(b, bool):
             return self.both(a, b)
         if not isinstance(a, dict) or not isinstance(b, dict):
             raise UnsupportedSchemaError("a schema must be an object, true or false")
-        self._workspace.check(a)
-        self._workspace.check(b)
         known = self._merged.get((id(a), id(b)))
         if known is not None:
             return known
         for one, other in ((a, b), (b, a)):
+            comes_first = one is a or self._is_strict
             if "allOf" in one:
-                return self._with_all_of(one, other)
+                return self._with_all_of(one, other, comes_first)
             for name in ("anyOf", "oneOf"):
                 if name in one:
-                    return self._with_branches(name, one, other)
+                    return self._with_branches(name, one, other, comes_first)
         if "type" in a and "type" in b and not _common_types(a["type"], b["type"]):
             return False
+        if (
+            "const" in a
+            and "const" in b
+            and not self._is_strict
+            and identity(a["const"]) != identity(b["const"])
+        ):
+            return False
+        self._workspace.spend(_MERGING)
         merged: dict[str, Any] = {}
         self._workspace.keep(a)
         self._workspace.keep(b)
         self._merged[id(a), id(b)] = merged
         self._merging.add(id(merged))
-        a, b = with_plain_bounds(a), with_plain_bounds(b)
+        self._merge_keywords(with_plain_bounds(a), with_plain_bounds(b), merged)
+        self._merging.remove(id(merged))
+        return merged
+
+    def _merge_keywords(self, a: dict[str, Any], b: dict[str, Any], merged: dict[str, Any]) -> None:
+        """Add to `merged` what `a` and `b` say, which have neither references nor branches."""
+        done: set[str] = set()
         for group, both_of_group in ((ARRAYS, both_items), (OBJECTS, both_members)):
             if a.keys() & group and b.keys() & group:
                 if self._is_strict:
                     _check_closed(a, b)
                 merged |= both_of_group(a, b, self._both_kept)
+                done |= group
         for name in (*a, *(n for n in b if n not in a)):
-            if name not in CONSTRAINTS or name in merged:
+            if name not in CONSTRAINTS or name in done:
                 continue
             if name not in a or name not in b:
                 merged[name] = a.get(name, b.get(name))
+            elif name in _LISTED and not self._is_strict:
+                merged[name] = _listed(name, several(a, name), several(b, name))
             elif identity(a[name]) == identity(b[name]):
                 merged[name] = a[name]
+            elif name == "propertyNames":
+                merged[name] = self._both_kept(a[name], b[name])
             else:
                 merged[name] = _merged_keyword(name, a[name], b[name])
-        self._merging.remove(id(merged))
-        return merged
 
     def _both_kept(self, a: Schema, b: Schema) -> Schema:
         """As `both`, kept alive; of two equal schemas, one."""
-        if not self._references.has_resources and identity(a) == identity(b):
+        if a == b and not self._references.has_resources and identity(a) == identity(b):
             return a
         return self._workspace.keep(self.both(a, b))
 
-    def _with_all_of(self, one: dict[str, Any], other: dict[str, Any]) -> Schema:
+    def _with_all_of(self, one: dict[str, Any], other: dict[str, Any], comes_first: bool) -> Schema:
+        """Members are written in the order in which schemas are merged: those of `one` before or
+        after those of `other`."""
         whole: Schema = {k: v for k, v in one.items() if k != "allOf"}
-        for branch in non_empty_list(one["allOf"], "allOf"):
+        if not comes_first:
+            whole = self.both(other, whole)
+        for branch in one["allOf"]:
             whole = self.both(whole, branch)
-        return self.both(whole, other)
+        return self.both(whole, other) if comes_first else whole
 
-    def _with_branches(self, name: str, one: dict[str, Any], other: dict[str, Any]) -> Schema:
+    def _with_branches(
+        self, name: str, one: dict[str, Any], other: dict[str, Any], comes_first: bool
+    ) -> Schema:
         rest = {k: v for k, v in one.items() if k != name}
-        whole = self.both(rest, other) if rest.keys() & CONSTRAINTS else other
-        branches = non_empty_list(one[name], name)
-        return {name: [self._workspace.keep(self.both(whole, branch)) for branch in branches]}
+        whole: Schema = other
+        if rest.keys() & CONSTRAINTS:
+            whole = self.both(rest, other) if comes_first else self.both(other, rest)
+        if name == "oneOf" and not self._is_strict:
+            return self._with_exclusive(whole, branches_of(one[name]))
+        branches = [self._workspace.keep(self.both(whole, branch)) for branch in one[name]]
+        if self._is_strict:
+            return {name: branches}
+        possible = [branch for branch in branches if branch is not False]
+        if len(possible) == 1:
+            return possible[0]
+        return {name: possible} if possible else False
+
+    def _with_exclusive(self, whole: Schema, branches: tuple[Branch, ...]) -> Schema:
+        """A branch that is not possible beside `whole` excludes nothing either."""
+        possible = [
+            replace(branch, whole=both)
+            for branch in branches
+            if (both := self._workspace.keep(self.both(whole, branch.whole))) is not False
+        ]
+        if len(possible) == 1:
+            return possible[0].whole
+        return {"oneOf": Several(tuple(possible))} if possible else False
 
 
 def _check_closed(a: dict[str, Any], b: dict[str, Any]) -> None:
@@ -142,6 +224,8 @@ def _merged_keyword(name: str, a: Any, b: Any) -> Any:
         return [*a, *(x for x in b if x not in a)]
     if name == "type":
         return _common_types(a, b)
+    if name == "uniqueItems":
+        return True  # one of them says so
     if name == "enum":
         others = {*map(identity, b)}
         return [x for x in a if identity(x) in others]
@@ -150,6 +234,23 @@ def _merged_keyword(name: str, a: Any, b: Any) -> Any:
     if name in ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"):
         return min(a, b)
     raise UnsupportedSchemaError(f"two different {name}")
+
+
+_LISTED = frozenset({"pattern", "format", "multipleOf", "not", "contains"})
+"""Keywords of which a merged schema holds several values."""
+
+
+def _listed(name: str, a: tuple[Any, ...], b: tuple[Any, ...]) -> Any:
+    known = {*map(_key, a)}
+    values = (*a, *(value for value in b if _key(value) not in known))
+    return values[0] if len(values) == 1 and name not in ("not", "contains") else Several(values)
+
+
+def _key(value: Any) -> Hashable:
+    """As `identity`, also for values that only merged schemas have."""
+    if isinstance(value, Contained):
+        return id(value.schema), value.low, value.high, value.start
+    return identity(value)
 
 
 def _common_types(a: str | list[str], b: str | list[str]) -> list[str]:

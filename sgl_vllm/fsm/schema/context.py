@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sgl_vllm.fsm.byte_dfa import ByteDfa, combined
-from sgl_vllm.fsm.errors import UnsupportedSchemaError
+from sgl_vllm.fsm.byte_dfa import ByteDfa
+from sgl_vllm.fsm.errors import NothingValidError
 from sgl_vllm.fsm.expressions import EMPTY, Expression, Literals, Seq, literal
 from sgl_vllm.fsm.json_string import JsonString
 from sgl_vllm.fsm.rust_regex import compile_trusted
+from sgl_vllm.fsm.schema.alternatives import Alternatives
+from sgl_vllm.fsm.schema.conjunctions import Conjunctions
 from sgl_vllm.fsm.schema.keywords import Schema, SchemaSemantics
 from sgl_vllm.fsm.schema.values import quoted
 from sgl_vllm.fsm.schema.workspace import Workspace
@@ -19,6 +21,8 @@ class Context:
     """One compilation, as the compilers of objects, arrays, strings, ... see it.
 
     Attributes:
+        conjunctions, alternatives: merge subschemas, and find the branches of the result.
+        complement: a schema of the values that are invalid against one.
         value: compiles a subschema.
         blank: white space between tokens, if there may be any.
         comma, colon: the separators, with white space around them.
@@ -29,16 +33,35 @@ class Context:
         semantics: SchemaSemantics,
         any_whitespace: bool,
         workspace: Workspace,
+        conjunctions: Conjunctions,
+        alternatives: Alternatives,
+        complement: Callable[[Schema], Schema],
         value: Callable[[Schema], Expression],
     ) -> None:
         self.is_strict = semantics is SchemaSemantics.STRICT
         self.workspace = workspace
+        self.conjunctions = conjunctions
+        self.alternatives = alternatives
+        self.complement = complement
         self.value = value
         self.blank: Expression = (
             compile_trusted(r"[ \n\r\t]*").expression if any_whitespace else EMPTY
         )
         self.comma = Seq(self.blank, literal(b","), self.blank)
         self.colon = Seq(self.blank, literal(b":"), self.blank)
+
+    def both(self, a: Schema, b: Schema) -> Schema:
+        """A schema, kept alive, of the values that are valid against both `a` and `b`."""
+        return self.workspace.keep(self.conjunctions.both(a, b))
+
+    def value_if_any(self, schema: Schema) -> Expression | None:
+        """As `value`; None if no value is valid, as far as such schemas are not refused."""
+        if self.is_strict:
+            return self.value(schema)
+        try:
+            return self.value(schema)
+        except NothingValidError:
+            return None
 
     def key(self, name: str) -> Expression:
         """A property's name, and the colon."""
@@ -52,10 +75,11 @@ class Context:
 
 @dataclass(frozen=True)
 class Compiled:
-    """An object or array, and the subschemas (by id) of which it contains a value in any case."""
+    """Objects or arrays. For each way to complete one: the subschemas (by id) of which it contains
+    a value in any case."""
 
     expression: Expression
-    needed: list[int]
+    ways: list[list[int]]
 
 
 def string(rest: JsonString) -> Expression:
@@ -63,11 +87,11 @@ def string(rest: JsonString) -> Expression:
     return Literals(((b'"', rest),))
 
 
-def all_of(automata: Sequence[ByteDfa]) -> Expression:
-    """The texts that all automata accept."""
-    dfa = automata[0]
-    for other in automata[1:]:
-        dfa = combined(dfa, other)
+def of_valid(dfa: ByteDfa) -> Expression:
+    """The texts that an automaton accepts.
+
+    Raises NothingValidError: there are none.
+    """
     if dfa.is_empty:
-        raise UnsupportedSchemaError("no text is valid")
+        raise NothingValidError("no text is valid")
     return dfa.expression

@@ -19,6 +19,13 @@ class Finiteness:
         """The first call for a subschema counts."""
         self._ways.setdefault(schema, ways)
 
+    def forget(self, schema: int, *, is_used: bool) -> None:
+        """No value is valid against a subschema. Unless it is used inside itself, nothing else
+        refers to it."""
+        self._ways.pop(schema, None)
+        if is_used:
+            self._ways[schema] = []
+
     def check(self) -> None:
         """Raises UnsupportedSchemaError if a subschema has no value of finite length."""
         pending = list(reversed(self._ways))  # most subschemas were added after those they need

@@ -8,12 +8,54 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias  # Any: JSON of a user's schema
 
 Schema: TypeAlias = dict[str, Any] | bool  # Any: a keyword's value is whatever the request says
 """A schema as `json.loads` returns it."""
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+
+
+@dataclass(frozen=True, eq=False)
+class Several:
+    """The value of a keyword that a conjunction holds several times. No document contains one."""
+
+    values: tuple[Any, ...]
+
+
+def several(schema: dict[str, Any], keyword: str) -> tuple[Any, ...]:
+    """The values of a keyword: none, one, or those of `Several`."""
+    if keyword not in schema:
+        return ()
+    value = schema[keyword]
+    return value.values if isinstance(value, Several) else (value,)
+
+
+@dataclass(frozen=True, eq=False)
+class Contained:
+    """`contains` with its bounds: from `low` to `high` items (None: any number), of those from
+    index `start` on, are valid against `schema`."""
+
+    schema: Schema
+    low: int
+    high: int | None
+    start: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """A branch of `oneOf`, alone and merged with what stands beside `oneOf`."""
+
+    own: Schema
+    whole: Schema
+
+
+def branches_of(value: Any) -> tuple[Branch, ...]:
+    """The branches of a value of `oneOf`."""
+    if isinstance(value, Several):
+        return value.values
+    return tuple([Branch(schema, schema) for schema in value])
 
 
 class SchemaSemantics(enum.Enum):
@@ -44,12 +86,7 @@ CONSTRAINTS = _names(
 """Keywords that constrain values. All others, such as `title`, are ignored."""
 
 SUPPORTED = {
-    SchemaSemantics.SPEC: _names(
-        "$ref allOf anyOf oneOf const enum type properties required additionalProperties "
-        "patternProperties minProperties maxProperties items prefixItems additionalItems minItems "
-        "maxItems minLength maxLength pattern format minimum maximum exclusiveMinimum "
-        "exclusiveMaximum"
-    ),
+    SchemaSemantics.SPEC: CONSTRAINTS,
     SchemaSemantics.STRICT: _names(
         "$ref anyOf const enum type properties required additionalProperties items minItems "
         "maxItems minLength maxLength"
@@ -57,15 +94,9 @@ SUPPORTED = {
 }
 
 
-def is_well_formed(keyword: str, value: Any) -> bool:
-    """Whether a keyword's value has the shape that the specification asks for."""
-    shape = _SHAPES.get(keyword)
-    return shape is None or shape(value)
-
-
-def has_shape(keyword: str) -> bool:
-    """Whether `is_well_formed` checks this keyword at all."""
-    return keyword in _SHAPES
+def shape_of(keyword: str) -> Callable[[Any], bool] | None:
+    """Says whether a keyword's value is what the specification asks for; None where any is."""
+    return _SHAPES.get(keyword)
 
 
 def _is_schema(value: Any) -> bool:
@@ -92,16 +123,38 @@ def _is_type(value: Any) -> bool:
     return _is_list(value) and value != [] and all(t in TYPES for t in value)
 
 
+def _is_list_of_names(value: Any) -> bool:
+    return _is_list(value) and all(isinstance(name, str) for name in value)
+
+
+def _is_dependencies(value: Any) -> bool:
+    return _is_dict(value) and all(
+        _is_schema(needed) or _is_list_of_names(needed) for needed in value.values()
+    )
+
+
 _SHAPES: dict[str, Callable[[Any], bool]] = {
     "type": _is_type,
-    "required": lambda v: _is_list(v) and all(isinstance(name, str) for name in v),
+    "required": _is_list_of_names,
+    "uniqueItems": lambda v: isinstance(v, bool),
+    "multipleOf": lambda v: _is_number(v) and v > 0,
     "items": lambda v: _is_schema(v) or _is_list(v),
-    **dict.fromkeys(_names("additionalProperties additionalItems"), _is_schema),
+    **dict.fromkeys(
+        _names(
+            "additionalProperties additionalItems not if then else contains propertyNames "
+            "unevaluatedProperties unevaluatedItems"
+        ),
+        _is_schema,
+    ),
+    **dict.fromkeys(_names("dependencies dependentRequired dependentSchemas"), _is_dependencies),
     **dict.fromkeys(_names("properties patternProperties"), _is_dict),
     **dict.fromkeys(_names("allOf anyOf oneOf enum prefixItems"), _is_list),
     **dict.fromkeys(_names("pattern format"), lambda v: isinstance(v, str)),
     **dict.fromkeys(
-        _names("minLength maxLength minItems maxItems minProperties maxProperties minimum maximum"),
+        _names(
+            "minLength maxLength minItems maxItems minProperties maxProperties minimum maximum "
+            "minContains maxContains"
+        ),
         _is_number,
     ),
     **dict.fromkeys(

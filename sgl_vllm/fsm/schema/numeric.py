@@ -1,4 +1,4 @@
-"""Numbers and integers: `minimum`, `maximum`, `exclusiveMinimum`, `exclusiveMaximum`."""
+"""Numbers and integers: bounds, `multipleOf`, and these below `not`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from decimal import Decimal
 from typing import Any  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm import numbers
-from sgl_vllm.fsm.errors import UnsupportedSchemaError
+from sgl_vllm.fsm.byte_dfa import ByteDfa, combined
+from sgl_vllm.fsm.errors import NothingValidError, UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Expression
+from sgl_vllm.fsm.multiples import multiples
 from sgl_vllm.fsm.rust_regex import compile_trusted
-from sgl_vllm.fsm.schema.context import Context, all_of
+from sgl_vllm.fsm.schema.context import Context, of_valid
+from sgl_vllm.fsm.schema.keywords import several
 
 
 @dataclass(frozen=True)
@@ -22,62 +25,86 @@ class _Bounds:
     above_low: bool
     below_high: bool
 
+    @property
+    def are_open(self) -> bool:
+        return self.low is None and self.high is None
 
-def compile_number(context: Context, schema: dict[str, Any]) -> Expression:
-    """The numbers that are valid against `schema`; within bounds, written without an exponent."""
+
+def compile_number(context: Context, schema: dict[str, Any], *, whole: bool) -> Expression:
+    """The numbers that are valid against `schema`: integers if `whole`, for which 1.0 is one, too.
+
+    A number that something else constrains is written without an exponent.
+    """
     bounds = _bounds(schema)
-    if bounds.low is None and bounds.high is None:
+    is_plain = bounds.are_open and "multipleOf" not in schema and "not" not in schema
+    if is_plain and not whole:
         return compile_trusted(numbers.NUMBER).expression
+    if is_plain and context.is_strict:
+        return compile_trusted("0|-?[1-9][0-9]*").expression
     try:
-        return all_of(
-            [numbers.decimals(bounds.low, bounds.high, bounds.above_low, bounds.below_high)]
-        )
+        dfa = _within(bounds, whole)
+        for one in several(schema, "multipleOf"):
+            dfa = combined(dfa, multiples(_decimal(one)))
+        for other in several(schema, "not"):
+            dfa = _without(dfa, other)
+    except UnsupportedSchemaError:
+        raise
     except ValueError as error:
         raise UnsupportedSchemaError(str(error)) from None
+    return of_valid(dfa)
 
 
-def compile_integer(context: Context, schema: dict[str, Any]) -> Expression:
-    """The integers that are valid against `schema`. Without bounds, 1.0 is one, too."""
-    bounds = _bounds(schema)
+def _without(dfa: ByteDfa, other: dict[str, Any]) -> ByteDfa:
+    """Numbers that are not valid against `other`, which has one keyword beside or instead of
+    `type`."""
+    if "enum" in other:
+        for value in other["enum"]:
+            dfa = combined(dfa, numbers.exactly(_decimal(value)), minus=True)
+        return dfa
+    if "multipleOf" in other:
+        return combined(dfa, multiples(_decimal(other["multipleOf"])), minus=True)
+    return combined(dfa, compile_trusted(numbers.WHOLE), minus=True)
+
+
+def _within(bounds: _Bounds, whole: bool) -> ByteDfa:
+    if bounds.are_open:
+        return compile_trusted(numbers.WHOLE if whole else numbers.DECIMAL)
+    if not whole:
+        return numbers.decimals(bounds.low, bounds.high, bounds.above_low, bounds.below_high)
     low, high = bounds.low, bounds.high
-    if low is None and high is None:
-        if context.is_strict:
-            return compile_trusted("0|-?[1-9][0-9]*").expression
-        return compile_trusted(rf"{numbers.INTEGER}(?:\.0+)?").expression
     first = None if low is None else _integer_within(low, up=True, exclusive=bounds.above_low)
     last = None if high is None else _integer_within(high, up=False, exclusive=bounds.below_high)
     if first is not None and last is not None and first > last:
-        raise UnsupportedSchemaError("no number is within the bounds")
-    try:
-        return all_of([numbers.integers(first, last)])
-    except ValueError as error:
-        raise UnsupportedSchemaError(str(error)) from None
+        raise NothingValidError("no number is within the bounds")
+    return numbers.integers(first, last)
 
 
 def _bounds(schema: dict[str, Any]) -> _Bounds:
-    low = _decimal(schema.get("minimum"))
-    high = _decimal(schema.get("maximum"))
+    low = _bound(schema.get("minimum"))
+    high = _bound(schema.get("maximum"))
     above_low = below_high = False
     exclusive_low = schema.get("exclusiveMinimum")
     exclusive_high = schema.get("exclusiveMaximum")
     if isinstance(exclusive_low, bool):  # draft 4: says whether `minimum` itself is excluded
         above_low = exclusive_low
-    elif (bound := _decimal(exclusive_low)) is not None and (low is None or bound >= low):
+    elif (bound := _bound(exclusive_low)) is not None and (low is None or bound >= low):
         low, above_low = bound, True
     if isinstance(exclusive_high, bool):
         below_high = exclusive_high
-    elif (bound := _decimal(exclusive_high)) is not None and (high is None or bound <= high):
+    elif (bound := _bound(exclusive_high)) is not None and (high is None or bound <= high):
         high, below_high = bound, True
     return _Bounds(low, high, above_low, below_high)
 
 
-def _decimal(value: Any) -> Decimal | None:
-    if value is None:
-        return None
+def _bound(value: Any) -> Decimal | None:
+    return None if value is None else _decimal(value)
+
+
+def _decimal(value: Any) -> Decimal:
     try:
         return Decimal(repr(value))
     except ValueError:
-        raise UnsupportedSchemaError("a bound with too many digits") from None
+        raise UnsupportedSchemaError("a number with too many digits") from None
 
 
 def _integer_within(bound: Decimal, *, up: bool, exclusive: bool) -> int:

@@ -1,209 +1,171 @@
-"""Objects: listed properties in their order, then others.
+"""Objects: which members they have, and which values these.
 
-Owns `properties`, `required`, `additionalProperties`, `patternProperties`, `minProperties` and
-`maxProperties`.
+Owns `properties`, `required`, `additionalProperties`, `patternProperties`, `propertyNames`,
+`minProperties` and `maxProperties`, and members that must be invalid against one of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any  # Any: JSON of a user's schema
 
-from sgl_vllm.fsm.byte_dfa import ByteDfa, combined
-from sgl_vllm.fsm.errors import UnsupportedSchemaError
-from sgl_vllm.fsm.expressions import Alt, Expression, Lazy, Literals, Seq, literal
-from sgl_vllm.fsm.json_string import NAME_STRING, STRING, JsonString
-from sgl_vllm.fsm.rust_regex import compile_trusted, compile_untrusted
-from sgl_vllm.fsm.schema.context import Compiled, Context, string
-from sgl_vllm.fsm.schema.keywords import Schema
-from sgl_vllm.fsm.schema.values import limits, quoted
+from sgl_vllm.fsm.errors import NothingValidError, UnsupportedSchemaError
+from sgl_vllm.fsm.expressions import Alt, Expression, Seq, literal
+from sgl_vllm.fsm.schema.context import Compiled, Context
+from sgl_vllm.fsm.schema.keywords import Schema, several
+from sgl_vllm.fsm.schema.members import Member, Members
+from sgl_vllm.fsm.schema.rules import Region, Rule, Rules
+from sgl_vllm.fsm.schema.siblings import rules_of
+from sgl_vllm.fsm.schema.values import limits
 from sgl_vllm.fsm.schema.workspace import ids
 
 MAX_COUNTED_PROPERTIES = 1_000
 
-_ANY_NAME = r'(?:[^"\\\x{0}-\x{1f}]|\\["\\bfnrt]|\\u00(?:0[0-7bef]|1[0-9a-f]))*'
-"""Names in their one spelling, as `NAME_STRING`."""
-
 
 def compile_object(context: Context, schema: dict[str, Any]) -> Compiled:
     """The objects that are valid against `schema`, with the listed properties in their order."""
-    properties = schema.get("properties", {})
-    required = dict.fromkeys(schema.get("required", []))
-    closed = context.is_strict and "properties" in schema
-    additional = schema.get("additionalProperties", not closed)
-    patterns = schema.get("patternProperties", {})
-    if context.is_strict and "additionalProperties" in schema and additional is not False:
+    if context.is_strict and schema.get("additionalProperties", False) is not False:
         raise UnsupportedSchemaError("additionalProperties with strict semantics")
-    members: list[_Member] = []
-    for name, subschema in properties.items():
-        if subschema is False:
-            if name in required:
-                raise UnsupportedSchemaError("a required property for which nothing is valid")
-            continue
-        members.append(_Member(name, context.value(subschema), name in required))
-    automata = {p: context.workspace.pattern(p) for p in patterns}
-    for name in required:
-        if name not in properties:
-            if any(a.accepts(quoted(name)) for a in automata.values()):
-                raise UnsupportedSchemaError("a required property that only a pattern names")
-            if additional is False:
-                raise UnsupportedSchemaError("a required property that is not allowed")
-            members.append(_Member(name, context.value(additional), True))
-    others = _other_members(context, members, properties, automata, patterns, additional)
-    low, high = limits(schema, "minProperties", "maxProperties")
-    num_required = sum(m.is_required for m in members)
-    if high is not None and high < max(low, num_required):
-        raise UnsupportedSchemaError("maxProperties is too low")
-    if low > len(members) + (others is not None):
-        raise UnsupportedSchemaError("minProperties is too high")
-    if low <= num_required:
-        low = 0
-    if high is not None and high >= len(members) and others is None:
-        high = None
-    if max(low, high or 0) > MAX_COUNTED_PROPERTIES:
-        raise UnsupportedSchemaError(f"more than {MAX_COUNTED_PROPERTIES:,} properties to count")
-    tail = _Members(context, members, others, low, high).after(0, 0)
-    return Compiled(
-        Seq(literal(b"{"), context.blank, tail),
-        ids(*[properties.get(name, additional) for name in required]),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    name: str
-    value: Expression
-    is_required: bool
-
-
-def _other_members(
-    context: Context,
-    members: Sequence[_Member],
-    properties: Mapping[str, Any],
-    automata: Mapping[str, ByteDfa],
-    patterns: Mapping[str, Any],
-    additional: Schema,
-) -> Expression | None:
-    """A member that is not one of `properties`; None if none is allowed."""
-    options: list[Expression] = []
-    names = {*properties, *(m.name for m in members)}
-    listed = {name: quoted(name) for name in names}
-    items = list(automata.items())
-    for i, (pattern, dfa) in enumerate(items):
-        if any(dfa.accepts(name) for name in listed.values()):
-            raise UnsupportedSchemaError("a property that a pattern names, too")
-        for _, other in items[i + 1 :]:
-            if not combined(dfa, other).is_empty:
-                raise UnsupportedSchemaError("patternProperties that overlap")
-        if patterns[pattern] is not False:
-            value = context.value(patterns[pattern])
-            options.append(Seq(dfa.expression, context.colon, value))
-    if additional is not False:
-        if automata:
-            rest = compile_trusted('"' + _ANY_NAME + '"')
-            for dfa in automata.values():
-                rest = combined(rest, dfa, minus=True)
-            if listed:
-                excluded = "|".join(_verbatim(name) for name in listed.values())
-                rest = combined(rest, compile_untrusted(excluded), minus=True)
-            key = rest.expression
+    objects = _Objects(context, schema)
+    ways: list[list[int]] = []
+    expressions: list[Expression] = []
+    for kind in objects.kinds():
+        try:
+            expressions.append(objects.expression(kind))
+        except NothingValidError:
+            if context.is_strict:
+                raise
         else:
-            # A listed name must not come back in another spelling.
-            inner = tuple(sorted(name[1:-1] for name in listed.values()))
-            key = string(JsonString.of(NAME_STRING if inner else STRING, names=inner))
-        options.append(Seq(key, context.colon, context.value(additional)))
-    if not options:
-        return None
-    return options[0] if len(options) == 1 else Alt(options)
+            ways.append(ids(*[kind.members[name] for name in kind.required]))
+    if not expressions:
+        raise NothingValidError("no object is valid")
+    inside = expressions[0] if len(expressions) == 1 else Alt(expressions)
+    return Compiled(Seq(literal(b"{"), context.blank, inside), ways)
 
 
-def _verbatim(text: bytes) -> str:
-    return "".join([f"\\x{{{ord(c):x}}}" for c in text.decode()])
+@dataclass(frozen=True)
+class _Kind:
+    """Objects that are invalid against each of the rules that they must break, in one way each.
 
-
-class _Members:
-    """What may come inside an object after some of its members.
-
-        {"a": 1, "c": 3|             after(3, 2): "d", or one that is not listed, or the end
-
-    `index` listed members were written or left out; `count` members were written, counted only as
-    far as `minProperties` and `maxProperties` need it. Members that are not listed may repeat a
-    name, so together they count as one for `minProperties`.
+    Attributes:
+        members: the schemas of the listed members.
+        required: those that must be there.
+        broken: rules that the value of a member that is not listed breaks.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        members: Sequence[_Member],
-        others: Expression | None,
-        low: int,
-        high: int | None,
-    ) -> None:
+    members: dict[str, Schema]
+    required: dict[str, None]
+    broken: list[Rule]
+
+
+class _Objects:
+    """The objects of one schema."""
+
+    def __init__(self, context: Context, schema: dict[str, Any]) -> None:
         self._context = context
-        self._members = members
-        self._others = others
-        self._low = low
-        self._high = high
-        self._max_count = max(1, low, high or 0)
-        self._made: dict[tuple[int, int], Expression] = {}
-        self._keys_by_count: dict[int, list[tuple[bytes, Expression | None]]] = {}
-        self._next_required = list(range(len(members) + 1))
-        """For each index, the next required member, or the number of members."""
-        self._num_required = [0] * (len(members) + 1)
-        """For each index, the number of required members from there on."""
-        for i in reversed(range(len(members))):
-            if not members[i].is_required:
-                self._next_required[i] = self._next_required[i + 1]
-            self._num_required[i] = self._num_required[i + 1] + members[i].is_required
+        self._schema = schema
+        self._kept = rules_of(schema)
+        if context.is_strict and "properties" in schema:
+            self._kept = ({**schema, "additionalProperties": False},)
+        self._broken: tuple[Rule, ...] = several(schema, "not")
+        self._rules = Rules(context, (*self._kept, *self._broken))
+        self._required = dict.fromkeys(schema.get("required", []))
+        names = [n for rule in self._kept for n in rule.get("properties", ())]
+        others = [n for rule in self._broken for n in rule.get("properties", ())]
+        self._names = dict.fromkeys([*names, *self._required, *others])
+        self._regions = self._make_regions()
 
-    def after(self, index: int, count: int) -> Expression:
-        count = min(count, self._max_count)
-        known = self._made.get((index, count))
-        if known is None:
-            known = self._made[index, count] = Lazy(lambda: self._after(index, count))
-        return known
+    def kinds(self) -> Iterator[_Kind]:
+        """All objects, by the ways to break the rules below `not`."""
+        members = {name: self._of_name(name) for name in self._names}
+        if not self._broken:
+            yield _Kind(members, self._required, [])
+            return
+        for choice in product(*[self._ways_to_break(rule) for rule in self._broken]):
+            self._context.workspace.spend(1 + len(members))
+            kind = _Kind({**members}, {**self._required}, [])
+            for rule, (name, invalid) in zip(self._broken, choice, strict=True):
+                if name is None:
+                    kind.broken.append(rule)
+                else:
+                    kind.members[name] = self._both(kind.members[name], invalid)
+                    kind.required[name] = None
+            yield kind
 
-    def _after(self, index: int, count: int) -> Expression:
+    def expression(self, kind: _Kind) -> Expression:
+        """The objects of one kind, from their opening brace on."""
+        context = self._context
+        members: list[Member] = []
+        for name, schema in kind.members.items():
+            value = None if schema is False else context.value_if_any(schema)
+            if value is not None:
+                members.append(Member(name, value, name in kind.required))
+            elif name in kind.required:
+                raise NothingValidError("a required property for which nothing is valid")
+        others = self._others([])
+        last = self._others(kind.broken) if kind.broken else None
+        if kind.broken and last is None:
+            raise NothingValidError("no member may be invalid")
+        has_others = others is not None or last is not None
+        low, high = limits(self._schema, "minProperties", "maxProperties")
+        num_required = len(kind.required) + (last is not None)
+        if high is not None and high < max(low, num_required):
+            raise NothingValidError("maxProperties is too low")
+        if low > len(members) + has_others:
+            error = UnsupportedSchemaError if has_others else NothingValidError
+            raise error("minProperties is too high")
+        if low <= num_required:
+            low = 0
+        if high is not None and high >= len(members) and not has_others:
+            high = None
+        if max(low, high or 0) > MAX_COUNTED_PROPERTIES:
+            raise UnsupportedSchemaError(
+                f"more than {MAX_COUNTED_PROPERTIES:,} properties to count"
+            )
+        return Members(context, members, others, low, high, last).after(0, 0)
+
+    def _ways_to_break(self, rule: Rule) -> list[tuple[str | None, Schema]]:
+        """The listed members whose value may break a rule, with the schema of such values; None for
+        a member that is not listed."""
+        invalid = {n: self._complement(self._rules.of_name(rule, n)) for n in self._names}
+        ways = [(name, schema) for name, schema in invalid.items() if schema is not False]
+        return [*ways, (None, True)]
+
+    def _of_name(self, name: str) -> Schema:
+        if len(self._kept) == 1:
+            return self._rules.of_name(self._kept[0], name)
+        return self._all([self._rules.of_name(rule, name) for rule in self._kept])
+
+    def _others(self, broken: Sequence[Rule]) -> Expression | None:
+        """A member that is not listed and breaks the given rules; None if there may be none."""
         options: list[Expression] = []
-        is_full = self._high is not None and count >= self._high
-        keys: list[tuple[bytes, Expression | None]] = []
-        blank = self._context.blank
-        next_required = self._next_required[index]
-        if not is_full:
-            following = min(count + 1, self._max_count)
-            keys = self._keys(following)[index : self._last_possible(index, count) + 1]
-            if self._high is not None and self._high - count <= self._num_required[index]:
-                keys = keys[next_required - index :]  # there is room for required members only
-        may_end = next_required == len(self._members)
-        if may_end and self._others is not None and not is_full and count + 1 >= self._low:
-            options.append(Seq(self._others, self.after(next_required, count + 1)))
-        if keys:
-            options.append(Literals(tuple(keys)))
-        more: Expression = Alt(options)
-        if count and options:
-            more = Seq(literal(b","), blank, more)
-        ends: list[Expression] = [more] if options else []
-        if may_end and count >= self._low:
-            ends.append(literal(b"}"))
-        return Seq(*([blank] if count else []), Alt(ends))
+        for region in self._regions:
+            schemas = [self._rules.of_region(rule, region) for rule in self._kept]
+            schemas += [self._complement(self._rules.of_region(rule, region)) for rule in broken]
+            schema = self._all(schemas)
+            value = None if schema is False else self._context.value_if_any(schema)
+            if value is not None:
+                options.append(Seq(region.key, self._context.colon, value))
+        if not options:
+            return None
+        return options[0] if len(options) == 1 else Alt(options)
 
-    def _keys(self, following: int) -> list[tuple[bytes, Expression | None]]:
-        """Every listed member's name, and what comes after it if that makes `following` members."""
-        known = self._keys_by_count.get(following)
-        if known is None:
-            colon = self._context.colon
-            known = self._keys_by_count[following] = [
-                (quoted(member.name), Seq(colon, member.value, self.after(i + 1, following)))
-                for i, member in enumerate(self._members)
-            ]
-        return known
+    def _make_regions(self) -> list[Region]:
+        rule = self._kept[0]
+        if rule.get("additionalProperties") is False and not rule.get("patternProperties"):
+            return []
+        return self._rules.regions(self._names)
 
-    def _last_possible(self, index: int, count: int) -> int:
-        """The last listed member that may come next: no required one is left out, and enough remain
-        for `minProperties`."""
-        last = self._next_required[index]
-        num_needed = self._low - count - (self._others is not None)
-        if num_needed > 0:
-            last = min(last, len(self._members) - num_needed)
-        return last
+    def _complement(self, schema: Schema) -> Schema:
+        return self._context.workspace.keep(self._context.complement(schema))
+
+    def _all(self, schemas: Sequence[Schema]) -> Schema:
+        whole = schemas[0]
+        for schema in schemas[1:]:
+            whole = self._both(whole, schema)
+        return whole
+
+    def _both(self, a: Schema, b: Schema) -> Schema:
+        return self._context.both(a, b)

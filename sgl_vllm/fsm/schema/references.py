@@ -2,28 +2,83 @@
 
 from __future__ import annotations
 
+import enum
+from dataclasses import dataclass
 from typing import Any  # Any: JSON of a user's schema
-from urllib.parse import unquote
+from urllib.parse import unquote, urldefrag, urljoin
 
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
-from sgl_vllm.fsm.schema.keywords import Schema
+from sgl_vllm.fsm.schema.keywords import CONSTRAINTS, Schema
 
-_OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
-_OLDEST_DRAFTS = ("draft-03", "draft-04")
+DRAFTS = {
+    "draft-03": 3,
+    "draft-04": 4,
+    "draft-06": 6,
+    "draft-07": 7,
+    "2019-09": 2019,
+    "2020-12": 2020,
+}
+_NEWEST = 2020
+_SINCE = {
+    6: frozenset({"const", "contains", "propertyNames"}),
+    7: frozenset({"if", "then", "else"}),
+    2019: frozenset(
+        {
+            *("dependentRequired", "dependentSchemas", "unevaluatedProperties", "unevaluatedItems"),
+            *("minContains", "maxContains"),
+        }
+    ),
+    2020: frozenset({"prefixItems"}),
+}
+"""The drafts that brought keywords."""
+
+_UNKNOWN = {
+    draft: frozenset({"dependencies"} if draft > 7 else ()).union(
+        *[names for since, names in _SINCE.items() if since > draft]
+    )
+    for draft in DRAFTS.values()
+}
+
+_MAPS = frozenset(
+    {
+        *("properties", "patternProperties", "dependentSchemas", "dependencies"),
+        *("$defs", "definitions"),
+    }
+)
+"""Keywords whose values hold subschemas by name."""
+
+
+class _Kind(enum.Enum):
+    """What a part of the document is: a schema or a list of them, schemas by name, or neither."""
+
+    SCHEMA = enum.auto()
+    MAP = enum.auto()
+    OTHER = enum.auto()
+
+
+_INSIDE = {
+    **dict.fromkeys(CONSTRAINTS - {"const", "enum"}, _Kind.SCHEMA),
+    **dict.fromkeys(_MAPS, _Kind.MAP),
+}
+"""The kind of a keyword's value; all others are neither."""
+
+_INSIDE_KIND = {_Kind.SCHEMA: None, _Kind.MAP: _Kind.SCHEMA, _Kind.OTHER: _Kind.OTHER}
+"""The kind of everything inside; for a schema, that depends on the keyword."""
 
 
 class References:
-    """Resolves JSON pointers (RFC 6901) into one document.
-
-    A pointer starts at the nearest subschema with its own `$id`, as the specification says.
+    """Resolves `$ref` within one document, by its subschemas' `$id`s, anchors and JSON pointers.
 
     Args:
         root: the document.
-        reads_ids: if not, every pointer starts at the document's root, as xgrammar reads it.
+        reads_ids: if not, only pointers (RFC 6901) are read, and each starts at the document's
+            root, as xgrammar reads them.
 
     Attributes:
         siblings_count: whether keywords beside `$ref` constrain values. Up to draft 7, which
             `$schema` has to name, they do not.
+        contains_evaluates: whether `unevaluatedItems` leaves out what `contains` finds.
+        unknown: keywords that constrain values in other drafts only.
         has_resources: whether the document contains subschemas with an `$id`, so that equal
             references may point to different schemas.
 
@@ -33,59 +88,139 @@ class References:
     def __init__(self, root: Schema, *, reads_ids: bool = True) -> None:
         self._root = root
         dialect = root.get("$schema") if isinstance(root, dict) else None
-        dialect = dialect if isinstance(dialect, str) and reads_ids else ""
-        self.siblings_count = not any(draft in dialect for draft in _OLD_DRAFTS)
-        self._id = "id" if any(draft in dialect for draft in _OLDEST_DRAFTS) else "$id"
-        self._dialect = dialect
-        self._resources: dict[int, dict[str, Any]] = {}
-        """The enclosing subschema with an `$id`, for each dict (by id) that has one."""
+        self._dialect = dialect if isinstance(dialect, str) and reads_ids else ""
+        draft = next((n for name, n in DRAFTS.items() if name in self._dialect), _NEWEST)
+        self.siblings_count = draft > 7
+        self.contains_evaluates = draft >= 2020
+        self.unknown = _UNKNOWN[draft]
+        self._id = "id" if draft < 6 else "$id"
+        self._resources: dict[int, _Resource] = {}
+        """The enclosing resource of each dict (by id); only if there are several."""
+        self._document = _Resource("", root)
+        self._by_uri: dict[str, _Resource] = {"": self._document}
+        self._anchors: dict[tuple[str, str], Schema] = {}
+        self._dynamic: dict[str, list[Schema]] = {}
         if reads_ids:
             self._find_resources()
         self.has_resources = bool(self._resources)
 
-    def resolve(self, schema: dict[str, Any]) -> Schema:
-        """The subschema that the `$ref` of `schema`, which is part of the document, points to.
+    def targets(self, schema: dict[str, Any]) -> list[Schema]:
+        """The subschemas that `schema` refers to.
 
-        Raises UnsupportedSchemaError: it points to another document, to an anchor, or to nothing.
+        Raises UnsupportedSchemaError: as `resolve`; or it depends on where the reference was
+            reached from.
         """
-        reference = schema["$ref"]
-        if not isinstance(reference, str) or not reference.startswith("#"):
+        found = [self.resolve(schema)] if "$ref" in schema else []
+        if "$dynamicRef" in schema:
+            found.append(self._dynamic_target(schema))
+        if "$recursiveRef" in schema:
+            raise UnsupportedSchemaError("$recursiveRef is not supported")
+        return found
+
+    def resolve(self, schema: dict[str, Any], keyword: str = "$ref") -> Schema:
+        """The subschema that a reference of `schema`, which is part of the document, points to.
+
+        Raises UnsupportedSchemaError: it points to another document, or to nothing.
+        """
+        reference = schema[keyword]
+        if not isinstance(reference, str):
             raise UnsupportedSchemaError(f"$ref to another document: {reference!r}")
-        if reference != "#" and not reference.startswith("#/"):
-            raise UnsupportedSchemaError(f"$ref to an anchor: {reference!r}")
-        target: Any = self._resources.get(id(schema), self._root)
-        for part in reference[1:].split("/")[1:]:
-            part = unquote(part).replace("~1", "/").replace("~0", "~")
-            try:
-                target = target[int(part)] if isinstance(target, list) else target[part]
-            except (KeyError, IndexError, ValueError, TypeError):
-                raise UnsupportedSchemaError(f"$ref to nothing: {reference!r}") from None
-        if not isinstance(target, dict | bool):
-            raise UnsupportedSchemaError(f"$ref to something that is not a schema: {reference!r}")
+        uri, _, fragment = reference.partition("#")
+        resource = self._resources.get(id(schema), self._document)
+        if uri:
+            found = self._by_uri.get(urldefrag(_joined(resource.uri, uri)).url)
+            if found is None:
+                raise UnsupportedSchemaError(f"$ref to another document: {reference!r}")
+            resource = found
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            target = self._anchors.get((resource.uri, fragment))
+            if target is None:
+                raise UnsupportedSchemaError(f"$ref to nothing: {reference!r}")
+            return target
+        return _pointed_to(resource.schema, fragment, reference)
+
+    def _dynamic_target(self, schema: dict[str, Any]) -> Schema:
+        """What `$dynamicRef` points to, if only one subschema can be meant."""
+        target = self.resolve(schema, "$dynamicRef")
+        anchor = schema["$dynamicRef"].partition("#")[2]
+        is_dynamic = isinstance(target, dict) and target.get("$dynamicAnchor") == anchor
+        if is_dynamic and len(self._dynamic.get(anchor, ())) > 1:
+            raise UnsupportedSchemaError("$dynamicRef with several targets")
         return target
 
     def _find_resources(self) -> None:
-        """One pass over the document. A dict with an `$id` that is data, as in `enum`, is taken for
-        a subschema, which does no harm: no reference is resolved there."""
-        stack: list[tuple[Any, dict[str, Any] | None]] = [(self._root, None)]
+        """One pass over the subschemas of the document."""
+        if isinstance(self._root, dict) and isinstance(self._root.get(self._id), str):
+            self._document = self._resource(self._root, "")
+        stack: list[tuple[Any, _Resource, _Kind]] = [(self._root, self._document, _Kind.SCHEMA)]
         while stack:
-            node, resource = stack.pop()
-            if isinstance(node, dict):
+            node, resource, kind = stack.pop()
+            if isinstance(node, list):
+                stack.extend([(item, resource, kind) for item in node])
+            if not isinstance(node, dict):
+                continue
+            if kind is _Kind.SCHEMA:
                 if node is not self._root and self._is_resource(node):
-                    resource = node
                     if node.get("$schema", self._dialect) != self._dialect:
                         raise UnsupportedSchemaError("a subschema of another draft")
-                if resource is not None:
-                    self._resources[id(node)] = resource
-                if not self.siblings_count and isinstance(node.get("prefixItems"), list):
+                    resource = self._resource(node, resource.uri)
+                self._find_anchors(node, resource)
+                if "prefixItems" in self.unknown and isinstance(node.get("prefixItems"), list):
                     raise UnsupportedSchemaError("prefixItems, which this draft does not know")
-            elif not isinstance(node, list):
-                continue
-            inner = node.values() if isinstance(node, dict) else node
-            stack.extend([(item, resource) for item in inner if isinstance(item, dict | list)])
+            if resource is not self._document:
+                self._resources[id(node)] = resource
+            inside = _INSIDE_KIND[kind]
+            for name, inner in node.items():
+                if isinstance(inner, (dict, list)):  # `dict | list` would be built on every call
+                    stack.append((inner, resource, inside or _INSIDE.get(name, _Kind.OTHER)))
+
+    def _resource(self, node: dict[str, Any], base: str) -> _Resource:
+        resource = _Resource(urldefrag(_joined(base, node[self._id])).url, node)
+        self._by_uri.setdefault(resource.uri, resource)
+        return resource
+
+    def _find_anchors(self, node: dict[str, Any], resource: _Resource) -> None:
+        names = [node.get("$anchor"), node.get("$dynamicAnchor")]
+        old = node.get(self._id)
+        if isinstance(old, str) and old.startswith("#") and not self.siblings_count:
+            names.append(old[1:])
+        for name in names:
+            if isinstance(name, str):
+                self._anchors.setdefault((resource.uri, name), node)
+        if isinstance(names[1], str):
+            self._dynamic.setdefault(names[1], []).append(node)
 
     def _is_resource(self, node: dict[str, Any]) -> bool:
         name = node.get(self._id)
         if not isinstance(name, str) or name.startswith("#") or not name:
             return False
         return self.siblings_count or "$ref" not in node
+
+
+@dataclass(frozen=True, eq=False)
+class _Resource:
+    """A schema with a URI of its own, from which the references in it start."""
+
+    uri: str
+    schema: Schema
+
+
+def _joined(base: str, reference: str) -> str:
+    try:
+        return urljoin(base, reference)
+    except ValueError:
+        raise UnsupportedSchemaError(f"not a URI: {reference!r}") from None
+
+
+def _pointed_to(root: Schema, pointer: str, reference: str) -> Schema:
+    target: Any = root
+    for part in pointer.split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        try:
+            target = target[int(part)] if isinstance(target, list) else target[part]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise UnsupportedSchemaError(f"$ref to nothing: {reference!r}") from None
+    if not isinstance(target, dict | bool):
+        raise UnsupportedSchemaError(f"$ref to something that is not a schema: {reference!r}")
+    return target

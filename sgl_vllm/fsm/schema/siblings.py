@@ -16,10 +16,12 @@ from collections.abc import Callable
 from typing import Any  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
-from sgl_vllm.fsm.schema.keywords import Schema
+from sgl_vllm.fsm.schema.keywords import Contained, Schema, Several, several
+from sgl_vllm.fsm.schema.values import limits
 
 ARRAYS = frozenset({"prefixItems", "items", "additionalItems"})
 OBJECTS = frozenset({"properties", "patternProperties", "additionalProperties"})
+DEPENDENCIES = frozenset({"dependencies", "dependentRequired", "dependentSchemas"})
 
 Both = Callable[[Schema, Schema], Schema]
 """A schema of the values that are valid against two."""
@@ -38,6 +40,23 @@ def items_of(schema: dict[str, Any]) -> tuple[list[Schema], Schema]:
     return first, rest
 
 
+def contained_in(schema: dict[str, Any]) -> tuple[Contained, ...]:
+    """What `contains` asks for, with the bounds beside it."""
+    value = schema["contains"]
+    if isinstance(value, Several):
+        return value.values
+    low, high = limits({"minContains": 1, **schema}, "minContains", "maxContains")
+    return (Contained(value, low, high),)
+
+
+def dependencies_of(value: dict[str, Any]) -> dict[str, Schema]:
+    """What the presence of each property asks of the object: any of `DEPENDENCIES`."""
+    return {
+        name: {"required": needed} if isinstance(needed, list) else needed
+        for name, needed in value.items()
+    }
+
+
 def both_items(a: dict[str, Any], b: dict[str, Any], both: Both) -> dict[str, Any]:
     """The keywords of `ARRAYS` that hold what those of `a` and those of `b` say."""
     (first_a, rest_a), (first_b, rest_b) = items_of(a), items_of(b)
@@ -50,21 +69,33 @@ def both_items(a: dict[str, Any], b: dict[str, Any], both: Both) -> dict[str, An
     return merged
 
 
+def rules_of(schema: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The schemas whose keywords of `OBJECTS`, and `propertyNames`, each member must satisfy."""
+    if not isinstance(schema.get("patternProperties"), Several):
+        return (schema,)
+    names = [{"propertyNames": schema["propertyNames"]}] if "propertyNames" in schema else []
+    return (*several(schema, "patternProperties"), *names)
+
+
 def both_members(a: dict[str, Any], b: dict[str, Any], both: Both) -> dict[str, Any]:
     """The keywords of `OBJECTS` that hold what those of `a` and those of `b` say.
 
-    This is right as long as no name matches two of the patterns, or a pattern and a property, which
-    is what `compile_object` refuses.
+    Which names a pattern matches is found out when the object is compiled (`rules.py`): with
+    patterns, the result holds both schemas as they are.
     """
+    if a.get("patternProperties") or b.get("patternProperties"):
+        first = rules_of(a)
+        known = {*map(id, first)}
+        others = [rule for rule in rules_of(b) if id(rule) not in known]
+        return {"patternProperties": Several((*first, *others))}
     rest_a, rest_b = a.get("additionalProperties", True), b.get("additionalProperties", True)
     merged: dict[str, Any] = {}
-    for keyword in ("properties", "patternProperties"):
-        named_a, named_b = a.get(keyword, {}), b.get(keyword, {})
-        if named_a or named_b:
-            merged[keyword] = {
-                name: both(named_a.get(name, rest_a), named_b.get(name, rest_b))
-                for name in (*named_a, *(n for n in named_b if n not in named_a))
-            }
+    named_a, named_b = a.get("properties", {}), b.get("properties", {})
+    if named_a or named_b:
+        merged["properties"] = {
+            name: both(named_a.get(name, rest_a), named_b.get(name, rest_b))
+            for name in (*named_a, *(n for n in named_b if n not in named_a))
+        }
     if "additionalProperties" in a or "additionalProperties" in b:
         merged["additionalProperties"] = both(rest_a, rest_b)
     return merged

@@ -12,6 +12,11 @@ MAX_COUNT = 1_000_000
 """A larger `minLength`, `maxItems`, ... is refused."""
 
 
+_to_json = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False
+).encode
+
+
 def identity(value: Any) -> Hashable:
     """A key that is equal for values that are equal in JSON: 1 and 1.0 are, 1 and true are not."""
     if isinstance(value, dict):
@@ -34,10 +39,24 @@ def is_a(value: Any, type_name: str) -> bool:
     return isinstance(value, {"object": dict, "array": list, "string": str}[type_name])
 
 
+def listed_values(schema: dict[str, Any]) -> list[Any] | None:
+    """The values that `const` or `enum` lists; None without them."""
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def listings(schema: dict[str, Any]) -> list[list[Any]]:
+    """The values of `const` and those of `enum`, as far as the schema has them."""
+    found = [[schema["const"]]] if "const" in schema else []
+    return [*found, schema["enum"]] if "enum" in schema else found
+
+
 def spelled(value: Any) -> bytes:
-    """A value that contains no others, as JSON."""
+    """A value as JSON, without white space."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        return _to_json(value).encode()
     except (ValueError, TypeError):
         raise UnsupportedSchemaError("a value that cannot be written as JSON") from None
 
@@ -61,9 +80,3 @@ def _count(value: Any, keyword: str) -> int:
     if not 0 <= value <= MAX_COUNT:
         raise UnsupportedSchemaError(f"{keyword} must be between 0 and {MAX_COUNT:,}")
     return int(value)
-
-
-def non_empty_list(value: Any, keyword: str) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise UnsupportedSchemaError(f"{keyword} must be a non-empty list")
-    return value

@@ -6,16 +6,20 @@ counted), and the lifetime of derived schemas. Does not own what any of them mea
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import monotonic
 from typing import Any  # Any: JSON of a user's schema
 
-from sgl_vllm.fsm.byte_dfa import ByteDfa
+from sgl_vllm.fsm.byte_dfa import ByteDfa, combined, of_texts
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.regex import json_string_search
-from sgl_vllm.fsm.schema.keywords import Schema, has_shape, is_well_formed
+from sgl_vllm.fsm.schema.keywords import Schema, Several, shape_of
 
 MAX_WORK = 400_000
 """Members, values and conjunctions that are looked at: conjunctions of alternatives multiply."""
+
+_COMBINING = 100
+"""The work of combining two automata, in the unit of `MAX_WORK`."""
 
 MAX_DEPTH = 200
 MAX_PATTERNS_S = 3.0
@@ -32,6 +36,9 @@ class Workspace:
         self._work = 0
         self._patterns_s = 0.0
         self._kept: list[Schema] = []
+        self._checked: set[int] = set()
+        self._combined: dict[tuple[ByteDfa, ByteDfa, bool], ByteDfa] = {}
+        self._texts: dict[tuple[bytes, ...], ByteDfa] = {}
 
     def spend(self, amount: int) -> None:
         """Raises UnsupportedSchemaError beyond `MAX_WORK`."""
@@ -51,12 +58,36 @@ class Workspace:
         return schema
 
     def check(self, schema: dict[str, Any]) -> None:
-        """Refuse a schema with a malformed keyword."""
+        """Refuse a schema with a malformed keyword. Each schema is looked at once."""
+        if id(schema) in self._checked:
+            return
+        self._checked.add(id(schema))
+        self._kept.append(schema)
         for keyword, value in schema.items():
-            if has_shape(keyword):
-                self.spend(1 + (len(value) if isinstance(value, dict | list) else 0))
-                if not is_well_formed(keyword, value):
-                    raise UnsupportedSchemaError(f"{keyword} has a value of the wrong type")
+            has_shape = shape_of(keyword)
+            if has_shape is None or isinstance(value, Several):
+                continue
+            self.spend(1 + (len(value) if isinstance(value, dict | list) else 0))
+            if not has_shape(value):
+                raise UnsupportedSchemaError(f"{keyword} has a value of the wrong type")
+
+    def common(self, a: ByteDfa, b: ByteDfa, *, minus: bool = False) -> ByteDfa:
+        """As `combined`; the same automaton for the same two."""
+        key = a, b, minus
+        known = self._combined.get(key)
+        if known is None:
+            self.spend(_COMBINING)
+            known = self._combined[key] = combined(a, b, minus=minus)
+        return known
+
+    def texts(self, texts: Iterable[bytes]) -> ByteDfa:
+        """As `of_texts`; the same automaton for the same texts."""
+        key = tuple(sorted({*texts}))
+        known = self._texts.get(key)
+        if known is None:
+            self.spend(len(key))
+            known = self._texts[key] = of_texts(key)
+        return known
 
     def pattern(self, pattern: str) -> ByteDfa:
         """The automaton of a JSON string in which `pattern` is found."""
