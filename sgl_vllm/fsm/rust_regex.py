@@ -23,7 +23,7 @@ import numpy as np
 from sgl_vllm.fsm.byte_dfa import MAX_STATES, ByteDfa, minimal
 from sgl_vllm.fsm.characters import MARK
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedPatternError
-from sgl_vllm.fsm.worker import Worker, WorkerFailedError
+from sgl_vllm.fsm.worker import Worker, WorkerFailedError, WorkerUnavailableError
 
 TIMEOUT_S = 2.0
 WORKER_MEMORY_BYTES = 1 << 30
@@ -72,7 +72,7 @@ _worker = Worker("sgl_vllm.fsm.regex_worker", timeout_s=TIMEOUT_S, memory_bytes=
 def _build_in_worker(rust_regex: str) -> bytes:
     try:
         status, answer = _worker.ask(rust_regex.encode())
-    except WorkerFailedError as error:
+    except (WorkerFailedError, WorkerUnavailableError) as error:
         raise TooComplexError(f"compiling the pattern {error}") from None
     if status == TOO_COMPLEX:
         raise TooComplexError(answer.decode())

@@ -32,7 +32,11 @@ _NICENESS = 10
 
 
 class WorkerFailedError(Exception):
-    """The process did not start, or the answer would have taken more than is allowed."""
+    """The answer would have taken more time or memory than is allowed."""
+
+
+class WorkerUnavailableError(Exception):
+    """The process did not start, or others use it: the question may be harmless."""
 
 
 class Worker:
@@ -73,10 +77,11 @@ class Worker:
 
         Raises:
             WorkerFailedError: the answer took too long or too much memory, so the process was
-                killed; or there is none. The next question starts a new one.
+                killed. The next question starts a new one.
+            WorkerUnavailableError: there was no process to ask.
         """
         if not self._lock.acquire(timeout=2 * self.timeout_s):
-            raise WorkerFailedError("has to wait for others, which take too long")
+            raise WorkerUnavailableError("has to wait for others, which take too long")
         try:
             if self._process is None or self._process.poll() is not None:
                 self._start()
@@ -110,7 +115,7 @@ class Worker:
                 self._exchange(self._opening())
         except (TimeoutError, OSError, EOFError):
             self.stop()
-            raise WorkerFailedError("has no process to run in: it does not start") from None
+            raise WorkerUnavailableError("has no process to run in: it does not start") from None
 
     def _exchange(self, question: bytes) -> tuple[int, bytes]:
         assert self._process is not None and self._process.stdin is not None

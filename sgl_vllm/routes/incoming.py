@@ -1,8 +1,9 @@
 """What happens to each request on its way from vLLM's HTTP routes to the engines.
 
-Owns three rules: text and numbers that cannot be sent to an engine are a 400 instead of an error in
-the server, the tenant decides the `cache_salt` (`tenants.py`), and the number of cached tokens that
-a client is told is rounded where it could tell of another client's prompt.
+Owns four rules: text and numbers that cannot be sent to an engine are a 400 instead of an error in
+the server, so is a format that an engine refuses, the tenant decides the `cache_salt`
+(`tenants.py`), and the number of cached tokens that a client is told is rounded where it could tell
+of another client's prompt.
 
 The rounding: the tree finds prefixes to the token. A client that is told so could guess a prompt of
 another client token by token. Stock vLLM finds whole blocks, so a guess has to get a whole block
@@ -19,7 +20,8 @@ from weakref import WeakSet
 
 import msgspec
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine.async_llm import InputStreamError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
 from sgl_vllm.routes.bodies import is_unicode
@@ -62,6 +64,7 @@ class IncomingRequests:
             *args: Any,
             **kwargs: Any,
         ) -> None:
+            _refuse(state, output)
             original(state, output, *args, **kwargs)  # vLLM's metrics: exact
             if output.prefill_stats is not None and state not in self._with_salt:
                 self._round(output)
@@ -78,6 +81,19 @@ class IncomingRequests:
         if hasattr(told, "num_cache_creation_tokens"):
             told.num_cache_creation_tokens += num_inside
         output.prefill_stats = told
+
+
+def _refuse(state: RequestState, output: EngineCoreOutput) -> None:
+    """Fail the client's request with status 400 if the engine says why it refuses its format
+    (`scheduler/refusals.py`). vLLM makes a 500 without a reason of every other error.
+
+    `InputStreamError` is vLLM's way to fail one request with an error of the caller's: it also
+    aborts the request's other answers (`n`). The output that vLLM queues next does not replace it.
+    """
+    if output.finish_reason != FinishReason.ERROR or state.queue is None:
+        return
+    if isinstance(reason := output.stop_reason, str):
+        state.queue.put(InputStreamError(VLLMValidationError(reason)))
 
 
 def check(request: EngineCoreRequest) -> None:

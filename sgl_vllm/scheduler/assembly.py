@@ -27,6 +27,7 @@ from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.policy import Bound, WaitingQueue
 from sgl_vllm.scheduler.preemption import CheapestVictim
 from sgl_vllm.scheduler.queue import CacheAwareQueue
+from sgl_vllm.scheduler.refusals import Refusals
 from sgl_vllm.scheduler.select import ScoredRequests
 from sgl_vllm.scheduler.stats import ON
 from sgl_vllm.scheduler.traces import RequestTraces
@@ -71,6 +72,7 @@ class Parts:
         plan: whether the engine is to be checked before it serves.
         victim, tiers, traces: present if their option, a KV connector or tracing asks for them.
         grammars: also present with `fsm` off, for jumps.
+        refusals: present with `grammars`.
     """
 
     scheduler: Scheduler
@@ -83,6 +85,7 @@ class Parts:
     jump: JumpForward | None = None
     select: ScoredRequests | None = None
     reports: ForcedReports | None = None
+    refusals: Refusals | None = None
     victim: CheapestVictim | None = None
     tiers: Tiers | None = None
     traces: RequestTraces | None = None
@@ -193,6 +196,7 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
         _build_queue(parts)
     if is_on(fsm.PART) or (is_on(jump.PART) and options.jump_mode == "canonical"):
         parts.grammars = fsm.install_backend(engine, scheduler.structured_output_manager)
+        parts.refusals = Refusals()
     if is_on(jump.PART):
         _build_jump(parts)
     if options.schedule_cheapest_victim:

@@ -7,7 +7,7 @@ what they do, or what the server asks of them (`control.py`).
     schedule                 prompts of the last step into the tree; the queue's order; the victim
                              of a preemption; then vLLM's own schedule(); jumped requests resume
     get_grammar_bitmask      timed
-    update_from_output       vLLM's own; then scored rows, jumps, reports and traces
+    update_from_output       vLLM's own; then scored rows, jumps, reports, refusals and traces
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class SglSchedulerMixin(Scheduler):
             parts.select.accept(request)
         if is_new and parts.reports is not None:
             parts.reports.expect(request)
+        if is_new and parts.refusals is not None:
+            parts.refusals.expect(request)
         if is_new and parts.traces is not None:
             parts.traces.begin(request)
         super().add_request(request)
@@ -139,6 +141,8 @@ class SglSchedulerMixin(Scheduler):
             parts.jump.after_step(outputs)
         if parts.reports is not None:
             parts.reports.attach(outputs, self.requests)
+        if parts.refusals is not None:
+            parts.refusals.attach(outputs, self.requests)
         if parts.traces is not None:
             parts.traces.attach(outputs, self.requests)
         return results

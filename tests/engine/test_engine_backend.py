@@ -248,7 +248,11 @@ def test_what_the_engine_refuses_is_an_error_that_quotes_it(engine):
     def bad_regex(s):
         s += "x" + sgl.gen("a", regex="(")
 
-    for program, what in ((too_long, "1024"), (bad_regex, "regex")):
+    @sgl.function
+    def no_text(s):
+        s += "x" + sgl.gen("a", regex=r"[^\s\S]")
+
+    for program, what in ((too_long, "1024"), (bad_regex, "regex"), (no_text, "no text")):
         with pytest.raises(sgl.ProgramError, match=rf"gen 'a' failed: .*refused.*{what}") as caught:
             program.run(backend=engine)
         assert isinstance(caught.value.__cause__, sgl.BackendError)

@@ -37,6 +37,7 @@ MAY_IMPORT_VLLM = (
     "sgl_vllm.radix.layouts",
     "sgl_vllm.radix.manager",
     "sgl_vllm.scheduler.queue",
+    "sgl_vllm.scheduler.refusals",
     "sgl_vllm.scheduler.scheduler",
     "sgl_vllm.scheduler.sharing",
     "sgl_vllm.scheduler.select",

@@ -2,7 +2,7 @@
 
 Owns how a request is sent and cut off, and which answers are failures of the server: none in
 `MAX_ANSWER_S`, a status of 500 or more, or an error without a message. A 500 is a right answer only
-to a format that no backend can compile.
+to a format that others keep from being compiled.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from sgl_vllm.fsm.errors import (
 from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.formats import FORMATS, MAX_SPEC_CHARS, Dialect
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
-from sgl_vllm.fsm.vllm.limits import CompilationLimitError, within_limits
+from sgl_vllm.fsm.vllm.limits import NotCompiledError, within_limits
 from sgl_vllm.fsm.vllm.resources import TokenizerResources
 from sgl_vllm.fsm.vllm.stock import StockBackends
 
@@ -139,7 +139,9 @@ class SglBackend(StructuredOutputBackend):
         """The grammar of one request.
 
         Raises:
-            ValueError: no backend compiles the format, or no text satisfies it.
+            ValueError: no backend compiles the format, or no text satisfies it. The client gets
+                status 400 and the message (`scheduler/refusals.py`).
+            CompilersBusyError: others take too long.
         """
         if len(grammar_spec) > MAX_SPEC_CHARS:
             self._counters.refused += 1
@@ -234,7 +236,7 @@ class SglBackend(StructuredOutputBackend):
         if self._automata_are_on:
             try:
                 automaton = within_limits(lambda: self._automaton(request_type, spec), title)
-            except CompilationLimitError:
+            except NotCompiledError:
                 raise
             except Exception:
                 self._breaker.record(f"compiling a {title}, which goes to vLLM's backends")

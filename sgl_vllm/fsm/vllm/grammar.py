@@ -33,6 +33,9 @@ class SglGrammar(StructuredOutputGrammar):
     Invariant: `_path` holds the states after each accepted token, the start first. After a failure
     only the end of the text is offered, and then refused, so vLLM fails this request.
 
+    Attributes:
+        refusal: why this request fails, if its format is the reason.
+
     Args:
         breaker: where unexpected errors are counted.
         stops: the tokens that end the text. They are legal only where it may end.
@@ -54,6 +57,7 @@ class SglGrammar(StructuredOutputGrammar):
         self._path: list[State] = [automaton.start]
         self._is_terminated = False
         self._has_failed = False
+        self.refusal: str | None = None
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
         """Advance. Tokens after the end are ignored, as in vLLM's backends.
@@ -112,6 +116,7 @@ class SglGrammar(StructuredOutputGrammar):
         """Fail this request; called while `error` is handled."""
         if isinstance(error, TooComplexError):
             logger.warning("a structured-output request fails: %s", error)
+            self.refusal = str(error)
         else:
             self._breaker.record("a running grammar, whose request fails")
         self._has_failed = True

@@ -37,8 +37,16 @@ _compiling = threading.BoundedSemaphore(MAX_COMPILING)
 Result = TypeVar("Result")
 
 
-class CompilationLimitError(ValueError):
-    """The format needs too much time or memory: it is refused, and no other backend is asked."""
+class NotCompiledError(Exception):
+    """The format is not compiled, and no other backend is asked."""
+
+
+class CompilationLimitError(NotCompiledError, ValueError):
+    """The format needs too much time or memory, so it is refused."""
+
+
+class CompilersBusyError(NotCompiledError):
+    """Other formats keep the compilers busy. Says nothing about this one."""
 
 
 def within_limits(make: Callable[[], Result], title: str, *, has_threads: bool = False) -> Result:
@@ -50,10 +58,11 @@ def within_limits(make: Callable[[], Result], title: str, *, has_threads: bool =
             a low priority, because there may be more of them than cores.
 
     Raises:
-        CompilationLimitError: it takes more than `COMPILE_TIMEOUT_S`, or `MAX_COMPILING` others do.
+        CompilationLimitError: it takes more than `COMPILE_TIMEOUT_S`.
+        CompilersBusyError: `MAX_COMPILING` others do.
     """
     if not _compiling.acquire(timeout=COMPILE_TIMEOUT_S):
-        raise CompilationLimitError(
+        raise CompilersBusyError(
             f"the {title} is not compiled: {MAX_COMPILING} others take too long"
         )
     made: Future[Result] = Future()

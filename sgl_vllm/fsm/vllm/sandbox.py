@@ -15,8 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sgl_vllm.fsm.vllm.formats import XgrammarCall
-from sgl_vllm.fsm.vllm.limits import COMPILE_TIMEOUT_S, CompilationLimitError
-from sgl_vllm.fsm.worker import Worker, WorkerFailedError
+from sgl_vllm.fsm.vllm.limits import (
+    COMPILE_TIMEOUT_S,
+    CompilationLimitError,
+    CompilersBusyError,
+)
+from sgl_vllm.fsm.worker import Worker, WorkerFailedError, WorkerUnavailableError
 
 if TYPE_CHECKING:
     from xgrammar import TokenizerInfo
@@ -53,6 +57,7 @@ class SandboxedCompiler:
 
         Raises:
             CompilationLimitError: it does not, and the process has been killed.
+            CompilersBusyError: it was not tried.
         """
         key = hashlib.blake2b(question, digest_size=16).digest()
         with self._lock:
@@ -63,6 +68,8 @@ class SandboxedCompiler:
             self._worker.ask(question)
         except WorkerFailedError as error:
             raise CompilationLimitError(f"compiling the {title} {error}") from None
+        except WorkerUnavailableError as error:
+            raise CompilersBusyError(f"compiling the {title} {error}") from None
         with self._lock:
             self._within_limits[key] = None
             if len(self._within_limits) > _MAX_VERDICTS:

@@ -27,7 +27,7 @@ from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_
 
 from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.formats import FORMATS, Dialect
-from sgl_vllm.fsm.vllm.limits import CompilationLimitError, within_limits
+from sgl_vllm.fsm.vllm.limits import NotCompiledError, within_limits
 from sgl_vllm.fsm.vllm.resources import TokenizerResources, tokenizer_info
 from sgl_vllm.fsm.vllm.sandbox import GuidanceSandbox, XgrammarSandbox
 
@@ -78,7 +78,7 @@ class StockBackends:
         """A grammar of the first backend that compiles the format.
 
         Raises:
-            CompilationLimitError: it takes too much time or memory.
+            NotCompiledError: it takes too much time or memory, or others do.
             ValueError: no backend compiles it, or it is too long for them.
         """
         form = FORMATS[request_type]
@@ -91,11 +91,16 @@ class StockBackends:
         for attempt in first:
             try:
                 return attempt(request_type, spec, stop_token_ids)
-            except CompilationLimitError:
+            except NotCompiledError:
                 raise
             except Exception as error:
                 logger.debug("compiled by the other backend: %s", error)
-        return last(request_type, spec, stop_token_ids)
+        try:
+            return last(request_type, spec, stop_token_ids)
+        except NotCompiledError:
+            raise
+        except Exception as error:  # xgrammar's compiler raises RuntimeError
+            raise ValueError(f"the {form.title} cannot be compiled: {error}") from error
 
     def stop(self) -> None:
         self._xgrammar_sandbox.stop()

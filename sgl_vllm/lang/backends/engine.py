@@ -34,6 +34,7 @@ from sgl_vllm.lang.backends.engine_requests import (
     generated,
     one_token,
     raise_as_backend_error,
+    raise_if_failed,
     sampling_params,
     structured_outputs,
     token_logprob,
@@ -337,11 +338,16 @@ class Engine(OnVLLM):
         usage = replace(usage_of([first]), completion_tokens=streamed.num_tokens)
         return last, streamed.generated(), usage
 
-    def _outputs(
+    async def _outputs(
         self, engine: AsyncLLM, rendered: Json, params: SamplingParams
     ) -> AsyncGenerator[RequestOutput]:
+        """The outputs of one request. Closing this aborts the request."""
         request_id = f"{program_id.get() or 'sgl'}-{next(_request_numbers)}"
-        return engine.generate(cast("EngineInput", rendered), params, request_id)
+        generating = engine.generate(cast("EngineInput", rendered), params, request_id)
+        async with contextlib.aclosing(generating) as outputs:
+            async for output in outputs:
+                raise_if_failed(output, self.name)
+                yield output
 
     def _raise(self, error: Exception, *, refused: bool = False) -> NoReturn:
         raise_as_backend_error(error, self.name, self.timeout_s, refused=refused)

@@ -144,6 +144,16 @@ class StreamedText:
 # --- errors --------------------------------------------------------------------------------------
 
 
+def raise_if_failed(output: RequestOutput, name: str) -> None:
+    """Raise BackendError if the engine called `name` has failed a request. Where its format is the
+    reason, the engine says so in `stop_reason`."""
+    for one in output.outputs:
+        if one.finish_reason == "error" and isinstance(one.stop_reason, str):
+            raise BackendError(f"{name} refused the request: {one.stop_reason}", status=400)
+        if one.finish_reason == "error":
+            raise BackendError(f"{name} failed: its log has the error")
+
+
 def raise_as_backend_error(
     error: Exception, name: str, timeout_s: float, *, refused: bool = False
 ) -> NoReturn:

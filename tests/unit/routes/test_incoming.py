@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from vllm.exceptions import VLLMClientError
+from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
-from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.engine.async_llm import InputStreamError
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.metrics.stats import IterationStats, PrefillStats
 
 from sgl_vllm.config import OptionError, Options
@@ -101,6 +102,33 @@ def test_what_cannot_be_sent_to_an_engine_is_the_clients_error(broken) -> None:
         answering.add_request(request(**broken), None)
     assert str(refused.value).encode()
     assert answering.request_states == {}
+
+
+# -- what the engine refuses
+
+
+def queued(reason: str | None, kind: RequestOutputKind) -> Any:
+    """What a client's handler reads after an engine has ended its request with an error."""
+    answering = processor()
+    collector = RequestOutputCollector(kind, "a")
+    answering.add_request(request(), None, queue=collector)
+    output = EngineCoreOutput("a", [], finish_reason=FinishReason.ERROR, stop_reason=reason)
+    answering.process_outputs([output], 1.0, IterationStats())
+    assert answering.request_states == {}
+    return collector.get_nowait()
+
+
+@pytest.mark.parametrize("kind", [RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA])
+def test_a_format_that_an_engine_refuses_is_the_clients_error(kind) -> None:
+    with pytest.raises(InputStreamError) as refused:
+        queued("no text satisfies the regex", kind)
+    assert isinstance(refused.value.cause, VLLMValidationError)
+    assert str(refused.value.cause) == "no text satisfies the regex"
+
+
+def test_an_error_of_the_engine_is_left_to_vllm() -> None:
+    (answer,) = queued(None, RequestOutputKind.FINAL_ONLY).outputs
+    assert answer.finish_reason == "error"
 
 
 # -- tenants

@@ -18,3 +18,4 @@ class CompletionOutput:
     token_ids: Sequence[int]
     logprobs: SampleLogprobs | None
     finish_reason: str | None
+    stop_reason: int | str | None

@@ -10,6 +10,7 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 class FinishReason(enum.IntEnum):
     STOP = ...
+    ERROR = ...
 
 class EngineCoreRequest:  # [routes, rank_routing, self_check]
     def __init__(

@@ -8,6 +8,9 @@ from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor
 
+class InputStreamError(Exception):  # [routes]
+    def __init__(self, cause: Exception) -> None: ...
+
 class AsyncLLM(EngineClient):
     vllm_config: VllmConfig
     model_config: ModelConfig

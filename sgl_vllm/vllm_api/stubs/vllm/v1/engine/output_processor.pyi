@@ -2,7 +2,11 @@
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.metrics.stats import IterationStats
 
-class RequestState: ...  # [routes, traces]
+class RequestOutputCollector:  # [routes]
+    def put(self, output: Exception) -> None: ...
+
+class RequestState:  # [routes, traces]
+    queue: RequestOutputCollector | None  # [routes]
 
 class OutputProcessor:
     tracing_enabled: bool
