@@ -26,3 +26,7 @@ class UnsupportedSchemaError(ValueError):
 
 class NothingValidError(UnsupportedSchemaError):
     """No value is valid against the schema. If it is one of several branches, it is left out."""
+
+
+class UnsupportedTagError(ValueError):
+    """The structural tag has a format, or an option of one, that is not compiled here."""

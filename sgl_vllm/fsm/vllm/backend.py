@@ -1,13 +1,15 @@
 """vLLM's structured-output backend: our automata where they can compile a format, else vLLM's own.
 
 Owns vLLM's backend interface, the cache of automata, and the counters. Which texts are legal is
-decided in `fsm/schema/` and `fsm/regex.py`, which tokens in `fsm/masks.py`.
+decided in `fsm/schema/`, `fsm/regex.py` and `fsm/structural_tag.py`, which tokens in
+`fsm/masks.py`.
 
     format                   by automata                                  otherwise
     json                     what `fsm/schema` supports                   xgrammar, guidance
     json_object, choice      always (vLLM turns a choice into a grammar)
     regex                    what `fsm/regex.py` supports                 xgrammar, guidance
-    grammar, structural_tag                                               xgrammar, guidance
+    structural_tag           what `fsm/structural_tag.py` supports        xgrammar, guidance
+    grammar                                                               xgrammar, guidance
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from sgl_vllm.fsm.errors import (
     TooComplexError,
     UnsupportedPatternError,
     UnsupportedSchemaError,
+    UnsupportedTagError,
 )
 from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.formats import FORMATS, MAX_SPEC_CHARS, Dialect
@@ -43,6 +46,14 @@ from sgl_vllm.fsm.vllm.resources import TokenizerResources
 from sgl_vllm.fsm.vllm.stock import StockBackends
 
 logger = init_logger("vllm.sgl_vllm.fsm")
+
+UNSUPPORTED = (
+    TooComplexError,
+    UnsupportedPatternError,
+    UnsupportedSchemaError,
+    UnsupportedTagError,
+)
+"""What a format raises that is left to vLLM's backends."""
 
 MAX_ERRORS = 8
 """After this many unexpected errors, new formats are compiled by vLLM's own backends."""
@@ -268,7 +279,7 @@ class SglBackend(StructuredOutputBackend):
         try:
             expression = FORMATS[request_type].expression(spec, self._dialect)
             automaton = Automaton(expression) if expression is not None else None
-        except (UnsupportedSchemaError, UnsupportedPatternError, TooComplexError) as error:
+        except UNSUPPORTED as error:
             logger.debug("left to vLLM's backends: %s", error)
             return None
         if automaton is None or not (automaton.start.first or automaton.start.accepting):

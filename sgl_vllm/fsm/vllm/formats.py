@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any  # Any: the JSON of a request
 
 from vllm.v1.structured_output.backend_guidance import process_for_additional_properties
@@ -17,8 +17,10 @@ from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
 from sgl_vllm.fsm import regex
+from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Expression, Literals
 from sgl_vllm.fsm.schema import SchemaSemantics, compile_schema
+from sgl_vllm.fsm.structural_tag import compile_structural_tag
 from sgl_vllm.vllm_api.vllm_source import installed_source
 
 MAX_SPEC_CHARS = 4 << 20
@@ -72,12 +74,34 @@ class Format:
 
 
 def _json_expression(spec: str, dialect: Dialect) -> Expression | None:
+    schema = _parsed(spec)
+    if dialect.close_objects:
+        schema = process_for_additional_properties(schema)
+    return _schema_expression(_tool_calls(schema), dialect)
+
+
+def _schema_expression(schema: Any, dialect: Dialect) -> Expression:
     if not (dialect.any_whitespace or COMPACT_HAS_NO_SPACES):
-        return None
-    schema: Any = process_for_additional_properties(spec) if dialect.close_objects else spec
+        raise UnsupportedSchemaError("compact JSON has spaces after separators")
     return compile_schema(
         schema, semantics=dialect.semantics, any_whitespace=dialect.any_whitespace
     )
+
+
+def _parsed(spec: str) -> Any:
+    try:
+        return json.loads(spec)
+    except RecursionError:
+        raise UnsupportedSchemaError("the format is nested too deeply") from None
+
+
+def _tool_calls(schema: Any) -> Any:
+    """The schema without the `type` of its items, if it is vLLM's own for `tool_choice=required`: a
+    list of items that are `object`s and `anyOf` some objects. xgrammar ignores that `type`, too."""
+    items = schema.get("items") if isinstance(schema, dict) else None
+    if isinstance(items, dict) and items.keys() == {"type", "anyOf"} and items["type"] == "object":
+        return {**schema, "items": {"anyOf": items["anyOf"]}}
+    return schema
 
 
 def _json_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
@@ -90,9 +114,7 @@ def _json_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
 
 
 def _json_object_expression(spec: str, dialect: Dialect) -> Expression | None:
-    if not (dialect.any_whitespace or COMPACT_HAS_NO_SPACES):
-        return None
-    return compile_schema({"type": "object"}, any_whitespace=dialect.any_whitespace)
+    return _schema_expression({"type": "object"}, replace(dialect, semantics=SchemaSemantics.SPEC))
 
 
 def _regex_expression(spec: str, dialect: Dialect) -> Expression | None:
@@ -111,6 +133,10 @@ def _grammar_expression(spec: str, dialect: Dialect) -> Expression | None:
 
 def _grammar_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
     return [("compile_lark" if grammar_is_likely_lark(spec) else "compile_grammar", spec, {})]
+
+
+def _structural_tag_expression(spec: str, dialect: Dialect) -> Expression | None:
+    return compile_structural_tag(_parsed(spec), lambda one: _schema_expression(one, dialect))
 
 
 def _structural_tag_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
@@ -135,7 +161,7 @@ FORMATS: dict[StructuredOutputOptions, Format] = {
         "grammar", _grammar_expression, _grammar_calls, MAX_STOCK_GRAMMAR_CHARS
     ),
     StructuredOutputOptions.STRUCTURAL_TAG: Format(
-        "structural tag", lambda spec, dialect: None, _structural_tag_calls
+        "structural tag", _structural_tag_expression, _structural_tag_calls
     ),
 }
 

@@ -1,0 +1,235 @@
+"""Structural tags -> expressions over bytes: free text, tool calls in tags, free text again.
+
+Owns which formats of xgrammar's structural tags are compiled here. Any other raises
+`UnsupportedTagError` and goes to another backend. Does not own schemas (`schema/`), patterns
+(`regex.py`) and free text (`free_text.py`). Pure.
+
+    triggered_tags         free text <tool_call>{"name": "a", ... }</tool_call> free text ...
+                                     |-trigger-|
+    tags_with_separator              <tool_call>{"name": "a", ... }</tool_call><tool_call> ...
+
+Free text ends where the output does, at a trigger, or at the end tag of what contains it. Where
+something else follows, it could end anywhere: that is not compiled here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any  # Any: the JSON of a tag
+
+from sgl_vllm.fsm import characters, regex
+from sgl_vllm.fsm.errors import UnsupportedTagError
+from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Literals, Seq, literal
+from sgl_vllm.fsm.free_text import free_text
+from sgl_vllm.fsm.rust_regex import compile_trusted
+
+MAX_FORMATS = 2_000
+MAX_REPETITIONS = 100
+
+Json = dict[str, Any]
+Ends = tuple[bytes, ...] | None
+"""What ends the free text in a format: the end of the output, `()`; one of several texts, which the
+format then consumes; or something else, None."""
+
+_NEUTRAL: Json = {
+    "style": "json",
+    "any_order": False,
+    "excludes": [],
+    "max_chars": None,
+    "max_tokens": None,
+    "max_whitespace_cnt": None,
+}
+"""Options that change nothing with these values. A format with any other option is not compiled."""
+
+
+def compile_structural_tag(tag: Json, compile_schema: Callable[[Any], Expression]) -> Expression:
+    """The texts that a structural tag allows.
+
+    Args:
+        tag: its JSON, with `format`, or with `structures` and `triggers`.
+        compile_schema: compiles the schema of a part.
+
+    Raises:
+        UnsupportedTagError: the tag is not compiled here; ask another backend.
+        UnsupportedSchemaError, UnsupportedPatternError, TooComplexError: nor is a part of it.
+    """
+    try:
+        if "structures" in tag:
+            return _Compiler(compile_schema).format(_triggered(tag), ())
+        return _Compiler(compile_schema).format(tag["format"], ())
+    except (AttributeError, KeyError, TypeError, UnicodeEncodeError):
+        raise UnsupportedTagError("not a structural tag") from None
+    except RecursionError:
+        raise UnsupportedTagError("the structural tag is nested too deeply") from None
+
+
+def _triggered(tag: Json) -> Json:
+    """vLLM's older form of a tag as a format."""
+    tags = [
+        {
+            "begin": one["begin"],
+            "content": {"type": "json_schema", "json_schema": one["schema"]},
+            "end": one["end"],
+        }
+        for one in tag["structures"]
+    ]
+    return {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
+
+
+class _Compiler:
+    """Compiles one tag. Each method is called with a format and with what ends its free text, and
+    returns the format's texts, followed by that end where `ends` names texts."""
+
+    def __init__(self, compile_schema: Callable[[Any], Expression]) -> None:
+        self._compile_schema = compile_schema
+        self._num_formats = 0
+
+    def format(self, form: Json, ends: Ends) -> Expression:
+        self._num_formats += 1
+        if self._num_formats > MAX_FORMATS:
+            raise UnsupportedTagError(f"more than {MAX_FORMATS} formats")
+        match form["type"]:
+            case "any_text":
+                _check_options(form, "excludes")
+                return _text({}, ends, _words(form.get("excludes", [])))
+            case "triggered_tags":
+                return self._triggered_tags(form, ends)
+            case "sequence":
+                _check_options(form, "elements")
+                *first, last = form["elements"]
+                return Seq(*[self.format(one, None) for one in first], self.format(last, ends))
+            case "or":
+                _check_options(form, "elements")
+                return Alt([self.format(one, ends) for one in form["elements"]])
+        closed = self._closed(form)
+        return Seq(closed, _any_of(ends)) if ends else closed
+
+    def _closed(self, form: Json) -> Expression:
+        """A format that ends by itself."""
+        match form["type"]:
+            case "const_string":
+                _check_options(form, "value")
+                return literal(form["value"].encode())
+            case "json_schema":
+                _check_options(form, "json_schema")
+                if not isinstance(form["json_schema"], dict | bool):
+                    raise UnsupportedTagError("a schema must be an object, true or false")
+                return self._compile_schema(form["json_schema"])
+            case "regex":
+                _check_options(form, "pattern")
+                dfa = regex.full_match(form["pattern"])
+                if dfa.is_empty:
+                    raise UnsupportedTagError("nothing matches a pattern")
+                return dfa.expression
+            case "tag":
+                return self._tags([form])
+            case "tags_with_separator":
+                return self._tags_with_separator(form)
+            case "optional":
+                return self._repeated(form, 0, 1)
+            case "star":
+                return self._repeated(form, 0, -1)
+            case "plus":
+                return self._repeated(form, 1, -1)
+            case "repeat":
+                return self._repeated(form, form["min"], form["max"], "min", "max")
+            case name:
+                raise UnsupportedTagError(f"a {name} is not supported")
+
+    def _tags(self, tags: Iterable[Json], num_read: int = 0) -> Expression:
+        """Any one of several tags, of whose beginning `num_read` bytes have been read."""
+        entries = []
+        others = []
+        for tag in tags:
+            _check_options(tag, "begin", "content", "end")
+            ends = tag["end"] if isinstance(tag["end"], list) else [tag["end"]]
+            inside = self.format(tag["content"], _words(ends))
+            begin = tag["begin"].encode()[num_read:]
+            if begin:
+                entries.append((begin, inside))
+            else:
+                others.append(inside)
+        return Alt([*([Literals(tuple(entries))] if entries else []), *others])
+
+    def _triggered_tags(self, form: Json, ends: Ends) -> Expression:
+        options = ("triggers", "tags", "at_least_one", "stop_after_first", "excludes")
+        _check_options(form, *options)
+        triggers = _words(form["triggers"])
+        excluded = _words(form.get("excludes", []))
+        by_trigger: dict[bytes, list[Json]] = {trigger: [] for trigger in triggers}
+        for tag in form["tags"]:
+            begin = tag["begin"].encode()
+            matching = [trigger for trigger in by_trigger if begin.startswith(trigger)]
+            if len(matching) != 1:
+                raise UnsupportedTagError("a tag has not exactly one trigger")
+            by_trigger[matching[0]].append(tag)
+        end = _any_of(ends) if ends else EMPTY
+        more: Expression = Lazy(lambda: text)
+        after_tag = end if form.get("stop_after_first") else more
+        following: dict[bytes, Expression] = {
+            trigger: Seq(self._tags(tags, len(trigger)), after_tag)
+            for trigger, tags in by_trigger.items()
+        }
+        text = _text(following, ends, excluded)
+        if form.get("at_least_one"):
+            return Seq(self._tags(form["tags"]), after_tag)
+        return text
+
+    def _tags_with_separator(self, form: Json) -> Expression:
+        _check_options(form, "tags", "separator", "at_least_one", "stop_after_first")
+        tags = self._tags(form["tags"])
+        if not form.get("stop_after_first"):
+            separator = literal(form["separator"].encode())
+            more: Expression = Lazy(lambda: Alt((EMPTY, Seq(separator, tags, more))))
+            tags = Seq(tags, more)
+        return tags if form.get("at_least_one") else Alt((EMPTY, tags))
+
+    def _repeated(self, form: Json, low: int, high: int, *options: str) -> Expression:
+        """The content `low` to `high` times; without a limit if that is -1."""
+        _check_options(form, "content", *options)
+        if max(low, high) > MAX_REPETITIONS:
+            raise UnsupportedTagError(f"a repetition of more than {MAX_REPETITIONS} times")
+        content = self.format(form["content"], None)
+        more: Expression = EMPTY
+        if high < 0:
+            again: Expression = Lazy(lambda: Alt((EMPTY, Seq(content, again))))
+            more = again
+        for _ in range(high - low):
+            more = Alt((EMPTY, Seq(content, more)))
+        return Seq(*[content] * low, more)
+
+
+def _text(
+    following: dict[bytes, Expression], ends: Ends, excluded: tuple[bytes, ...]
+) -> Expression:
+    """Free text, up to a word of `following` and then what follows it, or up to one of `ends`.
+
+    xgrammar takes any bytes for text if it has to look for words in it, else valid UTF-8 only.
+    """
+    if ends is None:
+        raise UnsupportedTagError("free text with something else after it")
+    followed = {**following, **dict.fromkeys(ends, EMPTY)}
+    if len(followed) < len(following) + len(ends):
+        raise UnsupportedTagError("a trigger is an end tag, too")
+    if not followed and not excluded:
+        return compile_trusted(f"{characters.bracketed(characters.ANY)}*").expression
+    text = free_text(tuple(followed), frozenset(excluded) - frozenset(ends))
+    options: list[Expression] = [
+        Seq(dfa.expression, then) for dfa, then in zip(text.until, followed.values(), strict=True)
+    ]
+    return Alt(options if ends else [*options, text.without.expression])
+
+
+def _words(texts: list[str]) -> tuple[bytes, ...]:
+    return tuple(dict.fromkeys(text.encode() for text in texts))
+
+
+def _any_of(texts: tuple[bytes, ...]) -> Expression:
+    return Alt([literal(text) for text in texts])
+
+
+def _check_options(form: Json, *known: str) -> None:
+    """Refuse a format with an option that would change its meaning."""
+    for name, value in form.items():
+        if name not in (*known, "type") and (name not in _NEUTRAL or value != _NEUTRAL[name]):
+            raise UnsupportedTagError(f"{name} is not supported")

@@ -1,0 +1,172 @@
+"""Tool calls and other structural tags by our automata: the masks are stock's, bit for bit.
+
+No model is needed: both backends are asked through vLLM's interface, over the demo's vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.parser.parser_manager import ParserManager
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
+
+from sgl_vllm.demo import MODEL_PATH
+from sgl_vllm.fsm.vllm.backend import SglBackend
+from tests.engine.test_fsm_like_stock import backend, bits, walk_beside_stock
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+ANY = {"type": "json_schema", "json_schema": True}
+TEXT = {"type": "any_text"}
+
+
+@pytest.fixture(scope="module")
+def ours() -> SglBackend:
+    return backend()
+
+
+def tag(begin: str, content: dict[str, Any], end: str | list[str]) -> dict[str, Any]:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+CALLS = [
+    tag(
+        '<call>{"name": "a", "arguments": ',
+        {"type": "json_schema", "json_schema": CITY},
+        "}</call>",
+    ),
+    tag('<call>\n{"name": "ab", "arguments": ', ANY, "}\n</call>"),
+]
+TRIGGERED = {"type": "triggered_tags", "triggers": ["<call>"], "tags": CALLS}
+SEPARATED = {"type": "tags_with_separator", "tags": CALLS, "separator": ""}
+FIRST = '<call>{"name": "a", "arguments": {"city": "Rome"}}</call>'
+SECOND = '<call>\n{"name": "ab", "arguments": [1, {"x": null}]}\n</call>'
+THOUGHT = tag("", {"type": "any_text", "excludes": ["<think>", "</think>"]}, "</think>")
+LINE_END = {"type": "const_string", "value": "\n"}
+REGEX = {"type": "regex", "pattern": r"[0-9]{2,3}|é+"}
+
+FORMATS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "text, calls": (TRIGGERED, [f"Hi <b <ca <{FIRST} é {SECOND} bye", "日本 <call>"]),
+    "a call, text": ({**TRIGGERED, "at_least_one": True}, [f"{FIRST} and{SECOND}"]),
+    "one call": ({**TRIGGERED, "stop_after_first": True}, [f"x{SECOND}", FIRST]),
+    "no thoughts": ({**TRIGGERED, "excludes": ["<think>"]}, [f"a <thi {FIRST} <think"]),
+    "calls": ({**SEPARATED, "at_least_one": True}, [FIRST + SECOND]),
+    "calls or nothing": ({**SEPARATED, "separator": ", "}, [f"{FIRST}, {SECOND}", ""]),
+    "a call or nothing": ({**SEPARATED, "stop_after_first": True}, [FIRST]),
+    "a thought, then calls": (
+        {"type": "sequence", "elements": [THOUGHT, LINE_END, TRIGGERED]},
+        [f"Hm </think>\n{FIRST}", "</th</think>"],
+    ),
+    "calls in a tag": (tag("<t>", TRIGGERED, ["</t>", "[end]"]), [f"<t>{FIRST} [e[end]"]),
+    "text": (TEXT, ["é 日本\n"]),
+    "text in a tag": (tag("<t>", TEXT, "</t>"), ["<t></</t>"]),
+    "a call or text": ({"type": "or", "elements": [CALLS[0], TEXT]}, [FIRST, "no"]),
+    "two triggers": (
+        {
+            "type": "triggered_tags",
+            "triggers": ["<a", "[b"],
+            "tags": [
+                tag("<a>", ANY, "</a>"),
+                tag("<ab", REGEX, ["x", "xy"]),
+                tag("[b]", REGEX, "]"),
+            ],
+        },
+        ["t <a>{}</a>..[b]123]<ab12x", "<abééxy [b]"],
+    ),
+    "repeated": (
+        {
+            "type": "sequence",
+            "elements": [
+                {"type": "repeat", "min": 1, "max": 3, "content": REGEX},
+                {"type": "optional", "content": CALLS[0]},
+                {"type": "plus", "content": {"type": "const_string", "value": "."}},
+            ],
+        },
+        ["12é345..", f"12{FIRST}."],
+    ),
+}
+
+
+def follow_beside_stock(ours: SglBackend, spec: str, text: str) -> None:
+    """The masks of both before each token of a text, as far as it is allowed."""
+    grammar = ours.compile_grammar(Options.STRUCTURAL_TAG, spec)
+    stock = ours.resources.xgrammar.compile_grammar(Options.STRUCTURAL_TAG, spec)
+    for token in ours.tokenizer.encode(text, add_special_tokens=False):
+        legal = bits(ours, grammar)
+        assert legal == bits(ours, stock)
+        if token not in legal:
+            return
+        assert grammar.accept_tokens("", [token]) and stock.accept_tokens("", [token])
+    assert bits(ours, grammar) == bits(ours, stock)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_masks_are_those_of_stock(name: str, ours: SglBackend) -> None:
+    form, texts = FORMATS[name]
+    spec = json.dumps({"type": "structural_tag", "format": form})
+    walk_beside_stock(ours, Options.STRUCTURAL_TAG, spec)
+    for text in texts:
+        follow_beside_stock(ours, spec, text)
+
+
+def test_so_are_those_of_the_older_form(ours: SglBackend) -> None:
+    structures = [{"begin": f"<{name}>", "schema": CITY, "end": "</>"} for name in ("a", "ab")]
+    spec = json.dumps({"structures": structures, "triggers": ["<a"]})
+    walk_beside_stock(ours, Options.STRUCTURAL_TAG, spec)
+    follow_beside_stock(ours, spec, 'x <ab>{"city": "Rome", "days": 3}</> <a')
+
+
+# -- as vLLM's frontend asks for tool calls
+
+TREE = {
+    "type": "object",
+    "properties": {"left": {"$ref": "#/$defs/leaf"}, "right": {"$ref": "#/$defs/leaf"}},
+    "required": ["left"],
+    "additionalProperties": False,
+    "$defs": {"leaf": {"enum": ["x", "y", None]}},
+}
+NAMED = {"type": "function", "function": {"name": "tree"}}
+
+
+def asked(parser: str, **fields: Any) -> tuple[Options, str]:
+    """What the engine is asked for by a request with tools."""
+    functions = {"city": CITY, "tree": TREE, "now": None}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
+        for name, schema in functions.items()
+    ]
+    request = ChatCompletionRequest(messages=[], model="demo", tools=tools, **fields)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_PATH)
+    parser_class = ParserManager.get_parser(parser, None, enable_auto_tools=True)
+    structured = parser_class(tokenizer, request.tools).adjust_request(request).structured_outputs
+    if structured.structural_tag is not None:
+        return Options.STRUCTURAL_TAG, structured.structural_tag
+    return Options.JSON, json.dumps(structured.json)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize(
+    ("parser", "choice", "wanted"),
+    [
+        ("hermes", "required", Options.STRUCTURAL_TAG),
+        ("hermes", "auto", Options.STRUCTURAL_TAG),
+        ("hermes", NAMED, Options.STRUCTURAL_TAG),
+        ("xlam", "required", Options.JSON),
+        ("xlam", NAMED, Options.JSON),
+    ],
+    ids=["required, in tags", "auto, in tags", "named, in tags", "required, JSON", "named, JSON"],
+)
+def test_tool_calls(
+    parser: str, choice: Any, wanted: Options, parallel: bool, ours: SglBackend
+) -> None:
+    kind, spec = asked(parser, tool_choice=choice, parallel_tool_calls=parallel)
+    assert kind is wanted
+    walk_beside_stock(ours, kind, spec)

@@ -1,0 +1,57 @@
+"""Free text up to a word, compared with a search for the words in the text."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from sgl_vllm.fsm.errors import TooComplexError, UnsupportedTagError
+from sgl_vllm.fsm.free_text import free_text
+
+TEXTS = st.text("ab", max_size=12).map(str.encode)
+WORDS = st.lists(st.text("ab", min_size=1, max_size=4).map(str.encode), max_size=3, unique=True)
+
+
+def ends_of(words: list[bytes], text: bytes) -> list[int]:
+    """Where an occurrence of a word ends."""
+    return [end for end in range(len(text) + 1) if text[:end].endswith(tuple(words))]
+
+
+@given(WORDS, WORDS, TEXTS)
+def test_a_text_ends_with_its_first_word_and_has_no_excluded_one(words, excluded, text) -> None:
+    every = [*words, *excluded]
+    assume(not any(a in b for a, b in permutations(every, 2)))
+    found = free_text(tuple(words), frozenset(excluded))
+    ends = ends_of(every, text)
+    assert found.without.accepts(text) == (ends == [])
+    for word, dfa in zip(words, found.until, strict=True):
+        assert dfa.accepts(text) == (ends == [len(text)] and text.endswith(word))
+
+
+def test_any_bytes_are_text() -> None:
+    found = free_text((b"<a>",))
+    assert found.without.accepts(bytes(range(256)))
+    assert found.until[0].accepts(b"\xff<<a>")
+
+
+def test_the_same_words_have_the_same_automata() -> None:
+    assert free_text((b"<a>",)) is free_text((b"<a>",))
+
+
+@pytest.mark.parametrize("words", [(b"",), (b"<a>", b"a"), (b"<a>", b"<a>")])
+def test_words_of_which_one_is_in_another_are_not_compiled(words) -> None:
+    with pytest.raises(UnsupportedTagError):
+        free_text(words)
+
+
+def test_an_excluded_text_in_a_word_is_not_compiled() -> None:
+    with pytest.raises(UnsupportedTagError):
+        free_text((b"<a>",), frozenset([b"a"]))
+
+
+def test_words_have_a_limit() -> None:
+    with pytest.raises(TooComplexError):
+        free_text((b"x" * 3_000,))
