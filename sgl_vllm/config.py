@@ -315,6 +315,13 @@ class Options:
         part="rank_routing",
         page="data-parallel.md",
     )
+    max_body_mb: float = _option(
+        64.0,
+        "The largest body of a request, in MiB. The server refuses larger ones with status 413 "
+        "before it parses them. 0 means no limit.",
+        part="fsm",
+        page="structured-output.md",
+    )
     fsm: bool = _option(
         True,
         "Mask structured output with the plugin's own automata, for the formats that they "

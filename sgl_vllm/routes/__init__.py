@@ -33,6 +33,7 @@ from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from sgl_vllm.config import CONFIG_KEY, Options
 from sgl_vllm.routes import match, pins, tree, why
+from sgl_vllm.routes.body_limit import BodyLimitMiddleware
 from sgl_vllm.routes.engines import answered, end_requests_at_shutdown, engine_stats
 from sgl_vllm.routes.incoming import IncomingRequests
 from sgl_vllm.routes.metrics import MetricsMiddleware, SglCollector
@@ -84,6 +85,7 @@ class SglEndpointPlugin:
         else:
             batch.attach(app)
             app.include_router(score.router)
+        app.add_middleware(BodyLimitMiddleware)
         app.add_middleware(TenantMiddleware)
         app.add_middleware(ToolCallMiddleware)
         registry, collector = get_prometheus_registry(), SglCollector()
@@ -98,6 +100,7 @@ class SglEndpointPlugin:
         config = engine_client.vllm_config
         options = Options.from_mapping((config.additional_config or {}).get(CONFIG_KEY, {}))
         state.sgl_vllm_tenants = TenantSource(options.tenant_from)
+        state.sgl_vllm_max_body_bytes = int(options.max_body_mb * (1 << 20))
         processor: OutputProcessor | None = getattr(engine_client, "output_processor", None)
         if processor is None:
             return

@@ -133,6 +133,34 @@ def test_a_refused_prompt_ends_the_others_of_its_batch(http):
     assert http.post("/completions", content=json.dumps(body)).status_code == 400
 
 
+LONG = "x" * 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "structured"),
+    [
+        ("JSON schema", {"json": {"enum": [LONG]}}),
+        ("JSON schema", {"json": json.dumps({"enum": [LONG]})}),
+        ("structural tag", {"structural_tag": json.dumps({"structures": [], "triggers": [LONG]})}),
+        ("regex", {"regex": LONG}),
+        ("grammar", {"grammar": f'root ::= "{LONG}"'}),
+        ("choice", {"choice": [LONG]}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_format_of_10_mb_is_refused_by_its_length(http, kind, structured):
+    answer = complete(http, structured)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert f"a {kind} of 10,000,0" in message and "at most 4,194,304" in message
+
+
+def test_a_body_beyond_the_limit_is_a_413_before_it_is_parsed(http):
+    answer = http.post("/completions", content=b"no JSON" * 10_000_000)
+    assert answer.status_code == 413
+    assert "max_body_mb" in answer.json()["error"]["message"]
+
+
 def test_what_is_no_utf_8_is_a_400(http):
     body = b'{"model": "demo", "prompt": "Hi", "structured_outputs": {"regex": "\xff\xfe"}}'
     assert http.post("/completions", content=body).status_code == 400

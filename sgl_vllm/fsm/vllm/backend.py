@@ -39,7 +39,7 @@ from sgl_vllm.fsm.errors import (
     UnsupportedTagError,
 )
 from sgl_vllm.fsm.schema import SchemaSemantics
-from sgl_vllm.fsm.vllm.formats import FORMATS, MAX_SPEC_CHARS, Dialect
+from sgl_vllm.fsm.vllm.formats import FORMATS, MAX_SPEC_CHARS, Dialect, too_long
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.fsm.vllm.limits import NotCompiledError, within_limits
 from sgl_vllm.fsm.vllm.resources import TokenizerResources
@@ -156,10 +156,7 @@ class SglBackend(StructuredOutputBackend):
         """
         if len(grammar_spec) > MAX_SPEC_CHARS:
             self._counters.refused += 1
-            raise ValueError(
-                f"a {FORMATS[request_type].title} of {len(grammar_spec):,} characters; at most "
-                f"{MAX_SPEC_CHARS:,} are allowed"
-            )
+            raise ValueError(too_long(FORMATS[request_type].title, len(grammar_spec)))
         _ = self.resources  # made here, because that takes long and must not count for the limits
         if self._automata_are_on:
             known = self._cache.get((request_type, grammar_spec))

@@ -26,6 +26,12 @@ from sgl_vllm.vllm_api.vllm_source import installed_source
 MAX_SPEC_CHARS = 4 << 20
 """A longer schema, pattern or grammar is refused."""
 
+
+def too_long(title: str, num_chars: int) -> str:
+    """The message for a format beyond `MAX_SPEC_CHARS`."""
+    return f"a {title} of {num_chars:,} characters; at most {MAX_SPEC_CHARS:,} are allowed"
+
+
 MAX_STOCK_GRAMMAR_CHARS = 32 << 10
 """The limit of grammars, which vLLM's backends compile. A chain of rules of 36 kB costs xgrammar
 0.8 GB; one of 1 MB costs more than 21 GB, in a compilation that cannot be interrupted."""

@@ -1,9 +1,10 @@
 """The check of formats in the process that takes requests.
 
 Owns what is refused there before vLLM validates a format, and where vLLM does so. vLLM validates a
-format by compiling it. A count that costs gigabytes has to be refused earlier, and the compilation
-belongs in a thread: in the API server's event loop, all other requests wait for it. Everything else
-about a format is left to vLLM's validation and to the engine.
+format by compiling it. A long format, which takes vLLM seconds to look through, and a count that
+costs gigabytes have to be refused earlier, and the compilation belongs in a thread: in the API
+server's event loop, all other requests wait for it. Everything else about a format is left to
+vLLM's validation and to the engine.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.structured_output import backend_xgrammar
 
 from sgl_vllm.fsm.counts import CountLimitError, check_pattern, check_schema
+from sgl_vllm.fsm.vllm.formats import MAX_SPEC_CHARS, too_long
 from sgl_vllm.fsm.vllm.limits import release_freed_memory
 from sgl_vllm.vllm_api.patching import wrap
 
@@ -97,11 +99,21 @@ def _checked_first(
 
 
 def check_format(structured: StructuredOutputsParams) -> None:
-    """Refuse a format that counts too far.
+    """Refuse a format that is too long or counts too far.
 
     Raises:
         VLLMValidationError: the client gets status 400 and the message.
     """
+    for title, spec in (
+        ("JSON schema", structured.json),
+        ("structural tag", structured.structural_tag),
+        ("regex", structured.regex),
+        ("grammar", structured.grammar),
+        ("choice", structured.choice),
+    ):
+        num_chars = _num_chars(spec)
+        if num_chars > MAX_SPEC_CHARS:
+            raise VLLMValidationError(too_long(title, num_chars))
     try:
         for document in (structured.json, structured.structural_tag):
             if document:
@@ -112,6 +124,16 @@ def check_format(structured: StructuredOutputsParams) -> None:
             check_pattern(structured.grammar, "grammar")
     except CountLimitError as error:
         raise VLLMValidationError(str(error)) from None
+
+
+def _num_chars(spec: str | dict[str, Any] | list[str] | None) -> int:
+    """As JSON, if it is no text. vLLM refuses what is nested too deeply to be written."""
+    if spec is None or isinstance(spec, str):
+        return len(spec or "")
+    try:
+        return len(json.dumps(spec, ensure_ascii=False))
+    except RecursionError:
+        return 0
 
 
 def _parsed(document: str | dict[str, Any]) -> Any:

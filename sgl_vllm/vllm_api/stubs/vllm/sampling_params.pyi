@@ -80,4 +80,5 @@ class StructuredOutputsParams:  # [engine_backend, format_checks, self_check]
     regex: str | None
     grammar: str | None
     structural_tag: str | None
+    choice: list[str] | None  # [format_checks]
     _backend: str | None  # [self_check]
