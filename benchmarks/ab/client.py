@@ -3,9 +3,9 @@
 The client is the language itself, on both arms. Its backend here differs in one way: it asks for
 each generation as a stream of two parts, the first token and the rest (vLLM's `stream_interval`),
 so that the time to the first token is what a user of the server sees, for one part more per
-request. For a `select`, and with log-probabilities, it is the time to the whole answer. The
-client's own processor time is reported with each round: it shares the machine with the server,
-slows both arms by the same amount, and so pulls their ratio towards 1.
+request. For a `select`, for tool calls, and with log-probabilities, it is the time to the whole
+answer. The client's own processor time is reported with each round: it shares the machine with the
+server, slows both arms by the same amount, and so pulls their ratio towards 1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -55,6 +55,10 @@ class _Timer:
 
 
 _timer: ContextVar[_Timer | None] = ContextVar("timer", default=None)
+
+
+_fields: ContextVar[Mapping[str, Any] | None] = ContextVar("fields", default=None)
+"""`Workload.request_fields` of the program that asks."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,8 @@ class TimedVLLM(sgl.VLLM):
         to_stream = body is not None and url.endswith("/completions") and "logprobs" not in body
         if timer is None or body is None or not to_stream:
             return await super().call(method, url, body)
+        if fields := _fields.get():
+            return _calls_as_text(await super().call(method, url, {**body, **fields}))
         return await self._streamed(url, body)
 
     async def chunks(self, url: str, body: dict[str, Any]) -> AsyncGenerator[Any]:
@@ -187,11 +193,15 @@ class _BusyTime:
 class _OfOneProgram(sgl.Backend):
     """A backend as one program sees it, which does without what the options say.
 
-    `busy` is the time in which the program waits for the server, for whatever it asks.
+    `busy` is the time in which the program waits for the server, for whatever it asks. `fields` are
+    added to its requests for text.
     """
 
-    def __init__(self, backend: TimedVLLM, options: ClientOptions) -> None:
+    def __init__(
+        self, backend: TimedVLLM, options: ClientOptions, fields: Mapping[str, Any] | None
+    ) -> None:
         self.busy = _BusyTime()
+        self._fields = fields
         self._backend = backend
         self._options = options
         self._turn: AbstractAsyncContextManager[Any]
@@ -203,9 +213,13 @@ class _OfOneProgram(sgl.Backend):
         return self._backend.name
 
     async def generate(self, request: GenRequest) -> GenAnswer:
-        with self.busy:
-            async with self._turn:
-                return await self._backend.generate(request)
+        before = _fields.set(self._fields)
+        try:
+            with self.busy:
+                async with self._turn:
+                    return await self._backend.generate(request)
+        finally:
+            _fields.reset(before)
 
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
@@ -220,6 +234,17 @@ class _OfOneProgram(sgl.Backend):
     async def warm(self, prompt: Prompt) -> Usage:
         with self.busy:
             return await self._backend.warm(prompt) if self._options.hints else Usage()
+
+
+def _calls_as_text(answer: dict[str, Any]) -> dict[str, Any]:
+    """A chat's answer with its tool calls as the message's text: NAME ARGUMENTS, one a line."""
+    for choice in answer["choices"]:
+        message = choice["message"]
+        functions = [call["function"] for call in message.get("tool_calls") or ()]
+        if functions:
+            lines = [f"{function['name']} {function['arguments']}" for function in functions]
+            message["content"] = "\n".join(lines)
+    return answer
 
 
 class _Joined:
@@ -277,13 +302,15 @@ def run_programs(
     on_done: Callable[[], object] = lambda: None,
     *,
     options: ClientOptions | None = None,
+    fields: Callable[[Item], Mapping[str, Any]] | None = None,
     score: Callable[[Item, sgl.ProgramState], float] | None = None,
     pauses: bool = False,
 ) -> Run:
     """Runs the program once per item, `concurrency` at a time, each begun as soon as one is done.
 
-    If it `pauses`, its latency is only the time in which it waits for the server. `score` is given
-    each item and its final state, after the time was taken. The first error ends it and is raised;
+    If it `pauses`, its latency is only the time in which it waits for the server. `fields` are what
+    is added to the requests of an item. `score` is given each item and its final state, after the
+    time was taken. The first error ends it and is raised;
     what is still under way is left to fail with the server.
     """
     backend = TimedVLLM(url)
@@ -293,7 +320,8 @@ def run_programs(
         if stopped.is_set():
             raise sgl.ProgramCancelled("another program failed")
         begun_s = time.perf_counter()
-        asked = _OfOneProgram(backend, options or ClientOptions())
+        added = fields(item) if fields else None
+        asked = _OfOneProgram(backend, options or ClientOptions(), added)
         state = program.run(**item, temperature=0, backend=asked)
         text, latency_s = state.text(), time.perf_counter() - begun_s
         if pauses:

@@ -50,6 +50,7 @@ def compare(
                         url,
                         plan.concurrency,
                         options=variant.client,
+                        fields=plan.workload.request_fields,
                     )
                     warm.add(variant.name)
                 progress.update(task, description=label)
@@ -111,6 +112,7 @@ def take_turn(
         plan.concurrency,
         on_done,
         options=variant.client,
+        fields=plan.workload.request_fields,
         score=plan.workload.score,
         pauses=plan.workload.pauses,
     )

@@ -25,6 +25,7 @@ from benchmarks.ab.workloads import (
     react,
     skeleton_of_thought,
     tight_cache,
+    tool_calls,
     tree_of_thought,
 )
 from benchmarks.ab.workloads.base import Workload
@@ -36,6 +37,7 @@ WORKLOADS: dict[str, Workload] = {
         json_regex.WORKLOAD,
         json_fields.WORKLOAD,
         json_schema.WORKLOAD,
+        tool_calls.WORKLOAD,
         mmlu.WORKLOAD,
         mmlu_best.WORKLOAD,
         hellaswag.WORKLOAD,

@@ -109,6 +109,8 @@ class Workload:
         structured: whether a grammar holds the output, so that some of it can be forced.
         stock_program: what is run on stock vLLM instead, where the comparison is with another way
             to the same answers; None if both run the same.
+        request_fields: what each request of a program has besides what the language sends, such as
+            `tools`, given its item. Such requests are not streamed.
         pauses: whether the program waits for others than the server, such as tools and people. Its
             latency is then only the time in which it waits for the server.
         score: how good one run's result is, from 0 to 1, given its item and its final state; None
@@ -125,6 +127,7 @@ class Workload:
     quick_requests: int
     concurrency: int = 8
     structured: bool = False
+    request_fields: Callable[[Item], Mapping[str, Any]] | None = None
     pauses: bool = False
     stock_program: sgl.Program | None = None
     score: Callable[[Item, sgl.ProgramState], float] | None = None

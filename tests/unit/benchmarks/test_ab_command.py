@@ -25,6 +25,7 @@ from benchmarks.ab.client import ClientOptions, run_programs, unique_prompt_toke
 from benchmarks.ab.plan import Plan, plans_of
 from benchmarks.ab.servers import ARMS, Pool, ServerSettings
 from benchmarks.ab.workloads import WORKLOADS
+from benchmarks.ab.workloads.base import Item
 
 METRICS = """\
 vllm:num_requests_running 0
@@ -94,6 +95,14 @@ def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
             if self.path == "/reset_prefix_cache" and fake.can_empty:
                 fake.num_emptied += 1
                 self._json({"success": True})
+            elif self.path == "/v1/chat/completions":
+                fake.bodies.append(body)
+                names = [tool["function"]["name"] for tool in body["tools"]]
+                calls = [{"function": {"name": name, "arguments": "{}"}} for name in names]
+                message = {"content": None, "tool_calls": calls}
+                choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+                usage = {"prompt_tokens": 1, "completion_tokens": 1}
+                self._json({"choices": [choice], "usage": usage})
             elif self.path == "/tokenize":
                 self._json({"tokens": fake.ids(body["prompt"])})
             elif self.path == "/v1/completions":
@@ -253,6 +262,22 @@ def test_a_cache_that_cannot_be_emptied_is_an_error(
 
 
 # -- the client
+
+
+@sgl.function
+def caller(s: sgl.ProgramState, names: list[str]) -> None:
+    s += sgl.user("Call them.") + sgl.assistant(sgl.gen("calls", max_tokens=2))
+
+
+def test_a_request_has_the_fields_of_its_item_and_tool_calls_are_its_text(stock: FakeVllm) -> None:
+    def fields(item: Item) -> dict[str, Any]:
+        return {"tools": [{"function": {"name": name}} for name in item["names"]]}
+
+    items = [{"names": ["a", "b"]}, {"names": ["c"]}]
+    run = run_programs(caller, items, stock.url, 1, fields=fields)
+    assert [body["tools"] for body in stock.bodies] == [fields(item)["tools"] for item in items]
+    assert [asked.reply for asked in run.calls] == ["a {}\nb {}", "c {}"]
+    assert len(run.ttfts_s) == 2
 
 
 @sgl.function

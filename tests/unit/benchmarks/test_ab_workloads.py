@@ -23,10 +23,11 @@ from benchmarks.ab.workloads import (
     json_schema,
     no_sharing,
     tight_cache,
+    tool_calls,
 )
 from benchmarks.ab.workloads.base import MAX_MODEL_LEN, Texts, Vocabulary
 from benchmarks.models import DEMO_MODEL
-from benchmarks.schemas import FILE
+from benchmarks.schemas import FILE, is_plain
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +207,31 @@ def test_json_schema_takes_what_any_backend_takes_from_the_data(
         json_schema.items(Texts(vocabulary, 0, tmp_path / "nowhere"), 3)
 
 
-@pytest.mark.parametrize("name", [name for name in WORKLOADS if name.startswith("json_")])
+def test_tool_calls_are_by_name_and_by_choice_one_and_several(vocabulary: Vocabulary) -> None:
+    made = tool_calls.items(Texts(vocabulary, 0), 30)
+    fields = [tool_calls.request_fields(item) for item in made]
+    kinds = Counter(
+        (one["tool_choice"] == "required", one["parallel_tool_calls"]) for one in fields
+    )
+    assert kinds == {(True, True): 10, (True, False): 10, (False, False): 10}
+    for one in fields:
+        names = [tool["function"]["name"] for tool in one["tools"]]
+        assert len({*names}) == tool_calls.NUM_TOOLS
+        if one["tool_choice"] != "required":
+            assert one["tool_choice"]["function"]["name"] in names
+
+
+def test_functions_are_as_openai_wants_strict_ones(vocabulary: Vocabulary) -> None:
+    for tool in tool_calls.TOOLS:
+        schema = tool["function"]["parameters"]
+        assert tool["function"]["strict"] and schema["additionalProperties"] is False
+        assert schema["required"] == [*schema["properties"]]
+        assert is_plain(schema)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in WORKLOADS if name.startswith("json_") or name == "tool_calls"]
+)
 def test_structured_workloads_run_one_program_at_a_time(name: str) -> None:
     assert WORKLOADS[name].concurrency == 1
     assert WORKLOADS[name].structured
