@@ -112,8 +112,6 @@ class _Compiler:
                 return literal(form["value"].encode())
             case "json_schema":
                 _check_options(form, "json_schema")
-                if not isinstance(form["json_schema"], dict | bool):
-                    raise UnsupportedTagError("a schema must be an object, true or false")
                 return self._compile_schema(form["json_schema"])
             case "regex":
                 _check_options(form, "pattern")

@@ -15,7 +15,9 @@ from vllm.parser.parser_manager import ParserManager
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 
 from sgl_vllm.demo import MODEL_PATH
+from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.backend import SglBackend
+from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from tests.engine.test_fsm_like_stock import backend, bits, walk_beside_stock
 
 CITY = {
@@ -170,3 +172,14 @@ def test_tool_calls(
     kind, spec = asked(parser, tool_choice=choice, parallel_tool_calls=parallel)
     assert kind is wanted
     walk_beside_stock(ours, kind, spec)
+
+
+def test_calls_are_objects_in_the_specification_s_reading_too() -> None:
+    """vLLM says so beside `anyOf`, where xgrammar does not look."""
+    by_spec = backend(semantics=SchemaSemantics.SPEC)
+    grammar = by_spec.compile_grammar(*asked("xlam", tool_choice="required"))
+    bracket, brace, quote = (
+        by_spec.tokenizer.encode(text, add_special_tokens=False)[0] for text in '[{"'
+    )
+    assert isinstance(grammar, SglGrammar) and grammar.accept_tokens("", [bracket])
+    assert brace in bits(by_spec, grammar) and quote not in bits(by_spec, grammar)

@@ -26,12 +26,6 @@ from sgl_vllm.vllm_api.vllm_source import installed_source
 MAX_SPEC_CHARS = 4 << 20
 """A longer schema, pattern or grammar is refused."""
 
-
-def too_long(title: str, num_chars: int) -> str:
-    """The message for a format beyond `MAX_SPEC_CHARS`."""
-    return f"a {title} of {num_chars:,} characters; at most {MAX_SPEC_CHARS:,} are allowed"
-
-
 MAX_STOCK_GRAMMAR_CHARS = 32 << 10
 """The limit of grammars, which vLLM's backends compile. A chain of rules of 36 kB costs xgrammar
 0.8 GB; one of 1 MB costs more than 21 GB, in a compilation that cannot be interrupted."""
@@ -79,14 +73,23 @@ class Format:
     max_stock_chars: int = MAX_SPEC_CHARS
 
 
+def too_long(title: str, num_chars: int) -> str:
+    """The message for a format beyond `MAX_SPEC_CHARS`."""
+    return f"a {title} of {num_chars:,} characters; at most {MAX_SPEC_CHARS:,} are allowed"
+
+
 def _json_expression(spec: str, dialect: Dialect) -> Expression | None:
     schema = _parsed(spec)
     if dialect.close_objects:
         schema = process_for_additional_properties(schema)
-    return _schema_expression(_tool_calls(schema), dialect)
+    if dialect.semantics is SchemaSemantics.STRICT:
+        schema = _tool_calls(schema)
+    return _schema_expression(schema, dialect)
 
 
 def _schema_expression(schema: Any, dialect: Dialect) -> Expression:
+    if not isinstance(schema, dict | bool):
+        raise UnsupportedSchemaError("a schema must be an object, true or false")
     if not (dialect.any_whitespace or COMPACT_HAS_NO_SPACES):
         raise UnsupportedSchemaError("compact JSON has spaces after separators")
     return compile_schema(
@@ -102,8 +105,8 @@ def _parsed(spec: str) -> Any:
 
 
 def _tool_calls(schema: Any) -> Any:
-    """The schema without the `type` of its items, if it is vLLM's own for `tool_choice=required`: a
-    list of items that are `object`s and `anyOf` some objects. xgrammar ignores that `type`, too."""
+    """The schema as xgrammar reads it, if it is vLLM's own for `tool_choice=required`: a list of
+    items that have a `type` and are `anyOf` some calls. xgrammar ignores that `type`."""
     items = schema.get("items") if isinstance(schema, dict) else None
     if isinstance(items, dict) and items.keys() == {"type", "anyOf"} and items["type"] == "object":
         return {**schema, "items": {"anyOf": items["anyOf"]}}

@@ -104,7 +104,6 @@ def test_what_a_call_begins_with_is_forced() -> None:
         {"type": "any_text", "max_tokens": 5},
         {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"},
         {"type": "json_schema", "json_schema": {}, "any_order": True},
-        {"type": "json_schema", "json_schema": "{}"},
         {"type": "grammar", "grammar": 'root ::= "a"'},
         tag("<", {"type": "token", "token": 5}, ">"),
         {"type": "tag", "begin": {"type": "token", "token": 5}, "content": JSON, "end": ">"},
