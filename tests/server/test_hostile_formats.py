@@ -141,7 +141,6 @@ LONG = "x" * 10_000_000
     [
         ("JSON schema", {"json": {"enum": [LONG]}}),
         ("JSON schema", {"json": json.dumps({"enum": [LONG]})}),
-        ("structural tag", {"structural_tag": json.dumps({"structures": [], "triggers": [LONG]})}),
         ("regex", {"regex": LONG}),
         ("grammar", {"grammar": f'root ::= "{LONG}"'}),
         ("choice", {"choice": [LONG]}),
