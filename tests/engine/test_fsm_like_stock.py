@@ -196,8 +196,11 @@ def test_the_specification_s_reading_refuses_rather_than_leaves_out() -> None:
     by_spec = backend(semantics=SchemaSemantics.SPEC)
     bounds = json.dumps({"type": "integer", "minimum": 3, "maximum": 12})
     assert isinstance(by_spec.compile_grammar(Options.JSON, bounds), SglGrammar)
-    with pytest.raises(ValueError):
-        by_spec.compile_grammar(Options.JSON, json.dumps({"not": {"type": "string"}}))
+    anything_else = json.dumps({"not": {"type": "string"}})
+    assert isinstance(by_spec.compile_grammar(Options.JSON, anything_else), SglGrammar)
+    different = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    with pytest.raises(ValueError, match="uniqueItems"):
+        by_spec.compile_grammar(Options.JSON, json.dumps(different))
 
 
 # -- one grammar of one request
