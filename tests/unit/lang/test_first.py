@@ -14,18 +14,24 @@ from tests.unit.lang.conftest import seen_to_go
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
 
 
-def slow_unless(*quick):
-    """Completions of prompts that end with one of `quick` come at once, others in a minute."""
+def slow_unless(*quick, when=lambda: True):
+    """Completions of prompts that end with one of `quick` come as soon as `when()`, others in a
+    minute."""
 
     async def fault(path, body):
-        if path.endswith("completions") and not str(body["prompt"]).endswith(quick):
+        if not path.endswith("completions"):
+            return
+        if not str(body["prompt"]).endswith(quick):
             await asyncio.sleep(60)
+        while not when():
+            await asyncio.sleep(0.01)
 
     return fault
 
 
 def test_the_losers_requests_are_cancelled_and_join_brings_the_winner_alone(server):
-    server.fault = slow_unless("1")
+    num_losers = 3
+    server.fault = slow_unless("1", when=lambda: server.at_once > num_losers)
 
     @sgl.function
     def program(s):
@@ -45,7 +51,7 @@ def test_the_losers_requests_are_cancelled_and_join_brings_the_winner_alone(serv
     assert state["b"] == ["[2]"]
     assert state.text() == "x[2]"
     assert time.monotonic() - started < 5
-    assert seen_to_go(server, 3) == 3
+    assert seen_to_go(server, num_losers) == num_losers
     assert sorted(body["prompt"] for body in server.gone) == ["x0", "x2", "x3"]
 
 
