@@ -78,6 +78,19 @@ def _is_text_part(part: object) -> bool:
     return isinstance(text, str) and is_unicode(text)
 
 
+def has_media(prompt: dict[str, Any]) -> bool:
+    """Whether a prompt is a chat with anything but text: images, video, audio. For messages that
+    vLLM is to read, and may find malformed."""
+    messages = prompt.get("messages")
+    contents = [
+        message.get("content")
+        for message in (messages if isinstance(messages, list) else ())
+        if isinstance(message, dict)
+    ]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, dict) and part.get("type", "text") != "text" for part in parts)
+
+
 def lora_of(models: Any, name: str | None) -> LoRARequest | None:
     """The adapter that `name` stands for, of vLLM's served `models`; None for the base model.
 

@@ -31,6 +31,7 @@ from sgl_vllm.routes.batch import complete, counted_as_load, error_answer, handl
 from sgl_vllm.routes.bodies import (
     BoundedTokenizeChatRequest,
     BoundedTokenizeCompletionRequest,
+    has_media,
     json_object,
 )
 
@@ -38,6 +39,12 @@ router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
 
 Usage = dict[str, Any]
 """As in an answer of `/v1/completions`."""
+
+
+NO_MEDIA = (
+    "only prompts of text can be scored here: the tokens of an image, a video or a sound do not "
+    "say what is in it. Send each continuation as a chat with prompt_logprobs=0, as sgl.select does"
+)
 
 
 class ScoreRequest(BaseModel):
@@ -78,6 +85,8 @@ async def _score(body: dict[str, Any], raw_request: Request) -> Response:
     with counted_as_load(raw_request.app.state):
         try:
             asked = parsed(ScoreRequest, body)
+            if any(map(has_media, (asked.prompt, *asked.continuations))):
+                raise HTTPException(400, NO_MEDIA)
             model = _Served(raw_request, asked.model, asked.request_id, asked.cache_salt)
             prefix_ids, *full_ids = await all_answers(
                 [model.tokenize(prompt) for prompt in (asked.prompt, *asked.continuations)]

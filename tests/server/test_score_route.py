@@ -116,6 +116,12 @@ def test_a_client_asks_by_itself_where_there_is_no_such_route(server):
     assert backend.paths.count("/tokenize") == 4
 
 
+PICTURE = {
+    "role": "user",
+    "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/picture.png"}}],
+}
+
+
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
@@ -135,6 +141,11 @@ def test_a_client_asks_by_itself_where_there_is_no_such_route(server):
             "context length",
         ),
         ({"prompt": {"prompt": ""}, "continuations": [{"prompt": "a"}]}, 400, "no token"),
+        (
+            {"prompt": {"messages": [PICTURE]}, "continuations": [{"prompt": "a"}]},
+            400,
+            "only prompts",
+        ),
     ],
 )
 def test_what_cannot_be_scored_is_refused_and_said(http, body, status, said):

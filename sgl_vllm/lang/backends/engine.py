@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast  # Any: options of vLLM's
 
@@ -32,6 +32,7 @@ from sgl_vllm.lang.backends.engine_requests import (
     StreamedText,
     chat_params,
     generated,
+    logprobs_of,
     one_token,
     raise_as_backend_error,
     raise_if_failed,
@@ -45,7 +46,7 @@ from sgl_vllm.lang.backends.once import Once
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.protocol.request_keys import REPORT, SCORE_FROM
-from sgl_vllm.protocol.scoring import all_answers, scored_rows
+from sgl_vllm.protocol.scoring import all_answers
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -245,14 +246,24 @@ class Engine(OnVLLM):
         params = one_token(prompt_logprobs=0, extra_args={SCORE_FROM: start})
         outputs = await all_answers([self._run_ids(engine, ids, params) for ids in sequences])
         rows = [
-            tuple(
-                row[token].logprob
-                for row, token in scored_rows(output.prompt_logprobs or [], ids, start)
-                if row is not None
-            )
-            for output, ids in zip(outputs, sequences, strict=True)
+            logprobs_of(output, ids[start:]) for output, ids in zip(outputs, sequences, strict=True)
         ]
         return rows, usage_of(outputs)
+
+    async def warm_chat(self, prompt: ChatPrompt) -> Usage:
+        engine = await self._engine()
+        return usage_of([await self._run(engine, await self._render(engine, prompt), one_token())])
+
+    async def chat_logprobs(
+        self, chats: Sequence[ChatPrompt], endings: Sequence[list[int]], start: int | None
+    ) -> tuple[list[tuple[float, ...]], Usage]:
+        engine = await self._engine()
+        extra_args = None if start is None else {SCORE_FROM: start}
+        params = one_token(prompt_logprobs=0, extra_args=extra_args)
+        rendered = [await self._render(engine, chat) for chat in chats]
+        outputs = await all_answers([self._run(engine, one, params) for one in rendered])
+        rows = [logprobs_of(output, end) for output, end in zip(outputs, endings, strict=True)]
+        return rows, replace(usage_of(outputs), calls=len(outputs))
 
     async def next_token_logprobs(
         self, ids: list[int], tokens: list[int]

@@ -19,6 +19,7 @@ from sgl_vllm.lang.backends.base import (
 from sgl_vllm.lang.constraints import Constraint
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.sampling import Sampling
+from sgl_vllm.protocol.scoring import scored_rows
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -112,6 +113,12 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
         completion_tokens=sum(len(one.token_ids) for output in outputs for one in output.outputs),
         calls=1,
     )
+
+
+def logprobs_of(output: RequestOutput, ending: Sequence[int]) -> tuple[float, ...]:
+    """The log-probabilities of the last tokens of a prompt, which are `ending`."""
+    rows = scored_rows(output.prompt_logprobs or [], ending, 0)
+    return tuple(row[token].logprob for row, token in rows if row is not None)
 
 
 class StreamedText:

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
 from sgl_vllm.lang.backends.base import (
     Backend,
@@ -23,9 +24,15 @@ from sgl_vllm.lang.backends.base import (
     ScoreAnswer,
     Usage,
 )
+from sgl_vllm.lang.backends.media_scoring import MediaScoring
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.protocol import scoring
 from sgl_vllm.protocol.request_keys import REPORT
+
+
+def has_media(prompt: Prompt) -> TypeGuard[ChatPrompt]:
+    """Whether it is a chat with images, videos or audio."""
+    return isinstance(prompt, ChatPrompt) and bool(prompt.media)
 
 
 class OnVLLM(Backend):
@@ -79,6 +86,20 @@ class OnVLLM(Backend):
         restrictions on sampling.
         """
 
+    @abstractmethod
+    async def warm_chat(self, prompt: ChatPrompt) -> Usage:
+        """Compute and cache this chat. Its cost has the tokens that the model reads."""
+
+    @abstractmethod
+    async def chat_logprobs(
+        self, chats: Sequence[ChatPrompt], endings: Sequence[list[int]], start: int | None
+    ) -> tuple[list[tuple[float, ...]], Usage]:
+        """The log-probabilities of the last tokens of each chat, which are `endings`.
+
+        They begin at token `start` of what the model reads. None if that is not known; then nothing
+        is read from the cache.
+        """
+
     async def ids_of_empty_prompt(self) -> list[int]:
         """The tokens to send for a prompt without text, which vLLM rejects."""
         ids = await self.begin_ids()
@@ -96,11 +117,16 @@ class OnVLLM(Backend):
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
     ) -> ScoreAnswer:
-        prompts = [prompt, *(prompt.extended(choice) for choice in choices)]
-        (prefix_ids, *full_ids), costs = await self.tokenized(prompts)
+        continued = [prompt.extended(choice) for choice in choices]
+        (prefix_ids, *full_ids), costs = await self.tokenized([prompt, *continued])
+        model: scoring.Model[Usage] = self
+        if has_media(prompt):
+            chats = [prompt.extended(choice) for choice in choices]
+            model = MediaScoring(self, prompt, chats, prefix_ids, full_ids)
+            warm = True  # and learn how many tokens the model reads
         try:
             scored = await scoring.score(
-                self,
+                model,
                 prefix_ids,
                 full_ids,
                 unconditional=unconditional,

@@ -33,7 +33,7 @@ from sgl_vllm.lang.backends.base import (
 )
 from sgl_vllm.lang.backends.batching import NOT_FORWARDED, Batcher, BatchRoute
 from sgl_vllm.lang.backends.media_requests import SpokenRequest
-from sgl_vllm.lang.backends.on_vllm import OnVLLM, missed_by_cause, with_report
+from sgl_vllm.lang.backends.on_vllm import OnVLLM, has_media, missed_by_cause, with_report
 from sgl_vllm.lang.backends.once import Once
 from sgl_vllm.lang.backends.openai_api import (
     prompt_body,
@@ -176,9 +176,9 @@ class VLLM(OnVLLM, OpenAIMedia):
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
     ) -> ScoreAnswer:
-        """One request to a server with the plugin, several to a server without."""
+        """One request to a server with the plugin, several to a server without, and after media."""
         plugin = await self._may_use_plugin()
-        if plugin and len(choices) <= MAX_CONTINUATIONS:
+        if plugin and len(choices) <= MAX_CONTINUATIONS and not has_media(prompt):
             body = {
                 **await self._common(),
                 "prompt": prompt_body(prompt),
@@ -319,13 +319,30 @@ class VLLM(OnVLLM, OpenAIMedia):
         answer = await self.post("completions", await self._with_program(body))
         with self.reading():
             rows = [
-                tuple(
-                    float(row[str(token)]["logprob"])
-                    for row, token in scored_rows(choice["prompt_logprobs"], ids, start)
-                )
+                _logprobs_of(choice["prompt_logprobs"], ids[start:])
                 for choice, ids in zip(answer["choices"], sequences, strict=True)
             ]
             return rows, read_usage(answer)
+
+    async def warm_chat(self, prompt: ChatPrompt) -> Usage:
+        answer = await self.post("chat/completions", await self._with_prompt(prompt, _ONE_TOKEN))
+        with self.reading():
+            return read_usage(answer)
+
+    async def chat_logprobs(
+        self, chats: Sequence[ChatPrompt], endings: Sequence[list[int]], start: int | None
+    ) -> tuple[list[tuple[float, ...]], Usage]:
+        options: Json = {**_ONE_TOKEN, "prompt_logprobs": 0}
+        if start is not None:
+            options["vllm_xargs"] = {SCORE_FROM: start}
+        bodies = [await self._with_prompt(chat, options) for chat in chats]
+        answers = await all_answers([self.post("chat/completions", body) for body in bodies])
+        with self.reading():
+            rows = [
+                _logprobs_of(answer["prompt_logprobs"], ending)
+                for answer, ending in zip(answers, endings, strict=True)
+            ]
+            return rows, sum(map(read_usage, answers), Usage())
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -445,6 +462,11 @@ def _scores(answer: Json) -> ScoreAnswer:
     return ScoreAnswer(
         choices, sum((read_usage({"usage": usage}) for usage in answer["usages"]), Usage())
     )
+
+
+def _logprobs_of(rows: Sequence[Json], ending: Sequence[int]) -> tuple[float, ...]:
+    """The log-probabilities of the last tokens of a prompt, which are `ending`."""
+    return tuple(float(row[str(token)]["logprob"]) for row, token in scored_rows(rows, ending, 0))
 
 
 def _prompt_tokens(answer: Json, start: int) -> tuple[TokenLogprob, ...]:

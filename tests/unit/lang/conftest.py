@@ -286,6 +286,22 @@ def make_app(running: RunningServer) -> Recorder:
 
         return StreamingResponse(chunks(), media_type="text/event-stream")
 
+    def prompt_rows(body: dict[str, Any], ids: list[int]) -> list[dict[str, Any] | None]:
+        """The log-probabilities of a prompt. With the plugin, the rows before the requested tokens
+        are unspecified."""
+        server = running.fake
+        start = body.get("vllm_xargs", {}).get("sgl_score_from", 1) if server.plugin else 1
+        return [None] * start + [
+            {
+                str(token): {
+                    "logprob": server.logprob(token, position),
+                    "decoded_token": detokenize([token]),
+                }
+            }
+            for position, token in enumerate(ids)
+            if position >= start
+        ]
+
     @app.post("/v1/completions")
     async def completions(body: dict[str, Any]) -> Any:
         server = running.fake
@@ -315,18 +331,7 @@ def make_app(running: RunningServer) -> Recorder:
                         "top_logprobs": [{c: -0.5, "?": -2.0} for c in text],
                     }
                 if "prompt_logprobs" in body:
-                    # With the plugin, the rows before the requested tokens are unspecified.
-                    start = body["vllm_xargs"]["sgl_score_from"] if server.plugin else 1
-                    choice["prompt_logprobs"] = [None] * start + [
-                        {
-                            str(token): {
-                                "logprob": server.logprob(token, position),
-                                "decoded_token": detokenize([token]),
-                            }
-                        }
-                        for position, token in enumerate(ids)
-                        if position >= start
-                    ]
+                    choice["prompt_logprobs"] = prompt_rows(body, ids)
                 choices.append(choice)
         return {"choices": choices, "usage": usage(sum(map(len, sequences)), num_tokens)}
 
@@ -348,7 +353,11 @@ def make_app(running: RunningServer) -> Recorder:
                     "content": [{"token": c, "logprob": -0.5, "top_logprobs": []} for c in text]
                 }
             choices.append(choice)
-        told = {"prompt_token_ids": tokenize(prompt)} if body.get("return_token_ids") else {}
+        told: dict[str, Any] = {}
+        if body.get("return_token_ids"):
+            told["prompt_token_ids"] = tokenize(prompt)
+        if "prompt_logprobs" in body:
+            told["prompt_logprobs"] = prompt_rows(body, tokenize(prompt))
         return {"choices": choices, "usage": usage(len(prompt), len(text)), **told}
 
     return Recorder(running, app)

@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.media import Media
+from tests.unit.lang.conftest import BEGIN, render
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
 
@@ -156,15 +157,44 @@ def test_branches_have_their_parents_images_and_their_own(server):
     ]
 
 
-def test_a_select_after_an_image_extends_the_assistants_turn(server):
+@pytest.mark.parametrize("plugin", [False, True])
+def test_a_select_after_an_image_sends_each_choice_with_the_image(server, plugin):
+    server.plugin = plugin
     server.logprob = lambda token, position: -0.1 if chr(token) in "cat" else -3.0
 
     @sgl.function
     def program(s):
         s += sgl.user(sgl.image("http://h/1") + "what?")
-        s += sgl.assistant(sgl.select("a", ["dog", "cat"]))
+        s += sgl.assistant("a " + sgl.select("a", ["dog", "cat"]))
 
-    assert program.run()["a"] == "cat"
+    state = program.run()
+    assert state["a"] == "cat"
+    assert state.get_meta_info("a")["scores"] == pytest.approx([-3.0, -0.1])
+    paths = {path for path, _ in server.requests}
+    assert not paths & {"/v1/completions", "/v1/sgl/score"}
+    chats = [body for path, body in server.requests if path.endswith("/chat/completions")]
+    for body in chats:
+        assert body["messages"][0]["content"][0]["image_url"] == {"url": "http://h/1"}
+    ends = [(body["messages"][-1]["content"], body.get("prompt_logprobs")) for body in chats]
+    assert sorted(ends[-2:]) == [("a cat", 0), ("a dog", 0)]
+    # With the plugin, the prompt is computed once, and both are scored from its end on.
+    assert [end for end in ends[:-2] if end == ("a ", None)] == [("a ", None)] * plugin
+    starts = {body.get("vllm_xargs", {}).get("sgl_score_from") for body in chats[-2:]}
+    assert starts == ({len(render(chats[0]))} if plugin else {None})
+
+
+def test_a_select_after_an_image_by_likelihood_without_the_prompt_asks_for_the_text_alone(server):
+    server.logprob = lambda token, position: -3.0 if position > 2 else -1.0
+
+    @sgl.function
+    def program(s):
+        s += sgl.user(sgl.image("http://h/1") + "what?")
+        method = sgl.unconditional_likelihood_normalized
+        s += sgl.assistant(sgl.select("a", ["dog", "cat"], choices_method=method))
+
+    program.run()
+    alone = [body["prompt"] for path, body in server.requests if path.endswith("v1/completions")]
+    assert alone == [[[BEGIN, *map(ord, "dog")], [BEGIN, *map(ord, "cat")]]]
 
 
 def test_frames_of_a_video_are_asked_for_and_must_be_the_same_for_all(server):
