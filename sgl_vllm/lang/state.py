@@ -285,6 +285,7 @@ class ProgramState(State, Generic[R]):
 
     def _read(self) -> Transcript:
         self._wait_for_body()
+        self._stream.refuse_to_wait_for_itself()  # even where the prompt before the tool is done
         return self._wait(self._stream.read())
 
     def text(self) -> str:
@@ -370,6 +371,7 @@ class AsyncProgramState(State):
         return meta_info(await self._variable(name_of(name)))
 
     async def _read(self) -> Transcript:
+        self._stream.refuse_to_wait_for_itself()  # even where the prompt before the tool is done
         return await self._result(self._stream.read())
 
     async def text(self) -> str:

@@ -32,8 +32,8 @@ class Refusals:
     ) -> None:
         """Put the reason into the output of each request that is refused. Cost: as of `follow`."""
         for output, request, _ in follow(self._requests, outputs, unfinished):
-            if output.finish_reason == FinishReason.ERROR:
-                output.stop_reason = _reason(request)
+            if output.finish_reason == FinishReason.ERROR and (reason := _reason(request)):
+                output.stop_reason = reason
 
 
 def _reason(request: Request) -> str | None:
