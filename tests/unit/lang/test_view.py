@@ -407,7 +407,7 @@ def test_a_request_for_a_picture_says_nothing_about_the_cache() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.text(st.characters(codec=None)), min_size=1, max_size=4))
+@given(st.lists(st.text(st.characters(codec="utf-8")), min_size=1, max_size=4))
 def test_any_text_is_shown_character_for_character(texts: list[str]) -> None:
     @sgl.function
     def write(s):
