@@ -95,10 +95,11 @@ def _lint_group(group: Sequence[Prompt], indexes: Sequence[int], replay: Replay)
     """
     if len(group) < 2:
         return []
-    worth = MIN_SAVING * replay(group).total
+    now = replay(group)
+    worth = MIN_SAVING * now.total
     faults = detect(group)
     while True:
-        findings = [_measured(fault, faults, group, indexes, replay) for fault in faults]
+        findings = [_measured(fault, faults, group, indexes, now, replay) for fault in faults]
         useful = [finding.fault for finding in findings if finding.cost >= worth]
         redundant = [finding.fault for finding in findings if finding.saved_last < worth]
         if len(useful) < len(faults):
@@ -114,9 +115,9 @@ def _measured(
     faults: Sequence[Fault],
     group: Sequence[Prompt],
     indexes: Sequence[int],
+    now: Reuse,
     replay: Replay,
 ) -> Finding:
-    now = replay(group)
     alone = replay(fault.repaired(group))
     others = list(group)
     for other in faults:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any  # Any: JSON
 
+from sgl_vllm.commands.terminal import printable
 from sgl_vllm.prompt_lint.lint import Finding, LintReport
 from sgl_vllm.prompt_lint.prompts import Prompt
 
@@ -47,7 +48,7 @@ def as_text(report: LintReport, unit: str = "tokens") -> str:
     for number, finding in enumerate(report.findings, start=1):
         lines += [
             "",
-            f"{number}. {_printable(finding.fault.what)}.",
+            f"{number}. {printable(finding.fault.what)}.",
             f"   {_cost(finding, report, unit)}",
             f"   {finding.fault.advice}. ({_where(finding)})",
         ]
@@ -81,15 +82,11 @@ def _cost(finding: Finding, report: LintReport, unit: str) -> str:
 
 
 def _where(finding: Finding) -> str:
-    return f"{_printable(finding.fault.place)}, for example in request {finding.example + 1:,}"
+    return f"{printable(finding.fault.place)}, for example in request {finding.example + 1:,}"
 
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.0%}" if whole else "0%"
-
-
-def _printable(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -179,5 +176,5 @@ def _excerpt(finding: Finding, prompts: Sequence[Prompt]) -> str:
     """What the example has at the place of the fault."""
     prompt = prompts[finding.example]
     texts = [p.text for p in prompt.parts if p.place.startswith(finding.fault.place)]
-    text = _printable(texts[0] if texts else "".join(part.text for part in prompt.parts))
+    text = printable(texts[0] if texts else "".join(part.text for part in prompt.parts))
     return text if len(text) <= EXCERPT_CHARACTERS else text[:EXCERPT_CHARACTERS] + "…"

@@ -144,11 +144,10 @@ async def all_answers(requests: Sequence[Coroutine[Any, Any, Answer]]) -> list[A
     return [task.result() for task in tasks]
 
 
-def scored_rows(rows: Sequence[Row], ids: Sequence[int], start: int) -> Iterator[tuple[Row, int]]:
-    """The rows of a prompt's log-probabilities from token `start` on, each with its token: all
-    tokens have a row on stock vLLM, those from there on with the plugin."""
-    tokens = ids[start:]
-    return zip(rows[len(rows) - len(tokens) :], tokens, strict=True)
+def scored_rows(rows: Sequence[Row], ending: Sequence[int]) -> Iterator[tuple[Row, int]]:
+    """The rows of a prompt's log-probabilities for its last tokens, `ending`, each with its token:
+    all tokens have a row on stock vLLM, those that were asked for with the plugin."""
+    return zip(rows[len(rows) - len(ending) :], ending, strict=True)
 
 
 def first_scored_position(prefix_ids: Sequence[int], full_ids: Sequence[Sequence[int]]) -> int:

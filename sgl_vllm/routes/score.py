@@ -138,7 +138,7 @@ class _Served:
         rows = [
             tuple(
                 row[token].logprob
-                for row, token in scored_rows(choice.prompt_logprobs or [], ids, start)
+                for row, token in scored_rows(choice.prompt_logprobs or [], ids[start:])
                 if row is not None
             )
             for choice, ids in zip(answer.choices, sequences, strict=True)

@@ -300,7 +300,7 @@ class _Player:
                 ]
         if output.prompt_logprobs is not None:
             first = (call.params.extra_args or {}).get(SCORE_FROM, 1)
-            rows = scored_rows(output.prompt_logprobs, output.prompt_token_ids, first)
+            rows = scored_rows(output.prompt_logprobs, output.prompt_token_ids[first:])
             answer.prompt_logprobs = [row[token].logprob for row, token in rows]
         if output.finished:
             answer.finished = True

@@ -117,7 +117,7 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
 
 def logprobs_of(output: RequestOutput, ending: Sequence[int]) -> tuple[float, ...]:
     """The log-probabilities of the last tokens of a prompt, which are `ending`."""
-    rows = scored_rows(output.prompt_logprobs or [], ending, 0)
+    rows = scored_rows(output.prompt_logprobs or [], ending)
     return tuple(row[token].logprob for row, token in rows if row is not None)
 
 

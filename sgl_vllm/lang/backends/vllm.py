@@ -466,7 +466,7 @@ def _scores(answer: Json) -> ScoreAnswer:
 
 def _logprobs_of(rows: Sequence[Json], ending: Sequence[int]) -> tuple[float, ...]:
     """The log-probabilities of the last tokens of a prompt, which are `ending`."""
-    return tuple(float(row[str(token)]["logprob"]) for row, token in scored_rows(rows, ending, 0))
+    return tuple(float(row[str(token)]["logprob"]) for row, token in scored_rows(rows, ending))
 
 
 def _prompt_tokens(answer: Json, start: int) -> tuple[TokenLogprob, ...]:
