@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from vllm.v1.core.sched.output import GrammarOutput
+from vllm.v1.engine.output_processor import OutputProcessor
 
 from sgl_vllm.demo import MODEL_PATH
 from tests.engine.programs import Call, Phase, Program
@@ -33,6 +35,14 @@ HIDDEN_SHARE = 0.3
 
 SHARPNESS = 12.0
 """Of its first layer's attention: what keys and queries consist of."""
+
+CUTS_AT_STOP_TEXTS = hasattr(OutputProcessor, "_trim_surplus_tokens")
+"""Whether an answer ends at a stop text, and not with the drafts accepted after it. Since vLLM
+0.32."""
+
+MASKS_AFTER_DRAFTS = hasattr(GrammarOutput, "num_acceptable_drafts")
+"""Whether a draft can only be accepted if what follows it is masked. vLLM 0.31 leaves it unmasked
+with asynchronous scheduling, if no step is in flight."""
 
 
 def why_it_cannot_run(method: str, platform: Platform) -> str | None:
@@ -167,20 +177,21 @@ def _write_drafter(
 
 
 def for_speculation(program: Program) -> Program:
-    """The same program without what vLLM cannot do beside n-gram drafts on a CPU: top-k sampling,
-    so several samples of a request."""
+    """The same program without what vLLM cannot do beside drafts on a CPU: top-k sampling, so
+    several samples of a request, and in vLLM 0.31 stop texts."""
     return dataclasses.replace(
         program,
         phases=tuple(
-            Phase(tuple(map(_greedy, phase.calls)), phase.reset_cache_after)
+            Phase(tuple(map(_possible, phase.calls)), phase.reset_cache_after)
             for phase in program.phases
         ),
     )
 
 
-def _greedy(call: Call) -> Call:
-    if call.params.temperature == 0:
-        return call
+def _possible(call: Call) -> Call:
     params = call.params.clone()
-    params.temperature, params.top_k, params.n = 0.0, 0, 1
+    if params.temperature != 0:
+        params.temperature, params.top_k, params.n = 0.0, 0, 1
+    if not CUTS_AT_STOP_TEXTS:
+        params.stop = []
     return dataclasses.replace(call, params=params)

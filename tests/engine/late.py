@@ -390,6 +390,7 @@ class V2Runner(Runner):
     def _add(self, new: NewRequestData) -> None:
         assert new.prompt_token_ids is not None and new.prefill_token_ids is not None
         known = self.rows.pop(new.req_id, None)
+        self._drafts.pop(new.req_id, None)  # by `RequestState.add_request`, which clears them
         assert len(self.rows) < self.max_num_reqs, "no free slot"
         if known is not None and new.req_id not in self.sessions:  # it counts from the prompt's end
             assert new.prompt_token_ids == known.prompt

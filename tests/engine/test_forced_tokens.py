@@ -70,7 +70,7 @@ def walk(ours: SglBackend, oracle: ForcedOracle, params: SamplingParams, seed: i
     stops = params.all_stop_token_ids
     kind, spec = structured.structured_output_key
     grammar = ours.compile_grammar(kind, spec, stops)
-    stock = ours.resources.xgrammar.compile_grammar(kind, spec, stops)
+    stock = ours.xgrammar.compile_grammar(kind, spec, stops)
     assert isinstance(stock, XgrammarGrammar)
     structured.grammar = grammar
     num_forced = 0

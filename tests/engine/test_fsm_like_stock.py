@@ -63,7 +63,7 @@ def walk_beside_stock(ours: SglBackend, kind: Options, spec: str) -> None:
     rng = random.Random(spec)
     for _ in range(WALKS):
         grammar = ours.compile_grammar(kind, spec)
-        stock = ours.resources.xgrammar.compile_grammar(kind, spec)
+        stock = ours.xgrammar.compile_grammar(kind, spec)
         assert isinstance(grammar, SglGrammar), "handed on: nothing is compared"
         for _ in range(STEPS):
             legal = bits(ours, grammar)
@@ -166,7 +166,7 @@ def test_a_bounded_string_holds_no_raw_control_characters_here(ours: SglBackend)
     """Stock's does, and what it writes then is no JSON. Nothing else differs."""
     spec = json.dumps({"type": "string", "maxLength": 5})
     grammar = ours.compile_grammar(Options.JSON, spec)
-    stock = ours.resources.xgrammar.compile_grammar(Options.JSON, spec)
+    stock = ours.xgrammar.compile_grammar(Options.JSON, spec)
     (quote,) = ours.tokenizer.encode('"', add_special_tokens=False)
     assert grammar.accept_tokens("", [quote]) and stock.accept_tokens("", [quote])
     assert bits(ours, grammar) <= bits(ours, stock)
@@ -229,7 +229,7 @@ def test_stop_tokens_end_a_text_only_where_it_may_end(ours: SglBackend) -> None:
     (digit,) = ours.tokenizer.encode("7", add_special_tokens=False)
     stops = {ours.resources.end_token, digit}
     grammar = ours.compile_grammar(Options.REGEX, "x[0-9]*", stops)
-    stock = ours.resources.xgrammar.compile_grammar(Options.REGEX, "x[0-9]*", stops)
+    stock = ours.xgrammar.compile_grammar(Options.REGEX, "x[0-9]*", stops)
     assert bits(ours, grammar) == bits(ours, stock) and not bits(ours, grammar) & stops
     assert not grammar.accept_tokens("", [digit])
     (x,) = ours.tokenizer.encode("x", add_special_tokens=False)

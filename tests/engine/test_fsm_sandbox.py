@@ -65,7 +65,7 @@ def sandbox_processes(worker: str = "xgrammar_worker") -> list[psutil.Process]:
 def test_a_large_format_comes_out_as_from_stock(stock_s: SglBackend, kind: Options) -> None:
     spec = LARGE[kind]
     tried = stock_s.compile_grammar(kind, spec)
-    stock = stock_s.resources.xgrammar.compile_grammar(kind, spec)
+    stock = stock_s.xgrammar.compile_grammar(kind, spec)
     rows = [stock_s.allocate_token_bitmask(1).zero_() for _ in range(2)]
     tried.fill_bitmask(rows[0], 0)
     stock.fill_bitmask(rows[1], 0)

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+import vllm
 
 from sgl_vllm.speculation import NO_DRAFTING
+from sgl_vllm.vllm_api.versions import release_of
 from tests.effort import requests, some_slow
 from tests.engine.drafters import NUM_DRAFTS, for_speculation
 from tests.engine.engine import Ask, Engine, greedy, words
@@ -57,6 +59,8 @@ class Model:
 
 @pytest.fixture(scope="module", params=some_slow(CONFIGS, ["glm4_moe"], slow))
 def model(request, start, tmp_path_factory) -> Iterator[Model]:
+    if request.param == "exaone_moe" and release_of(vllm.__version__) < (0, 32):
+        pytest.skip("vLLM 0.31 cannot read the windows of the configuration that is written here")
     folder: Path = tmp_path_factory.mktemp("models") / request.param
     arguments = engine_args(request.param, write_model(request.param, folder))
 

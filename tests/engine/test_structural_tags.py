@@ -100,7 +100,7 @@ FORMATS: dict[str, tuple[dict[str, Any], list[str]]] = {
 def follow_beside_stock(ours: SglBackend, spec: str, text: str) -> None:
     """The masks of both before each token of a text, as far as it is allowed."""
     grammar = ours.compile_grammar(Options.STRUCTURAL_TAG, spec)
-    stock = ours.resources.xgrammar.compile_grammar(Options.STRUCTURAL_TAG, spec)
+    stock = ours.xgrammar.compile_grammar(Options.STRUCTURAL_TAG, spec)
     for token in ours.tokenizer.encode(text, add_special_tokens=False):
         legal = bits(ours, grammar)
         assert legal == bits(ours, stock)

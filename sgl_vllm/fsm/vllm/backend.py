@@ -27,6 +27,7 @@ from vllm.v1.structured_output.backend_types import (
     StructuredOutputGrammar,
     StructuredOutputOptions,
 )
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from sgl_vllm.counters import counter, timer_count, timer_sum
 from sgl_vllm.degrade import CircuitBreaker
@@ -42,7 +43,7 @@ from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.formats import FORMATS, MAX_SPEC_CHARS, Dialect, too_long
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.fsm.vllm.limits import NotCompiledError, within_limits
-from sgl_vllm.fsm.vllm.resources import TokenizerResources
+from sgl_vllm.fsm.vllm.resources import TokenizerResources, compiler_of, make_xgrammar
 from sgl_vllm.fsm.vllm.stock import StockBackends
 
 logger = init_logger("vllm.sgl_vllm.fsm")
@@ -136,7 +137,9 @@ class SglBackend(StructuredOutputBackend):
         )
         self._cache = AutomatonCache()
         self._lock = threading.RLock()
-        self._resources: TokenizerResources | None = None
+        self._xgrammar: XgrammarBackend | None = None
+        self._resources: dict[int, TokenizerResources] = {}
+        """By the id of xgrammar's compiler for the vocabulary. The compilers live as long."""
         self._stock: StockBackends | None = None
 
     # -- vLLM's interface -------------------------------------------------------------------------
@@ -157,15 +160,16 @@ class SglBackend(StructuredOutputBackend):
         if len(grammar_spec) > MAX_SPEC_CHARS:
             self._counters.refused += 1
             raise ValueError(too_long(FORMATS[request_type].title, len(grammar_spec)))
-        _ = self.resources  # made here, because that takes long and must not count for the limits
+        # Made here, because that takes long and must not count for the limits.
+        resources = self.resources_of(request_type)
         if self._automata_are_on:
             known = self._cache.get((request_type, grammar_spec))
             if known is not None:
                 self._counters.ours_cached += 1
-                return self._grammar(known, stop_token_ids)
+                return self._grammar(known, resources, stop_token_ids)
         started = time.monotonic()
         try:
-            return self._compile(request_type, grammar_spec, stop_token_ids)
+            return self._compile(request_type, grammar_spec, resources, stop_token_ids)
         except Exception:
             self._counters.refused += 1
             raise
@@ -214,14 +218,26 @@ class SglBackend(StructuredOutputBackend):
 
     @property
     def resources(self) -> TokenizerResources:
-        """What is built once per vocabulary."""
-        if self._resources is None:
-            with self._lock:
-                if self._resources is None:
-                    self._resources = TokenizerResources(
-                        self.vllm_config, self.tokenizer, self.vocab_size
-                    )
-        return self._resources
+        """What is built once per vocabulary, of all formats but structural tags."""
+        return self.resources_of(StructuredOutputOptions.JSON)
+
+    def resources_of(self, request_type: StructuredOutputOptions) -> TokenizerResources:
+        """The same, of the vocabulary of a kind of format."""
+        compiler = compiler_of(self.xgrammar, request_type)
+        with self._lock:
+            resources = self._resources.get(id(compiler))
+            if resources is None:
+                resources = TokenizerResources(compiler, self.tokenizer, self.vocab_size)
+                self._resources[id(compiler)] = resources
+        return resources
+
+    @property
+    def xgrammar(self) -> XgrammarBackend:
+        """vLLM's default backend."""
+        with self._lock:
+            if self._xgrammar is None:
+                self._xgrammar = make_xgrammar(self.vllm_config, self.tokenizer, self.vocab_size)
+        return self._xgrammar
 
     def knows(self, request_type: StructuredOutputOptions, spec: str) -> bool:
         """Whether `compile_grammar` would find the format in the cache."""
@@ -233,12 +249,18 @@ class SglBackend(StructuredOutputBackend):
     def _automata_are_on(self) -> bool:
         return self._use_automata and not self._breaker.tripped
 
-    def _grammar(self, automaton: Automaton, stop_token_ids: set[int] | None) -> SglGrammar:
-        stops = stop_token_ids or {self.resources.end_token}
-        return SglGrammar(self.resources, self._breaker, automaton, stops)
+    def _grammar(
+        self, automaton: Automaton, resources: TokenizerResources, stop_token_ids: set[int] | None
+    ) -> SglGrammar:
+        stops = stop_token_ids or {resources.end_token}
+        return SglGrammar(resources, self._breaker, automaton, stops)
 
     def _compile(
-        self, request_type: StructuredOutputOptions, spec: str, stop_token_ids: set[int] | None
+        self,
+        request_type: StructuredOutputOptions,
+        spec: str,
+        resources: TokenizerResources,
+        stop_token_ids: set[int] | None,
     ) -> StructuredOutputGrammar:
         title = FORMATS[request_type].title
         if self._automata_are_on:
@@ -250,7 +272,7 @@ class SglBackend(StructuredOutputBackend):
                 self._breaker.record(f"compiling a {title}, which goes to vLLM's backends")
             else:
                 if automaton is not None:
-                    return self._grammar(automaton, stop_token_ids)
+                    return self._grammar(automaton, resources, stop_token_ids)
         grammar = self._stock_backends().compile(request_type, spec, stop_token_ids)
         bitmask = self.allocate_token_bitmask(1).zero_()
         within_limits(lambda: grammar.fill_bitmask(bitmask, 0), title)
@@ -265,6 +287,7 @@ class SglBackend(StructuredOutputBackend):
                     self.vllm_config,
                     self.tokenizer,
                     self.vocab_size,
+                    self.xgrammar,
                     self.resources,
                     self._dialect,
                     self._preferred_stock,

@@ -16,7 +16,6 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 from xgrammar import GrammarMatcher
 
-from sgl_vllm.fsm.forced_tokenizer import ForcedTokenizer
 from sgl_vllm.fsm.masks import only_bit
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
@@ -39,7 +38,7 @@ class ForcedTokens:
 
     def __init__(self, manager: StructuredOutputManager) -> None:
         self._manager = manager
-        self._mask_reader: _MaskReader | None = None
+        self._mask_readers: dict[TokenizerResources, _MaskReader] = {}
 
     def take(self, request: Request) -> list[int]:
         """The tokens forced after what `request` has so far; its grammar has accepted them.
@@ -50,15 +49,15 @@ class ForcedTokens:
         backend = self._manager.backend
         if grammar is None or not isinstance(backend, SglBackend):
             return []
-        resources = backend.resources
         if isinstance(grammar, SglGrammar):
-            return self._take_from_ours(grammar, request, resources.forced_tokenizer)
-        return self._take_from_stock(grammar, request, resources)
+            return self._take_from_ours(grammar, request)
+        assert request.structured_output_request is not None
+        request_type, _ = request.structured_output_request.structured_output_key
+        return self._take_from_stock(grammar, request, backend.resources_of(request_type))
 
     @staticmethod
-    def _take_from_ours(
-        grammar: SglGrammar, request: Request, tokenizer: ForcedTokenizer
-    ) -> list[int]:
+    def _take_from_ours(grammar: SglGrammar, request: Request) -> list[int]:
+        tokenizer = grammar.resources.forced_tokenizer
         run, next_bytes, end = grammar.forced()
         if not run and end is None:
             return []
@@ -81,9 +80,10 @@ class ForcedTokens:
         self, grammar: StructuredOutputGrammar, request: Request, resources: TokenizerResources
     ) -> list[int]:
         """The same for a grammar that reports forced text only, and tokens through its bitmask."""
-        if self._mask_reader is None:
-            self._mask_reader = _MaskReader(resources.vocabulary)
-        masks, tokenizer = self._mask_reader, resources.forced_tokenizer
+        masks = self._mask_readers.get(resources)
+        if masks is None:
+            masks = self._mask_readers[resources] = _MaskReader(resources.vocabulary)
+        tokenizer = resources.forced_tokenizer
         if isinstance(grammar, XgrammarGrammar):
             text, _ = _whole_characters(_forced_by_xgrammar(grammar.matcher, masks))
             is_complete = grammar.matcher.is_completed()

@@ -34,6 +34,7 @@ class SglGrammar(StructuredOutputGrammar):
     only the end of the text is offered, and then refused, so vLLM fails this request.
 
     Attributes:
+        resources: of its vocabulary.
         refusal: why this request fails, if its format is the reason.
 
     Args:
@@ -48,7 +49,7 @@ class SglGrammar(StructuredOutputGrammar):
         automaton: Automaton,
         stops: Iterable[int],
     ) -> None:
-        self._resources = resources
+        self.resources = resources
         self._breaker = breaker
         self._automaton = automaton
         self._allowance = MAX_ALLOWANCE
@@ -88,7 +89,7 @@ class SglGrammar(StructuredOutputGrammar):
         return True
 
     def _after(self, state: State, token: int) -> State | None:
-        pieces = self._resources.token_bytes
+        pieces = self.resources.token_bytes
         piece = pieces[token] if 0 <= token < len(pieces) else b""
         if not piece:
             return None
@@ -139,14 +140,14 @@ class SglGrammar(StructuredOutputGrammar):
             self._is_terminated = False
 
     def fill_bitmask(self, bitmask: torch.Tensor, batch_index: int) -> None:
-        words = self._resources.words(bitmask, batch_index)
+        words = self.resources.words(bitmask, batch_index)
         state = self._path[-1]
         self._automaton.allowance = self._allowance
         try:
             if self._has_failed:
                 words.fill(0)
             else:
-                self._resources.bitmasks.of(state).fill(words)
+                self.resources.bitmasks.of(state).fill(words)
         except Exception as error:
             self._fail(error)
             words.fill(0)

@@ -77,6 +77,6 @@ def token_bytes_reader(
         xgrammar = XgrammarBackend(
             engine.vllm_config, tokenizer=manager.tokenizer, vocab_size=vocab_size
         )
-        return bytes_of_tokens(xgrammar)
+        return bytes_of_tokens(xgrammar.compiler)
 
     return token_bytes

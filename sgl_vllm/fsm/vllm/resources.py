@@ -2,6 +2,10 @@
 
 Owns the reading of the tokenizer (by xgrammar, as in stock vLLM), the trie of its tokens, and the
 tokenizer of forced text.
+
+Since 0.33, vLLM has two vocabularies. In that of structural tags a special token is text, so that a
+tag can begin with one; in the other one, no special token is ever legal. Before, there is only the
+former.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.tokenizers import TokenizerLike
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from xgrammar import GrammarCompiler, TokenizerInfo
 
@@ -33,19 +38,20 @@ _KNOWN_SERIALIZATIONS = frozenset({"v16"})
 class TokenizerResources:
     """One tokenizer as the grammars need it. Construction takes about a second for 131,000 tokens.
 
+    Args:
+        compiler: xgrammar's, for this vocabulary.
+        num_tokens: the model's vocabulary size, which may be larger than the tokenizer's.
+
     Attributes:
-        xgrammar: vLLM's default backend.
         token_bytes: the bytes of each token, empty for special ones.
         end_token: the token that ends a text by default.
     """
 
-    def __init__(self, config: VllmConfig, tokenizer: TokenizerLike, vocab_size: int) -> None:
-        self.xgrammar = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=vocab_size)
-        self.xgrammar.compiler = _smaller_compiler(tokenizer_info(self.xgrammar))
-        self.token_bytes, self.end_token = bytes_of_tokens(self.xgrammar)
-        self.vocabulary = Vocabulary(
-            self.token_bytes, max(self.xgrammar.vocab_size, len(self.token_bytes))
-        )
+    def __init__(
+        self, compiler: GrammarCompiler, tokenizer: TokenizerLike, num_tokens: int
+    ) -> None:
+        self.token_bytes, self.end_token = bytes_of_tokens(compiler)
+        self.vocabulary = Vocabulary(self.token_bytes, max(num_tokens, len(self.token_bytes)))
         self.bitmasks = Bitmasks(self.vocabulary)
         self.forced_tokenizer = ForcedTokenizer(
             lambda text: tokenizer.encode(text, add_special_tokens=False), self.token_bytes
@@ -62,8 +68,38 @@ class TokenizerResources:
         return words
 
 
+def make_xgrammar(config: VllmConfig, tokenizer: TokenizerLike, vocab_size: int) -> XgrammarBackend:
+    """vLLM's default backend, with smaller caches, and threads for at most half the cores."""
+    xgrammar = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=vocab_size)
+    stock = xgrammar.compiler
+    xgrammar.compiler = _smaller_compiler(_info_of(stock))
+    if hasattr(xgrammar, "full_vocab_compiler"):
+        of_tags = xgrammar.full_vocab_compiler
+        xgrammar.full_vocab_compiler = (
+            xgrammar.compiler if of_tags is stock else _smaller_compiler(_info_of(of_tags))
+        )
+    return xgrammar
+
+
+def compiler_of(
+    xgrammar: XgrammarBackend, request_type: StructuredOutputOptions
+) -> GrammarCompiler:
+    """What compiles a kind of format. Each compiler has a vocabulary."""
+    if request_type == StructuredOutputOptions.STRUCTURAL_TAG:
+        return getattr(xgrammar, "full_vocab_compiler", xgrammar.compiler)
+    return xgrammar.compiler
+
+
+def tokenizer_info(xgrammar: XgrammarBackend) -> TokenizerInfo:
+    """xgrammar's description of the vocabulary of all formats but structural tags."""
+    return _info_of(xgrammar.compiler)
+
+
+def _info_of(compiler: GrammarCompiler) -> TokenizerInfo:
+    return compiler.compile_grammar('root ::= "a"').tokenizer_info
+
+
 def _smaller_compiler(info: TokenizerInfo) -> GrammarCompiler:
-    """As vLLM makes it, but with a smaller cache, and threads for at most half the cores."""
     cache_mb = int(os.environ.get("VLLM_XGRAMMAR_CACHE_MB", XGRAMMAR_CACHE_MB))
     return GrammarCompiler(
         info,
@@ -73,14 +109,9 @@ def _smaller_compiler(info: TokenizerInfo) -> GrammarCompiler:
     )
 
 
-def tokenizer_info(xgrammar: XgrammarBackend) -> TokenizerInfo:
-    """xgrammar's description of the vocabulary."""
-    return xgrammar.compiler.compile_grammar('root ::= "a"').tokenizer_info
-
-
-def bytes_of_tokens(xgrammar: XgrammarBackend) -> tuple[list[bytes], int]:
+def bytes_of_tokens(compiler: GrammarCompiler) -> tuple[list[bytes], int]:
     """The bytes of each token, empty for special ones, and the token that ends a text."""
-    info = tokenizer_info(xgrammar)
+    info = _info_of(compiler)
     token_bytes = decoded_vocabulary(info)
     for token in {*info.special_token_ids, *info.stop_token_ids}:
         token_bytes[token] = b""

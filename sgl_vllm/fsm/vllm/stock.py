@@ -23,7 +23,10 @@ from vllm.v1.structured_output.backend_types import (
     StructuredOutputGrammar,
     StructuredOutputOptions,
 )
-from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
+from vllm.v1.structured_output.backend_xgrammar import (
+    XgrammarBackend,
+    has_xgrammar_unsupported_json_features,
+)
 
 from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.formats import FORMATS, Dialect
@@ -51,6 +54,7 @@ class StockBackends:
         config: VllmConfig,
         tokenizer: TokenizerLike,
         vocab_size: int,
+        xgrammar: XgrammarBackend,
         resources: TokenizerResources,
         dialect: Dialect,
         preferred: str,
@@ -59,10 +63,10 @@ class StockBackends:
             GuidanceBackend, config, tokenizer=tokenizer, vocab_size=vocab_size
         )
         self._closes_objects = config.structured_outputs_config.disable_additional_properties
-        self._xgrammar = resources.xgrammar
+        self._xgrammar = xgrammar
         self._dialect = dialect
         self._preferred = preferred
-        self._xgrammar_sandbox = XgrammarSandbox(partial(tokenizer_info, resources.xgrammar))
+        self._xgrammar_sandbox = XgrammarSandbox(partial(tokenizer_info, xgrammar))
         self._guidance_sandbox = GuidanceSandbox(resources.token_bytes, resources.end_token)
         self._guidance: GuidanceBackend | None = None
         self._lock = threading.Lock()

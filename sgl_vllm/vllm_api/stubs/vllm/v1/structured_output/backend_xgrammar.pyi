@@ -12,6 +12,7 @@ from vllm.v1.structured_output.backend_types import (
 
 class XgrammarBackend(StructuredOutputBackend):
     compiler: xgrammar.GrammarCompiler
+    full_vocab_compiler: xgrammar.GrammarCompiler  # since 0.33
 
     def compile_grammar(
         self,
