@@ -2,8 +2,9 @@
 
 Owns the names `demo` and `shape:NAME` and the cache of made-up models. A made-up model has random
 weights, so its text is noise, whole words of it, but it costs what a real model of its shape costs.
-It carries the demo tokenizer and chat template. `vlm-tiny` also reads images, so that the way of an
-image can be tried without a download; it says nothing about them. Does not download anything.
+It carries the demo tokenizer and chat template. `vlm-33m` and `vlm-tiny` also read images, so that
+the way of an image can be tried without a download; they say nothing about them. Does not download
+anything.
 
     python -m benchmarks.models shape:33m        # prints the folder, makes it first if needed
 """
@@ -160,6 +161,17 @@ SHAPES: dict[str, Shape | VisionShape] = {
         vocab_size=152_064,
         max_position_embeddings=32_768,
         rope_theta=1_000_000.0,
+    ),
+    # An image is as many tokens as a tile of InternVL's.
+    "vlm-33m": VisionShape(
+        text=_33M,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        image_size=448,
+        patch_size=14,
+        scale_factor=2,
     ),
     "vlm-tiny": VisionShape(
         text=Shape(

@@ -96,12 +96,12 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         choices=(*WORKLOADS, ALL),
         metavar="WORKLOAD",
-        help="see above, or all",
+        help="see above, or all (with --model, those without images)",
     )
     made.add_argument(
         "--model",
-        default="demo",
-        help="demo (default), shape:33m or another shape of benchmarks.models, a folder, a name",
+        help="demo, shape:33m or another shape of benchmarks.models, a folder, a name; by default "
+        "demo, or shape:vlm-33m where there are images",
     )
     made.add_argument(
         "--data", type=Path, metavar="DIR", help="real inputs, for workloads that name some"

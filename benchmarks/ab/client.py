@@ -27,9 +27,14 @@ from benchmarks.ab.workloads.base import Item
 from benchmarks.traces import Call, Trace, reuse
 from benchmarks.traces import Program as TracedProgram
 from sgl_vllm.lang.backends.base import GenAnswer, GenRequest, Prompt, ScoreAnswer, Usage
+from sgl_vllm.lang.backends.on_vllm import has_media
+from sgl_vllm.lang.backends.openai_api import prompt_body
 from sgl_vllm.lang.loop import background_loop
 
 REST_IN_ONE_PART = 1 << 20
+
+HASH_DIGITS = 7
+"""Of an image's hash, in hexadecimal: as many as fit into a token's number."""
 
 
 @dataclass(frozen=True)
@@ -162,13 +167,29 @@ class TimedVLLM(sgl.VLLM):
         """The calls in the server's tokens; -1 stands for one that is in no prompt."""
         made = []
         for one in calls:
-            ids = await self.tokenize(one.prompt)
-            both = await self.tokenize(one.prompt.extended(one.reply)) if one.reply else ids
+            ids = await self._read(one.prompt)
+            both = await self._read(one.prompt.extended(one.reply)) if one.reply else ids
             reply_ids = both[len(ids) :] if both[: len(ids)] == ids else []
             if one.ended or not reply_ids:
                 reply_ids = [*reply_ids, -1]
             made.append(Call(np.array(ids, dtype=np.int32), np.array(reply_ids, dtype=np.int32)))
         return made
+
+    async def _read(self, prompt: Prompt) -> list[int]:
+        """The tokens that the model reads. Those of an image are negative: other numbers than those
+        of any other image, as they stand for what it shows."""
+        if not has_media(prompt):
+            return await self.tokenize(prompt)
+        body = {"model": await self.model_name(), **prompt_body(prompt)}
+        rendered = await self.call("POST", f"{self.url}/v1/chat/completions/render", body)
+        ids = [int(token) for token in rendered["token_ids"]]
+        features = rendered["features"]
+        for kind, places in features["mm_placeholders"].items():
+            for digest, place in zip(features["mm_hashes"][kind], places, strict=True):
+                start, length = place["offset"], place["length"]
+                number = int(digest[:HASH_DIGITS], 16)
+                ids[start : start + length] = [-2 - number] * length
+        return ids
 
 
 class _BusyTime:
@@ -279,7 +300,8 @@ class _Joined:
 
 @dataclass(frozen=True)
 class Run:
-    """Programs that were run: texts, scores and latencies in the items' order, ttfts in none.
+    """Programs that were run: texts (with what they return), scores and latencies in the items'
+    order, ttfts in none.
 
     `scores` are empty if the programs have no right answer.
     """
@@ -323,7 +345,7 @@ def run_programs(
         added = fields(item) if fields else None
         asked = _OfOneProgram(backend, options or ClientOptions(), added)
         state = program.run(**item, temperature=0, backend=asked)
-        text, latency_s = state.text(), time.perf_counter() - begun_s
+        text, latency_s = _written(state), time.perf_counter() - begun_s
         if pauses:
             latency_s = asked.busy.total_s
         return text, latency_s, score(item, state) if score else None
@@ -355,6 +377,12 @@ def run_programs(
         client_cpu_s=client_cpu_s,
         most_at_once=record.most_at_once,
     )
+
+
+def _written(state: sgl.ProgramState) -> str:
+    """A program's text, and below it what it returns, if that is something."""
+    text, returned = state.text(), state.ret_value
+    return text if returned is None else f"{text}\n{returned}"
 
 
 def unique_prompt_tokens(run: Run, url: str) -> int:

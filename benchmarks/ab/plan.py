@@ -6,6 +6,7 @@ Owns the meaning of the command's arguments. Nothing runs here.
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -70,12 +71,21 @@ def plans_of(arguments: argparse.Namespace) -> list[Plan]:
     Raises ValueError for what does not fit together.
     """
     _check(arguments)
-    model = resolve_model(arguments.model)
-    vocabulary = Vocabulary.of(model)
-    names = list(WORKLOADS) if ALL in arguments.workloads else arguments.workloads
-    plans = [_plan_of(WORKLOADS[name], arguments, model, vocabulary) for name in names]
-    seen = list(dict.fromkeys(plan.settings.args for plan in plans))
-    return sorted(plans, key=lambda plan: seen.index(plan.settings.args))
+    vocabulary = functools.cache(Vocabulary.of)
+    plans = []
+    for workload in _workloads(arguments):
+        model = resolve_model(arguments.model or workload.model)
+        plans.append(_plan_of(workload, arguments, model, vocabulary(model)))
+    seen = list(dict.fromkeys(repr(plan.settings) for plan in plans))
+    return sorted(plans, key=lambda plan: seen.index(repr(plan.settings)))
+
+
+def _workloads(arguments: argparse.Namespace) -> list[Workload]:
+    """Those asked for. A model named for all of them is one for text."""
+    if ALL not in arguments.workloads:
+        return [WORKLOADS[name] for name in arguments.workloads]
+    for_text = Workload.model
+    return [one for one in WORKLOADS.values() if not arguments.model or one.model == for_text]
 
 
 def urls_of(arguments: argparse.Namespace) -> dict[Arm, str] | None:
@@ -104,9 +114,10 @@ def _check(arguments: argparse.Namespace) -> None:
 def _plan_of(
     workload: Workload, arguments: argparse.Namespace, model: Path, vocabulary: Vocabulary
 ) -> Plan:
+    name = arguments.model or workload.model
     block_size_tokens = servers.default_block_size_tokens()
     server_args = (*workload.server_args(block_size_tokens), *shlex.split(arguments.server_args))
-    settings = ServerSettings.of(model, arguments.model, server_args)
+    settings = ServerSettings.of(model, name, server_args)
     stock = replace(STOCK, server_args=tuple(shlex.split(arguments.stock_args)))
     options = words_to_mapping(arguments.plugin_config)
     plugin = variants.plugin_variant(options, arguments.off, arguments.policy)
@@ -123,7 +134,7 @@ def _plan_of(
 
     return Plan(
         workload,
-        arguments.model,
+        name,
         settings,
         variants=(stock, plugin, *others),
         items=tuple(workload.items(texts(SEED), num_items)),
@@ -131,7 +142,7 @@ def _plan_of(
         probe=texts(PROBE_SEED),
         rounds=1 if arguments.quick else arguments.rounds,
         concurrency=concurrency,
-        arguments={**_plain(vars(arguments)), "workloads": [workload.name]},
+        arguments={**_plain(vars(arguments)), "workloads": [workload.name], "model": name},
     )
 
 

@@ -211,7 +211,11 @@ def started_cpu_s() -> float:
 
 
 def empty_cache(url: str) -> None:
-    """Empties the prefix cache of an idle server of either arm."""
+    """Empties the caches of an idle server of either arm: prefixes, and what it made of images."""
+    for path in ("/reset_mm_cache", "/reset_encoder_cache"):
+        answer = httpx.post(f"{url}{path}", timeout=60, headers=_key())
+        if answer.status_code != 404:  # not every supported vLLM has both
+            answer.raise_for_status()
     answer = httpx.post(f"{url}/reset_prefix_cache", timeout=60, headers=_key())
     if answer.status_code == 404:
         raise ArmFailed("it cannot empty its prefix cache; start it with VLLM_SERVER_DEV_MODE=1")

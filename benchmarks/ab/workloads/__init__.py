@@ -13,6 +13,7 @@ from benchmarks.ab.workloads import (
     few_shot_gsm8k,
     generative_agents,
     hellaswag,
+    image_qa,
     json_fields,
     json_regex,
     json_schema,
@@ -21,6 +22,7 @@ from benchmarks.ab.workloads import (
     mmlu_best,
     multi_chain,
     no_sharing,
+    programs,
     rag,
     react,
     skeleton_of_thought,
@@ -50,9 +52,12 @@ WORKLOADS: dict[str, Workload] = {
         tree_of_thought.WORKLOAD,
         skeleton_of_thought.WORKLOAD,
         llm_judge.WORKLOAD,
+        image_qa.IMAGE,
+        image_qa.VIDEO,
         chat.SHORT,
         chat.LONG,
         api_speculation.WORKLOAD,
+        programs.WORKLOAD,
         no_sharing.WORKLOAD,
     )
 }

@@ -106,6 +106,7 @@ class Workload:
         num_requests: programs in a round, if `--requests` does not say; `quick_requests` with
             `--quick`.
         concurrency: programs under way at a time, if `--concurrency` does not say.
+        model: what runs it, if `--model` does not say.
         structured: whether a grammar holds the output, so that some of it can be forced.
         stock_program: what is run on stock vLLM instead, where the comparison is with another way
             to the same answers; None if both run the same.
@@ -126,6 +127,7 @@ class Workload:
     num_requests: int
     quick_requests: int
     concurrency: int = 8
+    model: str = "demo"
     structured: bool = False
     request_fields: Callable[[Item], Mapping[str, Any]] | None = None
     pauses: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
@@ -21,11 +22,13 @@ pytest.importorskip("prometheus_client")
 import sgl_vllm as sgl
 from benchmarks.ab import servers
 from benchmarks.ab.__main__ import main, parser
-from benchmarks.ab.client import ClientOptions, run_programs, unique_prompt_tokens
+from benchmarks.ab.client import Asked, ClientOptions, Run, run_programs, unique_prompt_tokens
 from benchmarks.ab.plan import Plan, plans_of
 from benchmarks.ab.servers import ARMS, Pool, ServerSettings
 from benchmarks.ab.workloads import WORKLOADS
 from benchmarks.ab.workloads.base import Item
+from sgl_vllm.lang.backends.base import ChatPrompt, Message
+from sgl_vllm.lang.media import Media
 
 METRICS = """\
 vllm:num_requests_running 0
@@ -55,6 +58,21 @@ class FakeVllm:
 
     def ids(self, text: str) -> list[int]:
         return [self.tokens.setdefault(word, len(self.tokens)) for word in text.split()]
+
+    def rendered(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A chat's tokens: an image is three, the same for all images."""
+        ids: list[int] = []
+        hashes, places = [], []
+        for message in body["messages"]:
+            for part in message["content"]:
+                if part["type"] == "text":
+                    ids += self.ids(part["text"])
+                    continue
+                hashes.append(hashlib.sha256(part["image_url"]["url"].encode()).hexdigest())
+                places.append({"offset": len(ids), "length": 3})
+                ids += self.ids("<image>") * 3
+        features = {"mm_hashes": {"image": hashes}, "mm_placeholders": {"image": places}}
+        return {"token_ids": ids, "features": features}
 
     def metrics(self) -> str:
         num_tokens = sum(len(body["prompt"].split()) for body in self.bodies)
@@ -103,6 +121,8 @@ def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
                 choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
                 usage = {"prompt_tokens": 1, "completion_tokens": 1}
                 self._json({"choices": [choice], "usage": usage})
+            elif self.path == "/v1/chat/completions/render":
+                self._json(fake.rendered(body))
             elif self.path == "/tokenize":
                 self._json({"tokens": fake.ids(body["prompt"])})
             elif self.path == "/v1/completions":
@@ -314,6 +334,28 @@ def test_a_reply_that_the_model_ended_is_all_in_the_cache(stock: FakeVllm) -> No
     assert unique_prompt_tokens(run, stock.url) == 3 + 1
 
 
+def test_an_image_is_computed_once_and_another_image_as_well(stock: FakeVllm) -> None:
+    def asked(image: str, question: str) -> Asked:
+        content = (Media("image", f"data:image/png;base64,{image}"), question)
+        return Asked(ChatPrompt((Message("user", content),), "generate"), "", False)
+
+    calls = (asked("AA", "what is it"), asked("AA", "where is it"), asked("BB", "what is it"))
+    run = Run((), (), (), (), calls, wall_s=1.0, client_cpu_s=0.1, most_at_once=1)
+    first_image = 3 + len(["what", "is", "it"]) + len(["where", "is", "it"])
+    assert unique_prompt_tokens(run, stock.url) == first_image + 3 + len(["what", "is", "it"])
+
+
+def test_what_a_program_returns_is_part_of_what_it_wrote(stock: FakeVllm) -> None:
+    @sgl.function
+    def returning(s: sgl.ProgramState, question: str) -> object:
+        branches = s.fork(1)
+        branches += question + sgl.gen("answer", max_tokens=2)
+        branches.join()
+        return s["answer"]
+
+    assert run_programs(returning, [{"question": "a b "}], stock.url, 1).texts == ("\n['2 words']",)
+
+
 @sgl.function(num_api_spec_tokens=4)
 def ahead(s: sgl.ProgramState, question: str) -> None:
     s += question + sgl.gen("number", max_tokens=2, stop=" words")
@@ -454,8 +496,19 @@ def test_a_big_model_needs_more_memory_than_a_small_one(tmp_path: Path) -> None:
 def test_all_is_every_workload_and_those_with_the_same_servers_follow_each_other() -> None:
     plans = plans_of(parser().parse_args(["all", "--quick", "--requests", "1"]))
     assert {one.workload.name for one in plans} == {*WORKLOADS}
-    changes = sum(a.settings.args != b.settings.args for a, b in pairwise(plans))
-    assert changes == len({one.settings.args for one in plans}) - 1
+    changes = sum(a.settings != b.settings for a, b in pairwise(plans))
+    assert changes == len({repr(one.settings) for one in plans}) - 1
+
+
+def test_a_workload_with_images_has_a_model_for_them() -> None:
+    assert plan("image_qa").model == "shape:vlm-33m"
+    assert plan("image_qa", "--model", "shape:vlm-tiny").model == "shape:vlm-tiny"
+    assert plan("no_sharing").model == "demo"
+
+
+def test_a_model_named_for_all_is_one_for_text() -> None:
+    plans = plans_of(parser().parse_args(["all", "--quick", "--requests", "1", "--model", "demo"]))
+    assert {*WORKLOADS} - {one.workload.name for one in plans} == {"image_qa", "video_qa"}
 
 
 def test_ablations_leave_one_thing_out_each() -> None:

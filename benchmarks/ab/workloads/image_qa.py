@@ -1,0 +1,111 @@
+"""Questions about images and videos: six of one image, side by side, and a label by `select`.
+
+Owns the pictures, which are mosaics of random colors. A video is its frames in order, as images:
+models that take videos need torchvision, which CPU installs of vLLM do not have.
+"""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+
+import numpy as np
+
+import sgl_vllm as sgl
+from benchmarks.ab.workloads.base import Item, Texts, Workload, usual_server_args
+
+NUM_QUESTIONS = 6
+QUESTION_TOKENS = (8, 16)
+ANSWER_TOKENS = (6, 12)
+NUM_LABELS = 3
+LABEL_TOKENS = 2
+NUM_FRAMES = 6
+
+PIXELS = 448
+TILES = 8
+"""Of a mosaic, in a row: a PNG of it has some hundred bytes."""
+
+MODEL = "shape:vlm-33m"
+
+
+def server_args(block_size_tokens: int) -> tuple[str, ...]:
+    """With the route that says where a prompt's images are: it is how unique tokens are counted."""
+    return (*usual_server_args(block_size_tokens), "--enable-scale-out")
+
+
+@sgl.function
+def ask(
+    s: sgl.ProgramState,
+    images: tuple[bytes, ...],
+    questions: tuple[str, ...],
+    lengths: tuple[int, ...],
+    labels: tuple[str, ...],
+) -> str:
+    with s.user():
+        for image in images:
+            s += sgl.image(image)
+        s += "Look at this."
+    forks = s.fork(len(questions))
+    forks += [sgl.user(question) for question in questions]
+    forks += [
+        sgl.assistant(sgl.gen("answer", min_tokens=length, max_tokens=length)) for length in lengths
+    ]
+    forks.join()
+    s += sgl.user("What is it?")
+    s += sgl.assistant("It is" + sgl.select("label", list(labels)))
+    return "\n".join(s["answer"])
+
+
+def items(num_images: int, texts: Texts, num_requests: int) -> list[Item]:
+    return [
+        {
+            "images": tuple(mosaic(texts.rng) for _ in range(num_images)),
+            "questions": tuple(
+                texts.text(texts.number(*QUESTION_TOKENS)).strip() + "?"
+                for _ in range(NUM_QUESTIONS)
+            ),
+            "lengths": tuple(texts.number(*ANSWER_TOKENS) for _ in range(NUM_QUESTIONS)),
+            "labels": tuple(texts.text(LABEL_TOKENS) for _ in range(NUM_LABELS)),
+        }
+        for _ in range(num_requests)
+    ]
+
+
+def mosaic(rng: np.random.Generator) -> bytes:
+    """A PNG of random colors."""
+    from PIL import Image
+
+    colors = rng.integers(0, 256, (TILES, TILES, 3), dtype=np.uint8)
+    picture = Image.fromarray(colors).resize((PIXELS, PIXELS), Image.Resampling.NEAREST)
+    file = io.BytesIO()
+    picture.save(file, format="PNG")
+    return file.getvalue()
+
+
+IMAGE = Workload(
+    name="image_qa",
+    summary="six questions about an image at once, and one of three labels by select",
+    gain=(
+        "The image is computed once, to its last token, where stock computes up to a block again "
+        "for each question, and the whole prompt for each label."
+    ),
+    program=ask,
+    items=partial(items, 1),
+    num_requests=8,
+    quick_requests=2,
+    concurrency=1,
+    model=MODEL,
+    server_args=server_args,
+)
+VIDEO = Workload(
+    name="video_qa",
+    summary=f"the same about a video of {NUM_FRAMES} frames",
+    gain="As with an image. Next to more tokens of it, those computed again are fewer.",
+    program=ask,
+    items=partial(items, NUM_FRAMES),
+    num_requests=4,
+    quick_requests=1,
+    concurrency=1,
+    model=MODEL,
+    server_args=server_args,
+)
