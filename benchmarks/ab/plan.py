@@ -18,7 +18,7 @@ from benchmarks.ab import servers, variants
 from benchmarks.ab.servers import Arm, ServerSettings
 from benchmarks.ab.variants import STOCK, Variant
 from benchmarks.ab.workloads import WORKLOADS, Workload
-from benchmarks.ab.workloads.base import Item, Texts, Vocabulary
+from benchmarks.ab.workloads.base import TEXT_MODEL, Item, Texts, Vocabulary
 from benchmarks.models import resolve_model
 from sgl_vllm.config import Options, words_to_mapping
 
@@ -81,11 +81,10 @@ def plans_of(arguments: argparse.Namespace) -> list[Plan]:
 
 
 def _workloads(arguments: argparse.Namespace) -> list[Workload]:
-    """Those asked for. A model named for all of them is one for text."""
+    """Those asked for. A model that is named for all of them is for those without images."""
     if ALL not in arguments.workloads:
         return [WORKLOADS[name] for name in arguments.workloads]
-    for_text = Workload.model
-    return [one for one in WORKLOADS.values() if not arguments.model or one.model == for_text]
+    return [one for one in WORKLOADS.values() if not arguments.model or one.model == TEXT_MODEL]
 
 
 def urls_of(arguments: argparse.Namespace) -> dict[Arm, str] | None:

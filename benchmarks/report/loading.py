@@ -309,6 +309,8 @@ def _result(fields: _Fields, file: Path) -> Result:
     arms = {arm: _arm(fields.fields("arms"), arm) for arm in ARMS}
     off, policy = arguments.texts("off"), arguments.text("policy")
     switched = [f"without {part}" for part in off] + ([policy] if policy else [])
+    if stock_args := arguments.text("stock_args"):
+        switched.append(f"stock with {stock_args}")
     workload, spreads = fields.text("workload"), _spreads(fields)
     if "throughput" not in spreads:
         raise ReportError(f"{fields.where}: there is no ratio.throughput")

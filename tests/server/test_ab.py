@@ -36,3 +36,17 @@ def test_a_tight_cache_is_used_better_for_the_same_texts(
     assert sgl["computed_prompt_tokens"] < 0.9 * stock["computed_prompt_tokens"]
     assert content["ratio"].keys() == {"throughput", "latency_p50", "ttft_p99"}
     assert "programs/s" in capsys.readouterr().out
+
+
+def test_an_image_is_computed_once_for_all_questions_about_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "result.json"
+    assert main(["image_qa", "--quick", "--json", str(file)]) == 0, capsys.readouterr().err
+    content = json.loads(file.read_text())
+    assert content["model"] == "shape:vlm-33m"
+    assert content["same_output"] == {"compared": 2, "equal": 2}
+    stock, sgl = content["arms"]["stock"], content["arms"]["sgl"]
+    unique = content["limits"]["unique_prompt_tokens"]
+    assert 2 * 256 < unique <= sgl["computed_prompt_tokens"] <= 1.02 * unique
+    assert stock["computed_prompt_tokens"] > 2 * sgl["computed_prompt_tokens"]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Item = Mapping[str, Any]
 """The arguments of one run of a workload's program."""
 
+TEXT_MODEL = "demo"
 MAX_WORDS = 2000
 MAX_MODEL_LEN = 4096
 
@@ -127,7 +128,7 @@ class Workload:
     num_requests: int
     quick_requests: int
     concurrency: int = 8
-    model: str = "demo"
+    model: str = TEXT_MODEL
     structured: bool = False
     request_fields: Callable[[Item], Mapping[str, Any]] | None = None
     pauses: bool = False

@@ -27,6 +27,7 @@ from benchmarks.ab.plan import Plan, plans_of
 from benchmarks.ab.servers import ARMS, Pool, ServerSettings
 from benchmarks.ab.workloads import WORKLOADS
 from benchmarks.ab.workloads.base import Item
+from benchmarks.models import DEMO_MODEL
 from sgl_vllm.lang.backends.base import ChatPrompt, Message
 from sgl_vllm.lang.media import Media
 
@@ -493,6 +494,12 @@ def test_a_big_model_needs_more_memory_than_a_small_one(tmp_path: Path) -> None:
 # -- arguments
 
 
+@pytest.fixture
+def no_model_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.ab.plan.resolve_model", lambda name: DEMO_MODEL)
+
+
+@pytest.mark.usefixtures("no_model_is_made")
 def test_all_is_every_workload_and_those_with_the_same_servers_follow_each_other() -> None:
     plans = plans_of(parser().parse_args(["all", "--quick", "--requests", "1"]))
     assert {one.workload.name for one in plans} == {*WORKLOADS}
@@ -500,6 +507,7 @@ def test_all_is_every_workload_and_those_with_the_same_servers_follow_each_other
     assert changes == len({repr(one.settings) for one in plans}) - 1
 
 
+@pytest.mark.usefixtures("no_model_is_made")
 def test_a_workload_with_images_has_a_model_for_them() -> None:
     assert plan("image_qa").model == "shape:vlm-33m"
     assert plan("image_qa", "--model", "shape:vlm-tiny").model == "shape:vlm-tiny"

@@ -189,6 +189,13 @@ def test_a_plugin_without_a_part_never_passes_for_the_whole(tmp_path) -> None:
     assert names_of(tmp_path, {"a": content}) == ["rag, without radix, fcfs, quick"]
 
 
+def test_stock_with_flags_of_its_own_never_passes_for_plain_stock(tmp_path) -> None:
+    content = result()
+    content["arguments"]["stock_args"] = "--no-enable-prefix-caching"
+    contents = {"a": result(), "b": content}
+    assert names_of(tmp_path, contents) == ["rag", "rag, stock with --no-enable-prefix-caching"]
+
+
 def test_results_that_nothing_else_tells_apart_have_their_files_names(tmp_path) -> None:
     assert names_of(tmp_path, {"monday": result(), "tuesday": result()}) == [
         "rag, monday",
