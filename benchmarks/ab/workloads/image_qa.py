@@ -1,7 +1,7 @@
 """Questions about images and videos: six of one image, side by side, and a label by `select`.
 
 Owns the pictures, which are mosaics of random colors. A video is its frames in order, as images:
-models that take videos need torchvision, which CPU installs of vLLM do not have.
+most models that take videos need torchvision, which CPU installs of vLLM do not have.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ IMAGE = Workload(
     name="image_qa",
     summary="six questions about an image at once, and one of three labels by select",
     gain=(
-        "The image is computed once, to its last token, where stock computes up to a block again "
-        "for each question, and the whole prompt for each label."
+        "The image is computed once, to its last token. Stock computes up to a block again for "
+        "each question, and the whole prompt for each label, which is most of the difference."
     ),
     program=ask,
     items=partial(items, 1),
@@ -100,7 +100,7 @@ IMAGE = Workload(
 VIDEO = Workload(
     name="video_qa",
     summary=f"the same about a video of {NUM_FRAMES} frames",
-    gain="As with an image. Next to more tokens of it, those computed again are fewer.",
+    gain="As with an image; a label's prompt is longer.",
     program=ask,
     items=partial(items, NUM_FRAMES),
     num_requests=4,

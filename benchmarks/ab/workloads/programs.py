@@ -130,8 +130,8 @@ WORKLOAD = Workload(
     summary="the programs of examples/ that need a language model only, as one mix",
     gain=(
         "The examples, conversations and forks of these programs are short, so that stock finds "
-        "less than a block of most prompts; two of ten programs write forced text, and three "
-        "choose by select."
+        "less than a block of most prompts. Two of the ten write forced text, and four choose by "
+        "select."
     ),
     program=run_one,
     items=items,
