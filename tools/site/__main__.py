@@ -17,6 +17,7 @@ import shutil
 import sys
 from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from packaging.version import InvalidVersion, Version
 
@@ -57,10 +58,11 @@ def build(output: Path) -> int:
     folder = output / __version__
     shutil.rmtree(folder, ignore_errors=True)  # pages that are no more
     strict = ["--fail-on-warning", "--keep-going", "--quiet"]
-    cache = ["--doctree-dir", str(ROOT / "build" / "doctrees")]
     config = ["--conf-dir", str(ROOT / "tools" / "site")]
-    if status := build_main([*strict, *cache, *config, str(ROOT), str(folder)]):
-        return status
+    with TemporaryDirectory() as parsed:  # what is kept of an earlier build hides its warnings
+        options = [*strict, *config, "--doctree-dir", parsed]
+        if status := build_main([*options, str(ROOT), str(folder)]):
+            return status
     (folder / "index.html").write_text(REDIRECT)
     report = page.page(loading.load([RESULTS]), home=START_PAGE)
     (folder / "benchmark-report.html").write_text(report)
