@@ -41,7 +41,6 @@ html_theme_options = {
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["license"],
     "footer_end": [],
-    "show_nav_level": 0,
     "search_as_you_type": True,
 }
 html_sidebars = {"**": ["all-pages"]}

@@ -1,4 +1,4 @@
-"""A Sphinx extension: the sidebar, and links to folders.
+"""A Sphinx extension. Owns the sidebar, and where links to folders lead.
 
 The start page, docs/index.md, lists all pages under headings. That list is the navigation, so no
 page of Markdown needs a directive that GitHub would show as code.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FOLDERS = {
     "../benchmarks/results/cpu": "site:../benchmark-report.html",
-    "../examples": "language.md#from-the-command-line",
+    "../examples": "language.md",  # which lists them
 }
 """What stands for a folder, which a website cannot show."""
 
