@@ -10,7 +10,7 @@ TEST_FOLDERS = $(wildcard $(foreach part,engine server browser unit,$(ROOT)/test
 # A file at a time for each of two processes. Tests count; what measures times is a benchmark.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-slow test-platforms unit gpu soak attack ray versions check reference options counters coverage layouts map pictures format clean distclean
+.PHONY: help install demo test test-slow test-platforms unit gpu soak attack ray versions check reference options counters coverage layouts map pictures site format clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -81,12 +81,15 @@ map: install  ## write the map of packages in CONTRIBUTING.md from their docstri
 pictures: install  ## draw the pictures of docs/primitives.md from runs of small programs
 	@$(IN_ROOT) "$(BIN)/python" -m tools.pictures
 
+site: install  ## build the documentation site in site/; warnings and broken links are errors
+	@$(IN_ROOT) exec "$(BIN)/python" -m tools.site
+
 format: install  ## format the code with ruff
 	@$(IN_ROOT) "$(BIN)/ruff" check --fix .
 	@$(IN_ROOT) "$(BIN)/ruff" format .
 
 clean:  ## remove caches and build leftovers
-	@cd "$(ROOT)" && rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@cd "$(ROOT)" && rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find "$(ROOT)" -name __pycache__ -not -path '*/.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean  ## and .venv

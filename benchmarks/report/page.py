@@ -1,13 +1,16 @@
 """The page of a report: one file with everything in it, which loads nothing.
 
 Owns what stands where. The form is `page.html`; what comes from result files, texts of models among
-it, is escaped there.
+it, is escaped there. The one script, `sort.js`, is named by its hash in the page's policy, so that
+the browser runs no other.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,9 +40,24 @@ class Section:
     ablations: Plot | None
 
 
-def page(results: Results) -> str:
-    """The whole document. matplotlib is needed where there are results of benchmarks.ab."""
+@dataclass(frozen=True)
+class Regression:
+    """One of the shown results with ratios below 1 that its rounds bear out, by their headings."""
+
+    number: int
+    label: str
+    ratios: Mapping[str, str]
+
+
+def page(results: Results, home: str | None = None) -> str:
+    """The whole document. matplotlib is needed where there are results of benchmarks.ab.
+
+    Args:
+        home: address of the documentation that the page is part of, for a link to it.
+    """
     shown = results.results
+    table = tables.full_table(shown) if shown else None
+    script = (Path(__file__).parent / "sort.js").read_text(encoding="utf-8")
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -48,9 +66,13 @@ def page(results: Results) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template("page.html").render(
+        home=home,
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         summary=_summary(shown),
+        regressions=tuple(_regressions(shown, table)) if table else (),
         provenance=tables.provenance(results),
-        table=tables.full_table(shown) if shown else None,
+        table=table,
         plots=plots.overview(shown) if shown else (),
         serve=tables.serve_table(results.datasets) if results.datasets else None,
         sections=[
@@ -112,3 +134,11 @@ def _summary(results: Sequence[Result]) -> tuple[tuple[int, str, str], ...]:
     """How many workloads came out how: number, words, verdict."""
     times = Counter(one.throughput.verdict for one in results)
     return tuple((times[one], words, one.value) for one, words in VERDICTS if times[one])
+
+
+def _regressions(results: Sequence[Result], table: Table) -> Iterator[Regression]:
+    """All that the table of all workloads calls worse."""
+    for number, (one, row) in enumerate(zip(results, table.rows, strict=True), start=1):
+        cells = zip(table.headings, row, strict=True)
+        if worse := {head: cell.text for head, cell in cells if cell.tone == Verdict.WORSE}:
+            yield Regression(number, one.label, worse)

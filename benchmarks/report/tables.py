@@ -31,12 +31,14 @@ SERVE_ROWS: tuple[tuple[str, str], ...] = (
 class Cell:
     """What is said, what is said in smaller letters after it, and how it is meant.
 
-    `tone` is a `Verdict`'s value, or "" where nothing is judged.
+    `tone` is a `Verdict`'s value, or "" where nothing is judged. `order` is the number that the
+    page sorts by, None where there is none.
     """
 
     text: str
     note: str = ""
     tone: str = ""
+    order: float | None = None
 
 
 EMPTY = Cell("")
@@ -93,35 +95,48 @@ def percent(share: float | None) -> str:
     return f"{shown:.1f}{NARROW}%" if 0 < shown < 10 else f"{shown:.0f}{NARROW}%"
 
 
+def _three_decimals(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
 def ratio_cell(spread: Spread | None) -> Cell:
     if spread is None:
         return EMPTY
+    text, note = times(spread.ratio), span(spread)
     if spread.ratio == spread.low == spread.high == 1:
-        return Cell("equal", tone=spread.verdict.value)
-    if spread.verdict is Verdict.UNKNOWN:
-        return Cell(times(spread.ratio), "one round", spread.verdict.value)
-    if spread.verdict is Verdict.NO_DIFFERENCE:
-        note = f"{times(spread.ratio)}, {span(spread)}"
-        return Cell(spread.verdict.value, note, spread.verdict.value)
-    return Cell(times(spread.ratio), span(spread), spread.verdict.value)
+        text, note = "equal", ""
+    elif spread.verdict is Verdict.UNKNOWN:
+        note = "one round"
+    elif spread.verdict is Verdict.NO_DIFFERENCE:
+        text, note = spread.verdict.value, f"{text}, {note}"
+    return Cell(text, note, spread.verdict.value, spread.ratio)
 
 
-def _both(stock: str, sgl: str, *, note: str = "") -> Cell:
-    return Cell(f"{stock or '?'} → {sgl or '?'}", note) if stock or sgl else EMPTY
+def _both(
+    said: Callable[[float | None], str],
+    stock: float | None,
+    sgl: float | None,
+    *,
+    note: str = "",
+) -> Cell:
+    """Both arms' numbers in words; the order is that of the numbers with the plugin."""
+    if stock is None and sgl is None:
+        return EMPTY
+    return Cell(f"{said(stock) or '?'} → {said(sgl) or '?'}", note, order=sgl)
 
 
 # -- the table of all workloads
 
 
 def _passes(one: Result) -> Cell:
-    return _both(*(count(one.arms[arm].get("forward_passes")) for arm in ARMS))
+    return _both(count, *(one.arms[arm].get("forward_passes") for arm in ARMS))
 
 
 def _computed(one: Result) -> Cell:
     # The bound is that of the prompts that stock was sent: the other arm may send different ones.
     unique = "" if one.different_prompts else count(one.limits.unique_prompt_tokens)
-    shown = (count(one.arms[arm].get("computed_prompt_tokens")) for arm in ARMS)
-    return _both(*shown, note=f"at least{SPACE}{unique}" if unique else "")
+    both = (one.arms[arm].get("computed_prompt_tokens") for arm in ARMS)
+    return _both(count, *both, note=f"at least{SPACE}{unique}" if unique else "")
 
 
 def _hit_rate(one: Result) -> Cell:
@@ -129,31 +144,34 @@ def _hit_rate(one: Result) -> Cell:
         return Cell("different prompts")
     best = percent(one.limits.best_hit_rate)
     return _both(
-        *(percent(one.arms[arm].hit_rate) for arm in ARMS),
+        percent,
+        *(one.arms[arm].hit_rate for arm in ARMS),
         note=f"at best{SPACE}{best}" if best else "",
     )
 
 
 def _score(one: Result) -> Cell:
-    return _both(*(f"{one.score[arm]:.3f}" if arm in one.score else "" for arm in ARMS))
+    return _both(_three_decimals, *(one.score.get(arm) for arm in ARMS))
 
 
 def _near_limit(one: Result) -> Cell:
-    return _both(*(percent(one.near_limit.get(arm)) for arm in ARMS))
+    return _both(percent, *(one.near_limit.get(arm) for arm in ARMS))
 
 
 def _same_output(one: Result) -> Cell:
     if not one.same_compared:
         return EMPTY
     if one.same_equal == one.same_compared:
-        return Cell("all", f"of {count(one.same_compared)}")
-    return Cell(count(one.same_equal), f"of {count(one.same_compared)}")
+        return Cell("all", f"of {count(one.same_compared)}", order=1)
+    share = one.same_equal / one.same_compared
+    return Cell(count(one.same_equal), f"of {count(one.same_compared)}", order=share)
 
 
 COLUMNS = (
     Column("workload", True, lambda one: Cell(one.workload, one.variant)),
     Column("throughput", True, lambda one: ratio_cell(one.throughput)),
     Column("latency, p50", True, lambda one: ratio_cell(one.spreads.get("latency_p50"))),
+    Column("first token, p50", False, lambda one: ratio_cell(one.spread_of("ttft_p50_s", -1))),
     Column("first token, p99", True, lambda one: ratio_cell(one.spreads.get("ttft_p99"))),
     Column("forward passes", True, _passes),
     Column("prompt tokens computed", True, _computed),
@@ -228,8 +246,7 @@ def serve_table(datasets: Sequence[Dataset]) -> Table:
             *(ratio_cell(one.spreads.get(name)) for name, _ in ratios),
         ]
         for name, _ in rows_of_arms:
-            values = (one.arms[arm].get(name) for arm in ARMS)
-            cells.append(_both(*(_short(value) for value in values)))
+            cells.append(_both(_short, *(one.arms[arm].get(name) for arm in ARMS)))
         rows.append(tuple(cells))
     headings = (
         "data set",

@@ -19,7 +19,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 expect = sync_api.expect
 
-WIDTHS = (360, 760, 1081, 1200)
+WIDTHS = (360, 760, 1081, 1331, 1440)
 # Elements that stick out of the window, or of the card that they are in; headings that a phone does
 # not show, but a screen reader may say, do no harm.
 STICKING_OUT = """() => [...document.querySelectorAll("main *, header *")].filter((element) => {
@@ -70,9 +70,10 @@ def page(browser, file, request) -> Iterator[Page]:
     context.close()
 
 
-def test_nothing_runs_and_what_models_wrote_is_text(page) -> None:
+def test_only_the_pages_script_runs_and_what_models_wrote_is_text(page) -> None:
     assert page.title() == "vLLM with sgl-vllm, against stock vLLM"
-    assert page.locator("script, img").count() == 0
+    assert page.locator("script").count() == 1
+    assert page.locator("img").count() == 0
     expect(page.locator("pre", has_text="<script>document.title")).to_be_visible()
 
 
@@ -129,8 +130,49 @@ def test_a_ratio_within_its_spread_is_no_difference(page) -> None:
         expect(fact.locator("strong")).to_have_text(number)
 
 
+@pytest.mark.parametrize("width", [360, 1440])
+def test_a_heading_sorts_and_a_second_click_turns_the_order_around(page, width) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    table = page.locator("main > .wide").first
+
+    def names() -> list[str]:
+        return table.locator("tbody td:first-child a").all_inner_texts()
+
+    heading = table.get_by_role("button", name="throughput")
+    heading.click()
+    most_first = names()
+    assert most_first[:2] == ["mmlu", "tight_cache"]
+    assert most_first[-2:] == ["no_sharing", "chat_long"]
+    heading.click()
+    assert names() == most_first[::-1]
+    assert heading.locator("..").get_attribute("aria-sort") == "ascending"
+    # One result says nothing of its limit, so it stays last.
+    for _ in range(2):
+        table.get_by_role("button", name="of the limit").click()
+        assert names()[-1] == "mmlu"
+
+
+def test_the_contents_lead_to_every_part(page) -> None:
+    contents = page.get_by_role("navigation", name="Contents")
+    contents.locator("summary").click()
+    for link in contents.get_by_role("link").all():
+        assert page.locator(link.get_attribute("href")).count() == 1
+    assert contents.get_by_role("link").count() == 5 + 7
+
+
+def test_what_is_worse_is_said_on_top_and_is_red(page) -> None:
+    said = page.locator(".regressions")
+    expect(said).to_contain_text("chat_long, demo (throughput: 0.90; latency, p50: 0.90;")
+    expect(said).not_to_contain_text("no_sharing")
+    cell = page.locator('.wide td[data-tone="worse"] strong').first
+    color = cell.evaluate("e => getComputedStyle(e).color")
+    red, green, blue = map(int, color[4:-1].split(","))
+    assert red > 1.5 * green
+    assert red > 1.5 * blue
+
+
 def test_a_workloads_name_leads_to_its_section(page) -> None:
-    page.get_by_role("link", name="chat_long").click()
+    page.get_by_role("link", name="chat_long", exact=True).click()
     expect(page.locator("section.workload:target")).to_have_attribute(
         "aria-label", "chat_long, demo"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -385,11 +387,33 @@ def test_the_page_is_the_same_from_the_same_results_and_escapes_what_models_wrot
     results = loading.load([tmp_path])
     text = page.page(results)
     assert text == page.page(results)
-    assert "<script" not in text
+    assert text.count("<script") == 1
     assert "<img" not in text
     assert "&lt;script" in text
     assert "#0000" not in text.partition("<svg")[2]  # all colours are the page's
     assert re.findall(r'(?:src|href)="(?!#|data:)', text) == []
+
+
+def test_the_policy_of_the_page_allows_its_own_script_alone(tmp_path) -> None:
+    text = page.page(loading.load([write(tmp_path, "serve", serve_result())]))
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert re.findall(r"script-src ([^;]*)", policy) == [f"'sha256-{digest}'"]
+
+
+def test_the_table_has_both_tails_of_the_time_to_first_token(tmp_path) -> None:
+    table = tables.full_table([load_one(tmp_path, result(ratio=4.0))])
+    cells = dict(zip(table.headings, table.rows[0], strict=True))
+    assert cells["first token, p50"].text == cells["first token, p99"].text == "4.00"
+    assert cells["first token, p50"].order == 4.0
+
+
+def test_pairs_are_ordered_by_the_number_with_the_plugin(tmp_path) -> None:
+    table = tables.full_table([load_one(tmp_path, result())])
+    cells = dict(zip(table.headings, table.rows[0], strict=True))
+    assert (cells["forward passes"].text, cells["forward passes"].order) == ("1,000 → 500", 500)
+    assert cells["workload"].order is None
 
 
 def test_a_report_of_vllms_own_figures_alone_needs_no_workload(tmp_path) -> None:

@@ -1,0 +1,157 @@
+"""The documentation site, built and in a real browser: links, search, phones, and no network."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from sgl_vllm.version import __version__
+from tools.site.__main__ import ROOT
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("sphinx", reason="sphinx is not installed")
+expect = sync_api.expect
+
+pytestmark = pytest.mark.slow
+
+PAGES = ("docs/index.html", "docs/coverage.html", "docs/language.html")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The folder of this version, built by what `make site` runs."""
+    output = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "tools.site", "--output", str(output)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    assert built.stderr == ""
+    return output / __version__
+
+
+class References(HTMLParser):
+    """What a page links to, what it loads, and the names in it that can be linked to."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.loads: set[str] = set()
+        self.names: set[str] = set()
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        if "id" in values:
+            self.names.add(values["id"])
+        if "src" in values:
+            self.loads.add(values["src"])
+        if "href" in values:
+            (self.links if tag == "a" else self.loads).add(values["href"])
+
+
+def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site) -> None:
+    files = (page for page in site.parent.rglob("*.html") if "_static" not in page.parts)
+    pages = {page: References(page) for page in files}
+    assert len(pages) > 30
+    broken = []
+    for page, references in pages.items():
+        assert [url for url in references.loads if re.match(r"https?:|//", url)] == []
+        for link in references.links | references.loads:
+            parts = urlsplit(link)
+            if parts.scheme:
+                continue
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            names = pages[target].names if target in pages else set()
+            if not target.is_file() or (parts.fragment and unquote(parts.fragment) not in names):
+                broken.append((page.name, link))
+    assert broken == []
+
+
+def test_a_broken_link_fails_the_build(tmp_path) -> None:
+    page = tmp_path / "docs" / "index.md"
+    page.parent.mkdir()
+    page.write_text("# A page\n\n[nowhere](nowhere.md)\n")
+    strict = ["--fail-on-warning", "--quiet", "--conf-dir", str(ROOT / "tools" / "site")]
+    command = [sys.executable, "-m", "sphinx", *strict, str(tmp_path), str(tmp_path / "built")]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode != 0
+    assert "nowhere.md" in built.stderr
+
+
+@pytest.fixture(scope="module")
+def address(site) -> Iterator[str]:
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    handler = functools.partial(Handler, directory=str(site.parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture(params=["light", "dark"])
+def page(browser, address, request) -> Iterator[Page]:
+    context = browser.new_context(
+        color_scheme=request.param, viewport={"width": 1400, "height": 900}, base_url=address
+    )
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on(
+        "request",
+        lambda asked: None if asked.url.startswith(address) else problems.append(asked.url),
+    )
+    page.on("response", lambda got: problems.append(got.url) if got.status >= 400 else None)
+    page.scheme = request.param
+    yield page
+    assert [one for one in problems if not one.startswith((address, "data:"))] == []
+    context.close()
+
+
+@pytest.mark.parametrize("width", [360, 1400])
+def test_pages_fit_the_window_and_are_as_light_or_dark_as_the_system(page, width) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    for name in PAGES:
+        page.goto(f"{__version__}/{name}")
+        expect(page.locator("h1")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        color = page.locator("body").evaluate("e => getComputedStyle(e).backgroundColor")
+        assert (sum(map(int, color[4:-1].split(",")[:3])) < 3 * 128) == (page.scheme == "dark")
+
+
+def test_search_finds_jump_forward(page) -> None:
+    page.goto(f"{__version__}/search.html?q=jump-forward")
+    found = page.locator("#search-results a", has_text="Jump-forward")
+    found.first.click()
+    expect(page.locator("h1")).to_contain_text("Jump-forward")
+
+
+def test_the_version_in_the_header_leads_to_the_list_of_versions(page) -> None:
+    page.goto(f"{__version__}/")
+    page.wait_for_url(f"**/{__version__}/docs/index.html")
+    page.get_by_role("link", name=__version__, exact=True).click()
+    page.get_by_role("link", name=__version__, exact=True).click()
+    expect(page.locator("h1")).to_contain_text("sgl-vllm")
+
+
+def test_the_report_is_a_page_of_the_site(page) -> None:
+    page.goto(f"{__version__}/docs/benchmarks.html")
+    page.get_by_role("link", name="benchmarks/results/cpu").click()
+    expect(page.get_by_role("heading", name="All workloads")).to_be_visible()
+    page.get_by_role("link", name="Documentation").click()
+    page.wait_for_url("**/docs/index.html")
