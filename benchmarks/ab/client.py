@@ -94,8 +94,8 @@ class Record:
 class TimedVLLM(sgl.VLLM):
     """The language's backend, which notes when the first token of each generation arrives."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(url, **options)
         self.record = Record()
 
     async def generate(self, request: GenRequest) -> GenAnswer:
