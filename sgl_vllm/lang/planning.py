@@ -59,8 +59,8 @@ def plan(sets: Sequence[Sequence[Segment]], weights: Mapping[Segment, int]) -> l
     and goes on with each side. A local search follows (`_improved`).
 
     Deterministic; ties go to what was given first. Cost: O(segments in all sets * depth of the
-    trie) at worst, bounded by `MAX_WORK` and `MAX_REPLACED`. 1,000
-    sets of 10 take 0.1 to 0.3 s, 2,000 sets of 30 about 0.7 s.
+    trie) at worst, bounded by `MAX_WORK` and `MAX_REPLACED`. 1,000 sets of 10 take
+    0.1 to 0.3 s, 2,000 sets of 30 about 0.7 s.
 
     Raises:
         ValueError: a set has a segment twice.
