@@ -21,8 +21,9 @@ the other and with room for all; a stand-in for a tokenizer splits them. Then th
 compared with the best ones of a sample, found by exhaustive search, and with a bound: no order
 shares more of a prompt than the paragraphs that it has in common with one earlier prompt.
 
-With `--url`, the programs run on a server, one request at a time. Hits are those that it reports,
-and each arm has a `cache_salt` of its own. Start the server with `--enable-prompt-tokens-details`.
+With `--url`, a server runs the prompts, one at a time, those of the arms by turns. Hits are those
+that it reports, and each arm has a `cache_salt` of its own. An answer is not a part of the prompts
+after it, so that all arms go on alike. Start the server with `--enable-prompt-tokens-details`.
 With `--stock-url`, that server is sent every prompt too, and its outputs are compared.
 """
 
@@ -35,12 +36,12 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any  # Any: arguments of the program
 
 import sgl_vllm as sgl
-from benchmarks.ab.client import Asked, TimedVLLM
+from benchmarks.ab.client import TimedVLLM
 from benchmarks.command import positive
 from benchmarks.oracle_orders import most_continued, most_shared
 from benchmarks.retrieval import Bm25, Corpus, conversations, made_up, read_hotpot
@@ -84,14 +85,14 @@ class Load:
         modes = ["retrieval", "one by one", "refer back", "run_batch", "seed"]
         return modes if self.num_turns > 1 else [mode for mode in modes if mode != "refer back"]
 
-    def items(self, mode: str, max_tokens: int) -> list[dict[str, Any]]:
+    def items(self, mode: str) -> list[dict[str, Any]]:
         """The arguments of `ask`."""
         texts, questions = self.corpus.paragraphs, self.corpus.questions
         turns = [
             [([texts[i] for i in self.found[number]], questions[number]) for number in numbers]
             for numbers in self.conversations
         ]
-        return [{"turns": one, "mode": mode, "max_tokens": max_tokens} for one in turns]
+        return [{"turns": one, "mode": mode} for one in turns]
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Silent(Backend):
 
 
 @sgl.function
-def ask(s, turns, mode, max_tokens):
+def ask(s, turns, mode):
     s += INSTRUCTION
     for number, (paragraphs, question) in enumerate(turns):
         if mode == "retrieval":
@@ -141,7 +142,7 @@ def ask(s, turns, mode, max_tokens):
             s += sgl.any_order(*paragraphs, repeated="")
         else:
             s += sgl.any_order(*paragraphs)
-        s += f"Question: {question}\nAnswer:" + sgl.gen(f"answer{number}", max_tokens=max_tokens)
+        s += f"Question: {question}\nAnswer:" + sgl.gen(f"answer{number}", max_tokens=1)
         s += "\n\n"
 
 
@@ -150,13 +151,15 @@ def repeat(s, prompt, max_tokens):
     s += prompt + sgl.gen("answer", max_tokens=max_tokens)
 
 
-def run_arm(load: Load, mode: str, backend: Backend, max_tokens: int = 1) -> list[sgl.ProgramState]:
-    """The programs of one arm, one at a time, with their states in the order of the items."""
-    items = load.items(mode, max_tokens)
+def prompts_of(load: Load, mode: str) -> tuple[list[str], list[sgl.ProgramState]]:
+    """The prompts of one arm, and its programs' final states. Answers are empty."""
+    backend = Silent()
+    items = load.items(mode)
     if mode == "run_batch":
-        return ask.run_batch(items, backend=backend, temperature=0.0, num_threads=1)
-    bound = [ask.bind(**item) for item in items]
-    return [program.run(backend=backend, temperature=0.0) for program in bound]
+        states = ask.run_batch(items, backend=backend, temperature=0.0, num_threads=1)
+    else:
+        states = [ask.bind(**item).run(backend=backend, temperature=0.0) for item in items]
+    return backend.prompts, states
 
 
 def replayed(name: str, prompts: Sequence[str]) -> Arm:
@@ -179,9 +182,8 @@ def without_model(load: Load) -> tuple[list[Arm], dict[str, list[list[int]]]]:
     """The arms by a replay, and the orders of the first turns of each."""
     arms, orders = [], {}
     for mode in load.modes:
-        backend = Silent()
-        states = run_arm(load, mode, backend)
-        arms.append(replayed(mode, backend.prompts))
+        prompts, states = prompts_of(load, mode)
+        arms.append(replayed(mode, prompts))
         firsts = [load.found[numbers[0]] for numbers in load.conversations]
         made = [state.orders() for state in states]
         orders[mode] = [
@@ -268,40 +270,34 @@ def _most_hit_tokens(load: Load, weights: dict[int, int], words: Words) -> int:
 
 
 def on_server(
-    load: Load,
-    connect: Callable[[str], TimedVLLM],
-    stock: Callable[[], Backend] | None,
-    max_tokens: int,
+    load: Load, connect: Callable[[str], TimedVLLM], stock: Backend | None, max_tokens: int
 ) -> list[Arm]:
-    """The arms on a server; `connect` takes the salt of one. `stock` is asked the same prompts."""
-    run_arm(replace(load, conversations=load.conversations[:2]), "seed", connect("warm-up"))
-    arms = []
-    for mode in load.modes:
-        backend = connect(f"segments-{uuid.uuid4().hex}")
-        states = run_arm(load, mode, backend, max_tokens)
-        usage = sum((state.usage for state in states), Usage())
-        arm = Arm(
+    """The arms on a server, a prompt of each by turns; `connect` takes the salt of one. `stock` is
+    asked the same."""
+    prompts = {mode: prompts_of(load, mode)[0] for mode in load.modes}
+    backends = {mode: connect(f"segments-{uuid.uuid4().hex}") for mode in load.modes}
+    usage = dict.fromkeys(load.modes, Usage())
+    num_same = dict.fromkeys(load.modes, 0)
+    asked_first = connect("warm-up")
+    repeat.run(prompts["seed"][0], max_tokens, backend=asked_first, temperature=0.0)
+    for by_mode in zip(*prompts.values(), strict=True):
+        for mode, prompt in zip(load.modes, by_mode, strict=True):
+            state = repeat.run(prompt, max_tokens, backend=backends[mode], temperature=0.0)
+            usage[mode] += state.usage
+            if stock is not None:
+                other = repeat.run(prompt, max_tokens, backend=stock, temperature=0.0)
+                num_same[mode] += state["answer"] == other["answer"]
+    return [
+        Arm(
             mode,
-            len(backend.record.calls),
-            usage.prompt_tokens,
-            usage.cached_prompt_tokens,
-            statistics.median(backend.record.ttfts_s),
+            len(prompts[mode]),
+            usage[mode].prompt_tokens,
+            usage[mode].cached_prompt_tokens,
+            statistics.median(backends[mode].record.ttfts_s),
+            num_same[mode] if stock is not None else None,
         )
-        if stock is not None:
-            same = num_same(backend.record.calls, stock(), max_tokens)
-            arm = replace(arm, same_outputs=same)
-        arms.append(arm)
-    return arms
-
-
-def num_same(calls: Sequence[Asked], stock: Backend, max_tokens: int) -> int:
-    """How many of the replies `stock` gives too."""
-    states = [
-        repeat.run(one.prompt.text, max_tokens, backend=stock, temperature=0.0)
-        for one in calls
-        if isinstance(one.prompt, TextPrompt)
+        for mode in load.modes
     ]
-    return sum(state["answer"] == one.reply for state, one in zip(states, calls, strict=True))
 
 
 # -- the command
@@ -386,11 +382,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     if given.url:
         options = {"api_key": given.api_key}
-        stock_url = given.stock_url
         arms = on_server(
             load,
             lambda salt: TimedVLLM(given.url, cache_salt=salt, **options),
-            (lambda: sgl.VLLM(stock_url, **options)) if stock_url else None,
+            sgl.VLLM(given.stock_url, **options) if given.stock_url else None,
             given.max_tokens,
         )
         print(table(arms))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import cast
 
 import pytest
 
 from benchmarks import segments
-from benchmarks.ab.client import Asked
-from sgl_vllm.lang.backends.base import TextPrompt
-from tests.unit.lang.scripted import ScriptedBackend
+from benchmarks.ab.client import Record, TimedVLLM
+from benchmarks.retrieval import Bm25, conversations, made_up
+from sgl_vllm.lang.backends.base import GenAnswer, GenRequest, Usage
+from tests.unit.lang.scripted import ScriptedBackend, text_of
 
 
 def run(tmp_path, *arguments: str) -> dict:
@@ -49,10 +52,46 @@ def test_a_replay_counts_what_earlier_prompts_begin_with():
     assert arm.hit_tokens == 2 + 2  # the last token of a prompt is always computed
 
 
-def test_outputs_are_compared_with_those_of_the_same_prompts():
-    stock = ScriptedBackend(reply=lambda prompt: "b" if prompt.endswith("2") else "a")
-    calls = [Asked(TextPrompt(f"prompt {n}"), "a", False) for n in range(4)]
-    assert segments.num_same(calls, stock, 1) == 3
+def num_common(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+class Server(ScriptedBackend):
+    """Counts as cached what an earlier prompt of the same connection begins with."""
+
+    def __init__(self, salt: str, log: list[str]) -> None:
+        super().__init__(reply=lambda prompt: str(len(prompt) % 7))
+        self.salt, self.log, self.record = salt, log, Record()
+
+    async def generate(self, request: GenRequest) -> GenAnswer:
+        prompt = text_of(request.prompt)
+        cached = max((num_common(prompt, one) for one in self.prompts), default=0)
+        answer = await super().generate(request)
+        self.log.append(self.salt)
+        self.record.ttfts_s.append(len(prompt) - cached)
+        return replace(answer, usage=Usage(len(prompt), cached, 1, 1))
+
+
+def test_a_server_is_asked_by_turns_and_its_outputs_are_compared():
+    corpus = made_up(12, 20, 1.0, seed=3)
+    found = [Bm25(corpus.paragraphs).top(question, 3) for question in corpus.questions]
+    load = segments.Load(corpus, found, conversations(found, 1))
+    log: list[str] = []
+    stock = ScriptedBackend(reply=lambda prompt: str(min(len(prompt) % 7, 4)))
+
+    def connect(salt: str) -> TimedVLLM:
+        return cast(TimedVLLM, Server(salt, log))
+
+    arms = segments.on_server(load, connect, stock, 2)
+    assert log[0] == "warm-up" and log[1:] == log[1:5] * 12 and len({*log[1:5]}) == 4
+    by_name = {arm.name: arm for arm in arms}
+    assert len({arm.prompt_tokens for arm in arms}) == 1
+    assert by_name["retrieval"].hit_tokens < by_name["run_batch"].hit_tokens
+    ttfts = {arm.name: arm.ttft_p50_s or 0 for arm in arms}
+    assert ttfts["retrieval"] > ttfts["run_batch"] > 0
+    lengths = [len(prompt) % 7 for prompt in stock.prompts]
+    assert sum(arm.same_outputs or 0 for arm in arms) == sum(one < 5 for one in lengths) < 48
 
 
 def test_data_of_another_form_and_too_many_paragraphs_are_refused(tmp_path, capsys):
