@@ -123,6 +123,12 @@ def _plan_of(
     others = (
         variants.ablations(plugin, structured=workload.structured) if arguments.ablations else ()
     )
+    make_items = workload.items
+    if arguments.canonical_order:
+        if workload.unordered_items is None:
+            raise ValueError(f"--canonical-order: {workload.name} has no segments; rag has")
+        make_items = workload.unordered_items
+        others = (variants.with_canonical_order(plugin), *others)
     usual = workload.quick_requests if arguments.quick else workload.num_requests
     concurrency = arguments.concurrency or workload.concurrency
     num_items = arguments.requests or usual
@@ -136,8 +142,8 @@ def _plan_of(
         name,
         settings,
         variants=(stock, plugin, *others),
-        items=tuple(workload.items(texts(SEED), num_items)),
-        warm_up_items=tuple(workload.items(texts(WARM_UP_SEED), num_warm_up)),
+        items=tuple(make_items(texts(SEED), num_items)),
+        warm_up_items=tuple(make_items(texts(WARM_UP_SEED), num_warm_up)),
         probe=texts(PROBE_SEED),
         rounds=1 if arguments.quick else arguments.rounds,
         concurrency=concurrency,

@@ -113,6 +113,7 @@ def take_turn(
         on_done,
         options=variant.client,
         fields=plan.workload.request_fields,
+        segments=plan.workload.segments,
         score=plan.workload.score,
         pauses=plan.workload.pauses,
     )

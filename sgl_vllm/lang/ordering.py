@@ -7,7 +7,6 @@ server has is the backend's answer.
 
 from __future__ import annotations
 
-import hashlib
 import types
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from sgl_vllm.lang.ir import AnyOrder, Expr, Text
 from sgl_vllm.lang.planning import SegmentId, plan
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.transcript import HINT_MIN_CHARS, Order, OrderSource, Transcript
+from sgl_vllm.protocol.segments import canonical_rank, digest_of
 
 PlannedOrders: TypeAlias = Mapping[tuple[Hashable, frozenset[SegmentId]], tuple[SegmentId, ...]]
 """Orders by the prompt before them and the segments."""
@@ -146,7 +146,7 @@ def _ids_of(texts: Sequence[str]) -> list[SegmentId]:
     seen: Counter[bytes] = Counter()
     ids = []
     for text in texts:
-        digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+        digest = digest_of(text)
         ids.append((digest, seen[digest]))
         seen[digest] += 1
     return ids
@@ -165,11 +165,8 @@ def _of_segments_alone(
         key = expr.key
         return sorted(number_of, key=lambda one: key(texts[number_of[one]])), "key"
     if expr.seed is not None:
-        salt = str(expr.seed).encode()
-        return (
-            sorted(number_of, key=lambda one: hashlib.blake2b(salt + b" " + one[0]).digest()),
-            "seed",
-        )
+        seed = expr.seed
+        return sorted(number_of, key=lambda one: canonical_rank(one[0], seed)), "seed"
     return None
 
 

@@ -28,3 +28,7 @@ SCORE_FROM = "sgl_score_from"
 """The index n >= 1 of the first prompt token whose log-probability is wanted. With it, a request
 with `prompt_logprobs` may read its first n - 1 tokens from the cache. Its rows are vLLM's initial
 None and those of the tokens from n on; leaving out the others saves microseconds per row."""
+
+SEGMENTS = "sgl_segments"
+"""Intervals of characters of the prompt, a start and an end by turns: segments whose order does not
+matter. A router with `canonical_order` reorders them; engines ignore them."""

@@ -52,7 +52,7 @@ def is_unicode(text: str) -> bool:
 def is_prompt(prompt: object) -> bool:
     """Whether `prompt` is a text or a list of token ids, and not empty."""
     if isinstance(prompt, list):
-        return bool(prompt) and all(type(token) is int and token >= 0 for token in prompt)
+        return set(map(type, prompt)) == {int} and min(prompt) >= 0
     return isinstance(prompt, str) and bool(prompt) and is_unicode(prompt)
 
 

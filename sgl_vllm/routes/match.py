@@ -89,10 +89,11 @@ async def match(request: Request) -> dict[str, list[int]]:
     body = parse_match(await json_object(request))
     client: AsyncLLM = request.app.state.engine_client
     lora = lora_of(request.app.state.openai_serving_models, body.model)
-    packed = await _packed(request, body)
+    prefix, packed = await _packed(request, body)
     tenants: TenantSource = getattr(request.app.state, "sgl_vllm_tenants", NO_TENANTS)
     arguments = {
         "candidates": packed,
+        "prefix": prefix,
         "cache_salt": tenants.salt(body.cache_salt),  # as of a request with this prefix
         "lora_name": lora.lora_name if lora else None,
         "lora_path": lora.lora_path if lora else None,
@@ -102,7 +103,7 @@ async def match(request: Request) -> dict[str, list[int]]:
     if not lengths:
         raise HTTPException(409, RADIX_OFF)
     return {
-        "num_tokens": [len(one) // TOKEN_BYTES for one in packed],
+        "num_tokens": [(len(prefix) + len(one)) // TOKEN_BYTES for one in packed],
         "cached_tokens": [max(of_one) for of_one in zip(*lengths, strict=True)],
     }
 
@@ -168,19 +169,19 @@ def _is_ids(value: object) -> bool:
 # -- tokens
 
 
-async def _packed(request: Request, body: MatchBody) -> list[Tokens]:
-    """The tokens that a request with each prefix begins with, those of texts as vLLM's `/tokenize`
-    has them."""
+async def _packed(request: Request, body: MatchBody) -> tuple[Tokens, list[Tokens]]:
+    """The tokens that all candidates begin with, and those of each after them. Texts have theirs as
+    vLLM's `/tokenize` has them, with what is before them, so of these the first part is empty."""
     if isinstance(body.candidates[0], list):
         try:
             head = pack(body.prompt) if isinstance(body.prompt, list) else b""
-            return [head + pack(one) for one in body.candidates]
+            return head, [pack(one) for one in body.candidates]
         except OverflowError:
             raise HTTPException(400, "a token id has more than 31 bits") from None
     async with request.app.state.sgl_vllm_matching:
         try:
             asked = [_ids(request, body, one) for one in body.candidates]
-            return [pack(ids) for ids in await asyncio.gather(*asked)]
+            return b"", [pack(ids) for ids in await asyncio.gather(*asked)]
         except ValidationError as error:
             raise unreadable_messages(error) from None
         except (VLLMClientError, ValueError) as error:

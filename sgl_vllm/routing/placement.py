@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any  # Any: requests, as mappings or as Ray's objects
 
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.routing.costs import Load, Route, Worker
 from sgl_vllm.routing.prompts import RequestSummary, read_request
 from sgl_vllm.routing.router import PrefixRouter
+from sgl_vllm.routing.segments import in_canonical_order
 
 logger = logging.getLogger("ray.serve")
 
@@ -32,6 +34,7 @@ class RequestPlacer:
         self.router = router
         self._routes: dict[str, Route] = {}
         self._has_warned = False
+        self._has_refused_marks = False
         self._breaker = CircuitBreaker(
             "routing by prefix", "requests are placed by load alone", logger
         )
@@ -77,6 +80,26 @@ class RequestPlacer:
             return None
         self._routes[request_id] = route
         return route.worker
+
+    def in_canonical_order(self, request: Any) -> Any:
+        """The request with the segments that it marks in the canonical order, or as it is if it
+        marks none, or marks them wrongly: see `segments.in_canonical_order`."""
+        try:
+            changed = in_canonical_order(request)
+        except ValueError as error:
+            if not self._has_refused_marks:
+                self._has_refused_marks = True
+                logger.warning(
+                    "sgl-vllm: a request is sent on as it is, because %s. Further requests of this "
+                    "kind are not logged.",
+                    error,
+                )
+            return request
+        if changed is None:
+            return request
+        if isinstance(request, Mapping):
+            return {**request, **changed}
+        return request.model_copy(update=changed)
 
     def finished(self, request_id: str, worker: Worker | None = None) -> None:
         """The request has ended, whether it succeeded or failed.

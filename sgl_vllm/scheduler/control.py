@@ -119,6 +119,7 @@ class EngineControl:
     def match(
         self,
         candidates: Sequence[bytes],
+        prefix: bytes = b"",
         cache_salt: str | None = None,
         lora_name: str | None = None,
         lora_path: str | None = None,
@@ -130,12 +131,14 @@ class EngineControl:
 
         Args:
             candidates: token ids, each candidate packed by `radix.tokens.pack`.
+            prefix: token ids before each of them, which are sent once.
         """
         radix = self._parts.radix
         if radix is None or radix.failed:
             return None
         adapter = _adapter(lora_name, lora_path)
-        lengths = radix.hit_lengths(CacheNamespace(adapter, cache_salt or None), candidates)
+        namespace = CacheNamespace(adapter, cache_salt or None)
+        lengths = radix.hit_lengths(namespace, [prefix + one for one in candidates])
         size = 1 if cache_salt else radix.block_size
         return [length - length % size for length in lengths]
 

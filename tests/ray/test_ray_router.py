@@ -98,6 +98,27 @@ async def test_a_request_goes_where_its_beginning_is():
 
 
 @in_loop
+async def test_segments_reach_the_replica_in_canonical_order_if_asked_for():
+    segments = ["A fox. " * 200, "An owl. " * 200]
+    marks = [0, len(segments[0]), len(segments[0]), len("".join(segments))]
+    one = {"prompt": "".join(segments), "vllm_xargs": {"sgl_segments": marks}}
+    marks = [0, len(segments[1]), len(segments[1]), len("".join(segments))]
+    other = {"prompt": "".join(segments[::-1]), "vllm_xargs": {"sgl_segments": marks}}
+    for canonical_order in (True, False):
+        router = router_of(Replica("a"), Replica("b"), canonical_order=canonical_order)
+        sent = []
+        for number, body in enumerate((one, other)):
+            metadata = RequestMetadata(request_id=f"{number}", internal_request_id=f"{number}")
+            pending = PendingRequest(args=[body, "b"], kwargs={}, metadata=metadata)
+            await router._choose_replica_for_request(pending)
+            sent.append(pending.args)
+        if canonical_order:
+            assert sent[0] == sent[1] == [{"prompt": sent[0][0]["prompt"], "vllm_xargs": None}, "b"]
+        else:
+            assert sent == [[one, "b"], [other, "b"]]
+
+
+@in_loop
 async def test_requests_at_the_same_time_each_get_the_replica_chosen_for_them():
     router = router_of(*(Replica(name) for name in "abcd"))
     prompts = {f"{n}": {"prompt": f"{n} " * 400} for n in range(4)}

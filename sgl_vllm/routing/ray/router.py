@@ -50,6 +50,7 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         max_age_s: float = 3600.0,
         cost: Mapping[str, Any] | None = None,
         tokenizer: str | None = None,
+        canonical_order: bool = False,
     ) -> None:
         """Called by Ray with `request_router_kwargs`.
 
@@ -62,6 +63,8 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
             tokenizer: the model's folder or name. With it, prompts are matched by tokens, and the
                 KV events of replicas that publish them (`KVEventServer`) are followed. Without it,
                 prompts are matched by text.
+            canonical_order: segments that requests mark (`sgl_segments`) are put into the canonical
+                order before a replica is chosen, and reach the replica in it.
         """
         router = PrefixRouter(
             block_size=block_size,
@@ -72,6 +75,7 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         self._placer = RequestPlacer(router)
         self._renderer = PromptRenderer(tokenizer) if tokenizer else None
         self._follows_events = tokenizer is not None
+        self._canonical_order = canonical_order
         self._followers = KvEventFollowers(
             router.apply_events, self._not_followed, self._event_loop
         )
@@ -85,6 +89,9 @@ class PrefixCostRouter(LocalityMixin, MultiplexMixin, RequestRouter):
         if pending_request is None:
             return [_two_of(candidate_replicas)]
         metadata = pending_request.metadata
+        if self._canonical_order and pending_request.args:
+            request, *others = pending_request.args
+            pending_request.args = [self._placer.in_canonical_order(request), *others]
         request = pending_request.args[0] if pending_request.args else None
         rendered = None
         if self._renderer is not None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -491,6 +491,22 @@ def test_a_big_model_needs_more_memory_than_a_small_one(tmp_path: Path) -> None:
     assert more_cache.memory_bytes() == small + 2000 + 2 * 2**30
 
 
+def test_a_client_stands_for_a_router_with_canonical_order(stock: FakeVllm) -> None:
+    made = plan("rag", "--canonical-order", "--requests", "30")
+    workload, variant = made.workload, made.variants[2]
+    assert variant.name == "canonical_order" and variant.plugin_config == {}
+    item = next(one for one in made.items if len(set(one["documents"])) == 3)
+    items = [{**item, "documents": order} for order in permutations(item["documents"])]
+    for options, num_prompts in ((made.variants[1].client, 6), (variant.client, 1)):
+        stock.bodies.clear()
+        run_programs(
+            workload.program, items, stock.url, 2, options=options, segments=workload.segments
+        )
+        prompts = {body["prompt"] for body in stock.bodies}
+        assert len(prompts) == num_prompts
+        assert all(one in prompt for prompt in prompts for one in item["documents"])
+
+
 # -- arguments
 
 
@@ -588,6 +604,7 @@ def test_stock_may_have_arguments_of_its_own() -> None:
         (["tight_cache", "--json", "/nowhere/result.json"], "/nowhere"),
         (["json_schema", "--data", "/nowhere"], "there is no folder /nowhere"),
         (["tight_cache", "--rounds", "0"], "less than 1"),
+        (["tight_cache", "--canonical-order"], "rag"),
         (["knitting"], "tight_cache"),
     ],
 )

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_vllm.lang import planning
-from sgl_vllm.lang.planning import OrderMemory, SharedOrders, by_frequency, plan, shared_weight
+from sgl_vllm.lang.order_trie import shared_weight
+from sgl_vllm.lang.planning import OrderMemory, SharedOrders, by_frequency, plan
 
 WEIGHTS = {segment: 1 + 7 * place % 10 for place, segment in enumerate("abcdefgh")}
 
@@ -87,6 +88,19 @@ def test_the_search_is_bounded_and_then_goes_by_frequency(monkeypatch):
     monkeypatch.setattr(planning, "MAX_WORK", 10_000)
     bounded = shared_weight(plan(sets, weights), weights)
     assert shared_weight(by_frequency(sets, weights), weights) <= bounded < full
+
+
+def test_the_local_search_shares_more_and_is_bounded(monkeypatch):
+    rng = random.Random(3)
+    sets = [rng.sample(range(60), 5) for _ in range(300)]
+    weights = dict.fromkeys(range(60), 5)
+    shared = []
+    for limit in (-1, 2_000, planning.MAX_REPLACED):
+        monkeypatch.setattr(planning, "MAX_REPLACED", limit)
+        orders = plan(sets, weights)
+        assert [sorted(order) for order in orders] == [sorted(one) for one in sets]
+        shared.append(shared_weight(orders, weights))
+    assert shared[0] < shared[1] < shared[2]
 
 
 # -- one after the other

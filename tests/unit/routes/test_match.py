@@ -21,10 +21,10 @@ class CachingEngine(FakeEngine):
         self.cached, self.salt = [tokens_of(text) for text in cached], salt
         super().__init__(match=self.match)
 
-    def match(self, candidates, cache_salt, lora_name, lora_path) -> list[int]:
+    def match(self, candidates, prefix, cache_salt, lora_name, lora_path) -> list[int]:
         if cache_salt != self.salt:
             return [0] * len(candidates)
-        return [self._length(unpack(one)) for one in candidates]
+        return [self._length(unpack(prefix + one)) for one in candidates]
 
     def _length(self, wanted: list[int]) -> int:
         lengths = [0]
@@ -59,6 +59,15 @@ def test_candidates_continue_a_shared_beginning() -> None:
     assert told == {"num_tokens": [8, 7, 4], "cached_tokens": [8, 4, 4]}
     ids = {"prompt": tokens_of("the "), "candidates": [tokens_of("hare"), tokens_of("fox"), []]}
     assert match(client, ids) == told
+
+
+def test_token_ids_of_a_shared_beginning_are_sent_to_the_engine_once() -> None:
+    engine = FakeEngine(match=[0, 0])
+    match(connect(engine), {"prompt": [1, 2, 3], "candidates": [[4], [5, 6]]})
+    ((_, arguments),) = engine.asked
+    assert arguments is not None
+    assert unpack(arguments["prefix"]) == [1, 2, 3]
+    assert [unpack(one) for one in arguments["candidates"]] == [[4], [5, 6]]
 
 
 def test_candidates_continue_the_last_message_of_a_chat() -> None:
