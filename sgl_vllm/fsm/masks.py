@@ -8,7 +8,7 @@ walked once per vocabulary, whatever grammar it stands in: the tokens that end i
 shared bitmask, and the nodes where longer tokens leave it are one set of nodes, from which only
 what follows the terminal in *this* grammar is walked. (xgrammar's context-independent and
 context-dependent tokens, arXiv 2411.15100, section 3.1; here the second kind is exact and cached
-per state.)
+per state.) The states of one pattern differ in few tokens: a bitmask is made from that of another.
 
     tokens from the root:     a  the  ...      ."   ",   "}   ":   ...
                               \\____________/   \\_________________/
@@ -26,19 +26,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sgl_vllm.fsm.automaton import Automaton, Continuation, State
-from sgl_vllm.fsm.byte_dfa import Dfa
+from sgl_vllm.fsm.byte_dfa import ByteDfa, Dfa
 from sgl_vllm.fsm.expressions import EMPTY, Expression, Literals, Terminal
 from sgl_vllm.fsm.json_string import QUOTE, JsonString
-from sgl_vllm.fsm.trie_walks import or_words
+from sgl_vllm.fsm.trie_walks import or_words, packed_bits
 from sgl_vllm.fsm.vocabulary import (
     NO_IDS,
     TokenIds,
     TrieSet,
     Vocabulary,
     Words,
-    bits_of,
     walk,
     walk_counting,
+    walk_difference,
 )
 
 _DENSE_FROM = 512
@@ -53,6 +53,9 @@ _MAX_CLOSING = 1_000
 _MAX_COUNTED = 1_000
 _MAX_SHARED = 8
 """A state keeps at most this many shared bitmasks apart: each is read whenever it is filled in."""
+
+_MAX_DIFFERENCE = 1 / 16
+"""How much of what a walk may visit is searched for the difference to another state, instead."""
 
 _NODES_PER_THREAD = 1_500
 """Nodes of the trie that a walk visits in the time in which the automaton looks at a thread."""
@@ -104,6 +107,8 @@ class Bitmasks:
         self._from_root: dict[object, _Walked] = {}
         self._root_bytes = 0
         self._counted: dict[object, _CountedWalk] = {}
+        self._latest: dict[ByteDfa, _Latest] = {}
+        self._no_bits = np.zeros(vocabulary.num_words, np.uint32)
 
     def of(self, state: State) -> Bitmask:
         """The tokens that may come next in `state`. Whether the text may end is not part of it.
@@ -175,6 +180,7 @@ class Bitmasks:
             self._root_bytes += sum(words.nbytes for words in known.shared)
             if self._root_bytes > _MAX_ROOT_BYTES or len(self._from_root) > _MAX_ROOT_WALKS:
                 self._from_root.clear()
+                self._latest.clear()
                 self._root_bytes = 0
             self._from_root[key] = known
         return known
@@ -185,12 +191,50 @@ class Bitmasks:
         if isinstance(terminal, JsonString):
             return self._counted_walk(trie_set, terminal).take(terminal, trie_set)
         assert isinstance(terminal, Dfa)
+        if trie_set is self._vocabulary.root:
+            return self._walk_from_latest(terminal)
+        words, ids, nodes = self._walk_table(trie_set, terminal)
+        return _Walked(() if words is None else (words,), ids, self._leaving(nodes))
+
+    def _walk_table(
+        self, trie_set: TrieSet, terminal: Dfa
+    ) -> tuple[Words | None, TokenIds, NDArray[np.int32]]:
         dfa = terminal.dfa
-        words, ids, nodes = walk(
-            trie_set, dfa.by_class, dfa.classes, dfa.accepting, terminal.index, _DENSE_FROM
-        )
-        leaving = ((self._vocabulary.trie_set(nodes), EMPTY),) if len(nodes) else ()
-        return _Walked(() if words is None else (words,), ids, leaving)
+        return walk(trie_set, dfa.by_class, dfa.classes, dfa.accepting, terminal.index, _DENSE_FROM)
+
+    def _walk_from_latest(self, terminal: Dfa) -> _Walked:
+        """A walk from the root; where it can, by the difference to the latest in this automaton."""
+        dfa, vocabulary = terminal.dfa, self._vocabulary
+        latest = self._latest.get(dfa)
+        difference = None
+        if latest is not None:
+            difference = walk_difference(
+                vocabulary,
+                dfa.by_class,
+                dfa.classes,
+                dfa.accepting,
+                terminal.index,
+                latest.index,
+                int(vocabulary.num_below[dfa.table[terminal.index] >= 0].sum() * _MAX_DIFFERENCE),
+            )
+        if latest is None or difference is None:
+            words, ids, nodes = self._walk_table(vocabulary.root, terminal)
+            if words is None:
+                return _Walked((), ids, self._leaving(nodes))
+            self._latest[dfa] = _Latest(terminal.index, words, nodes)
+            return _Walked((words,), ids, self._leaving(nodes))
+        changed, nodes = difference
+        words = latest.words
+        if len(changed):
+            words = words ^ vocabulary.words_of(changed)
+        if len(nodes):
+            nodes = np.setxor1d(latest.nodes, nodes, assume_unique=True)
+        else:
+            nodes = latest.nodes
+        return _Walked((words,), NO_IDS, self._leaving(nodes))
+
+    def _leaving(self, nodes: NDArray[np.int32]) -> tuple[tuple[TrieSet, Expression], ...]:
+        return ((self._vocabulary.trie_set(nodes), EMPTY),) if len(nodes) else ()
 
     def _counted_walk(self, trie_set: TrieSet, terminal: JsonString) -> _CountedWalk:
         key = trie_set, terminal.body, terminal.index
@@ -208,13 +252,27 @@ class Bitmasks:
         if not lists:
             return Bitmask(shared, _NO_NUMBERS, _NO_WORDS)
         ids = np.concatenate(lists) if len(lists) > 1 else lists[0]
-        own = self._vocabulary.words_of(ids)
-        numbers = np.flatnonzero(own)
-        if len(numbers) * 2 > len(own):
-            for other in shared:
-                own |= other
-            return Bitmask((own,), _NO_NUMBERS, _NO_WORDS)
-        return Bitmask(shared, numbers.astype(np.uint16), own[numbers])
+        numbers, words = packed_bits(ids, self._no_bits)
+        bitmask = Bitmask(shared, numbers, words)
+        if len(numbers) * 2 > len(self._no_bits):
+            whole = np.empty_like(self._no_bits)
+            bitmask.fill(whole)
+            return Bitmask((whole,), _NO_NUMBERS, _NO_WORDS)
+        return bitmask
+
+
+class _Latest(NamedTuple):
+    """What the latest walk of the whole trie in an automaton found.
+
+    Attributes:
+        index: the automaton's state at the root.
+        words: the tokens that end in it.
+        nodes: the nodes below which longer tokens go on.
+    """
+
+    index: int
+    words: Words
+    nodes: NDArray[np.int32]
 
 
 class _Walked(NamedTuple):
@@ -251,42 +309,37 @@ class _Found:
 
 
 def _spelled(trie_set: TrieSet, terminal: Literals) -> _Walked:
-    """Along literals, byte by byte."""
-    if len(terminal.entries) == 1:
-        return _spelled_one(trie_set, terminal)
+    """Along literals."""
     lists: list[TokenIds] = []
     leaving: list[tuple[TrieSet, Expression]] = []
-    stack = [(trie_set, terminal)]
-    while stack:
-        here, there = stack.pop()
-        for byte in bits_of(here.first & there.first):
-            nodes = here.step(byte)
-            rest, done = there.step(byte)
-            if len(nodes.ids):
-                lists.append(nodes.ids)
-            if nodes.first:
-                if rest is not None:
-                    stack.append((nodes, rest))
-                leaving.extend([(nodes, expression) for expression in done])
-    ids = np.concatenate(lists) if lists else NO_IDS
+    longest = trie_set.vocabulary.max_token_bytes
+    for text, following in terminal.entries:
+        rest = text[terminal.position : terminal.position + longest + 1]
+        known = trie_set.entered.get(rest)
+        if known is None:
+            if len(trie_set.entered) > _MAX_ENTERED:
+                trie_set.entered.clear()
+            known = trie_set.entered[rest] = _along(trie_set, rest)
+        ids, end = known
+        if len(ids):
+            lists.append(ids)
+        if end is not None:
+            leaving.append((end, following or EMPTY))
+    ids = lists[0] if len(lists) == 1 else np.concatenate(lists) if lists else NO_IDS
     return _Walked((), ids, tuple(leaving))
 
 
-def _spelled_one(trie_set: TrieSet, terminal: Literals) -> _Walked:
-    """Along one literal, without a terminal for each of its bytes."""
-    text, following = terminal.entries[0]
+def _along(trie_set: TrieSet, text: bytes) -> tuple[TokenIds, TrieSet | None]:
+    """The tokens that end on the way along a text, and where longer ones leave it."""
     lists: list[TokenIds] = []
-    leaving: tuple[tuple[TrieSet, Expression], ...] = ()
-    for byte in text[terminal.position :]:
+    for byte in text:
         if not trie_set.first >> byte & 1:
-            break
+            return np.concatenate(lists) if lists else NO_IDS, None
         trie_set = trie_set.step(byte)
         if len(trie_set.ids):
             lists.append(trie_set.ids)
-    else:
-        if trie_set.first:
-            leaving = ((trie_set, following or EMPTY),)
-    return _Walked((), np.concatenate(lists) if lists else NO_IDS, leaving)
+    ids = np.concatenate(lists) if lists else NO_IDS
+    return ids, trie_set if trie_set.first else None
 
 
 class _CountedWalk:

@@ -124,6 +124,33 @@ def test_masks_are_the_same_when_nothing_is_remembered(everything, name, monkeyp
     assert len(masks._from_root) <= 2
 
 
+@pytest.mark.parametrize("share", [0.0, 1 / 16, 10.0])
+@pytest.mark.parametrize("name", ["pattern", "pattern anywhere", "shared beginnings", "date"])
+def test_masks_by_their_difference_to_another(everything, name, share, monkeypatch):
+    monkeypatch.setattr(masks_module, "_DENSE_FROM", 1)
+    monkeypatch.setattr(masks_module, "_MAX_DIFFERENCE", share)
+    masks = Bitmasks(everything)
+    start = Automaton(GRAMMARS[name]()).start
+    for seed in range(3):
+        check(masks, everything, random_walk(start, random.Random(seed), 60, end=0.1))
+
+
+def test_the_states_of_a_searched_pattern_take_one_walk_of_the_vocabulary(monkeypatch):
+    walks = []
+    walk = masks_module.walk
+    monkeypatch.setattr(masks_module, "walk", lambda *args: walks.append(args) or walk(*args))
+    pieces = [bytes([b]) for b in range(256)]
+    pieces += [b"%c%c%c" % (a, b, c) for a in b"abcdefghij1" for b in b"rstu" for c in b"uvwxyz"]
+    vocabulary = Vocabulary(pieces, len(pieces))
+    monkeypatch.setattr(masks_module, "_DENSE_FROM", 100)
+    monkeypatch.setattr(masks_module, "_MAX_DIFFERENCE", 0.9)  # half of the nodes are single bytes
+    masks, state = Bitmasks(vocabulary), Automaton(GRAMMARS["pattern anywhere"]()).start
+    for byte in b'"12':
+        state = state.step(byte)
+        masks.of(state)
+    assert len([trie_set for trie_set, *_ in walks if trie_set is vocabulary.root]) == 1
+
+
 def test_grammars_share_what_they_have_in_common(everything):
     masks = Bitmasks(everything)
     for name in ("first", "second", "third"):
