@@ -118,7 +118,7 @@ def build(rust_regex: str) -> bytes:
     numbers: dict[int, int] = {start: 0}
     for state, targets in transitions.items():
         numbers.setdefault(state, len(numbers))
-        for target in targets.values():
+        for target in {*targets.values()}:
             numbers.setdefault(target, len(numbers))
     if len(numbers) > MAX_STATES:
         raise TooComplexError(f"the pattern needs more than {MAX_STATES} states")
@@ -130,12 +130,9 @@ def build(rust_regex: str) -> bytes:
     return header.tobytes() + table[:, firsts].tobytes()
 
 
-_TOKEN = re.compile(
-    r"\\x\{(?P<code>[0-9a-f]+)\}|\\(?P<escaped>[^A-Za-z0-9<>])"
-    r"|(?P<odd>\\|\(\?[^:]|\[:)|(?P<char>.)",
-    re.DOTALL,
-)
-"""`odd` may tell bytes apart that the pattern does not name: `\\d`, flags, `[:alpha:]`."""
+_CODE = re.compile(r"\\x\{([0-9a-f]+)\}")
+_ODD = re.compile(r"\\[A-Za-z0-9<>]|\(\?[^:]|\[:")
+"""What may tell bytes apart that the pattern does not name: `\\d`, flags, `[:alpha:]`."""
 
 _END_OF_LINE = ord("\n")  # `.` is any other character
 
@@ -146,12 +143,13 @@ _UTF8 = (0x80, 0x90, 0xA0, 0xC0, 0xC2, 0xE0, 0xE1, 0xED, 0xEE, 0xF0, 0xF1, 0xF4,
 def _first_bytes(rust_regex: str) -> list[int]:
     """The first byte of each class of bytes, in order. A pattern tells bytes apart only where a
     range of characters begins or ends, with a character that it names."""
+    rest = rust_regex.replace("\\\\", "")  # escaped backslashes
+    codes = {*_CODE.findall(rest)}
+    rest = _CODE.sub("", rest)
+    if _ODD.search(rest):
+        return list(range(256))
     begins = {0, _END_OF_LINE, _END_OF_LINE + 1, *_UTF8}
-    for token in _TOKEN.finditer(rust_regex):
-        if token["odd"]:
-            return list(range(256))
-        code = token["code"]
-        char = chr(int(code, 16)) if code else token["escaped"] or token["char"]
+    for char in {"\\", *rest, *[chr(int(code, 16)) for code in codes]}:
         begins.update([b for byte in char.encode(errors="surrogatepass") for b in (byte, byte + 1)])
     return sorted(begins - {256})
 
