@@ -152,7 +152,9 @@ def test_the_states_of_a_searched_pattern_take_one_walk_of_the_vocabulary(monkey
     monkeypatch.setattr(terminal_walks, "_MAX_DIFFERENCE", 0.9)
     masks, start = Bitmasks(vocabulary), Automaton(GRAMMARS["pattern anywhere"]()).start
     for text in (b'"', b'"1', b'"12'):
-        masks.of(after(start, text))
+        state = after(start, text)
+        assert state is not None
+        masks.of(state)
     assert walked_from.count(vocabulary.root) == 1
 
 
