@@ -7,7 +7,8 @@ interface. Rooms, from the bottom up:
     expressions, byte_dfa, json_string    what a compiled format is made of
     rust_regex, regex, numbers, schema/   formats -> expressions
     automaton                             which bytes may come next, and which must
-    trie_walks, vocabulary, masks         which tokens may come next
+    trie_walks, vocabulary,               which tokens may come next
+    terminal_walks, masks
     forced_tokenizer                      forced text -> forced tokens
     cache, worker                         compiled automata; processes with limits
     warm_up                               all loops compiled before the first request

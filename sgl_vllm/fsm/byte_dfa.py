@@ -7,6 +7,7 @@ Owns `ByteDfa`, its minimization, intersection and difference. Does not own wher
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any  # Any: integers of any size
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,19 +103,29 @@ class Dfa:
 
 def minimal(dfa: ByteDfa) -> ByteDfa:
     """The smallest automaton of the same language: dead states go, equal ones become one."""
-    live = tables.live_states(dfa.by_class, dfa.accepting)
-    if not live[dfa.start]:
+    return _minimal(dfa.by_class, dfa.classes, dfa.accepting, dfa.start)
+
+
+def _minimal(
+    table: NDArray[np.int32],
+    classes: NDArray[np.integer[Any]],
+    accepting: NDArray[np.bool_],
+    start: int = 0,
+) -> ByteDfa:
+    """As `minimal`, of a table over classes of bytes, which are those of the 256 bytes."""
+    distance = tables.distances(table, accepting)
+    if distance[start] < 0:
         return ByteDfa(np.full((1, 256), -1, np.int32), np.zeros(1, np.bool_))
-    table = np.where((dfa.by_class >= 0) & live[dfa.by_class], dfa.by_class, -1)
-    block, count = tables.equal_blocks(table, dfa.accepting)
+    table = np.where((table >= 0) & (distance[table] >= 0), table, -1)
+    block, count = tables.equal_blocks(table, distance)
     representative = np.empty(count, np.int64)
     representative[block] = np.arange(len(block))
     smaller = table[representative]
     smaller = np.where(smaller >= 0, block[smaller], -1).astype(np.int32)
-    order, number = tables.reachable(smaller, block[dfa.start])
+    order, number = tables.reachable(smaller, block[start])
     smaller = smaller[order]
     smaller = np.where(smaller >= 0, number[smaller], -1)
-    return ByteDfa(smaller[:, dfa.classes], dfa.accepting[representative][order])
+    return ByteDfa(smaller[:, classes], accepting[representative][order])
 
 
 def of_texts(texts: Iterable[bytes]) -> ByteDfa:
@@ -157,4 +168,4 @@ def combined(a: ByteDfa, b: ByteDfa, *, minus: bool = False) -> ByteDfa:
         raise TooComplexError(f"patterns together need more than {MAX_STATES} states")
     accepting_b = np.where(pairs[:, 1] >= 0, b.accepting[pairs[:, 1]], False)
     accepting = a.accepting[pairs[:, 0]] & (~accepting_b if minus else accepting_b)
-    return minimal(ByteDfa(table[:, classes.reshape(-1)], accepting))
+    return _minimal(table, classes.reshape(-1), accepting)

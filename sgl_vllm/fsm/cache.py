@@ -1,8 +1,9 @@
-"""Compiled automata, least recently used first out."""
+"""What is known of formats: compiled automata, and which formats have none."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Hashable
 
@@ -15,9 +16,36 @@ _CHECK_EVERY = 32
 _BYTES_PER_CHARACTER = 160
 """About what the expression of a format takes, for each character of the format."""
 
+MAX_REFUSED = 10_000
+RETRY_AFTER_S = 300.0
+"""A refusal is remembered so long: some patterns are refused only because the machine is busy."""
+
+
+class RefusedFormats:
+    """The formats for which no automaton was made lately. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._since: OrderedDict[Hashable, float] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __contains__(self, key: Hashable) -> bool:
+        since = self._since.get(key)
+        return since is not None and time.monotonic() - since < RETRY_AFTER_S
+
+    def add(self, key: Hashable) -> None:
+        with self._lock:
+            self._since[key] = time.monotonic()
+            self._since.move_to_end(key)
+            if len(self._since) > MAX_REFUSED:
+                self._since.popitem(last=False)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._since.clear()
+
 
 class AutomatonCache:
-    """Automata by format. Thread-safe.
+    """Automata by format, least recently used first out. Thread-safe.
 
     Automata grow while they are used, so they are counted at every insertion and at every 32nd
     look-up. The cost is a microsecond for four of them.

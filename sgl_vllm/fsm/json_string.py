@@ -1,15 +1,17 @@
 """The terminal for JSON strings of any or of bounded length.
 
-Owns how characters of a JSON string are spelled in bytes, and their count. Strings with a pattern
-are automata like others (`regex.json_string_search`). Pure.
+Owns how characters of a JSON string are spelled in bytes, and their count; and the automaton that
+counts them, to combine with those of patterns (`regex.json_string_search`). Pure.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 import numpy as np
 
+from sgl_vllm.fsm.byte_dfa import ByteDfa
 from sgl_vllm.fsm.expressions import EMPTY, Expression
 from sgl_vllm.fsm.tables import byte_set
 
@@ -152,3 +154,38 @@ STRING = StringBody("any")
 COUNTED_STRING = StringBody("characters")
 NAME_STRING = StringBody("needed")
 PLAIN_STRING = StringBody("none")
+
+
+@lru_cache(maxsize=16)
+def dfa_of_length(low: int, high: int | None) -> ByteDfa:
+    """The automaton of JSON strings, quotes included, of `low` to `high` characters (None: any
+    number). Cost: one copy of the states of `STRING` (13 KiB) for each character up to the limits.
+
+        "           a           b          "
+    (0) ---> (1, 0) ---> (1, 1) ---> (1, 2) ---> ((end))     the second number counts characters
+    """
+    counted = high if high is not None else low
+    inside = np.unique(STRING.table[STRING.table >= 0])  # its start is state 0
+    assert inside[0] == 0
+    size = len(inside)
+    number = np.full(STRING.table.max() + 1, -1)
+    number[inside] = np.arange(size)
+    body = STRING.table[inside]
+    begins = body == 0
+    step = np.where(body > 0, number[body], -1)
+    end = 1 + counted * size + (1 if high is not None else size)
+    table = np.full((end + 1, 256), -1, np.int32)
+    table[0, QUOTE] = 1
+    for count in range(counted + 1):
+        first = 1 + count * size
+        if count == high:
+            table[first, QUOTE] = end
+            break
+        rows = table[first : first + size]
+        rows[step >= 0] = first + step[step >= 0]
+        rows[begins] = 1 + min(count + 1, counted) * size
+        if count >= low:
+            rows[0, QUOTE] = end
+    accepting = np.zeros(end + 1, np.bool_)
+    accepting[end] = True
+    return ByteDfa(table, accepting)

@@ -1,7 +1,8 @@
 """The legal tokens of a state, as a bitmask.
 
 Owns the walk of a vocabulary's trie along an automaton, and compact storage of what it finds.
-Does not own the trie (`vocabulary.py`) or the automaton (`automaton.py`). Pure: numpy and numba.
+Does not own the walks into single terminals (`terminal_walks.py`), the trie (`vocabulary.py`) or
+the automaton (`automaton.py`). Pure: numpy and numba.
 
 A terminal that most of the vocabulary passes through, such as the inside of a JSON string, is
 walked once per vocabulary, whatever grammar it stands in: the tokens that end inside it are one
@@ -18,44 +19,20 @@ per state.)
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sgl_vllm.fsm.automaton import Automaton, Continuation, State
-from sgl_vllm.fsm.byte_dfa import Dfa
-from sgl_vllm.fsm.expressions import EMPTY, Expression, Literals, Terminal
-from sgl_vllm.fsm.json_string import QUOTE, JsonString
-from sgl_vllm.fsm.trie_walks import or_words
-from sgl_vllm.fsm.vocabulary import (
-    NO_IDS,
-    TokenIds,
-    TrieSet,
-    Vocabulary,
-    Words,
-    bits_of,
-    walk,
-    walk_counting,
-)
-
-_DENSE_FROM = 512
-"""This many tokens are kept as a bitmask rather than as a list."""
+from sgl_vllm.fsm.terminal_walks import TerminalWalks, Walked
+from sgl_vllm.fsm.trie_walks import or_words, packed_bits
+from sgl_vllm.fsm.vocabulary import TokenIds, TrieSet, Vocabulary, Words
 
 _NO_NUMBERS = np.zeros(0, np.uint16)
 _NO_WORDS = np.zeros(0, np.uint32)
-_MAX_ROOT_BYTES = 64 << 20
-_MAX_ROOT_WALKS = 50_000
-_MAX_ENTERED = 10_000
-_MAX_CLOSING = 1_000
-_MAX_COUNTED = 1_000
 _MAX_SHARED = 8
 """A state keeps at most this many shared bitmasks apart: each is read whenever it is filled in."""
-
-_NODES_PER_THREAD = 1_500
-"""Nodes of the trie that a walk visits in the time in which the automaton looks at a thread."""
 
 
 def only_bit(words: Words) -> int | None:
@@ -99,11 +76,9 @@ class Bitmasks:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
         self._lock = threading.Lock()
-        self._from_root: dict[object, _Walked] = {}
-        self._root_bytes = 0
-        self._counted: dict[object, _CountedWalk] = {}
+        self._walks = TerminalWalks(vocabulary)
+        self._no_bits = np.zeros(vocabulary.num_words, np.uint32)
 
     def of(self, state: State) -> Bitmask:
         """The tokens that may come next in `state`. Whether the text may end is not part of it.
@@ -123,7 +98,7 @@ class Bitmasks:
         automaton = state.automaton
         automaton.spend(len(state.threads))
         for terminal, then in state.threads:
-            found.add(self._walked_from_root(terminal, automaton), automaton, then)
+            found.add(self._walks.from_root(terminal, automaton), automaton, then)
         seen: set[tuple[TrieSet, State]] = set()
         while found.pending:
             reached = found.pending.pop()
@@ -134,73 +109,11 @@ class Bitmasks:
             automaton.spend(len(state.threads))
             for terminal, then in state.threads:
                 if terminal.first & trie_set.first:
-                    found.add(self._walked(trie_set, terminal, automaton), automaton, then)
+                    found.add(self._walks.below(trie_set, terminal, automaton), automaton, then)
         bitmask = self._packed(tuple(found.shared.values()), found.lists)
         own = [words.nbytes for words in bitmask.shared if id(words) not in found.shared]
         automaton.num_bytes += bitmask.numbers.nbytes + bitmask.words.nbytes + sum(own)
         return bitmask
-
-    def _walked(self, trie_set: TrieSet, terminal: Terminal, automaton: Automaton) -> _Walked:
-        """The tokens below `trie_set` that end in `terminal`, and where longer ones leave it."""
-        known = trie_set.entered.get(terminal)
-        if known is None:
-            if len(trie_set.entered) > _MAX_ENTERED:
-                trie_set.entered.clear()
-            ends = self._vocabulary.end[trie_set.nodes]
-            automaton.spend(int((ends - trie_set.nodes).sum()) // _NODES_PER_THREAD)
-            known = trie_set.entered[terminal] = self._walk(trie_set, terminal)
-        return known
-
-    def _walked_from_root(self, terminal: Terminal, automaton: Automaton) -> _Walked:
-        """As `_walked` from the root, where wide terminals cost most; bounded by bytes."""
-        root = self._vocabulary.root
-        if isinstance(terminal, Literals):
-            return _spelled(root, terminal)
-        key: object = terminal
-        if isinstance(terminal, JsonString):
-            # Beyond the longest token, the number of characters left makes no difference.
-            most = self._counted_walk(root, terminal).most_items
-            high = terminal.high
-            key = (
-                terminal.body,
-                terminal.index,
-                min(terminal.low, most + 1),
-                None if high is None or high > most else high,
-                terminal.names,
-            )
-        known = self._from_root.get(key)
-        if known is None:
-            automaton.spend(len(self._vocabulary.byte) // _NODES_PER_THREAD)
-            known = self._walk(root, terminal)
-            self._root_bytes += sum(words.nbytes for words in known.shared)
-            if self._root_bytes > _MAX_ROOT_BYTES or len(self._from_root) > _MAX_ROOT_WALKS:
-                self._from_root.clear()
-                self._root_bytes = 0
-            self._from_root[key] = known
-        return known
-
-    def _walk(self, trie_set: TrieSet, terminal: Terminal) -> _Walked:
-        if isinstance(terminal, Literals):
-            return _spelled(trie_set, terminal)
-        if isinstance(terminal, JsonString):
-            return self._counted_walk(trie_set, terminal).take(terminal, trie_set)
-        assert isinstance(terminal, Dfa)
-        dfa = terminal.dfa
-        words, ids, nodes = walk(
-            trie_set, dfa.by_class, dfa.classes, dfa.accepting, terminal.index, _DENSE_FROM
-        )
-        leaving = ((self._vocabulary.trie_set(nodes), EMPTY),) if len(nodes) else ()
-        return _Walked(() if words is None else (words,), ids, leaving)
-
-    def _counted_walk(self, trie_set: TrieSet, terminal: JsonString) -> _CountedWalk:
-        key = trie_set, terminal.body, terminal.index
-        known = self._counted.get(key)
-        if known is None:
-            if len(self._counted) > _MAX_COUNTED:
-                self._counted.clear()
-            walked = walk_counting(trie_set, terminal.body.table, terminal.index)
-            known = self._counted[key] = _CountedWalk(*walked)
-        return known
 
     def _packed(self, shared: tuple[Words, ...], lists: list[TokenIds]) -> Bitmask:
         if len(shared) > _MAX_SHARED:
@@ -208,27 +121,13 @@ class Bitmasks:
         if not lists:
             return Bitmask(shared, _NO_NUMBERS, _NO_WORDS)
         ids = np.concatenate(lists) if len(lists) > 1 else lists[0]
-        own = self._vocabulary.words_of(ids)
-        numbers = np.flatnonzero(own)
-        if len(numbers) * 2 > len(own):
-            for other in shared:
-                own |= other
-            return Bitmask((own,), _NO_NUMBERS, _NO_WORDS)
-        return Bitmask(shared, numbers.astype(np.uint16), own[numbers])
-
-
-class _Walked(NamedTuple):
-    """What a walk from a set of nodes into a terminal finds.
-
-    Attributes:
-        shared, ids: the tokens that end in the terminal or right after it, as bitmasks and as a
-            list.
-        leaving: the nodes below which longer tokens go on, with what follows there.
-    """
-
-    shared: tuple[Words, ...]
-    ids: TokenIds
-    leaving: tuple[tuple[TrieSet, Expression], ...]
+        numbers, words = packed_bits(ids, self._no_bits)
+        bitmask = Bitmask(shared, numbers, words)
+        if len(numbers) * 2 > len(self._no_bits):
+            whole = np.empty_like(self._no_bits)
+            bitmask.fill(whole)
+            return Bitmask((whole,), _NO_NUMBERS, _NO_WORDS)
+        return bitmask
 
 
 class _Found:
@@ -241,108 +140,10 @@ class _Found:
         self.lists: list[TokenIds] = []
         self.pending: list[tuple[TrieSet, State]] = []
 
-    def add(self, walked: _Walked, automaton: Automaton, then: Continuation | None) -> None:
+    def add(self, walked: Walked, automaton: Automaton, then: Continuation | None) -> None:
         for words in walked.shared:
             self.shared[id(words)] = words
         if len(walked.ids):
             self.lists.append(walked.ids)
         for trie_set, expression in walked.leaving:
             self.pending.append((trie_set, automaton.begin(expression, then)))
-
-
-def _spelled(trie_set: TrieSet, terminal: Literals) -> _Walked:
-    """Along literals, byte by byte."""
-    if len(terminal.entries) == 1:
-        return _spelled_one(trie_set, terminal)
-    lists: list[TokenIds] = []
-    leaving: list[tuple[TrieSet, Expression]] = []
-    stack = [(trie_set, terminal)]
-    while stack:
-        here, there = stack.pop()
-        for byte in bits_of(here.first & there.first):
-            nodes = here.step(byte)
-            rest, done = there.step(byte)
-            if len(nodes.ids):
-                lists.append(nodes.ids)
-            if nodes.first:
-                if rest is not None:
-                    stack.append((nodes, rest))
-                leaving.extend([(nodes, expression) for expression in done])
-    ids = np.concatenate(lists) if lists else NO_IDS
-    return _Walked((), ids, tuple(leaving))
-
-
-def _spelled_one(trie_set: TrieSet, terminal: Literals) -> _Walked:
-    """Along one literal, without a terminal for each of its bytes."""
-    text, following = terminal.entries[0]
-    lists: list[TokenIds] = []
-    leaving: tuple[tuple[TrieSet, Expression], ...] = ()
-    for byte in text[terminal.position :]:
-        if not trie_set.first >> byte & 1:
-            break
-        trie_set = trie_set.step(byte)
-        if len(trie_set.ids):
-            lists.append(trie_set.ids)
-    else:
-        if trie_set.first:
-            leaving = ((trie_set, following or EMPTY),)
-    return _Walked((), np.concatenate(lists) if lists else NO_IDS, leaving)
-
-
-class _CountedWalk:
-    """A walk into string bodies, from which `take` picks by the number of characters left."""
-
-    def __init__(
-        self,
-        ids: TokenIds,
-        begun: NDArray[np.int16],
-        leaving: NDArray[np.int32],
-        completed: NDArray[np.int16],
-    ) -> None:
-        order = np.argsort(begun, kind="stable")
-        self._ids = ids[order]
-        self._begun = begun[order]
-        self._leaving = leaving
-        self._completed = completed
-        self.most_items = int(max(begun.max(initial=0), completed.max(initial=0)))
-        self._inside: dict[int, Words] = {}
-        self._closing: dict[bytes, Words] = {}
-
-    def take(self, terminal: JsonString, trie_set: TrieSet) -> _Walked:
-        vocabulary = trie_set.vocabulary
-        high = self.most_items if terminal.high is None else min(terminal.high, self.most_items)
-        ids = self._ids[: np.searchsorted(self._begun, high, side="right")]
-        shared: tuple[Words, ...] = ()
-        if len(ids) >= _DENSE_FROM:
-            if high not in self._inside:
-                self._inside[high] = vocabulary.words_of(ids)
-            shared, ids = (self._inside[high],), NO_IDS
-        closing = self._leaving
-        if high < self.most_items or terminal.low:
-            closing = closing[(self._completed <= high) & (self._completed >= terminal.low)]
-        if terminal.names:
-            excluded = [_nodes_of((*name, QUOTE), trie_set) for name in terminal.names]
-            if any(map(len, excluded)):
-                closing = closing[~np.isin(closing, np.concatenate(excluded))]
-        closed = vocabulary.tokens_at(closing)
-        if len(closed) >= _DENSE_FROM:
-            key = closing.tobytes()
-            if key not in self._closing:
-                if len(self._closing) > _MAX_CLOSING:
-                    self._closing.clear()
-                self._closing[key] = vocabulary.words_of(closed)
-            shared = (*shared, self._closing[key])
-        else:
-            ids = np.concatenate((ids, closed))
-        inner = closing[vocabulary.end[closing] > closing + 1]
-        leaving = ((vocabulary.trie_set(inner), EMPTY),) if len(inner) else ()
-        return _Walked(shared, ids, leaving)
-
-
-def _nodes_of(text: Iterable[int], trie_set: TrieSet) -> NDArray[np.int32]:
-    """The nodes that spell `text` below a set."""
-    for byte in text:
-        if not trie_set.first >> byte & 1:
-            return NO_IDS
-        trie_set = trie_set.step(byte)
-    return trie_set.nodes

@@ -12,6 +12,7 @@ import re._constants as sre  # type: ignore[import-not-found]
 import re._parser as sre_parser  # type: ignore[import-not-found]
 import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any  # Any: the parser's trees have no types
 
 from sgl_vllm.fsm import characters
@@ -45,9 +46,15 @@ def json_string_search(pattern: str) -> ByteDfa:
 
     Raises: as `full_match`, and UnsupportedPatternError for syntax that Python reads differently.
     """
+    return compile_untrusted(_searched(pattern))
+
+
+@lru_cache(maxsize=512)
+def _searched(pattern: str) -> str:
+    """The JSON strings in which `pattern` is found, in the syntax of Rust's regex."""
     _check_ecma_syntax(pattern)
     anything = f"{characters.bracketed_in_json(characters.ANY)}*"
-    return compile_untrusted(f'"{_anchored(_parse(pattern), anything, json_string=True)}"')
+    return f'"{_anchored(_parse(pattern), anything, json_string=True)}"'
 
 
 def _parse(pattern: str) -> list[Any]:

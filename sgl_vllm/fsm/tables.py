@@ -63,8 +63,8 @@ def byte_classes(table):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def live_states(table, accepting):  # type: ignore[no-untyped-def]
-    """Flags of the states from which acceptance can be reached."""
+def distances(table, accepting):  # type: ignore[no-untyped-def]
+    """How many transitions each state is from acceptance, at least; -1 if it cannot be reached."""
     num_states, num_columns = table.shape
     counts = np.zeros(num_states + 1, np.int64)
     for state in range(num_states):
@@ -80,37 +80,42 @@ def live_states(table, accepting):  # type: ignore[no-untyped-def]
             if target >= 0:
                 sources[filled[target]] = state
                 filled[target] += 1
-    live = accepting.copy()
-    stack = np.empty(num_states, np.int32)
-    top = 0
+    distance = np.full(num_states, -1, np.int32)
+    queue = np.empty(num_states, np.int32)
+    count, next_ = 0, 0
     for state in range(num_states):
-        if live[state]:
-            stack[top] = state
-            top += 1
-    while top:
-        top -= 1
-        state = stack[top]
+        if accepting[state]:
+            distance[state] = 0
+            queue[count] = state
+            count += 1
+    while next_ < count:
+        state = queue[next_]
+        next_ += 1
         for i in range(begin[state], begin[state + 1]):
             source = sources[i]
-            if not live[source]:
-                live[source] = True
-                stack[top] = source
-                top += 1
-    return live
+            if distance[source] < 0:
+                distance[source] = distance[state] + 1
+                queue[count] = source
+                count += 1
+    return distance
 
 
 @compiled
-def equal_blocks(table, accepting):  # type: ignore[no-untyped-def]
+def equal_blocks(table, distance):  # type: ignore[no-untyped-def]
     """Group the states into blocks that accept the same texts.
 
     Moore's refinement, one column at a time: two states separate as soon as one column leads to
-    different blocks.
+    different blocks. States at different distances from acceptance are separate from the start,
+    so a chain of states, such as a repetition, does not separate one state in each round.
+
+    Args:
+        distance: of each state, as from `distances`.
 
     Returns: the block of each state, and the number of blocks.
     """
     num_states, num_columns = table.shape
-    block = accepting.astype(np.int64)
-    count = 2 if accepting.any() and not accepting.all() else 1
+    block = distance.astype(np.int64) + 1
+    count = len(np.unique(block))
     size = 16
     while size < 2 * num_states:
         size *= 2

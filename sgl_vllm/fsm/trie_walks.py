@@ -104,6 +104,29 @@ def set_bits(ids, words):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def packed_bits(ids, words):  # type: ignore[no-untyped-def]
+    """The bits of `ids` as the numbers of the words that have some, and these words.
+
+    Args:
+        words: a bitmask without any bits, to work in; it is left so.
+    """
+    used = np.empty(len(ids), np.int32)
+    count = 0
+    for t in ids:
+        if words[t >> 5] == 0:
+            used[count] = t >> 5
+            count += 1
+        words[t >> 5] |= np.uint32(1) << np.uint32(t & 31)
+    numbers = np.empty(count, np.uint16)
+    values = np.empty(count, np.uint32)
+    for i in range(count):
+        numbers[i] = used[i]
+        values[i] = words[used[i]]
+        words[used[i]] = 0
+    return numbers, values
+
+
+@compiled
 def or_words(words, numbers, values):  # type: ignore[no-untyped-def]
     """Add the bits of `values` to the words of a bitmask with these `numbers`."""
     for i in range(len(numbers)):
@@ -152,6 +175,47 @@ def walk_table(  # type: ignore[no-untyped-def]
                 num_leaving += 1
             node += 1
     return num_ids, num_leaving
+
+
+@compiled
+def walk_both(  # type: ignore[no-untyped-def]
+    byte, end, depth, first_token, tokens, table, classes, accepting, start, other, most
+):
+    """`vocabulary.walk_difference`: where walks from the root differ that begin in two states.
+
+    Returns: the tokens, the nodes, and whether that is all: no more than `most` nodes were visited.
+    """
+    states = np.empty(MAX_TOKEN_BYTES, np.int32)
+    others = np.empty(MAX_TOKEN_BYTES, np.int32)
+    states[0], others[0] = start, other
+    ids = np.empty(64, np.int32)
+    leaving = np.empty(64, np.int32)
+    num_ids = num_leaving = num_visited = 0
+    node = 1
+    while node < end[0]:
+        num_visited += 1
+        if num_visited > most:
+            return ids[:0].copy(), leaving[:0].copy(), False
+        level = depth[node]
+        column = classes[byte[node]]
+        state = table[states[level - 1], column] if states[level - 1] >= 0 else -1
+        there = table[others[level - 1], column] if others[level - 1] >= 0 else -1
+        if state == there or level >= MAX_TOKEN_BYTES - 1:
+            node = end[node]
+            continue
+        states[level], others[level] = state, there
+        if (state < 0) != (there < 0):
+            for t in range(first_token[node], first_token[node + 1]):
+                ids = _grown(ids, num_ids)
+                ids[num_ids] = tokens[t]
+                num_ids += 1
+        leaves = state >= 0 and accepting[state]
+        if leaves != (there >= 0 and accepting[there]) and end[node] > node + 1:
+            leaving = _grown(leaving, num_leaving)
+            leaving[num_leaving] = node
+            num_leaving += 1
+        node += 1
+    return ids[:num_ids].copy(), leaving[:num_leaving].copy(), True
 
 
 @compiled

@@ -67,7 +67,12 @@ class Vocabulary:
         self.byte, self.end, self.depth, self.first_token = trie_walks.build_trie(data, lengths)
         self.tokens = np.array(order, np.int32)
         """Ids in the order of their bytes; those of node i are `first_token[i : i + 2]`."""
+        self.num_below = np.zeros(256, np.int64)
+        """How many nodes there are in tokens that begin with a byte."""
+        top = np.flatnonzero(self.depth == 1)
+        self.num_below[self.byte[top]] = self.end[top] - top
         self.num_words = (size + 31) // 32
+        self.max_token_bytes = int(lengths.max(initial=0))
         self._sets: dict[bytes, TrieSet] = {}
         self.clear()
 
@@ -182,6 +187,40 @@ def walk(
     if num_ids >= dense_from:
         return words, NO_IDS, leaving
     return None, trie_walks.ids_in(words, num_ids), leaving
+
+
+def walk_difference(
+    vocabulary: Vocabulary,
+    table: NDArray[np.int32],
+    classes: NDArray[np.uint8],
+    accepting: NDArray[np.bool_],
+    start: int,
+    other: int,
+    most_nodes: int,
+) -> tuple[TokenIds, Nodes] | None:
+    """What `walk` from the root finds in one of the states `start` and `other` only.
+
+    Cost: as `walk`, but only nodes are visited where the two are in different states. In an
+    automaton that searches a pattern, most bytes lead all states back to the same one.
+
+    Returns: the tokens, and the nodes below which longer tokens go on; None if more than
+        `most_nodes` have to be visited.
+    """
+    v = vocabulary
+    ids, leaving, is_all = trie_walks.walk_both(
+        v.byte,
+        v.end,
+        v.depth,
+        v.first_token,
+        v.tokens,
+        table,
+        classes,
+        accepting,
+        start,
+        other,
+        most_nodes,
+    )
+    return (ids, leaving) if is_all else None
 
 
 def walk_counting(

@@ -20,6 +20,7 @@ _SCHEMA = {
     "properties": {
         "a": {"type": "integer", "minimum": 1},
         "b": {"type": "string", "minLength": 2, "maxLength": 90},
+        "d": {"format": "uri"},
     },
     "additionalProperties": True,
 }
@@ -45,11 +46,12 @@ def _automata() -> None:
 
 def _masks() -> None:
     tokens = [bytes([byte]) for byte in range(256)] + [b'{"', b'": "', b'", "', b"ab"]
+    tokens += [b"%d" % number for number in range(10, 1000)]  # enough for a dense bitmask
     vocabulary = Vocabulary(tokens, len(tokens))
     bitmasks = Bitmasks(vocabulary)
     words = np.zeros(vocabulary.num_words, np.uint32)
     state: State | None = Automaton(compile_schema(_SCHEMA)).start
-    for byte in b'{"a": 12, "b": "abc", "c": [true, 1.5]}':
+    for byte in b'{"a": 12, "b": "abc", "d": "http://a/b?c", "c": [true, 1.5]}':
         assert state is not None
         bitmasks.of(state).fill(words)
         state = state.step(byte)

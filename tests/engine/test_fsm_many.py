@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputOptions as O
 from sgl_vllm.fsm import automaton
 from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.backend import SglBackend
+from sgl_vllm.fsm.warm_up import compile_loops
 from tests.engine.engine import Ask
 from tests.engine.test_fsm_like_stock import backend, bits
 
@@ -97,6 +99,31 @@ def wide_schema(number: int) -> str:
         {"type": "string", "minLength": 4_000, "maxLength": longest + n} for n in range(3_900)
     ]
     return json.dumps({"anyOf": strings})
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "integer"}, {"type": "string", "pattern": "(?=a)"}, {"format": "regex"}]
+)
+def test_requests_with_one_format_count_one_compilation(schema: dict[str, Any]) -> None:
+    compile_loops()  # they must not count for the limits
+    spec = json.dumps(schema)
+    asked = backend(semantics=SchemaSemantics.SPEC)
+
+    def compile_it(number: int) -> bool:
+        try:
+            asked.compile_grammar(Options.JSON, spec)
+        except ValueError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        compiled = list(threads.map(compile_it, range(24)))
+    assert len(set(compiled)) == 1
+    assert asked.counters.compilations == 1
+    asked.forget()
+    compile_it(0)
+    assert asked.counters.compilations == 1
+    asked.destroy()
 
 
 def test_a_schema_of_thousands_of_alternatives_costs_little_before_it_fails() -> None:

@@ -97,9 +97,15 @@ class Rules:
         for dfa in automata:
             split = []
             for names_of_region, matched in regions:
-                split.append((workspace.common(names_of_region, dfa), matched | {id(dfa)}))
-                split.append((workspace.common(names_of_region, dfa, minus=True), matched))
-            regions = [region for region in split if not region[0].is_empty]
+                inside = workspace.common(names_of_region, dfa)
+                if inside.is_empty:
+                    split.append((names_of_region, matched))
+                    continue
+                split.append((inside, matched | {id(dfa)}))
+                outside = workspace.common(names_of_region, dfa, minus=True)
+                if not outside.is_empty:
+                    split.append((outside, matched))
+            regions = split
             if len(regions) > _MAX_REGIONS:
                 raise UnsupportedSchemaError("patternProperties that overlap in too many ways")
         found = []

@@ -13,15 +13,15 @@ from sgl_vllm.fsm.json_string import (
     PLAIN_STRING,
     STRING,
     JsonString,
+    dfa_of_length,
 )
-from sgl_vllm.fsm.rust_regex import compile_trusted, compile_untrusted
+from sgl_vllm.fsm.rust_regex import compile_trusted
 from sgl_vllm.fsm.schema.context import Context, of_valid, string
 from sgl_vllm.fsm.schema.formats import FORMATS, UNSUPPORTED_FORMATS, format_dfa
 from sgl_vllm.fsm.schema.keywords import Schema, several
 from sgl_vllm.fsm.schema.values import limits, listings, quoted
 
 _MAX_LENGTH_WITH_PATTERN = 300
-_CHARACTER = r'(?:[^"\\\x{0}-\x{1f}]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})'
 _ANY_TEXT = r'"(?:[^"\\\x{0}-\x{1f}\x{10ffff}]|\\["\\bfnrt]|\\u00(?:0[0-7bef]|1[0-9a-f]))*"'
 _A_STRING: Schema = {"type": "string"}
 
@@ -93,8 +93,7 @@ def _length(schema: dict[str, Any]) -> tuple[int, int | None]:
 def _of_length(low: int, high: int | None) -> ByteDfa:
     if max(low, high or 0) > _MAX_LENGTH_WITH_PATTERN:
         raise UnsupportedSchemaError(f"a pattern with a length above {_MAX_LENGTH_WITH_PATTERN}")
-    most = "" if high is None else str(high)
-    return compile_untrusted(f'"{_CHARACTER}{{{low},{most}}}"')
+    return dfa_of_length(low, high)
 
 
 def _formats(schema: dict[str, Any]) -> list[str]:

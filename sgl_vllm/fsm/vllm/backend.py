@@ -14,8 +14,11 @@ decided in `fsm/schema/`, `fsm/regex.py` and `fsm/structural_tag.py`, which toke
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
+from collections.abc import Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,7 +35,7 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from sgl_vllm.counters import counter, timer_count, timer_sum
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.fsm.automaton import Automaton
-from sgl_vllm.fsm.cache import AutomatonCache
+from sgl_vllm.fsm.cache import AutomatonCache, RefusedFormats
 from sgl_vllm.fsm.errors import (
     TooComplexError,
     UnsupportedPatternError,
@@ -136,6 +139,8 @@ class SglBackend(StructuredOutputBackend):
             max_errors=MAX_ERRORS,
         )
         self._cache = AutomatonCache()
+        self._without_automaton = RefusedFormats()
+        self._being_compiled: dict[Hashable, Future[None]] = {}
         self._lock = threading.RLock()
         self._xgrammar: XgrammarBackend | None = None
         self._resources: dict[int, TokenizerResources] = {}
@@ -167,16 +172,11 @@ class SglBackend(StructuredOutputBackend):
             if known is not None:
                 self._counters.ours_cached += 1
                 return self._grammar(known, resources, stop_token_ids)
-        started = time.monotonic()
         try:
-            return self._compile(request_type, grammar_spec, resources, stop_token_ids)
+            return self._compile_once(request_type, grammar_spec, resources, stop_token_ids)
         except Exception:
             self._counters.refused += 1
             raise
-        finally:
-            with self._lock:
-                self._counters.compilations += 1
-                self._counters.compile_s += time.monotonic() - started
 
     def allocate_token_bitmask(self, max_num_seqs: int) -> torch.Tensor:
         num_words = self.resources.vocabulary.num_words
@@ -212,6 +212,7 @@ class SglBackend(StructuredOutputBackend):
     def forget(self) -> None:
         """Forget every automaton, and what was counted."""
         self._cache.clear()
+        self._without_automaton.clear()
         self._counters = BackendCounters()
         if self._stock is not None:
             self._stock.num_xgrammar = self._stock.num_guidance = 0
@@ -255,6 +256,45 @@ class SglBackend(StructuredOutputBackend):
         stops = stop_token_ids or {resources.end_token}
         return SglGrammar(resources, self._breaker, automaton, stops)
 
+    def _compile_once(
+        self,
+        request_type: StructuredOutputOptions,
+        spec: str,
+        resources: TokenizerResources,
+        stop_token_ids: set[int] | None,
+    ) -> StructuredOutputGrammar:
+        """As `_compile`. Requests whose format is being compiled wait for it, and get its error."""
+        key = request_type, spec
+        with self._lock:
+            others = self._being_compiled.get(key)
+            is_first = others is None and key not in self._cache
+            if is_first:
+                mine = self._being_compiled[key] = Future()
+        if not is_first:
+            if others is not None:
+                others.result()
+            known = self._cache.get(key) if self._automata_are_on else None
+            if known is None:
+                return self._compile(request_type, spec, resources, stop_token_ids)
+            self._counters.ours_cached += 1
+            return self._grammar(known, resources, stop_token_ids)
+        is_known = _digest(request_type, spec) in self._without_automaton
+        started = time.monotonic()
+        try:
+            grammar = self._compile(request_type, spec, resources, stop_token_ids)
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        else:
+            mine.set_result(None)
+            return grammar
+        finally:
+            with self._lock:
+                del self._being_compiled[key]
+                if not is_known:
+                    self._counters.compilations += 1
+                    self._counters.compile_s += time.monotonic() - started
+
     def _compile(
         self,
         request_type: StructuredOutputOptions,
@@ -263,7 +303,7 @@ class SglBackend(StructuredOutputBackend):
         stop_token_ids: set[int] | None,
     ) -> StructuredOutputGrammar:
         title = FORMATS[request_type].title
-        if self._automata_are_on:
+        if self._automata_are_on and _digest(request_type, spec) not in self._without_automaton:
             try:
                 automaton = within_limits(lambda: self._automaton(request_type, spec), title)
             except NotCompiledError:
@@ -273,6 +313,7 @@ class SglBackend(StructuredOutputBackend):
             else:
                 if automaton is not None:
                     return self._grammar(automaton, resources, stop_token_ids)
+                self._without_automaton.add(_digest(request_type, spec))
         grammar = self._stock_backends().compile(request_type, spec, stop_token_ids)
         bitmask = self.allocate_token_bitmask(1).zero_()
         within_limits(lambda: grammar.fill_bitmask(bitmask, 0), title)
@@ -308,3 +349,9 @@ class SglBackend(StructuredOutputBackend):
         with self._lock:
             self._counters.ours += 1
         return automaton
+
+
+def _digest(request_type: StructuredOutputOptions, spec: str) -> Hashable:
+    """What a format is remembered by that may be large and has no automaton."""
+    data = spec.encode(errors="surrogatepass")
+    return request_type, hashlib.blake2b(data, digest_size=16).digest()

@@ -27,6 +27,7 @@ _SCHEMAS: dict[str, dict[str, Any] | bool] = {
     "at least two characters": {"type": "string", "minLength": 2},
     "exactly two characters": {"type": "string", "minLength": 2, "maxLength": 2},
     "pattern": {"type": "string", "pattern": "^[a-c]+é?$", "maxLength": 9},
+    "pattern anywhere": {"type": "string", "pattern": "[0-9]{3}x"},
     "names excluded": {
         "type": "object",
         "properties": {"a": {"type": "integer"}, "ab": {"type": "null"}, "é": {"type": "null"}},

@@ -2,7 +2,7 @@
 
 from sgl_vllm.fsm import cache as cache_module
 from sgl_vllm.fsm.automaton import Automaton
-from sgl_vllm.fsm.cache import AutomatonCache
+from sgl_vllm.fsm.cache import AutomatonCache, RefusedFormats
 from sgl_vllm.fsm.schema import compile_schema
 from tests.unit.fsm.texts import after
 
@@ -48,3 +48,18 @@ def test_automata_that_grow_while_they_are_used_are_counted(monkeypatch):
     for _ in range(40):
         cache.get("b")
     assert kept(cache, "ab") == "b"
+
+
+def test_refused_formats_are_forgotten_after_a_while_and_beyond_a_number(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(cache_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(cache_module, "MAX_REFUSED", 2)
+    refused = RefusedFormats()
+    for key in "aba":
+        refused.add(key)
+    refused.add("c")
+    assert [key for key in "abc" if key in refused] == ["a", "c"]
+    now[0] = cache_module.RETRY_AFTER_S - 1
+    refused.add("c")
+    now[0] = cache_module.RETRY_AFTER_S
+    assert [key for key in "abc" if key in refused] == ["c"]

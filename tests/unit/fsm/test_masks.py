@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import sgl_vllm
 from sgl_vllm.fsm import masks as masks_module
+from sgl_vllm.fsm import terminal_walks
 from sgl_vllm.fsm import vocabulary as vocabulary_module
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.masks import Bitmasks
@@ -76,7 +77,7 @@ def everything() -> Vocabulary:
 @pytest.mark.parametrize(("dense_from", "max_shared"), [(1, 8), (1, 1), (512, 8)])
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_masks_of_troublesome_pieces(everything, name, dense_from, max_shared, monkeypatch):
-    monkeypatch.setattr(masks_module, "_DENSE_FROM", dense_from)
+    monkeypatch.setattr(terminal_walks, "_DENSE_FROM", dense_from)
     monkeypatch.setattr(masks_module, "_MAX_SHARED", max_shared)
     masks = Bitmasks(everything)
     start = Automaton(GRAMMARS[name]()).start
@@ -109,19 +110,52 @@ def test_masks_all_along_a_text(everything, name):
 
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_masks_are_the_same_when_nothing_is_remembered(everything, name, monkeypatch):
-    monkeypatch.setattr(masks_module, "_MAX_ROOT_WALKS", 1)
-    monkeypatch.setattr(masks_module, "_MAX_ROOT_BYTES", 100)
-    monkeypatch.setattr(masks_module, "_MAX_ENTERED", 1)
-    monkeypatch.setattr(masks_module, "_MAX_CLOSING", 1)
-    monkeypatch.setattr(masks_module, "_MAX_COUNTED", 1)
-    monkeypatch.setattr(masks_module, "_DENSE_FROM", 8)
+    monkeypatch.setattr(terminal_walks, "_MAX_ROOT_WALKS", 1)
+    monkeypatch.setattr(terminal_walks, "_MAX_ROOT_BYTES", 100)
+    monkeypatch.setattr(terminal_walks, "_MAX_ENTERED", 1)
+    monkeypatch.setattr(terminal_walks, "_MAX_CLOSING", 1)
+    monkeypatch.setattr(terminal_walks, "_MAX_COUNTED", 1)
+    monkeypatch.setattr(terminal_walks, "_DENSE_FROM", 8)
     monkeypatch.setattr(vocabulary_module, "_MAX_CACHED_NODES", 20)
     vocabulary = Vocabulary(everything.token_bytes, everything.size)
     masks = Bitmasks(vocabulary)
     for seed in (1, 2):
         states = random_walk(Automaton(GRAMMARS[name]()).start, random.Random(seed), 40, end=0.1)
         check(masks, vocabulary, states)
-    assert len(masks._from_root) <= 2
+    assert len(masks._walks._from_root) <= 2
+
+
+@pytest.mark.parametrize("share", [0.0, 1 / 16, 10.0])
+@pytest.mark.parametrize("name", ["pattern", "pattern anywhere", "shared beginnings", "date"])
+def test_masks_by_their_difference_to_another(everything, name, share, monkeypatch):
+    monkeypatch.setattr(terminal_walks, "_DENSE_FROM", 1)
+    monkeypatch.setattr(terminal_walks, "_MAX_DIFFERENCE", share)
+    masks = Bitmasks(everything)
+    start = Automaton(GRAMMARS[name]()).start
+    for seed in range(3):
+        check(masks, everything, random_walk(start, random.Random(seed), 60, end=0.1))
+
+
+def test_the_states_of_a_searched_pattern_take_one_walk_of_the_vocabulary(monkeypatch):
+    walked_from = []
+    walk = terminal_walks.walk
+
+    def noted(trie_set, *args):
+        walked_from.append(trie_set)
+        return walk(trie_set, *args)
+
+    monkeypatch.setattr(terminal_walks, "walk", noted)
+    pieces = [bytes([b]) for b in range(256)]
+    pieces += [b"%c%c%c" % (a, b, c) for a in b"abcdefghij1" for b in b"rstu" for c in b"uvwxyz"]
+    vocabulary = Vocabulary(pieces, len(pieces))
+    monkeypatch.setattr(terminal_walks, "_DENSE_FROM", 100)
+    monkeypatch.setattr(terminal_walks, "_MAX_DIFFERENCE", 0.9)
+    masks, start = Bitmasks(vocabulary), Automaton(GRAMMARS["pattern anywhere"]()).start
+    for text in (b'"', b'"1', b'"12'):
+        state = after(start, text)
+        assert state is not None
+        masks.of(state)
+    assert walked_from.count(vocabulary.root) == 1
 
 
 def test_grammars_share_what_they_have_in_common(everything):

@@ -20,7 +20,7 @@ from sgl_vllm.fsm.characters import MARK
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedPatternError
 from sgl_vllm.fsm.expressions import NEVER
 from sgl_vllm.fsm.regex import full_match, json_string_search
-from sgl_vllm.fsm.tables import byte_classes, equal_blocks, live_states, product, reachable
+from sgl_vllm.fsm.tables import byte_classes, distances, equal_blocks, product, reachable
 from tests.effort import examples
 
 ALPHABET = 'abA1_ "\\\n\x01/é€😀'
@@ -347,7 +347,7 @@ def test_loops_over_tables_are_compiled_once_whatever_the_tables():
     """It takes seconds; numba does it again for another layout, and for what is read-only."""
     for one, other in itertools.product(("a", "a*", "[ab]+c"), repeat=2):
         combined(full_match(one), full_match(other))
-    for loop in (byte_classes, live_states, equal_blocks, reachable, product):
+    for loop in (byte_classes, distances, equal_blocks, reachable, product):
         assert len(loop.signatures) == 1  # type: ignore[union-attr]
 
 

@@ -1,0 +1,285 @@
+"""Walks of the vocabulary's trie into one terminal: which tokens end there, and where others leave.
+
+Owns these walks and what is remembered of them, whatever grammar the terminal stands in. Does not
+own what follows a terminal (`masks.py`), nor the loops (`trie_walks.py`). Pure: numpy and numba.
+
+The states of one automaton differ in few tokens. In one that searches a pattern, most bytes lead
+all states back to the same one:
+
+    pattern [0-9]{3}      after `a1`, tokens that go on with a digit differ from those after `a`;
+                          the others need no walk
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sgl_vllm.fsm.automaton import Automaton
+from sgl_vllm.fsm.byte_dfa import ByteDfa, Dfa
+from sgl_vllm.fsm.expressions import EMPTY, Expression, Literals, Terminal
+from sgl_vllm.fsm.json_string import QUOTE, JsonString
+from sgl_vllm.fsm.vocabulary import (
+    NO_IDS,
+    Nodes,
+    TokenIds,
+    TrieSet,
+    Vocabulary,
+    Words,
+    walk,
+    walk_counting,
+    walk_difference,
+)
+
+_DENSE_FROM = 512
+"""This many tokens are kept as a bitmask rather than as a list."""
+
+_MAX_ROOT_BYTES = 64 << 20
+_MAX_ROOT_WALKS = 50_000
+_MAX_ENTERED = 10_000
+_MAX_CLOSING = 1_000
+_MAX_COUNTED = 1_000
+
+_MAX_DIFFERENCE = 1 / 16
+"""The share of a walk's nodes that are searched for the difference to another state. Beyond it, the
+walk itself costs less."""
+
+_NODES_PER_THREAD = 1_500
+"""Nodes of the trie that a walk visits in the time in which the automaton looks at a thread."""
+
+
+class Walked(NamedTuple):
+    """What a walk from a set of nodes into a terminal finds.
+
+    Attributes:
+        shared, ids: the tokens that end in the terminal or right after it, as bitmasks and as a
+            list.
+        leaving: the nodes below which longer tokens go on, with what follows there.
+    """
+
+    shared: tuple[Words, ...]
+    ids: TokenIds
+    leaving: tuple[tuple[TrieSet, Expression], ...]
+
+
+class TerminalWalks:
+    """The walks over one vocabulary. Not thread-safe.
+
+    Each costs look-ups where it is known. Otherwise it is charged to the automaton's allowance.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._from_root: dict[object, Walked] = {}
+        self._root_bytes = 0
+        self._counted: dict[object, _CountedWalk] = {}
+        self._latest: dict[ByteDfa, _Latest] = {}
+
+    def below(self, trie_set: TrieSet, terminal: Terminal, automaton: Automaton) -> Walked:
+        """The tokens below `trie_set` that end in `terminal`, and where longer ones leave it."""
+        known = trie_set.entered.get(terminal)
+        if known is None:
+            if len(trie_set.entered) > _MAX_ENTERED:
+                trie_set.entered.clear()
+            ends = self._vocabulary.end[trie_set.nodes]
+            automaton.spend(int((ends - trie_set.nodes).sum()) // _NODES_PER_THREAD)
+            known = trie_set.entered[terminal] = self._walk(trie_set, terminal)
+        return known
+
+    def from_root(self, terminal: Terminal, automaton: Automaton) -> Walked:
+        """As `below` from the root, where wide terminals cost most; bounded by bytes."""
+        root = self._vocabulary.root
+        if isinstance(terminal, Literals):
+            return _spelled(root, terminal)
+        key: object = terminal
+        if isinstance(terminal, JsonString):
+            # Beyond the longest token, the number of characters left makes no difference.
+            most = self._counted_walk(root, terminal).most_items
+            high = terminal.high
+            key = (
+                terminal.body,
+                terminal.index,
+                min(terminal.low, most + 1),
+                None if high is None or high > most else high,
+                terminal.names,
+            )
+        known = self._from_root.get(key)
+        if known is None:
+            automaton.spend(len(self._vocabulary.byte) // _NODES_PER_THREAD)
+            known = self._walk(root, terminal)
+            self._root_bytes += sum(words.nbytes for words in known.shared)
+            if self._root_bytes > _MAX_ROOT_BYTES or len(self._from_root) > _MAX_ROOT_WALKS:
+                self._from_root.clear()
+                self._latest.clear()
+                self._root_bytes = 0
+            self._from_root[key] = known
+        return known
+
+    def _walk(self, trie_set: TrieSet, terminal: Terminal) -> Walked:
+        if isinstance(terminal, Literals):
+            return _spelled(trie_set, terminal)
+        if isinstance(terminal, JsonString):
+            return self._counted_walk(trie_set, terminal).take(terminal, trie_set)
+        assert isinstance(terminal, Dfa)
+        if trie_set is self._vocabulary.root:
+            return self._walk_from_latest(terminal)
+        words, ids, nodes = self._walk_table(trie_set, terminal)
+        return Walked(() if words is None else (words,), ids, self._leaving(nodes))
+
+    def _walk_table(self, trie_set: TrieSet, terminal: Dfa) -> tuple[Words | None, TokenIds, Nodes]:
+        dfa = terminal.dfa
+        return walk(trie_set, dfa.by_class, dfa.classes, dfa.accepting, terminal.index, _DENSE_FROM)
+
+    def _walk_from_latest(self, terminal: Dfa) -> Walked:
+        """A walk from the root; where it can, by the difference to the latest in this automaton."""
+        dfa, vocabulary = terminal.dfa, self._vocabulary
+        latest = self._latest.get(dfa)
+        difference = None
+        if latest is not None:
+            difference = walk_difference(
+                vocabulary,
+                dfa.by_class,
+                dfa.classes,
+                dfa.accepting,
+                terminal.index,
+                latest.state,
+                int(vocabulary.num_below[dfa.table[terminal.index] >= 0].sum() * _MAX_DIFFERENCE),
+            )
+        if latest is None or difference is None:
+            words, ids, nodes = self._walk_table(vocabulary.root, terminal)
+            if words is None:
+                return Walked((), ids, self._leaving(nodes))
+            self._latest[dfa] = _Latest(terminal.index, words, nodes)
+            return Walked((words,), ids, self._leaving(nodes))
+        changed, nodes = difference
+        words = latest.words
+        if len(changed):
+            words = words ^ vocabulary.words_of(changed)
+        if len(nodes):
+            nodes = np.setxor1d(latest.nodes, nodes, assume_unique=True)
+        else:
+            nodes = latest.nodes
+        return Walked((words,), NO_IDS, self._leaving(nodes))
+
+    def _leaving(self, nodes: Nodes) -> tuple[tuple[TrieSet, Expression], ...]:
+        return ((self._vocabulary.trie_set(nodes), EMPTY),) if len(nodes) else ()
+
+    def _counted_walk(self, trie_set: TrieSet, terminal: JsonString) -> _CountedWalk:
+        key = trie_set, terminal.body, terminal.index
+        known = self._counted.get(key)
+        if known is None:
+            if len(self._counted) > _MAX_COUNTED:
+                self._counted.clear()
+            walked = walk_counting(trie_set, terminal.body.table, terminal.index)
+            known = self._counted[key] = _CountedWalk(*walked)
+        return known
+
+
+class _Latest(NamedTuple):
+    """What the latest walk of the whole trie in an automaton found.
+
+    Attributes:
+        state: the automaton's state at the root.
+        words: the tokens that end in it.
+        nodes: the nodes below which longer tokens go on.
+    """
+
+    state: int
+    words: Words
+    nodes: Nodes
+
+
+def _spelled(trie_set: TrieSet, terminal: Literals) -> Walked:
+    """Along literals."""
+    lists: list[TokenIds] = []
+    leaving: list[tuple[TrieSet, Expression]] = []
+    longest = trie_set.vocabulary.max_token_bytes
+    for text, following in terminal.entries:
+        rest = text[terminal.position : terminal.position + longest + 1]
+        known = trie_set.entered.get(rest)
+        if known is None:
+            if len(trie_set.entered) > _MAX_ENTERED:
+                trie_set.entered.clear()
+            known = trie_set.entered[rest] = _along(trie_set, rest)
+        ids, end = known
+        if len(ids):
+            lists.append(ids)
+        if end is not None:
+            leaving.append((end, following or EMPTY))
+    ids = lists[0] if len(lists) == 1 else np.concatenate(lists) if lists else NO_IDS
+    return Walked((), ids, tuple(leaving))
+
+
+def _along(trie_set: TrieSet, text: bytes) -> tuple[TokenIds, TrieSet | None]:
+    """The tokens that end on the way along a text, and where longer ones leave it."""
+    lists: list[TokenIds] = []
+    for byte in text:
+        if not trie_set.first >> byte & 1:
+            return np.concatenate(lists) if lists else NO_IDS, None
+        trie_set = trie_set.step(byte)
+        if len(trie_set.ids):
+            lists.append(trie_set.ids)
+    ids = np.concatenate(lists) if lists else NO_IDS
+    return ids, trie_set if trie_set.first else None
+
+
+class _CountedWalk:
+    """A walk into string bodies, from which `take` picks by the number of characters left."""
+
+    def __init__(
+        self,
+        ids: TokenIds,
+        begun: NDArray[np.int16],
+        leaving: Nodes,
+        completed: NDArray[np.int16],
+    ) -> None:
+        order = np.argsort(begun, kind="stable")
+        self._ids = ids[order]
+        self._begun = begun[order]
+        self._leaving = leaving
+        self._completed = completed
+        self.most_items = int(max(begun.max(initial=0), completed.max(initial=0)))
+        self._inside: dict[int, Words] = {}
+        self._closing: dict[bytes, Words] = {}
+
+    def take(self, terminal: JsonString, trie_set: TrieSet) -> Walked:
+        vocabulary = trie_set.vocabulary
+        high = self.most_items if terminal.high is None else min(terminal.high, self.most_items)
+        ids = self._ids[: np.searchsorted(self._begun, high, side="right")]
+        shared: tuple[Words, ...] = ()
+        if len(ids) >= _DENSE_FROM:
+            if high not in self._inside:
+                self._inside[high] = vocabulary.words_of(ids)
+            shared, ids = (self._inside[high],), NO_IDS
+        closing = self._leaving
+        if high < self.most_items or terminal.low:
+            closing = closing[(self._completed <= high) & (self._completed >= terminal.low)]
+        if terminal.names:
+            excluded = [_nodes_of((*name, QUOTE), trie_set) for name in terminal.names]
+            if any(map(len, excluded)):
+                closing = closing[~np.isin(closing, np.concatenate(excluded))]
+        closed = vocabulary.tokens_at(closing)
+        if len(closed) >= _DENSE_FROM:
+            key = closing.tobytes()
+            if key not in self._closing:
+                if len(self._closing) > _MAX_CLOSING:
+                    self._closing.clear()
+                self._closing[key] = vocabulary.words_of(closed)
+            shared = (*shared, self._closing[key])
+        else:
+            ids = np.concatenate((ids, closed))
+        inner = closing[vocabulary.end[closing] > closing + 1]
+        leaving = ((vocabulary.trie_set(inner), EMPTY),) if len(inner) else ()
+        return Walked(shared, ids, leaving)
+
+
+def _nodes_of(text: Iterable[int], trie_set: TrieSet) -> Nodes:
+    """The nodes that spell `text` below a set."""
+    for byte in text:
+        if not trie_set.first >> byte & 1:
+            return NO_IDS
+        trie_set = trie_set.step(byte)
+    return trie_set.nodes
