@@ -176,6 +176,8 @@ def on_server(
         states = run_arm(mode, backend, documents, sets)
         elapsed_s = time.perf_counter() - begin
         usage = sum((state.usage for state in states), Usage())
+        if usage.cached_prompt_tokens is None:
+            raise ValueError("the server needs --plugin sgl_vllm or --enable-prompt-tokens-details")
         arms.append(Arm(mode, usage.prompt_tokens, usage.cached_prompt_tokens, elapsed_s))
     return arms
 

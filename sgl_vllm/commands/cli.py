@@ -17,6 +17,7 @@ from sgl_vllm.commands import (
     lint_prompts,
     migrate,
     pin,
+    quickstart,
     ray_serve,
     run,
     top,
@@ -58,6 +59,7 @@ class Command(Protocol):
 COMMANDS: tuple[tuple[str, str, Command], ...] = (
     ("doctor", "check the installation, and say how to repair it", doctor),
     ("verify", "compare the plugin with stock vLLM on this device, and write a report", verify),
+    ("quickstart", "serve the demo model, and open the page that shows the cache", quickstart),
     ("demo", "run one program on stock vLLM and with the plugin, and compare", demo),
     ("examples", "list, print or copy example programs and configuration files", examples),
     ("run", "run a program from a Python file", run),
