@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("benchmarks", "examples", "kernels", "sgl_vllm", "tools")
+FOLDERS = ("benchmarks", "deploy", "examples", "kernels", "sgl_vllm", "tools")
 FILES = ("LICENSE", "README.md", "pyproject.toml", "setup.py")
 
 

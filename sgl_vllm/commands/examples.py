@@ -12,13 +12,14 @@ from rich.table import Table
 
 from sgl_vllm import shipped
 
-FOLDERS = ("examples",)
+FOLDERS = ("examples", "deploy")
 DESCRIPTION = """\
 Without a name, lists the example programs and configuration files that come with
 the package. With one, prints the file, or copies it:
 
   sgl-vllm examples classify.py
   sgl-vllm examples classify.py --copy .
+  sgl-vllm examples deploy/compose.yaml
   sgl-vllm examples all --copy ./sgl-vllm-examples
 """
 ALL = "all"
@@ -58,12 +59,14 @@ def main(options: argparse.Namespace) -> int:
 
 
 def files() -> dict[str, Path]:
-    """The files by the name that the command gives them: a path below their folder."""
-    found = {}
-    for folder in (shipped.folder() / name for name in FOLDERS):
-        for file in sorted(folder.rglob("*")):
+    """The files by the name that the command gives them: programs by their path below `examples`,
+    others by that below the repository's root."""
+    root, found = shipped.folder(), {}
+    for folder in FOLDERS:
+        base = root / folder if folder == "examples" else root
+        for file in sorted((root / folder).rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:
-                found[file.relative_to(folder).as_posix()] = file
+                found[file.relative_to(base).as_posix()] = file
     return found
 
 

@@ -14,7 +14,7 @@ _HERE = Path(__file__).parent
 
 
 def folder() -> Path:
-    """The folder with `benchmarks/` and `examples/`."""
+    """The folder with `benchmarks/`, `deploy/` and `examples/`."""
     return _HERE if (_HERE / "examples").is_dir() else _HERE.parents[1]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sysconfig
 import venv
@@ -25,6 +26,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import sgl_vllm
+from tests.dockerfiles import script_of
 from tests.packaged_sources import copy_of_sources
 from tools.release.build import build
 
@@ -73,9 +75,11 @@ class Environment:
         return {canonicalize_name(one["metadata"]["name"]) for one in installed}
 
     def run(self, command: str, *arguments: str) -> str:
+        programs = self.folder / "venv" / "bin"
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        environment["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"
         answer = subprocess.run(
-            [str(self.folder / "venv" / "bin" / command), *arguments],
+            [shutil.which(command, path=environment["PATH"]) or command, *arguments],
             cwd=self.folder,
             env=environment,
             capture_output=True,
@@ -205,4 +209,24 @@ def test_next_to_vllm_all_parts_are_found(next_to_vllm: Environment) -> None:
     assert Path(ours).is_relative_to(next_to_vllm.folder / "venv")
     assert Path(of_vllm).is_relative_to(next_to_vllm.folder / "links")
     assert "--model" in next_to_vllm.run("sgl-vllm", "bench", "ab", "--help")
-    assert "trace" in next_to_vllm.run("sgl-vllm", "bench", "simulate", "--help")
+
+
+def test_the_steps_of_the_dockerfile_install_it(
+    built: tuple[Path, Path], next_to_vllm: Environment, tmp_path: Path
+) -> None:
+    """In the place of an image, which needs Docker. pip stands for uv, without an index."""
+    next_to_vllm.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", "sgl-vllm")
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    shutil.copy(built[0], wheels)
+    uv = next_to_vllm.folder / "venv" / "bin" / "uv"
+    uv.write_text(
+        '#!/bin/sh\n[ "$1 $2 $3 $4" = "pip install --system --no-cache" ] && shift 4 &&\n'
+        'exec python -m pip install --quiet --no-index --no-cache-dir "$@"\n'
+    )
+    uv.chmod(0o755)
+    script = script_of(ROOT / "deploy" / "Dockerfile").replace("/tmp/wheels", str(wheels))
+    next_to_vllm.run("sh", "-euc", script)
+    assert not wheels.exists()
+    installed = next_to_vllm.run("sgl-vllm", "--version")
+    assert installed.startswith(f"sgl-vllm {sgl_vllm.__version__}, vllm")

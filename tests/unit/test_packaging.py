@@ -152,10 +152,9 @@ def test_every_package_is_listed() -> None:
         for path in (ROOT / name).rglob("__init__.py")
     ]
     names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
-    found = {
-        f"{'' if name.startswith('sgl_vllm') else 'sgl_vllm.shipped.'}{name}" for name in names
-    }
-    assert listed == sorted({*found, "sgl_vllm.kernels", "sgl_vllm.shipped.examples"})
+    own = {name for name in names if name.startswith("sgl_vllm")}
+    shipped = {f"sgl_vllm.shipped.{name}" for name in (*(names - own), "deploy", "examples")}
+    assert listed == sorted({*own, *shipped, "sgl_vllm.kernels"})
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(source: Path, tmp_path: Path) -> None:
@@ -168,8 +167,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(source: Path, tmp_path: Pa
     assert "sgl_vllm/demo/model/model.safetensors" in names
     kernels = {name for name in names if name.startswith("sgl_vllm/kernels/")}
     assert kernels == {f"sgl_vllm/kernels/{path.name}" for path in (ROOT / "kernels").glob("*.py")}
-    examples = (path for path in (ROOT / "examples").rglob("*.*") if path.suffix != ".pyc")
-    assert {f"sgl_vllm/shipped/{path.relative_to(ROOT)}" for path in examples} <= set(names)
+    for folder in ("deploy", "examples"):
+        files = {path for path in (ROOT / folder).rglob("*") if path.is_file()}
+        found = {path.relative_to(ROOT) for path in files if path.suffix != ".pyc"}
+        assert {f"sgl_vllm/shipped/{path}" for path in found} <= set(names)
     shipped = "sgl_vllm/shipped/benchmarks/"
     assert {f"{shipped}report/page.html", f"{shipped}results/counts.json"} <= set(names)
 

@@ -151,7 +151,8 @@ def write_sbom(tools: Path, wheel: Path) -> None:
 
 
 def run(*command: str | Path, **environment: str) -> None:
-    subprocess.run([*map(str, command)], cwd=ROOT, env={**os.environ, **environment}, check=True)
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([*map(str, command)], cwd=ROOT, env={**inherited, **environment}, check=True)
 
 
 def step(text: str) -> None:
