@@ -94,7 +94,8 @@ def release(*, rehearsal: bool) -> None:
     for file in sorted(DIST.iterdir()):
         print(f"  {hashlib.sha256(file.read_bytes()).hexdigest()}  {file.relative_to(ROOT)}")
     print("To publish:")
-    print(f"  git tag -a {tag} -F {notes_file.relative_to(ROOT)} && git push {SOURCE_URL} {tag}")
+    text = notes_file.relative_to(ROOT)
+    print(f"  git tag -a {tag} --cleanup=whitespace -F {text} && git push {SOURCE_URL} {tag}")
     uploaded = " ".join(str(file.relative_to(ROOT)) for file in (wheel, sdist))
     print(f"  {(tools / 'twine').relative_to(ROOT)} upload {uploaded}")
 
