@@ -10,7 +10,7 @@ TEST_FOLDERS = $(wildcard $(foreach part,engine server browser unit,$(ROOT)/test
 # A file at a time for each of two processes. Tests count; what measures times is a benchmark.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-slow test-platforms unit gpu soak attack ray versions check reference options counters coverage layouts map pictures site format clean distclean
+.PHONY: help install demo test test-slow test-platforms unit gpu soak attack ray versions check reference options counters coverage layouts map pictures site format release clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -87,6 +87,9 @@ site: install  ## build the documentation site in site/; warnings and broken lin
 format: install  ## format the code with ruff
 	@$(IN_ROOT) "$(BIN)/ruff" check --fix .
 	@$(IN_ROOT) "$(BIN)/ruff" format .
+
+release: install  ## build, check and test a release in dist/, and print how to publish it
+	@$(IN_ROOT) exec "$(BIN)/python" -m tools.release
 
 clean:  ## remove caches and build leftovers
 	@cd "$(ROOT)" && rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

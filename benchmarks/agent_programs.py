@@ -116,6 +116,13 @@ TOOLS = {
 }
 
 
+def computed_tokens(usage: sgl.Usage) -> int:
+    """Prompt tokens that were not cached. Raises ValueError if the server does not tell."""
+    if usage.cached_prompt_tokens is None:
+        raise ValueError("the server does not report cached tokens")
+    return usage.prompt_tokens - usage.cached_prompt_tokens
+
+
 class Watched(sgl.VLLM):
     """Counts the tokens that it is asked to compute without generating any."""
 
@@ -123,7 +130,7 @@ class Watched(sgl.VLLM):
 
     async def warm(self, prompt: Prompt) -> sgl.Usage:
         usage = await super().warm(prompt)
-        self.prefilled_tokens += usage.prompt_tokens - usage.cached_prompt_tokens
+        self.prefilled_tokens += computed_tokens(usage)
         return usage
 
 
@@ -149,7 +156,7 @@ class Arm:
         started = time.perf_counter()
         state = self.program.run(backend=backend, temperature=0, ignore_eos=True, **item)
         self.seconds.append(time.perf_counter() - started)
-        self.computed_tokens += state.usage.prompt_tokens - state.usage.cached_prompt_tokens
+        self.computed_tokens += computed_tokens(state.usage)
         self.prefilled_tokens += backend.prefilled_tokens - prefilled
         self.texts.append(state.text())
 

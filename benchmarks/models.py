@@ -24,7 +24,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-DEMO_MODEL = Path(__file__).resolve().parent.parent / "sgl_vllm" / "demo" / "model"
+from sgl_vllm.demo import MODEL_PATH as DEMO_MODEL
+
 SHAPE_PREFIX = "shape:"
 _TOKENIZER_FILES = (
     "tokenizer.json",

@@ -287,12 +287,14 @@ def on_server(
             if stock is not None:
                 other = repeat.run(prompt, max_tokens, backend=stock, temperature=0.0)
                 num_same[mode] += state["answer"] == other["answer"]
+    if any(one.cached_prompt_tokens is None for one in usage.values()):
+        raise ValueError("the server needs --plugin sgl_vllm or --enable-prompt-tokens-details")
     return [
         Arm(
             mode,
             len(prompts[mode]),
             usage[mode].prompt_tokens,
-            usage[mode].cached_prompt_tokens,
+            usage[mode].cached_prompt_tokens or 0,
             statistics.median(backends[mode].record.ttfts_s),
             num_same[mode] if stock is not None else None,
         )

@@ -174,6 +174,13 @@ class Options:
         part="radix",
         page="cache.md",
     )
+    cached_tokens_in_usage: bool = _option(
+        True,
+        "Report cached prompt tokens in the `usage` of every answer of `vllm serve`, as with "
+        "`--enable-prompt-tokens-details`.",
+        part="radix",
+        page="cache.md",
+    )
     tenant_from: str = _option(
         "none",
         "What names a request's tenant, so that tenants share no cached prefix: `api_key`, or "

@@ -228,7 +228,18 @@ def _from_cli_args(
         _allow_in_environment()
     elif words:
         raise ActivationError(f"--plugin-config has no effect without --plugin {PLUGIN_NAME}")
+    _report_cached_tokens(engine_args, args)
     return engine_args
+
+
+def _report_cached_tokens(engine_args: EngineArgs, args: argparse.Namespace) -> None:
+    """Switch on `--enable-prompt-tokens-details`, where the command has it, with the plugin. The
+    API server reads the arguments after the engine's are made of them."""
+    if not hasattr(args, "enable_prompt_tokens_details"):
+        return
+    options = _requested_options(engine_args)
+    if options is not None and options.cached_tokens_in_usage:
+        args.enable_prompt_tokens_details = True
 
 
 # -- the resolved configuration -------------------------------------------------------------------

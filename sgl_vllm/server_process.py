@@ -82,7 +82,8 @@ class VllmServer:
 
     On a CPU build of vLLM it gets the options that the build needs: float32, eager, one GiB of KV
     cache. `extra_args` and `env` override all others. The log goes to `log_path`, or to a temporary
-    file that is kept only if the server fails.
+    file that is kept only if the server fails. Raises OSError if `port` is taken; by default, it is
+    any free one.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class VllmServer:
         block_size: int | None = None,
         extra_args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        port: int | None = None,
         log_path: Path | None = None,
         start_timeout_s: float = 300,
         stop_timeout_s: float = 15,
@@ -111,7 +113,7 @@ class VllmServer:
         self._log_is_ours = log_path is None
         self._on_wait = on_wait
         self._process: subprocess.Popen[bytes] | None = None
-        reserved = reserved_port()
+        reserved = reserved_port(port or 0)
         self.port = int(reserved.getsockname()[1])
         self._release_port = weakref.finalize(self, reserved.close)
         if sys.platform != "linux":
@@ -340,14 +342,14 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def reserved_port() -> socket.socket:
-    """A socket bound to a free TCP port, which on Linux no other process is given until it is
-    closed.
+def reserved_port(port: int = 0) -> socket.socket:
+    """A socket bound to this TCP port, or for 0 to a free one, which on Linux no other process is
+    given until it is closed. Raises OSError if another process listens there.
 
     In the meantime a server that sets SO_REUSEADDR, as vLLM does, can bind the port and listen on
     it, because this socket does not listen. Other systems refuse that.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
+    reserved.bind(("127.0.0.1", port))
     return reserved

@@ -10,11 +10,14 @@ from typing import Protocol
 
 import sgl_vllm
 from sgl_vllm.commands import (
+    bench,
     demo,
     doctor,
+    examples,
     lint_prompts,
     migrate,
     pin,
+    quickstart,
     ray_serve,
     run,
     top,
@@ -56,7 +59,9 @@ class Command(Protocol):
 COMMANDS: tuple[tuple[str, str, Command], ...] = (
     ("doctor", "check the installation, and say how to repair it", doctor),
     ("verify", "compare the plugin with stock vLLM on this device, and write a report", verify),
+    ("quickstart", "serve the demo model, and open the page that shows the cache", quickstart),
     ("demo", "run one program on stock vLLM and with the plugin, and compare", demo),
+    ("examples", "list, print or copy example programs and configuration files", examples),
     ("run", "run a program from a Python file", run),
     ("migrate", "rewrite programs written for SGLang's language", migrate),
     ("ray-serve", "serve replicas on Ray Serve, routed by what each has cached", ray_serve),
@@ -64,6 +69,7 @@ COMMANDS: tuple[tuple[str, str, Command], ...] = (
     ("why", "explain why prompt tokens of a request were not cached", why),
     ("lint-prompts", "find what keeps prompts from being shared, and what it costs", lint_prompts),
     ("top", "show load, throughput and cache hits of several servers", top),
+    ("bench", "run a benchmark", bench),
     ("pin", "compute a prefix and keep it in a server's cache", pin),
     ("unpin", "allow a pinned prefix to be evicted again", unpin),
 )

@@ -129,9 +129,9 @@ def run(model: Path | None = None, *, keep: bool = False, as_json: bool = False)
 
 def compare(model: Path, progress: Console, *, as_json: bool, keep: bool) -> Comparison:
     """Runs the program on one server after the other, and prints the result."""
-    with _server(model, progress, plugin=False) as server:
+    with serving(model, progress, plugin=False) as server:
         stock = run_program(server)
-    with _server(model, progress, plugin=True) as server:
+    with serving(model, progress, plugin=True) as server:
         plugin = run_program(server)
         comparison = Comparison(stock, plugin, read_tree(server.url))
         if as_json:
@@ -193,21 +193,48 @@ def _warm_up(server: VllmServer) -> None:
 
 
 @contextmanager
-def _server(model: Path, progress: Console, *, plugin: bool) -> Iterator[VllmServer]:
+def serving(
+    model: Path,
+    progress: Console,
+    *,
+    plugin: bool,
+    port: int | None = None,
+    show_text: bool = False,
+) -> Iterator[VllmServer]:
+    """A server for a small model, whose start is shown.
+
+    Args:
+        model: the model's folder.
+        progress: where to show it.
+        plugin: whether the server has the plugin.
+        port: a port that is free, by default any.
+        show_text: whether the plugin's pages show the text of prompts.
+
+    Raises:
+        DemoFailed: there is no vLLM, or the port cannot be used.
+        ServerFailed: the server does not start.
+    """
     name = "vLLM with the plugin" if plugin else "stock vLLM"
     begun = time.monotonic()
     with progress.status(f"starting {name}") as status:
-        server = VllmServer(
-            model,
-            plugin=plugin,
-            served_model_name="demo",
-            max_model_len=MAX_MODEL_LEN,
-            extra_args=_gpu_arguments(),
-            # The demo model is too small to gain from a second thread.
-            env={"OMP_NUM_THREADS": "1"} if model == MODEL_PATH else {},
-            stop_timeout_s=STOP_TIMEOUT_S,
-            on_wait=lambda waited_s: status.update(f"starting {name}: {waited_s:.0f} s"),
-        )
+        try:
+            server = VllmServer(
+                model,
+                plugin=plugin,
+                plugin_config={"tree_text": True} if show_text else None,
+                served_model_name="demo",
+                max_model_len=MAX_MODEL_LEN,
+                extra_args=_gpu_arguments(),
+                # The demo model is too small to gain from a second thread.
+                env={"OMP_NUM_THREADS": "1"} if model == MODEL_PATH else {},
+                port=port,
+                stop_timeout_s=STOP_TIMEOUT_S,
+                on_wait=lambda waited_s: status.update(f"starting {name}: {waited_s:.0f} s"),
+            )
+        except (OSError, OverflowError) as error:
+            raise DemoFailed(
+                f"port {port} cannot be used ({error}): set --port to another one"
+            ) from None
         with server:
             progress.print(f"{name} is up after {time.monotonic() - begun:.0f} s")
             status.stop()

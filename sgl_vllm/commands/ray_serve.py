@@ -16,8 +16,8 @@ A file for two replicas, each on a GPU:
     - model_loading_config: {model_id: Qwen/Qwen3-8B}
       deployment_config: {num_replicas: 2}
 
-In the project's repository, examples/serving/ray.yaml is an example for CPUs,
-and docs/ray.md describes all settings.
+`sgl-vllm examples serving/ray.yaml` prints an example for CPUs, and docs/ray.md
+describes all settings.
 """
 
 

@@ -208,7 +208,7 @@ def test_the_prefix_is_found_in_the_cache_until_it_is_emptied(engine):
         s += LONG + sgl.gen("a", max_tokens=2)
 
     program.run(backend=engine)
-    assert program.run(backend=engine).usage.cached_prompt_tokens >= 32
+    assert (program.run(backend=engine).usage.cached_prompt_tokens or 0) >= 32
     sgl.flush_cache(engine)
     assert program.run(backend=engine).usage.cached_prompt_tokens == 0
 
@@ -288,4 +288,4 @@ def test_closing_leaves_no_process_and_later_use_starts_it_again(
         assert info.stats["parts"]["jump_forward"] != "on"
         assert os.environ["VLLM_PLUGINS"] == "another"
         state = text_program.run(backend=with_plugin, temperature=0.0)
-        assert state["year"] and state["mean"] and state.usage.cached_prompt_tokens > 0
+        assert state["year"] and state["mean"] and state.usage.cached_prompt_tokens

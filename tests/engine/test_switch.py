@@ -74,6 +74,22 @@ def test_the_environment_names_it_too(monkeypatch):
     assert config.additional_config["sgl_vllm"]["schedule"] is False
 
 
+@pytest.mark.parametrize(
+    ("words", "reported"),
+    [
+        ([], False),
+        (["--plugin", "sgl_vllm"], True),
+        (["--plugin", "sgl_vllm", "--plugin-config", "cached_tokens_in_usage=false"], False),
+    ],
+)
+def test_the_switch_reports_cached_tokens_in_answers(words, reported):
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    args = parser.parse_args(["--model", MODEL, *words])
+    args.enable_prompt_tokens_details = False  # of `vllm serve` only
+    AsyncEngineArgs.from_cli_args(args)
+    assert args.enable_prompt_tokens_details == reported
+
+
 class Point:
     def __init__(self, name: str) -> None:
         self.name = name

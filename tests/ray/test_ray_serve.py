@@ -56,7 +56,7 @@ def counted(url: str, workload: Workload, seed: int = 1) -> Counted:
     usages = [state.usage for state in states]
     found = Counted(
         sum(usage.prompt_tokens for usage in usages),
-        sum(usage.cached_prompt_tokens for usage in usages),
+        sum(usage.cached_prompt_tokens or 0 for usage in usages),
         [state.text() for state in states],
     )
     print(f"{workload.name}: {found.cached_tokens:,} of {found.prompt_tokens:,} cached", flush=True)

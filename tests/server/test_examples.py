@@ -27,6 +27,7 @@ PRINTS = {
     "chat": "assistant: The capital of Japan is Tokyo.",
     "classify": "The game was boring.     NEGATIVE",
     "essay_judge": "first impression 5, grade 5",
+    "guide": 'The capital of Kenya is Nairobi. | {"name": "Kenya", "capital": "Nairobi"} | Africa',
     "rag": "Answer: The currency of Ghana is the cedi.",
     "react_agent": "Finish[Swahili]\n\nanswer: Swahili",
     "skeleton_of_thought": "2. Sleep eight hours. A good night makes the whole day easier.",

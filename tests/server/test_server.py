@@ -17,7 +17,7 @@ from sgl_vllm.commands import cli
 from sgl_vllm.vllm_api.probe import PARTS
 from tests.server.conftest import API_KEY
 
-DOCS = Path(__file__).parents[2] / "docs"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 CARD = r'\{"city": "[A-Z][a-z]{2,9}", "continent": "(Europe|Asia|Africa)", "people": [0-9]{1,3}\}'
 PERSON = {
     "type": "object",
@@ -362,7 +362,7 @@ def test_a_pin_protects_tokens(server, sgl):
 
 
 def test_the_server_tells_every_metric_that_the_dashboard_asks_for(server):
-    dashboard = (DOCS / "grafana" / "sgl-vllm.json").read_text()
+    dashboard = (DEPLOY / "grafana" / "dashboards" / "sgl-vllm.json").read_text()
     asked = set(re.findall(r"\b((?:sgl_)?vllm:\w+)", dashboard))
     assert asked and asked <= set(server.metrics())
 

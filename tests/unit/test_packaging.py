@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 
 import sgl_vllm
 from sgl_vllm.vllm_api import versions
+from tests.packaged_sources import copy_of_sources
 
 ROOT = Path(sgl_vllm.__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -48,21 +49,22 @@ def test_the_client_needs_neither_vllm_nor_torch() -> None:
     assert needed == light | {"typing-extensions"}
 
 
-def test_the_server_extra_brings_no_second_vllm() -> None:
+def test_the_server_extra_brings_no_second_vllm_and_no_torch() -> None:
     needed = {name_of(requirement) for requirement in PROJECT["optional-dependencies"]["server"]}
-    assert not {name for name in needed if name.startswith(("vllm", "torch"))}
+    assert not {name for name in needed if name.startswith(("vllm", "torch", "xgrammar"))}
 
 
-def test_the_doctor_checks_what_the_server_extra_asks_for() -> None:
+def test_the_doctor_checks_what_the_server_extra_asks_for_and_xgrammar() -> None:
     checked = {
         f"{package}>={minimum}" + (f",<{end}" if end else "")
         for package, minimum, end in versions.SERVER_PACKAGES
     }
-    assert checked == set(PROJECT["optional-dependencies"]["server"])
+    # vLLM brings xgrammar. Asked for by the extra, it would bring torch where there is no vLLM.
+    assert checked == {*PROJECT["optional-dependencies"]["server"], "xgrammar>=0.2.1,<1"}
 
 
 def test_one_version_in_one_place() -> None:
-    assert PROJECT["dynamic"] == ["version"]
+    assert "version" in PROJECT["dynamic"]
     assert re.fullmatch(r"\d+\.\d+\.\d+", sgl_vllm.__version__)
     assert f"## {sgl_vllm.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
@@ -131,12 +133,7 @@ def test_entry_points_resolve(group: str) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A copy of what is packaged, as building leaves its traces in the folder."""
-    source = tmp_path / "source"
-    wanted = ("sgl_vllm", "kernels", "pyproject.toml", "README.md", "LICENSE")
-    source.mkdir()
-    subprocess.run(["cp", "-r", *(str(ROOT / name) for name in wanted), source], check=True)
-    return source
+    return copy_of_sources(tmp_path / "source")
 
 
 def build(hook: str, source: Path, into: Path) -> Path:
@@ -149,9 +146,15 @@ def build(hook: str, source: Path, into: Path) -> Path:
 
 def test_every_package_is_listed() -> None:
     listed = PYPROJECT["tool"]["setuptools"]["packages"]
-    folders = (path.parent for path in (ROOT / "sgl_vllm").rglob("__init__.py"))
-    found = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
-    assert listed == sorted({*found, "sgl_vllm.kernels"})
+    folders = [
+        path.parent
+        for name in ("sgl_vllm", "benchmarks", "tools/engine_harness")
+        for path in (ROOT / name).rglob("__init__.py")
+    ]
+    names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    own = {name for name in names if name.startswith("sgl_vllm")}
+    shipped = {f"sgl_vllm.shipped.{name}" for name in (*(names - own), "deploy", "examples")}
+    assert listed == sorted({*own, *shipped, "sgl_vllm.kernels"})
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(source: Path, tmp_path: Path) -> None:
@@ -164,6 +167,12 @@ def test_the_wheel_holds_the_package_and_nothing_else(source: Path, tmp_path: Pa
     assert "sgl_vllm/demo/model/model.safetensors" in names
     kernels = {name for name in names if name.startswith("sgl_vllm/kernels/")}
     assert kernels == {f"sgl_vllm/kernels/{path.name}" for path in (ROOT / "kernels").glob("*.py")}
+    for folder in ("deploy", "examples"):
+        files = {path for path in (ROOT / folder).rglob("*") if path.is_file()}
+        found = {path.relative_to(ROOT) for path in files if path.suffix != ".pyc"}
+        assert {f"sgl_vllm/shipped/{path}" for path in found} <= set(names)
+    shipped = "sgl_vllm/shipped/benchmarks/"
+    assert {f"{shipped}report/page.html", f"{shipped}results/counts.json"} <= set(names)
 
 
 def test_the_source_distribution_holds_the_kernels(source: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias  # Any: JSON
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias  # Any: JSON, counts
 
 from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.constraints import JSON_SCHEMA, REGEX, Constraint, ConstraintKind
@@ -147,11 +147,12 @@ class Usage:
       of branches that a `vote` did not start.
     - `audio_seconds`: the audio of transcriptions that the server counts by its length.
 
-    A number that the server does not report is 0.
+    A number that the server does not report is 0, except `cached_prompt_tokens`, which is None: not
+    known. A sum is not known if one of its parts is not.
     """
 
     prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
+    cached_prompt_tokens: int | None = 0
     completion_tokens: int = 0
     calls: int = 0
     forced_tokens: int = 0
@@ -160,20 +161,23 @@ class Usage:
     audio_seconds: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(*(getattr(self, n) + getattr(other, n) for n in _USAGE_FIELDS))
+        pairs = [(getattr(self, n), getattr(other, n)) for n in _USAGE_FIELDS]
+        sums: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
+        return Usage(*sums)
 
     def cost(
         self, *, prompt: float, completion: float, cached_prompt: float | None = None
     ) -> float:
         """The price, given prices per million tokens, in their currency.
 
-        `cached_prompt` is the price of prompt tokens found in the cache, by default `prompt`.
+        `cached_prompt` is the price of prompt tokens found in the cache, by default `prompt`. Where
+        their number is not known, all prompt tokens count as computed.
         """
         cached = prompt if cached_prompt is None else cached_prompt
-        computed_tokens = self.prompt_tokens - self.cached_prompt_tokens
+        cached_tokens = self.cached_prompt_tokens or 0
         millionths = (
-            computed_tokens * prompt
-            + self.cached_prompt_tokens * cached
+            (self.prompt_tokens - cached_tokens) * prompt
+            + cached_tokens * cached
             + self.completion_tokens * completion
         )
         return millionths / 1_000_000

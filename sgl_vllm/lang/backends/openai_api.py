@@ -147,12 +147,13 @@ def _completion_logprobs(logprobs: Json) -> tuple[TokenLogprob, ...]:
 
 
 def read_usage(answer: Json) -> Usage:
-    """The cost that an answer reports, as one call. Numbers it does not report are 0."""
+    """The cost that an answer reports, as one call. Cached tokens that it does not report are None,
+    other numbers 0."""
     usage = answer.get("usage") or {}
-    details = usage.get("prompt_tokens_details") or {}
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     return Usage(
         prompt_tokens=int(usage.get("prompt_tokens") or 0),
-        cached_prompt_tokens=int(details.get("cached_tokens") or 0),
+        cached_prompt_tokens=None if cached is None else int(cached),
         completion_tokens=int(usage.get("completion_tokens") or 0),
         calls=1,
     )

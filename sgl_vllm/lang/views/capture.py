@@ -251,7 +251,9 @@ def _facts(
         forced = f", {usage.forced_tokens:,} of them forced" if usage.forced_tokens else ""
         yield f"generated: {usage.completion_tokens:,} tokens{forced}"
     if usage.prompt_tokens:
-        yield f"prompt: {usage.prompt_tokens:,} tokens, {usage.cached_prompt_tokens:,} cached"
+        cached = usage.cached_prompt_tokens
+        told = "cached: unknown" if cached is None else f"{cached:,} cached"
+        yield f"prompt: {usage.prompt_tokens:,} tokens, {told}"
     if isinstance(meta, GenMeta) and meta.request_id is not None:
         for cause, num_tokens in missed.get(meta.request_id, {}).items():
             yield f"computed: {num_tokens:,}, {MEANINGS.get(cause, cause)}"
@@ -277,8 +279,8 @@ def _slices(span: Span, text: str, shaded: Sequence[Interval]) -> Iterable[Slice
 
 def _cached_end(position: int, usage: Usage) -> int:
     """Where the cached part of a request's prompt ends, in characters. The prompt itself ends at
-    `position`."""
-    return round(position * min(1.0, usage.cached_prompt_tokens / usage.prompt_tokens))
+    `position`. 0 if the server does not tell how many tokens were cached."""
+    return round(position * min(1.0, (usage.cached_prompt_tokens or 0) / usage.prompt_tokens))
 
 
 def _first_cached_end(stream: Stream, depth: int = 0) -> int | None:

@@ -131,11 +131,13 @@ class Picture:
 
 
 def usage_facts(usage: Usage) -> list[tuple[str, int]]:
-    """The names and numbers of a usage line, without rare ones that are 0."""
+    """The names and numbers of a usage line, without those that are not known or rare ones that
+    are 0."""
+    cached = usage.cached_prompt_tokens
     always = [
         ("calls", usage.calls),
         ("prompt tokens", usage.prompt_tokens),
-        ("cached", usage.cached_prompt_tokens),
+        *([] if cached is None else [("cached", cached)]),
         ("generated", usage.completion_tokens),
     ]
     sometimes = [

@@ -13,8 +13,10 @@ from typing import Any
 
 import sgl_vllm
 
-DOCS = Path(sgl_vllm.__file__).parent.parent / "docs"
-DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana" / "sgl-vllm.json").read_text())
+ROOT = Path(sgl_vllm.__file__).parent.parent
+DOCS = ROOT / "docs"
+FILE = ROOT / "deploy" / "grafana" / "dashboards" / "sgl-vllm.json"
+DASHBOARD: dict[str, Any] = json.loads(FILE.read_text())
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 GRAPHS = [panel for panel in PANELS if panel["type"] != "row"]
 WIDTH = 24

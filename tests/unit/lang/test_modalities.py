@@ -401,7 +401,9 @@ def test_a_transcript_is_streamed_with_its_audio(service, backend):
         service.gate.release()
     assert texts == ["one ", "two ", "thre", "e"]
     assert state.text() == "Hione two three"
-    assert state.usage == sgl.Usage(prompt_tokens=11, completion_tokens=13, calls=1)
+    assert state.usage == sgl.Usage(
+        prompt_tokens=11, cached_prompt_tokens=None, completion_tokens=13, calls=1
+    )
 
 
 def test_the_usage_of_streamed_speech_is_in_its_last_event(service, backend):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import sgl_vllm as sgl
+from sgl_vllm.lang.backends.openai_api import read_usage
 from sgl_vllm.lang.transcript import HINT_MIN_CHARS
 from tests.unit.lang.conftest import LONG
 from tests.unit.lang.scripted import ScriptedBackend
@@ -149,6 +150,18 @@ def test_usage_adds_up_over_the_program_and_its_branches(server):
     assert usage == sgl.Usage(
         prompt_tokens=2 + 5 + 5, cached_prompt_tokens=1 + 2 + 2, completion_tokens=3, calls=3
     )
+
+
+def test_cached_tokens_that_one_answer_does_not_report_are_unknown_in_the_sum():
+    told = read_usage(
+        {"usage": {"prompt_tokens": 8, "prompt_tokens_details": {"cached_tokens": 0}}}
+    )
+    untold = read_usage({"usage": {"prompt_tokens": 5, "prompt_tokens_details": None}})
+    assert told.cached_prompt_tokens == 0
+    assert untold.cached_prompt_tokens is None
+    both = sum([told, untold, told], sgl.Usage())
+    assert both == sgl.Usage(prompt_tokens=21, cached_prompt_tokens=None, calls=3)
+    assert both.cost(prompt=1e6, completion=0, cached_prompt=0) == 21
 
 
 def test_a_state_can_be_written_on_after_its_run(server):

@@ -1,0 +1,81 @@
+"""`sgl-vllm bench`: the benchmarks of docs/benchmarks.md, from an installed wheel or a checkout."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from sgl_vllm import shipped
+from sgl_vllm.vllm_api import versions
+
+PACKAGE = "benchmarks"
+DESCRIPTION = """\
+Runs a benchmark; `sgl-vllm bench ab ...` is `python -m benchmarks.ab ...` of the
+repository. Without a name, lists them. `sgl-vllm bench NAME --help` lists the
+arguments of one. Most of them need vLLM in the same environment.
+"""
+
+
+def declare(command: argparse.ArgumentParser) -> None:
+    command.usage = "%(prog)s [NAME [ARGUMENTS ...]]"
+    words = command.add_argument(
+        "words", nargs=argparse.PARSER, metavar="NAME", help="a benchmark, and its arguments"
+    )
+    words.required = False
+
+
+def main(options: argparse.Namespace) -> int:
+    found = benchmarks()
+    if not options.words:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for name, file in found.items():
+            table.add_row(name, shipped.summary_of(file))
+        Console(highlight=False).print(table)
+        return 0
+    name, *arguments = options.words
+    if name not in found:
+        known = ", ".join(found)
+        print(f"sgl-vllm bench: no benchmark {name!r}; there are {known}", file=sys.stderr)
+        return 2
+    return run(name, arguments)
+
+
+def benchmarks() -> dict[str, Path]:
+    """The modules that can be run, by name. A package runs by its `__main__.py`."""
+    folder = shipped.folder() / PACKAGE
+    files = sorted([*folder.glob("*.py"), *folder.glob("*/__main__.py")])
+    runnable = [file for file in files if '__name__ == "__main__"' in file.read_text("utf-8")]
+    by_name = {
+        file.parent.name if file.stem == "__main__" else file.stem: file for file in runnable
+    }
+    return dict(sorted(by_name.items()))
+
+
+def run(name: str, arguments: list[str]) -> int:
+    """Runs one as `python -m` would, in this process.
+
+    Returns:
+        0 if it ends by itself, 1 if it needs a package that is missing. A benchmark that fails
+        raises SystemExit with its status.
+    """
+    folder = str(shipped.folder())
+    sys.path.insert(0, folder)
+    # Some run parts of themselves as processes of their own.
+    paths = [folder, os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    sys.argv = [f"{PACKAGE}.{name}", *arguments]
+    try:
+        runpy.run_module(f"{PACKAGE}.{name}", run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        needs_vllm = versions.installed_vllm() is None
+        remedy = versions.unsupported_message(None) if needs_vllm else f"pip install {missing}"
+        print(f"sgl-vllm bench {name}: it needs {missing}. {remedy}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,89 @@
+"""`sgl-vllm quickstart`: the demo model served with the plugin, and what to do with it.
+
+Owns what is printed and opened. The process is `server_process`'s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import webbrowser
+
+from rich.console import Console
+from rich.markup import escape
+
+from sgl_vllm.commands.demo import DemoFailed, serving
+from sgl_vllm.demo import MODEL_PATH
+from sgl_vllm.server_process import ServerFailed, VllmServer, sigterm_as_interrupt
+
+POLL_S = 0.5
+DESCRIPTION = """\
+Serves the demo model of the package with the plugin on this machine, on a CPU
+or a GPU, and opens the page that shows the prefix cache. Ctrl-C ends
+everything. It needs vLLM and downloads nothing.
+"""
+
+
+def declare(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--port", type=int, default=8000, help="the port to listen on (default: %(default)s)"
+    )
+    command.add_argument(
+        "--no-browser", action="store_true", help="print the address of the page, open nothing"
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    console = Console(highlight=False, soft_wrap=True)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    with sigterm_as_interrupt():
+        try:
+            with serving(
+                MODEL_PATH, errors, plugin=True, port=options.port, show_text=True
+            ) as server:
+                show(server, console)
+                if not options.no_browser and has_browser():
+                    webbrowser.open(tree_page(server))
+                wait_for_end(server)
+        except (DemoFailed, ServerFailed) as failure:
+            errors.print(f"[red]sgl-vllm quickstart:[/red] {escape(str(failure))}")
+            return 1
+        except KeyboardInterrupt:
+            errors.print("stopped")
+    return 0
+
+
+def show(server: VllmServer, console: Console) -> None:
+    """Prints the addresses and the next commands."""
+    console.print(f"""
+What the cache holds:  {tree_page(server)}
+Hits, forced tokens:   {server.url}/v1/sgl/stats
+OpenAI's API:          {server.url}/v1  (model: {server.served_model_name})
+
+Run a program in another terminal, and look at the first page again:
+  sgl-vllm examples guide.py --copy .
+  python guide.py --url {server.url}
+
+Ctrl-C ends the server. Its log: {server.log_path}""")
+
+
+def tree_page(server: VllmServer) -> str:
+    return f"{server.url}/sgl/tree"
+
+
+def has_browser() -> bool:
+    """Whether there is a desktop, or a browser that the user has named. `webbrowser` alone would
+    also start one of those that take over the terminal."""
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+
+
+def wait_for_end(server: VllmServer) -> None:
+    """Returns never.
+
+    Raises:
+        ServerFailed: the server ended by itself.
+    """
+    while server.running:
+        time.sleep(POLL_S)
+    raise ServerFailed(f"the server has ended.\n{server.log_tail()}")

@@ -1,0 +1,121 @@
+"""`sgl-vllm quickstart`, as a process of its own, and what its server says of cached tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sgl_vllm.server_process import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+COMMAND = [sys.executable, "-m", "sgl_vllm.commands.cli", "quickstart", "--no-browser"]
+PROMPT = [100 + number % 900 for number in range(200)]
+BLOCK = 128
+"""Tokens, on CPUs."""
+
+
+@pytest.fixture(scope="module")
+def quickstart() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process, once it has printed everything, and the server's address."""
+    command = [*COMMAND, "--port", str(free_port())]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert process.stdout is not None
+    try:
+        printed = ""
+        while "Ctrl-C" not in printed:
+            line = process.stdout.readline()
+            assert line, f"it has ended: {printed}"
+            printed += line
+        found = re.search(r"(http://\S+)/sgl/tree", printed)
+        assert found is not None
+        yield process, found.group(1)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def url(quickstart: tuple[subprocess.Popen[str], str]) -> str:
+    return quickstart[1]
+
+
+def cached_tokens(url: str, route: str, stream: bool, salt: str | None = None) -> int:
+    """What the answer to a prompt of 200 tokens, or to a chat, says was cached."""
+    chat = {"messages": [{"role": "user", "content": "What is the capital of Peru?"}]}
+    body: dict[str, Any] = {"model": "demo", "max_tokens": 2}
+    body |= chat if route == "chat/completions" else {"prompt": PROMPT}
+    body |= {"cache_salt": salt} if salt else {}
+    body |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = httpx.post(f"{url}/v1/{route}", json=body, timeout=60).raise_for_status()
+    if not stream:
+        return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    return json.loads(events[-2])["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_its_page_shows_the_cache(url: str) -> None:
+    page = httpx.get(f"{url}/sgl/tree")
+    assert page.status_code == 200 and "<html" in page.text
+
+
+def test_the_guide_prints_hits_and_forced_tokens(url: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "guide.py"), "--url", url],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "The capital of Peru is Lima." in ran.stdout, ran.stderr
+    for what in ("prompt tokens were cached", "generated tokens were forced"):
+        counts = re.findall(rf"(\d+) of (\d+) {what}", ran.stdout)
+        assert len(counts) == 2
+        assert all(0 < int(part) < int(whole) for part, whole in counts), ran.stdout
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", ["completions", "chat/completions"])
+def test_answers_say_how_much_was_cached(url: str, route: str, stream: bool) -> None:
+    salt = f"{route[:4]}-{stream}"  # so that the first request finds nothing
+    first, second = (cached_tokens(url, route, stream, salt) for _ in range(2))
+    assert first == 0 < second
+    if route == "completions":
+        assert second == len(PROMPT) - 1  # the last token is always computed
+
+
+def test_without_a_salt_whole_blocks_are_told(url: str) -> None:
+    cached_tokens(url, "completions", False)
+    assert cached_tokens(url, "completions", False) == BLOCK
+
+
+def test_a_taken_port_is_refused_in_one_line(url: str) -> None:
+    port = url.rpartition(":")[2]
+    ran = subprocess.run(
+        [*COMMAND, "--port", port], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 1
+    assert f"port {port} cannot be used" in ran.stderr
+
+
+def test_ctrl_c_ends_everything(quickstart: tuple[subprocess.Popen[str], str]) -> None:
+    """The last test of this module."""
+    process, url = quickstart
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5).close()

@@ -1,0 +1,77 @@
+"""Release notes and the long description, and the commands that find what the wheel carries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sgl_vllm.commands import bench, cli, examples
+from tools.release.notes import newest_notes
+
+CHANGELOG = """\
+# Changelog
+
+## 0.2.0 (2027-01-31)
+
+- Faster ([docs](docs/cache.md#tenants), [vLLM](https://vllm.ai)).
+
+### Fixed
+
+- A leak.
+
+## 0.1.0 (2026-12-01)
+
+First release.
+"""
+
+
+def test_notes_are_the_newest_section_with_links_that_work_elsewhere() -> None:
+    notes = newest_notes(CHANGELOG, "https://host/v0.2.0")
+    assert (notes.version, notes.date) == ("0.2.0", "2027-01-31")
+    assert notes.text == (
+        "- Faster ([docs](https://host/v0.2.0/docs/cache.md#tenants), [vLLM](https://vllm.ai)).\n\n"
+        "### Fixed\n\n- A leak.\n"
+    )
+
+
+@pytest.mark.parametrize("text", ["# Changelog\n", "# Changelog\n\n## 0.1.0 (unreleased)\n\n"])
+def test_a_changelog_without_notes_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no section"):
+        newest_notes(text, "https://host")
+
+
+def test_every_benchmark_that_can_be_run_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench"]) == 0
+    listed = capsys.readouterr().out
+    assert {"ab", "radix", "simulate", "report"} <= set(bench.benchmarks())
+    assert "command" not in bench.benchmarks()
+    assert "real servers" in listed
+
+
+def test_an_unknown_benchmark_is_answered_with_those_that_exist(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["bench", "rdx"]) == 2
+    assert "no benchmark 'rdx'" in (said := capsys.readouterr().err) and "radix" in said
+
+
+def test_copied_examples_keep_their_folders_and_overwrite_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = ["examples", "serving/ray.yaml", "--copy", str(tmp_path)]
+    assert cli.main(copy) == 0
+    copied = tmp_path / "serving" / "ray.yaml"
+    assert copied.read_bytes() == examples.files()["serving/ray.yaml"].read_bytes()
+    copied.write_text("mine")
+    assert cli.main(copy) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert copied.read_text() == "mine"
+
+
+@pytest.mark.parametrize("words", [["nope.py"], ["all"], ["nope.py", "--copy", "x"]])
+def test_what_cannot_be_shown_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["examples", *words]) == 2
+    assert "sgl-vllm examples: " in capsys.readouterr().err
