@@ -132,6 +132,11 @@ class JumpForward:
         """Whether errors have switched jumping off."""
         return self._source.failed
 
+    @property
+    def num_errors(self) -> int:
+        """Unexpected errors so far. Each is in the log."""
+        return self.counters.errors
+
     # -- before the first forward pass ------------------------------------------------------------
 
     def open(self, request: Request) -> None:
