@@ -111,7 +111,7 @@ class Parts:
         """Leave the work of a part that the self-check compares to vLLM from now on. To be called
         when no request runs."""
         self.off[name] = reason
-        if name == radix.PART.name and self.radix is not None and not self.radix.failed:
+        if name == radix.PART.name and self.radix is not None and self.radix.tree is not None:
             self.radix.pool.switch_off()
             self._is_tree_left = True
         elif name == fsm.PART.name and self.grammars is not None:
