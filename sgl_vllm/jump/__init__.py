@@ -2,7 +2,7 @@
 
 jump.py             appends forced tokens after each step
 unsent.py           forced tokens that are sent after the next forward pass
-resumption.py       how jumped requests run again, and get out of each other's way
+resumption.py       how jumped requests run again without blocking each other
 connectors.py       KV connectors do not see that a request has jumped
 forced_source.py    asks for forced tokens, and contains errors
 refused.py          forced tokens that a request's sampling parameters would change

@@ -3,16 +3,16 @@
 Owns the list of connectors and the step as a connector sees it. Does not own the jump (`jump.py`)
 nor how the model runner gets a jumped request (`resumption.py`).
 
-vLLM resumes a jumped request as a new one. A connector that believed this would begin it again: it
-would append all its blocks to those that it knows, or store its prompt a second time. So it is told
-what vLLM tells of a request that was running all the time and got several tokens in one step, as in
-a chunk of a prefill:
+vLLM resumes a jumped request as a new one. A connector that took it for new would start
+over: it would append all blocks to those that it knows, or store the prompt a second time. So the
+connector sees what it sees of a request that never stopped running and got several tokens in one
+step, as in a chunk of a prefill:
 
     scheduled        new request, computed [0, t), blocks b0 .. b3
     as told          running request, computed [0, t), new blocks b3      (it knows b0 .. b2)
 
-A jumped request that had to release its blocks is told as preempted, and as new when it runs again,
-as vLLM tells of preempted requests with its V2 runner.
+A jumped request that had to release its blocks is reported as preempted, and as new when it runs
+again, as vLLM reports preempted requests with its V2 runner.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
 DECLARES = "supports_jump_forward"
-"""A class attribute by which a connector that is not vLLM's says that it is fit for jumps."""
+"""A class attribute by which a connector that is not vLLM's says that it supports jumps."""
 
 _TRANSFERS = "it sends or receives what a request names, and looks at no step"
 
@@ -50,7 +50,7 @@ FIT: dict[str, str] = {
     "MooncakeStoreConnector": "it stores the tokens of each step after those that it knows",
 }
 """vLLM's connectors beside which requests jump, each with the reason. What is not tested was read
-(vLLM 0.32). `MultiConnector` is as fit as what it holds."""
+(vLLM 0.32). `MultiConnector` supports jumps if all connectors in it do."""
 
 _MODULE = "vllm.distributed.kv_transfer.kv_connector."
 
@@ -65,7 +65,7 @@ def unfit(connectors: Iterable[type[KVConnectorBase_V1]]) -> str | None:
 
 
 class UnseenJumps:
-    """Keeps from a connector that requests have jumped.
+    """Hides from a connector that requests have jumped.
 
     Args:
         connector: the scheduler's. Three of its methods are replaced in place, so every reference
@@ -97,8 +97,8 @@ class UnseenJumps:
         self._num_told.pop(request, None)
 
     def finished(self, request: Request) -> None:
-        """A request ends by forced tokens that no pass will compute. A connector that stores what a
-        request ended with goes by the hashes of its full blocks, so it must not find theirs."""
+        """A request ends by forced tokens that no pass will compute. Blocks that are not
+        computed lose their hashes, by which a connector finds what to store of an ended request."""
         scheduler = self._scheduler
         num_known = min(request.num_computed_tokens, request.num_tokens)
         del request.block_hashes[num_known // scheduler.hash_block_size :]

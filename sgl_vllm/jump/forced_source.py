@@ -41,7 +41,7 @@ class ForcedSource:
     Args:
         mode: a value of the option `jump_mode`.
         refused: which forced tokens requests do not take.
-        learns: whether `likelihood` will be asked, so that `take` must learn.
+        learns: whether `likelihood` will be called, so that `take` must collect statistics.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class ForcedSource:
             return True
 
     def num_canonical(self, request: Request, tokens: list[int]) -> int:
-        """How many of the sampled `tokens` come before forced text that they write in other tokens
-        than a jump; all of them if they do so nowhere. What is forced after the last one does not
-        matter. The grammar, which has not accepted them, stays as it is.
+        """How many of the sampled `tokens` come before forced text that they spell in other tokens
+        than a jump; all of them if there is no such text. What is forced after the last one does
+        not matter. The grammar, which has not accepted them, stays as it is.
 
         Costs at most one question to the grammar for each token but the last.
         """
@@ -179,7 +179,7 @@ class ForcedSource:
         """Count the exception being handled; call it from an `except` block.
 
         Args:
-            consequence: what becomes of the request, for the log.
+            consequence: what happens to the request, for the log.
         """
         self._counters.errors += 1
         self._breaker.record(f"request {request.request_id}, which {consequence}")

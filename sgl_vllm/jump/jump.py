@@ -84,14 +84,14 @@ class JumpForward:
 
     After every step, the output of a request whose grammar forces tokens ends with all of them, and
     the request waits for the forward pass that computes them, unless drafts compete with the jump.
-    After an unexpected error its request goes on token by token, or ends with an error if tokens
+    After an unexpected error its request decodes token by token, or ends with an error if tokens
     were already taken. After `MAX_ERRORS` of them, all requests decode token by token.
 
     Args:
         mode: what counts as forced; see the option `jump_mode`.
         token_bytes: returns the bytes of each token, empty for special ones.
-        listeners: told of every jump.
-        connector: keeps jumps from the scheduler's KV connector, if it has one.
+        listeners: called at every jump.
+        connector: hides jumps from the scheduler's KV connector, if it has one.
     """
 
     def __init__(
@@ -131,6 +131,11 @@ class JumpForward:
     def failed(self) -> bool:
         """Whether errors have switched jumping off."""
         return self._source.failed
+
+    @property
+    def num_errors(self) -> int:
+        """Unexpected errors so far. Each is in the log."""
+        return self.counters.errors
 
     # -- before the first forward pass ------------------------------------------------------------
 
@@ -175,10 +180,10 @@ class JumpForward:
         self._num_forced.clear()
 
     def holds_next_pass(self) -> bool:
-        """Whether the next pass had better wait for the one in flight: if it is likely enough that
-        each running request jumps first, so that the pass would compute nothing but stale tokens.
+        """Whether the next pass waits for the one in flight: if all running requests are likely
+        enough to jump first, the pass would compute only stale tokens.
 
-        Looks at one request after the other, and no further once that is too unlikely. The drafts
+        Examines one request after the other, and stops once that is too unlikely. The drafts
         of a pass that waits are dropped: vLLM masks what follows a draft only while a step is in
         flight.
         """
@@ -208,7 +213,7 @@ class JumpForward:
         it before vLLM takes `tokens`.
 
         The model has verified them, but forced text has one tokenization, with drafts and without.
-        With `jump_mode=exact` there is no other.
+        With `jump_mode=exact` no other tokens are legal.
 
             accepted    d1 d2 d3 d4, and t sampled after them; f1 f2 are forced after d2
             kept        all of them               if d3 d4 are f1 f2
@@ -235,7 +240,7 @@ class JumpForward:
 
     def after_step(self, outputs: Sequence[EngineCoreOutput]) -> None:
         """Append forced tokens to every request that has just got a token. A request whose jump
-        fails half-way ends with an error; the others go on."""
+        fails partway ends with an error; the others continue."""
         scheduler = self._scheduler
         left: dict[Request, EngineCoreOutput] = {}  # in the order of `running`
         self.unsent.deliver(outputs)
@@ -315,7 +320,7 @@ class JumpForward:
 
     def _leave_running(self, jumped: Collection[Request]) -> None:
         """Move requests that have jumped from `running` to where vLLM resumes requests with blocks.
-        Those that have ended go nowhere."""
+        Those that have ended are only removed."""
         scheduler = self._scheduler
         if jumped:
             scheduler.running = remove_all(scheduler.running, set(jumped))

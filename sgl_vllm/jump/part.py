@@ -47,14 +47,14 @@ PART = Part("jump_forward", _unsupported)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What of an engine decides which of its requests jump.
+    """The properties of an engine that decide which of its requests jump.
 
     Attributes:
         has_logprobs: whether it returns log-probabilities, not logits.
         drops_after_stop: whether vLLM's frontend, which looks for stop strings, drops the tokens
             that the engine has sent together with the last one of a stop string (from 0.32 on).
         tells_output_from_prompt: whether the output of a resumed request is still output for its
-            sampling. For the V2 runner it is; the V1 runner takes it for prompt.
+            sampling. For the V2 runner it is; the V1 runner treats it as part of the prompt.
         takes_images: whether a request with images can be resumed.
         greedy_only: whether there are custom logits processors (`processors.py`).
     """
@@ -98,7 +98,7 @@ def _takes_images(model_config: ModelConfig) -> bool:
 def may_jump(request: Request, limits: Limits) -> bool:
     """Whether jumping leaves the output of `request` exactly as it would be without.
 
-    Parameters that change some tokens only do not matter here: `refused.py` looks at these.
+    Parameters that change some tokens only do not matter here: `refused.py` handles these.
     """
     params = request.sampling_params
     if params is None or not request.use_structured_output:
@@ -173,5 +173,5 @@ def least_run(mode: str, num_tokens: int, *, has_step_in_flight: bool) -> int:
 
 
 WORTH_WAITING = 0.25
-"""How likely it must be that a pass would be stale for it to wait. A pass that waits in vain costs
-2 to 3 ms; a stale one costs 6 ms with 8 billion weights on an H100, and more with larger models."""
+"""How likely it must be that a pass would be stale for it to wait. A needless wait costs 2 to 3 ms;
+a stale pass costs 6 ms with 8 billion weights on an H100, and more with larger models."""

@@ -3,8 +3,8 @@
 Owns reading what a processor declares. Does not own which requests jump (`part.py`). vLLM's own
 processors (min-p, logit bias, minimum tokens) are not custom.
 
-A processor that leaves the argmax alone changes no greedy request, whatever it has seen of the
-output. So greedy requests jump beside it, and sampled ones do not: a processor that reads the
+A processor that does not change the argmax changes no greedy request, whatever output it reads. So
+greedy requests jump beside it, and sampled ones do not: a processor that reads the
 output would find it in the prompt (V1 runner), or find its own state reset (V2 runner).
 """
 

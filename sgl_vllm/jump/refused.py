@@ -3,8 +3,8 @@
 Owns how `allowed_token_ids`, `bad_words` and `logit_bias` apply to forced tokens. Does not own
 which requests jump at all (`part.py`), nor which tokens are forced.
 
-These parameters leave most forced text alone. Where they do not, nothing is forced and the model
-decides token by token, as without jumps.
+These parameters do not affect most forced text. Where they do, nothing is forced and the model
+decodes token by token, as without jumps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vllm.v1.request import Request
 
 
 class RefusedTokens:
-    """Says of forced tokens whether their request can take them.
+    """Decides whether a request can take forced tokens.
 
     Args:
         token_bytes: returns the bytes of each token, empty for special ones.

@@ -1,7 +1,7 @@
 """Forced reports: which part of an output was forced, for requests that ask.
 
 Owns the record of forced runs and the report in the answer. Does not own what is forced, and when
-(`jump.py`). A request that does not ask costs one look at its arguments.
+(`jump.py`). A request that does not ask costs one check of its arguments.
 
     output tokens    {   "   name   ":   "   Ann   ",   "   age   ...
     forced runs     [0              5)            [6            9)

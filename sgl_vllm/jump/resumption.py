@@ -1,6 +1,6 @@
 """How a jumped request runs again.
 
-Owns what vLLM's runners must know of resumed requests, and the release of blocks when jumped
+Owns what vLLM's runners need to know about resumed requests, and the release of blocks when jumped
 requests block each other. Does not own the jump itself (`jump.py`).
 
 vLLM schedules `kv_holding_waiting` before anything else, and resumes its requests like a streaming
@@ -30,7 +30,7 @@ class JumpedRequests:
     """The requests that have jumped and not run since.
 
     Args:
-        connector: keeps jumps from the scheduler's KV connector, if it has one.
+        connector: hides jumps from the scheduler's KV connector, if it has one.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class JumpedRequests:
         self._in_runner: WeakSet[Request] = WeakSet()
         """Those for which the V2 runner keeps a slot: all but the opened and the released ones."""
         self._num_as_prompt: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
-        """How many output tokens of a request the V1 runner takes for its prompt."""
+        """How many output tokens of a request the V1 runner treats as part of its prompt."""
         self.connector = connector
 
     def add(self, request: Request) -> None:
@@ -61,8 +61,8 @@ class JumpedRequests:
     def may_be_scheduled(self, request: Request) -> bool:
         """Whether a request that vLLM has found ready can run in this step.
 
-        A KV connector is told of a preempted request's blocks one step before it is asked about it
-        again. vLLM itself admits no waiting request in a step that preempts.
+        A KV connector learns that a request was preempted one step before it is asked about the
+        request again. vLLM itself admits no waiting request in a step that preempts.
         """
         scheduler = self._scheduler
         if self._lacks_slot(request):
@@ -70,7 +70,7 @@ class JumpedRequests:
         if self.connector is None:
             return True
         if request.status == RequestStatus.PREEMPTED and request in self._waiting:
-            # Loaded again after it had released its blocks. The runner has not got all its tokens.
+            # Loaded again after it released its blocks. The runner does not have all its tokens.
             request.status = RequestStatus.WAITING
         return request.request_id not in scheduler.reset_preempted_req_ids
 
@@ -119,7 +119,7 @@ class JumpedRequests:
                 params.min_tokens = max(0, params.min_tokens - request.num_output_tokens)
         # The runner takes the last `num_output_tokens` of all tokens as the output of a request
         # that did not run in the step before. Of one that did, it forgets what it has beyond them:
-        # drafts that it took for accepted.
+        # drafts that it assumed to be accepted.
         cached = scheduler_output.scheduled_cached_reqs
         for index, request_id in enumerate(cached.req_ids) if self._num_as_prompt else ():
             num_as_prompt = self._num_as_prompt.get(scheduler.requests[request_id], 0)
@@ -142,7 +142,7 @@ class JumpedRequests:
         if self.connector is not None and (
             scheduler_output.preempted_req_ids or self._is_loading()
         ):
-            return  # a released request may run in the next step; a load comes to its end
+            return  # a released request may run in the next step; a load will end
         for request_id in scheduler_output.preempted_req_ids or ():
             request = scheduler.requests.get(request_id)
             if request is not None and request.status == RequestStatus.PREEMPTED:

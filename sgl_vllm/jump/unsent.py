@@ -8,7 +8,7 @@ its drafts are known.
     the pass           computes f1 .. fk, samples the first undecided token t
     output             f1 .. fk, t                           (and the tokens forced after t)
 
-Nothing of them is sent before that pass has sampled a token.
+None of them is sent before that pass has sampled a token.
 """
 
 from __future__ import annotations

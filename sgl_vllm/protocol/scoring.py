@@ -1,7 +1,7 @@
 """How likely each of some continuations of a prompt is: what to ask a model for.
 
-Owns where the scored tokens begin, and the requests that it takes. Pure: whoever runs the model
-(`Model`) is told tokens and answers log-probabilities. The language asks so over HTTP, and the
+Owns where the scored tokens begin, and the requests that it takes. Pure: what runs the model
+(`Model`) takes tokens and returns log-probabilities. The language asks over HTTP, and the
 server, next to the engine, for the language.
 """
 

@@ -140,3 +140,7 @@ class Groups:
         """How many blocks there are, in all groups, for the tokens of one block of full attention,
         as long as all groups keep them."""
         return 1 + sum(self.block_size // block_size for block_size, _ in self._limits)
+
+    def tokens_in(self, num_blocks: int) -> int:
+        """How many tokens fit into blocks of the pool, as long as all groups keep them."""
+        return num_blocks * self.block_size // self.num_blocks_per_full_block

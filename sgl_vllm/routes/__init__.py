@@ -1,6 +1,6 @@
 """The server's routes, and its counters on `/metrics`.
 
-Owns what HTTP shows of the plugin. Runs in vLLM's API process and asks the engines' processes
+Owns what HTTP shows of the plugin. Runs in vLLM's API process and calls the engines' processes
 through vLLM's own utility call. Routes with data are under `/v1`, so that `--api-key` guards them
 like vLLM's own.
 

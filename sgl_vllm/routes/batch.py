@@ -1,8 +1,8 @@
 """Many requests in one: `POST /v1/sgl/batch`, and a way to stop single ones of them.
 
 Owns the envelope: that the requests run beside each other, that each is answered by a line as soon
-as it is done, and that none outlives its client. What a request means and what it is answered is
-vLLM's: its own request classes, serving objects and exception handlers.
+as it is done, and that none runs on after its client has left. What a request means and what it is
+answered is vLLM's: its own request classes, serving objects and exception handlers.
 
     {"requests": [{"id": "a", "path": "completions", "body": {...}},
                   {"id": "b", "path": "chat/completions", "body": {...}}]}
@@ -43,8 +43,8 @@ MAX_REQUESTS = 1024
 """In one batch."""
 
 STARTED_AT_ONCE = 16
-"""So many are started before other traffic of the process gets a turn: each costs some tenths of a
-millisecond of it until vLLM's tokenizer threads have the prompt."""
+"""This many are started before the event loop serves other requests: each takes some tenths of a
+millisecond until vLLM's tokenizer threads have the prompt."""
 
 STATUS_ABORTED = 499
 """Of a request that `/v1/sgl/batch/abort` has stopped; no status of HTTP's own says that."""
@@ -96,14 +96,14 @@ async def batch(request: Request) -> Response:
     """Run all requests at once; a line for each as soon as it is done, in that order.
 
     400 if the batch cannot be read. What is wrong with one request is the status of its line, with
-    the body that vLLM's route would have answered. The engine stops all when the client goes.
+    the body that vLLM's route would have answered. All are stopped when the client disconnects.
     """
     return BatchResponse(request, parse_batch(await json_object(request)))
 
 
 @router.post("/batch/abort")
 async def abort(request: Request) -> dict[str, int]:
-    """Stop requests of batches under way in this API process; unknown ids are passed over."""
+    """Stop requests of batches under way in this API process; unknown ids are ignored."""
     body = await json_object(request)
     ids = body.get("ids")
     if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids) or len(body) > 1:
@@ -147,17 +147,17 @@ def _parse_item(index: int, request: Any) -> Item:
 
 class BatchResponse(Response):
     """Runs the items while it is being sent. No task of theirs outlives it: whether all lines are
-    sent, the client goes, or the server ends, vLLM aborts what is left in the engine."""
+    sent, the client disconnects, or the server ends, vLLM aborts what is left in the engine."""
 
     def __init__(self, request: Request, items: Sequence[Item]) -> None:
-        # A proxy that collects an answer would make the first wait for the last.
+        # A proxy that buffers an answer would delay the first line until the last.
         super().__init__(media_type="application/x-ndjson", headers={"X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._request = request
         self._items = [Running(item) for item in items]
         self._known: RunningById = request.app.state.sgl_vllm_running
         self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
-        """Lines to send; None when the client has gone."""
+        """Lines to send; None when the client has disconnected."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         for running in self._items:

@@ -1,4 +1,4 @@
-"""Refuses large bodies before they are parsed, which holds up all other requests.
+"""Refuses large bodies before they are parsed, because parsing blocks all other requests.
 
 Owns the option `max_body_mb`. Bodies are counted as they arrive, so a body is refused at the limit
 whatever its `Content-Length` says, or at once if that says too much. Does not own what a body may
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class BodyLimitMiddleware:
-    """Fails the reading of a body that is too large with status 413.
+    """Answers 413 to a body that is too large.
 
     The limit in bytes is read from `app.state.sgl_vllm_max_body_bytes`, because vLLM reads the
     options after the middleware is added. 0 means none.

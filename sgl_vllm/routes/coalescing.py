@@ -1,7 +1,7 @@
 """Calls that arrive while the same one runs share its next run.
 
-Owns when a call is made. Does not own what it asks. A route that only reads needs no key in some
-servers, or has many clients that poll it; their number must not become the engine's work.
+Owns when a call is made. Does not own what it asks. A route that only reads needs no API key in
+some servers, or is polled by many clients; the engine's work must not grow with their number.
 
     run 1   [---------------)
     calls      a    b    c       arrive during run 1, which may have read older numbers
@@ -52,6 +52,6 @@ class Coalescer(Generic[Answer]):
 
 
 def _retrieve(run: asyncio.Task[Answer]) -> None:
-    """Callers may all have left: then nothing else asks for the exception, and asyncio logs it."""
+    """If all callers have left, nothing else reads the exception, and asyncio would log it."""
     if not run.cancelled():
         run.exception()

@@ -26,7 +26,7 @@ ANSWER_TIMEOUT_S = 60.0
 """An engine answers between two steps, so the limit is far above the time of any step."""
 
 ALIVE_CHECK_S = 0.25
-"""How often a call that is under way checks that there still is an engine to answer it."""
+"""How often a call that is under way checks whether an engine is still there to answer it."""
 
 
 reads: Coalescer[Any] = Coalescer()
@@ -64,8 +64,8 @@ async def _call_all(client: AsyncLLM, call: tuple[Any, ...]) -> list[Any]:
 async def answered(client: AsyncLLM, call: Coroutine[Any, Any, Answer]) -> Answer:
     """The result of a utility call to the engines.
 
-    vLLM leaves the future of such a call pending if the engines end before they answer. Without an
-    end of its own, the route would wait forever and the server could not shut down.
+    vLLM leaves the future of such a call pending if the engines end before they answer. Without a
+    timeout, the route would wait forever and the server could not shut down.
 
     Raises:
         HTTPException: 503 if the engines have ended, or do not answer in `ANSWER_TIMEOUT_S`.

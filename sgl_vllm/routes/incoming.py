@@ -2,13 +2,14 @@
 
 Owns four rules: text and numbers that cannot be sent to an engine are a 400 instead of an error in
 the server, so is a format that an engine refuses, the tenant decides the `cache_salt`
-(`tenants.py`), and the number of cached tokens that a client is told is rounded where it could tell
-of another client's prompt.
+(`tenants.py`), and the reported number of cached tokens is rounded where it could reveal another
+client's prompt.
 
-The rounding: the tree finds prefixes to the token. A client that is told so could guess a prompt of
-another client token by token. Stock vLLM finds whole blocks, so a guess has to get a whole block
-right. A request without a `cache_salt` is told of whole blocks only; with one it shares tokens only
-with requests of the same salt, and is told the exact number. vLLM's metrics stay exact.
+The rounding: the tree finds prefixes to the token. A client that learns the exact length could
+guess another client's prompt token by token. Stock vLLM finds whole blocks, so a guess has to get a
+whole block right. Without a `cache_salt`, a request gets a number of whole blocks. With one it
+shares tokens only with requests of the same salt, and gets the exact number. vLLM's metrics stay
+exact.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class IncomingRequests:
                 self._round(output)
 
     def _round(self, output: EngineCoreOutput) -> None:
-        """Count the last, partial block of a hit as computed, in what the client is told."""
+        """Count the last, partial block of a hit as computed, in what the client sees."""
         exact = output.prefill_stats
         assert exact is not None
         num_inside = exact.num_cached_tokens % self._block_size()
@@ -85,7 +86,7 @@ class IncomingRequests:
 
 def _refuse(state: RequestState, output: EngineCoreOutput) -> None:
     """Fail the client's request with status 400 if the engine says why it refuses its format
-    (`scheduler/refusals.py`). vLLM makes a 500 without a reason of every other error.
+    (`scheduler/refusals.py`). vLLM answers every other error with a 500 without a reason.
 
     `InputStreamError` is vLLM's way to fail one request with an error of the caller's: it also
     aborts the request's other answers (`n`). The output that vLLM queues next does not replace it.

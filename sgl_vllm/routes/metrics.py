@@ -141,7 +141,7 @@ class MetricsMiddleware:
             if arrived_at - self._asked_at > MAX_AGE_S:
                 self._asked_at = time.monotonic()
                 self._collector.stats = await self._report(scope["app"])
-        # A page takes the event loop some milliseconds.
+        # Rendering a page blocks the event loop for some milliseconds.
         headers = (value for name, value in scope["headers"] if name in _CHOOSE_FORMAT)
         wanted = (scope["method"], scope["query_string"], *headers)
         for message in await self._pages.call(wanted, lambda: self._write(scope, receive)):
@@ -162,8 +162,8 @@ class MetricsMiddleware:
         return messages
 
     async def _report(self, app: FastAPI) -> EngineStats | None:
-        """None if the engines do not answer. Old numbers would not do: another API server may have
-        reported higher ones since, so that counters would seem to be reset."""
+        """None if the engines do not answer. Old numbers would be wrong: another API server may
+        have reported higher ones since, so that counters would seem to be reset."""
         try:
             return await asyncio.wait_for(self._ask(app), REFRESH_TIMEOUT_S)
         except Exception as error:

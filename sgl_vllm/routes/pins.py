@@ -69,7 +69,7 @@ class PinBody:
 
 @router.post("/pin")
 async def pin(request: Request) -> dict[str, Any]:
-    """Compute a prefix, one token further than it reaches, and pin it in every engine.
+    """Compute a prefix and one more token, and pin the prefix in every engine.
 
     400 for a body that cannot be pinned, 404 for an unknown model, 409 with the engine's reason.
     """
@@ -113,7 +113,7 @@ async def unpin(request: Request) -> dict[str, bool]:
     body = await json_object(request)
     pin_id = body.get("pin_id")
     client: AsyncLLM = request.app.state.engine_client
-    # An id has a part for each engine. More would be asked for one by one, for nothing.
+    # An id has a part for each engine. Further parts would cost a call each, to no effect.
     num_parts = len(engine_ranks(client))
     max_length = num_parts * (MAX_PIN_ID_LENGTH + len(ID_SEPARATOR))
     if (

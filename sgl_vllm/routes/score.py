@@ -2,8 +2,8 @@
 `select`.
 
 Owns the envelope. How scores are got is `protocol.scoring`; tokens and log-probabilities are what
-vLLM's own serving objects answer, their errors included. Without this route a client asks for the
-same by itself, and sends each prompt several times.
+vLLM's own serving objects answer, their errors included. Without this route a client sends the
+same requests itself, and each prompt several times.
 
     {"model": "m", "prompt": {...}, "continuations": [{...}, {...}], "unconditional": false,
      "warm": true, "cache_salt": "..."}

@@ -34,7 +34,7 @@ async def tree(
     max_nodes: Annotated[int | None, Query(ge=1, le=MAX_NODES)] = None,
     max_text_tokens: Annotated[int, Query(ge=0, le=MAX_TEXT_TOKENS)] = 128,
 ) -> Response:
-    """One entry per engine of a data-parallel server. A browser is sent on to the page.
+    """One entry per engine of a data-parallel server. A browser is redirected to the page.
 
     `max_nodes`: at most so many nodes per engine. `max_text_tokens`: where the server shows
     text, at most so many tokens of each node.
@@ -75,7 +75,7 @@ async def add_texts(client: AsyncLLM, nodes: Any, max_tokens: int) -> None:
     """Give every node that has `tokens` its `text`, both cut to the first `max_tokens`.
 
     A node may begin or end inside a character, which then shows as U+FFFD. Runs in the renderer's
-    threads, as vLLM's own `/detokenize` does: a tokenizer is not to be used from others.
+    threads, as vLLM's own `/detokenize` does, because a tokenizer must not be used from others.
     """
     params = TokenizeParams(max_total_tokens=None, max_output_tokens=0, needs_detokenization=True)
     for node in nodes:

@@ -1,8 +1,8 @@
 """Why a request was not a hit (`GET /v1/sgl/why`).
 
 Owns which client gets an answer: a request is found only with its id and its salt, which with
-`tenant_from` only its tenant has. The explanations are the engines' (`radix/misses.py`), which tell
-of a request without a salt no more than whole blocks, unless an option says otherwise.
+`tenant_from` only its tenant has. The explanations are the engines' (`radix/misses.py`), which
+report only whole blocks for a request without a salt, unless an option says otherwise.
 """
 
 from __future__ import annotations

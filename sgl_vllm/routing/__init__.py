@@ -1,7 +1,7 @@
 """Which of several workers a request goes to, so that its prefix is already cached there.
 
-`PrefixRouter` (`router.py`) decides. It is pure: it knows neither Ray nor vLLM nor a network, and
-adapters feed it.
+`PrefixRouter` (`router.py`) decides. It is pure: it uses neither Ray nor vLLM nor a network, and
+adapters report to it.
 
     router.py            the choice, and the workers
     costs.py             what a choice costs; loads and routes

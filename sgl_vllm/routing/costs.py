@@ -1,4 +1,4 @@
-"""What it costs to send a request to a worker, and what comes of the choice.
+"""What it costs to send a request to a worker, and the result of a choice.
 
 Owns the cost model and the values that pass between a router and its adapters. Pure.
 """

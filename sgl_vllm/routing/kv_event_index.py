@@ -28,7 +28,7 @@ class KvEventIndex:
     Invariant: prefix-closed. A worker that has a prefix has all shorter ones.
     """
 
-    NUM_PARTS = 64  # a growing dictionary is copied, and copying a small one is quick
+    NUM_PARTS = 64  # a growing dictionary is copied, which is quick for a small one
 
     def __init__(self) -> None:
         self._parts: list[dict[int, int]] = [{} for _ in range(self.NUM_PARTS)]

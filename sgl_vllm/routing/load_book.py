@@ -1,7 +1,7 @@
 """The requests in flight at each worker, as sums that a choice can read at once.
 
 Owns which routes are open, and what each worker still has to do for them. Pure. Workers are
-*slots*: small numbers that are reused when a worker has gone.
+*slots*: small numbers that are reused when a worker is removed.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class LoadBook:
             for name in ("queued", "running", "writing", "sent", "_closed"):
                 setattr(self, name, np.append(getattr(self, name), 0.0))
         self._closed[slot] = np.inf
-        # As if it had had its share: a new worker does not get every request without a prefix.
+        # Starts at the others' share, so that it does not get every request without a prefix.
         others = self.sent[np.isfinite(self._closed)]
         self.sent[slot] = others.min() if len(others) else 0.0
         self.queued[slot] = self.running[slot] = self.writing[slot] = self._closed[slot] = 0.0
 
     def close_slot(self, slot: int) -> None:
-        """Its worker has gone; its routes count as finished."""
+        """Its worker is removed; its routes count as finished."""
         self._closed[slot] = np.inf
         for book in (self._in_prefill, self._open):
             for route in [route for route, one in book.items() if one == slot]:

@@ -1,8 +1,8 @@
 """Which replica each request goes to, from its first attempt to its end.
 
 Owns the routes of unfinished requests, by request id, and what happens when the choice fails: the
-request is then placed by load. Knows request bodies but not Ray, which `ray/router.py` adapts. One
-event loop.
+request is then placed by load. Reads request bodies, and does not use Ray, which `ray/router.py`
+adapts. One event loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prefix hashes: equal for two prompts exactly as far as both begin alike.
+"""Prefix hashes: equal for two prompts as far as their prefixes are equal.
 
 Owns which prefixes of a prompt are hashed, and the hash function. Pure: numpy and numba.
 
@@ -26,10 +26,10 @@ from sgl_vllm.jit import compiled
 from sgl_vllm.protocol.cache_namespace import SHARED, CacheNamespace
 
 Prompt = NDArray[np.integer] | bytes
-"""Token ids, shape (n,), or the text in UTF-8 where no tokenizer is at hand."""
+"""Token ids, shape (n,), or the text in UTF-8 where there is no tokenizer."""
 
 BYTES_PER_TOKEN = 4
-"""Of text, by rule of thumb; of a packed token, exactly. So a block of either has as many bytes."""
+"""An estimate for text; exact for packed tokens. So a block of either has as many bytes."""
 
 HASHES_PER_DOUBLING = 64
 """How many lengths are hashed between a long length and its double."""

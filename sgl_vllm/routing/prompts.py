@@ -2,7 +2,7 @@
 
 Takes the bodies of OpenAI's completions and chat completions, as JSON or as vLLM's request objects.
 Without a tokenizer, text stands for the prompt. The text of a chat is not what the chat template
-renders, but two conversations have a common prefix exactly where their texts do. Knows neither Ray
+renders, but two conversations have a common prefix exactly where their texts do. Uses neither Ray
 nor vLLM, and neither logs nor keeps prompts.
 """
 

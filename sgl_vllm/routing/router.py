@@ -1,6 +1,6 @@
 """The choice of a worker for each request: the one where it costs the least.
 
-Owns the workers and the choice. Pure: it knows neither Ray nor vLLM nor a network, and adapters
+Owns the workers and the choice. Pure: it uses neither Ray nor vLLM nor a network, and adapters
 report to it. Not thread-safe.
 
     router = PrefixRouter()
@@ -32,7 +32,7 @@ DEFAULT_CAPACITY_TOKENS = 1_000_000
 """The assumed size of a worker's cache."""
 
 MAX_GROUPS = 100_000
-"""How many groups keep their worker; beyond it, the least recently used group loses its own."""
+"""How many groups keep their worker; beyond it, the least recently used group loses its worker."""
 
 EVENT_DELAY_S = 60.0
 """How long a prompt sent to a worker with KV events counts as cached without its event."""
@@ -218,7 +218,7 @@ class PrefixRouter:
         return route
 
     def first_token(self, route: Route) -> None:
-        """Its prompt has been computed. Optional; calling it twice does no harm."""
+        """Its prompt has been computed. Optional; calling it twice has no effect."""
         self._book.first_token(route)
 
     def finished(self, route: Route) -> None:

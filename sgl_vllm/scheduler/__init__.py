@@ -1,1 +1,1 @@
-"""The order of waiting requests, and the plugin's parts in vLLM's scheduler."""
+"""The order of waiting requests, and vLLM's schedulers with the plugin's parts in them."""

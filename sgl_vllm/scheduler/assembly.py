@@ -61,6 +61,13 @@ class CanFail(Protocol):
     def failed(self) -> bool: ...
 
 
+class CountsErrors(CanFail, Protocol):
+    """A part that can have some errors before it switches itself off."""
+
+    @property
+    def num_errors(self) -> int: ...
+
+
 @dataclass(slots=True)
 class Parts:
     """The parts of one engine, None for those that it does not have.
@@ -89,18 +96,16 @@ class Parts:
     victim: CheapestVictim | None = None
     tiers: Tiers | None = None
     traces: RequestTraces | None = None
+    _is_tree_left: bool = False  # the self-check has switched off a radix tree that had no error
 
     def states(self) -> dict[str, str]:
         """For each part `ON`, or why it is off."""
-        can_fail: Mapping[str, CanFail | None] = {
-            radix.PART.name: self.radix,
-            queue.PART.name: self.queue,
-            fsm.PART.name: self.grammars,
-            jump.PART.name: self.jump,
-        }
-        return {
-            part.name: self.off.get(part.name) or _state(can_fail.get(part.name)) for part in PARTS
-        }
+        return {part.name: self.why_off(part.name) or ON for part in PARTS}
+
+    def why_off(self, name: str) -> str | None:
+        """Why a part is off; None if it is on."""
+        part = self.radix if name == radix.PART.name else self._counting_errors().get(name)
+        return self.off.get(name) or (FAILED if part is not None and part.failed else None)
 
     def switch_off(self, name: str, reason: str) -> None:
         """Leave the work of a part that the self-check compares to vLLM from now on. To be called
@@ -108,6 +113,7 @@ class Parts:
         self.off[name] = reason
         if name == radix.PART.name and self.radix is not None and self.radix.tree is not None:
             self.radix.pool.switch_off()
+            self._is_tree_left = True
         elif name == fsm.PART.name and self.grammars is not None:
             self.grammars.leave_to_stock()
         elif name == jump.PART.name:
@@ -117,13 +123,17 @@ class Parts:
 
     def num_errors(self, name: str) -> int:
         """Unexpected errors of a part so far. Each is in the log."""
-        if name == radix.PART.name:
-            return int(self.radix is not None and self.radix.failed)
-        if name == fsm.PART.name:
-            return self.grammars.counters.errors if self.grammars is not None else 0
-        if name == jump.PART.name:
-            return self.jump.counters.errors if self.jump is not None else 0
-        return 0
+        if name == radix.PART.name:  # its first error switches it off
+            return int(self.radix is not None and self.radix.failed and not self._is_tree_left)
+        part = self._counting_errors().get(name)
+        return part.num_errors if part is not None else 0
+
+    def _counting_errors(self) -> Mapping[str, CountsErrors | None]:
+        return {
+            queue.PART.name: self.queue,
+            fsm.PART.name: self.grammars,
+            jump.PART.name: self.jump,
+        }
 
     def token_bytes(self) -> tuple[Sequence[bytes], int]:
         """The bytes of each token, empty for special ones, and the token that ends a text."""
@@ -150,10 +160,6 @@ class PartsSchedulerView:
     def wanted_nodes(self) -> Collection[Node]:
         queue = self.parts.queue
         return queue.wanted() if queue is not None else ()
-
-
-def _state(part: CanFail | None) -> str:
-    return FAILED if part is not None and part.failed else ON
 
 
 def decide(

@@ -151,8 +151,9 @@ class EngineControl:
     ) -> PinAnswer:
         """Pin the longest cached prefix of `token_ids`."""
         radix = self._parts.radix
-        if radix is None:
-            return PinAnswer(error=f"the radix tree is off: {self._parts.off['radix']}")
+        reason = self._parts.why_off("radix")
+        if radix is None or reason is not None:
+            return PinAnswer(error=f"the radix tree is off: {reason}")
         try:
             pin_id, pin = radix.pins.pin(token_ids, cache_salt, _adapter(lora_name, lora_path))
         except ValueError as error:

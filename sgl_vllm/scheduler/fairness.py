@@ -51,8 +51,13 @@ class DeficitCounters:
         self._credit[tenant] = max(credit - num_tokens, -MAX_DEBT_QUANTA * self._quantum)
 
     def without_credit(self, waiting: Collection[Hashable]) -> set[Hashable]:
-        """The waiting tenants that go last. Never all of them. Refills first, if that is due. Cost:
-        O(tenants)."""
+        """The waiting tenants that go last. Never all of them after `refill_if_due`. Changes
+        nothing. Cost: O(waiting tenants)."""
+        return {tenant for tenant in waiting if self._credit.get(tenant, self._quantum) <= 0}
+
+    def refill_if_due(self, waiting: Collection[Hashable]) -> None:
+        """Give all tenants credit if no waiting tenant has any, or those with credit have spent
+        enough. Calling it again changes nothing. Cost: O(tenants)."""
         credit = self._credit
         best = max((credit.get(tenant, self._quantum) for tenant in waiting), default=1)
         if best <= 0:
@@ -64,7 +69,6 @@ class DeficitCounters:
             kept = heapq.nsmallest(MAX_ABSENT // 2, absent, key=credit.__getitem__)
             kept += [tenant for tenant in waiting if tenant in credit]
             self._credit = {tenant: credit[tenant] for tenant in kept}
-        return {tenant for tenant in waiting if self._credit.get(tenant, self._quantum) <= 0}
 
     def _refill(self, waiting: Collection[Hashable], num_tokens: int) -> None:
         """Give every tenant `num_tokens` more, up to the quantum."""

@@ -59,7 +59,7 @@ class ContextHold:
     def step_starts(self) -> None:
         self._num_expected_blocks = None
 
-    def must_wait(self, request: Request) -> bool:
+    def waits_for_contexts(self, request: Request) -> bool:
         """Whether waiting `request` is held back until the next step."""
         if (
             request.num_preemptions
@@ -77,8 +77,7 @@ class ContextHold:
         node = self._waiting.node_of(request)
         if node is not None and node.context is not None:  # it continues this one itself
             num_kept -= node.context.num_own_blocks(self._radix.block_size)
-        # In blocks of full attention: all groups together have as many for each.
-        num_free = self._radix.block_pool.get_num_free_blocks()
-        num_free //= self._radix.groups.num_blocks_per_full_block
-        num_needed = -(-(request.num_tokens - num_cached) // self._radix.block_size)
-        return num_needed > num_free - max(0, num_kept)
+        block_size = self._radix.block_size
+        num_needed = -(-(request.num_tokens - num_cached) // block_size)
+        num_free_tokens = self._radix.groups.tokens_in(self._radix.block_pool.get_num_free_blocks())
+        return (num_needed + max(0, num_kept)) * block_size > num_free_tokens

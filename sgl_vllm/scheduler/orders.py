@@ -31,7 +31,7 @@ Order = Callable[[Rows, Nodes], Keys]
 def longest_prefix_match(rows: Rows, nodes: Nodes) -> Keys:
     """Longest cached prefix first; requests whose next tokens are the same stay together."""
     matched = _best_of_group(rows["fork_group"], rows["matched"], np.maximum)
-    first = _best_of_group(rows["branch"], rows["arrival"], np.minimum)
+    first = _best_of_group(rows["next_tokens_key"], rows["arrival"], np.minimum)
     of_group = _best_of_group(rows["fork_group"], np.minimum(first, rows["since"]), np.minimum)
     return [-matched, of_group, first]
 

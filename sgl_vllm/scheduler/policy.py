@@ -114,7 +114,7 @@ class WaitingQueue(WaitingRows[Item]):
         return self._last_order
 
     def by_arrival(self) -> list[Item]:
-        """All waiting items in order of arrival within priorities, those added `first` in front."""
+        """All waiting items in order of arrival within priorities, readmissions in front."""
         slots = np.flatnonzero(self._columns["waits"])
         rows = Rows(self._columns, slots)
         return self._items_of(slots[np.lexsort((rows["arrival"], rows["priority"]))])
@@ -144,7 +144,7 @@ class WaitingQueue(WaitingRows[Item]):
         return np.concatenate([in_order, beyond_window])
 
     def _is_of(self, tenants: Collection[Hashable], rows: Rows) -> NDArray[np.bool_]:
-        """Which rows belong to these tenants. Rows that were added first do not count."""
+        """Which rows belong to these tenants. Readmissions do not count."""
         if not tenants:
             return np.zeros(len(rows), dtype=bool)
         numbers = [self._tenants.number_of(tenant) for tenant in tenants]

@@ -78,11 +78,12 @@ class CacheAwareQueue(RequestQueue):
     """The waiting requests that hold no blocks.
 
     In the middle of a step `bool(queue)` is False while all its requests are held back, because
-    vLLM can admit none of them; only `Scheduler.schedule` asks for it. After an error in
-    deciding the order it serves in order of arrival. Errors in the table of requests itself are not
-    caught.
+    vLLM can admit none of them; only `Scheduler.schedule` asks for it. Requests that are held back
+    are among vLLM's deferred requests until the step ends, so that vLLM does not take them for a
+    lack of capacity. After an error in deciding the order, the queue serves in order of arrival.
+    Errors in the table of requests itself are not caught.
 
-    The order is decided once per step, at the first question: normally when vLLM begins to admit,
+    The order is decided once per step, when it is first needed: normally when vLLM begins to admit,
     or before that, if a running request's allocation evicts blocks (`wanted`). A request preempted
     after that is missing from the order, which does no harm, because vLLM admits nothing in a step
     that has preempted.
@@ -110,12 +111,13 @@ class CacheAwareQueue(RequestQueue):
         self._hold: ContextHold | None = None
         if radix is not None and hold_s:
             self._hold = ContextHold(scheduler, waiting, radix, self._scores.score, hold_s)
-        self._held: WeakSet[Request] = WeakSet()  # those that have been counted
+        self._held_for_contexts: WeakSet[Request] = WeakSet()  # those that have been counted
+        self._deferred: set[Request] = set()  # those that are held back in this step
         self._radix = radix
         self._has_priorities = scheduler.policy == SchedulingPolicy.PRIORITY
         self._tenants: WeakKeyDictionary[Request, Hashable] = WeakKeyDictionary()
         self._order: list[Request] = []  # of this step, or still of an earlier one
-        self._is_in_order = False
+        self._is_in_order = self._is_in_step = False
         self._place = 0  # requests of the order before it have been looked at
         self._next: Request | None = None  # neither popped nor held back
         self._wanted: set[Node] | None = None
@@ -129,11 +131,17 @@ class CacheAwareQueue(RequestQueue):
         """Whether an error has switched the order off."""
         return self._breaker.tripped
 
+    @property
+    def num_errors(self) -> int:
+        """Unexpected errors so far. Each is in the log."""
+        return self._breaker.num_errors
+
     # -- a step -----------------------------------------------------------------------------------
 
     def step_starts(self) -> None:
         self._next = self._wanted = None
         self._is_in_order = False
+        self._is_in_step = True
         self._place = 0
         if self.sharing is not None:
             self.sharing.step_starts()
@@ -142,12 +150,15 @@ class CacheAwareQueue(RequestQueue):
 
     def step_ends(self, scheduler_output: SchedulerOutput) -> None:
         """Count the requests that were popped and not put back as admitted."""
+        self._is_in_step = False
+        self._scheduler.deferred_waiting -= self._deferred
+        self._deferred.clear()
         num_scheduled = scheduler_output.num_scheduled_tokens
         admitted = self._waiting.popped
         if admitted:
             if self._fairness is not None:
-                # For its refill, which no order has asked for if these requests were alone.
-                self._breaker.run(self._fairness.without_credit, self._waiting.tenants)
+                # No order has been decided if these requests were alone.
+                self._breaker.run(self._fairness.refill_if_due, self._waiting.tenants)
             num_cached = [
                 r.num_computed_tokens - num_scheduled.get(r.request_id, 0) for r in admitted
             ]
@@ -183,18 +194,29 @@ class CacheAwareQueue(RequestQueue):
 
     def _policy_order(self) -> list[Request]:
         if len(self._waiting) < 2:
-            if self._hold is not None:  # which asks what of the request is cached
+            if self._hold is not None:  # it depends on what of the request is cached
                 self._scores.refresh()
             return list(self._waiting)
         self._scores.refresh()
         self.counters.ordered_steps += 1
-        manager = self._scheduler.kv_cache_manager
-        room_tokens = manager.block_pool.get_num_free_blocks() * self._scheduler.block_size
-        room_tokens //= len(manager.coordinator.single_type_managers)
         last: Collection[Hashable] = ()
         if self._fairness is not None:
+            self._fairness.refill_if_due(self._waiting.tenants)
             last = self._fairness.without_credit(self._waiting.tenants)
+        room_tokens = self._room_tokens()
         return self._waiting.order(time.time(), room_tokens=room_tokens, last_tenants=last)
+
+    def _room_tokens(self) -> int:
+        """How many tokens fit into the free and evictable blocks."""
+        manager = self._scheduler.kv_cache_manager
+        num_free = manager.block_pool.get_num_free_blocks()
+        if self._radix is not None:
+            return self._radix.groups.tokens_in(num_free)
+        # `Groups` takes only the layouts that `radix` supports. Nearly always, blocks of all groups
+        # have one size.
+        return (
+            num_free * self._scheduler.block_size // len(manager.coordinator.single_type_managers)
+        )
 
     def _find_next(self) -> Request | None:
         """The first waiting request that is not held back; None if there is none.
@@ -206,17 +228,22 @@ class CacheAwareQueue(RequestQueue):
         while self._next is None and self._place < len(self._order):
             request = self._order[self._place]
             self._place += 1
-            if request in self._waiting and not self._is_held_back(request):
+            if request not in self._waiting:
+                continue
+            if not self._is_held_back(request):
                 self._next = request
+            elif request not in self._scheduler.deferred_waiting:
+                self._scheduler.deferred_waiting.add(request)
+                self._deferred.add(request)
         return self._next
 
     def _is_held_back(self, request: Request) -> bool:
-        if self._hold is not None and self._breaker.run(self._hold.must_wait, request):
-            if request not in self._held:
-                self._held.add(request)
+        if self._hold is not None and self._breaker.run(self._hold.waits_for_contexts, request):
+            if request not in self._held_for_contexts:
+                self._held_for_contexts.add(request)
                 self.counters.held_for_contexts += 1
             return True
-        if self.sharing is not None and self._breaker.run(self.sharing.must_wait, request):
+        if self.sharing is not None and self._breaker.run(self.sharing.waits_for_leader, request):
             self.counters.held_back += 1
             return True
         return False
@@ -224,21 +251,27 @@ class CacheAwareQueue(RequestQueue):
     def wanted(self) -> set[Node]:
         """The nodes that the head of the queue matches, so that they are evicted last.
 
-        The same set for a whole step. Costs nothing in a step that evicts nothing.
+        The same set for a whole step. Costs nothing in a step that evicts nothing. Between steps,
+        the head is that of the last order, and nothing is decided or matched anew.
         """
+        if not self._is_in_step:
+            return self._nodes_of_head()
         if self._wanted is None:
             self._decide_order()
             if len(self._waiting) == 1:  # a queue of one has no order, so it was not scored
                 self._breaker.run(self._scores.refresh)
-            waiting = (request for request in self._order if request in self._waiting)
-            nodes = map(self._waiting.node_of, itertools.islice(waiting, WANTED_WINDOW))
-            self._wanted = {node for node in nodes if node is not None}
+            self._wanted = self._nodes_of_head()
         return self._wanted
+
+    def _nodes_of_head(self) -> set[Node]:
+        waiting = (request for request in self._order if request in self._waiting)
+        nodes = map(self._waiting.node_of, itertools.islice(waiting, WANTED_WINDOW))
+        return {node for node in nodes if node is not None}
 
     # -- vLLM's queue -----------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
-        self._add(request, first=False)
+        self._add(request, is_readmission=False)
 
     def prepend_request(self, request: Request) -> None:
         self.prepend_requests([request])
@@ -247,9 +280,9 @@ class CacheAwareQueue(RequestQueue):
         """Return requests popped in this step to their old places, and put others at the head."""
         for request in requests:
             if not self._waiting.put_back(request):
-                self._add(request, first=True)
+                self._add(request, is_readmission=True)
 
-    def _add(self, request: Request, first: bool) -> None:
+    def _add(self, request: Request, is_readmission: bool) -> None:
         tenant, hints = tenant_of(request), hints_of(request)
         self._waiting.add(
             request,
@@ -258,11 +291,11 @@ class CacheAwareQueue(RequestQueue):
             priority=request.priority if self._has_priorities else 0,
             tenant=tenant if self._fairness is not None else None,
             fork_group=None if hints.fork is None else (tenant, hints.fork),
-            first=first,
+            is_readmission=is_readmission,
         )
         self._scores.add(request)
         if self._radix is not None:
-            if first:
+            if is_readmission:
                 self._radix.contexts.is_back(request, hints)
             else:
                 self._radix.contexts.arrived(request, hints)
@@ -302,9 +335,9 @@ class CacheAwareQueue(RequestQueue):
         if not self._waiting:
             return False
         scheduler = self._scheduler
-        # Without a free seat vLLM asks no further, so no order is needed.
-        has_no_seat = len(scheduler.running) >= scheduler.max_num_active_reqs
-        return has_no_seat or self._find_next() is not None
+        # If all request slots are taken, vLLM does not ask which request is next.
+        has_no_slot = len(scheduler.running) >= scheduler.max_num_active_reqs
+        return has_no_slot or self._find_next() is not None
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._waiting.by_arrival())

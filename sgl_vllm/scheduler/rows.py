@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 Columns = Mapping[str, NDArray[Any]]
 
 NO_GROUP = -1
-"""No fork group, or no branch."""
+"""No fork group, or no key of next tokens."""
 MAX_PRIORITY = 2**62
 """Priorities beyond this count as this."""
 _MIN_ROWS = 64
@@ -28,7 +28,7 @@ _SHRINK_ABOVE_ROWS = 256
 
 # One array per column: NumPy is many times slower on the fields of a structured array.
 _COLUMNS: Mapping[str, type[np.generic]] = {
-    "arrival": np.int64,  # a serial number; negative for a request that was added first
+    "arrival": np.int64,  # a serial number; negative for a readmission
     "arrival_s": np.float64,
     "priority": np.int64,
     "tenant": np.int64,
@@ -36,7 +36,7 @@ _COLUMNS: Mapping[str, type[np.generic]] = {
     "since": np.int64,  # the earliest arrival of its fork group; its own without a group
     "tokens": np.int64,
     "matched": np.int64,
-    "branch": np.int64,  # equal for requests with the same next tokens after their match
+    "next_tokens_key": np.int64,  # equal if the next tokens after the match are the same
     "overtakes": np.int64,
     "delay": np.int64,  # tokens
     "backlog": np.int64,  # tokens: the largest that the request has seen
@@ -80,7 +80,7 @@ class WaitingRows(Generic[Item]):
         self._free: list[int] = []
         self._slots: dict[Item, int] = {}
         self._popped: dict[Item, int] = {}
-        self._num_added = self._num_added_first = 0
+        self._num_added = self._num_readmissions = 0
         self._tenants = _Interned()
         self._fork_groups = _Interned()
         self._group_since: dict[int, int] = {}
@@ -119,7 +119,7 @@ class WaitingRows(Generic[Item]):
         priority: int = 0,
         tenant: Hashable = None,
         fork_group: Hashable = None,
-        first: bool = False,
+        is_readmission: bool = False,
     ) -> None:
         """Add `item` at the end. An item that waits already loses its place.
 
@@ -128,8 +128,8 @@ class WaitingRows(Generic[Item]):
             priority: smaller goes first.
             tenant: its tenant; None if tenants are not distinguished.
             fork_group: items of one group stay together as long as one of them waits.
-            first: the request was admitted before, and then preempted or its KV load failed. It
-                goes before all others of its priority, and leaves its fork group.
+            is_readmission: the request was admitted before, and then preempted or its KV load
+                failed. It goes before all others of its priority, whatever its fork group.
         """
         if item in self._slots:
             self.discard(item)
@@ -137,14 +137,14 @@ class WaitingRows(Generic[Item]):
             self._resize(max(_MIN_ROWS, 2 * len(self._items)))
         slot = self._free.pop()
         self._is_changed = True
-        if first:
-            self._num_added_first += 1
-            arrival = -self._num_added_first
+        if is_readmission:
+            self._num_readmissions += 1
+            arrival = -self._num_readmissions
         else:
             self._num_added += 1
             arrival = self._num_added
         group, since = NO_GROUP, arrival
-        if fork_group is not None and not first:  # its place does not depend on its group's
+        if fork_group is not None and not is_readmission:
             group = self._fork_groups.acquire(fork_group)
             since = self._group_since.setdefault(group, arrival)
         priority = max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
@@ -189,16 +189,18 @@ class WaitingRows(Generic[Item]):
 
     # -- what is known of an item -----------------------------------------------------------------
 
-    def score(self, item: Item, match: Match, branch: int | None = None) -> None:
+    def score(self, item: Item, match: Match, next_tokens_key: int | None = None) -> None:
         """Record the cached prefix of a waiting item.
 
         Args:
-            branch: equal, and not negative, for items with the same match and next tokens.
+            next_tokens_key: equal, and not negative, for items with the same match and the same
+                next tokens after it.
         """
         slot = self._slots[item]
         self._is_changed = True
         self._columns["matched"][slot] = match.num_tokens
-        self._columns["branch"][slot] = NO_GROUP if branch is None else branch
+        key = NO_GROUP if next_tokens_key is None else next_tokens_key
+        self._columns["next_tokens_key"][slot] = key
         self._nodes[slot] = match.node
 
     def node_of(self, item: Item) -> Node | None:
@@ -210,23 +212,24 @@ class WaitingRows(Generic[Item]):
         """Length, in tokens, of the cached prefix of a waiting item."""
         return int(self._columns["matched"][self._slots[item]])
 
-    def branch_of(self, item: Item) -> int:
-        """The branch of a waiting item; `NO_GROUP` if it has none."""
-        return int(self._columns["branch"][self._slots[item]])
+    def next_tokens_key_of(self, item: Item) -> int:
+        """Stands for the next tokens of a waiting item; `NO_GROUP` if they are unknown."""
+        return int(self._columns["next_tokens_key"][self._slots[item]])
 
-    def num_on_branch(self, item: Item) -> int:
-        """How many waiting items have the branch of `item`; at least 1."""
-        branch = self.branch_of(item)
-        if branch == NO_GROUP:
+    def num_with_same_next_tokens(self, item: Item) -> int:
+        """How many waiting items have the next tokens of `item`; at least 1."""
+        key = self.next_tokens_key_of(item)
+        if key == NO_GROUP:
             return 1
-        return int(np.count_nonzero(self._columns["branch"][self._columns["waits"]] == branch))
+        keys = self._columns["next_tokens_key"][self._columns["waits"]]
+        return int(np.count_nonzero(keys == key))
 
     def sibling_of(self, item: Item) -> Item | None:
-        """Another waiting item with the branch of `item`; None if there is none. O(rows)."""
-        branch = self.branch_of(item)
-        if branch == NO_GROUP:
+        """Another waiting item with the next tokens of `item`; None if there is none. O(rows)."""
+        key = self.next_tokens_key_of(item)
+        if key == NO_GROUP:
             return None
-        slots = np.flatnonzero((self._columns["branch"] == branch) & self._columns["waits"])
+        slots = np.flatnonzero((self._columns["next_tokens_key"] == key) & self._columns["waits"])
         others = (self._items[slot] for slot in slots[:2])
         return next((other for other in others if other is not item), None)
 

@@ -3,16 +3,39 @@
 Owns when each part gets its turn in a step. Does not own which parts there are (`assembly.py`),
 what they do, or what the server asks of them (`control.py`).
 
-    add_request              which prompt tokens are scored, whether a report or a trace is wanted
-    schedule                 prompts of the last step into the tree; the queue's order; the victim
-                             of a preemption; then vLLM's own schedule(); jumped requests resume
+    add_request              what is wanted of the request: scores, a report, a trace
+    schedule                 before vLLM's own: prompts of the last step into the tree; jumps that
+                             compete with drafts (1); the queue's step begins; the victim of a
+                             preemption; whether running requests pause
+                             during it, as vLLM needs them: the queue's order, and which requests
+                             are held back; the overrides under "inside vLLM's step" below
+                             after it: what a KV connector loads; admitted requests are counted;
+                             jumped requests resume
     get_grammar_bitmask      timed
-    update_from_output       vLLM's own; then scored rows, jumps, reports, refusals and traces
+    update_from_output       before vLLM's own: loads are measured; tokens that were appended but
+                             not sent (2); after it: scored rows, jumps (3), reports, refusals and
+                             traces
+    _update_request_with_output    accepted drafts are cut where forced text is spelled otherwise
+    update_draft_token_ids         drafts of jumped requests are dropped
+    reset_prefix_cache             jumped requests release their blocks
+
+Inside vLLM's step, for a waiting request:
+
+    _handle_blocked_waiting_request    text that is forced from the start (4); whether a jumped
+                                       request may run
+    _get_local_prefix_cache_hit        with `radix` off, no hit reaches into forced text
+    _mamba_block_aligned_split         a pass ends where another request needs a state
+
+Forced tokens enter a request in three places: `JumpForward.open` (4), `before_pass` (1) and
+`after_step` (3). `before_update` (2) puts those of (1) and (4) before the token that is sampled
+after them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any  # Any: arguments of vLLM's
 
 from vllm.config import VllmConfig
@@ -68,6 +91,16 @@ class SglSchedulerMixin(Scheduler):
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        self._before_schedule()
+        if self.parts.jump is not None and self.parts.jump.holds_next_pass():
+            with self._nothing_running():
+                output = super().schedule(*args, **kwargs)
+        else:
+            output = super().schedule(*args, **kwargs)
+        self._after_schedule(output)
+        return output
+
+    def _before_schedule(self) -> None:
         parts = self.parts
         if parts.radix is not None:
             for request in self._prompts_done:
@@ -78,14 +111,19 @@ class SglSchedulerMixin(Scheduler):
             parts.queue.step_starts()
         if parts.victim is not None:
             parts.victim.step_starts()
-        # Requests that are not in `running` are not scheduled; all else in vLLM's step goes on. A
-        # pass is held only while nothing waits, so that no request enters `running` meanwhile.
-        held: list[Request] = []
-        if parts.jump is not None and parts.jump.holds_next_pass():
-            held, self.running = self.running, held
-        output = super().schedule(*args, **kwargs)
-        if held:
-            self.running = held
+
+    @contextlib.contextmanager
+    def _nothing_running(self) -> Iterator[None]:
+        """While inside, vLLM schedules no running request, and does the rest of its step. Only if
+        no request waits, because none may enter `running` meanwhile."""
+        paused_running, self.running = self.running, []
+        try:
+            yield
+        finally:
+            self.running = paused_running
+
+    def _after_schedule(self, output: SchedulerOutput) -> None:
+        parts = self.parts
         if parts.tiers is not None:
             parts.tiers.pass_begins(output)
         if parts.radix is not None:
@@ -96,7 +134,6 @@ class SglSchedulerMixin(Scheduler):
             parts.jump.jumped.rewrite_resumed(output)
             parts.jump.jumped.release_one_if_stuck(output)
         self._steps.forward_passes += bool(output.num_scheduled_tokens)
-        return output
 
     def _prompts_done_by(self, output: SchedulerOutput) -> list[Request]:
         """The requests whose prompt this step completes.
@@ -161,7 +198,7 @@ class SglSchedulerMixin(Scheduler):
         if self.parts.jump is not None:
             self.parts.jump.jumped.drop_drafts()
 
-    # -- jumps before the first forward pass ------------------------------------------------------
+    # -- inside vLLM's step, for a waiting request ------------------------------------------------
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """Whether `request` can be scheduled. If its grammar has just become ready, the text that
@@ -188,8 +225,7 @@ class SglSchedulerMixin(Scheduler):
         if (
             self.parts.radix is not None
             or request.num_output_tokens <= 1
-            or getattr(request, "prefill_stats", None) is None
-            or request.num_preemptions
+            or not is_first_admission(request)
         ):
             return super()._get_local_prefix_cache_hit(request, *args, **kwargs)
         all_token_ids = request._all_token_ids
@@ -220,6 +256,12 @@ class SglSchedulerMixin(Scheduler):
         if reset_running_requests and self.parts.jump is not None:
             self.parts.jump.jumped.release_all()
         return super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
+
+
+def is_first_admission(request: Request) -> bool:
+    """Whether a waiting request has not run yet: vLLM takes the statistics of its prefill with the
+    first token that it samples."""
+    return request.prefill_stats is not None and not request.num_preemptions
 
 
 class SglScheduler(SglSchedulerMixin):

@@ -27,10 +27,10 @@ MAX_SCORED = 64
 STOCK_SCORE_AGE_S = 0.5
 """With `radix` off, how long a match in vLLM's own cache is used."""
 
-MIN_BRANCH_TOKENS = 16
-"""Requests with the same match are on one branch if this many tokens after it are equal."""
+NUM_NEXT_TOKENS = 16
+"""Of requests with the same match, this many tokens after it are compared, by their hash."""
 
-_MAX_BRANCH = 2**62 - 1
+_MAX_KEY = 2**62 - 1
 
 
 class PrefixScores:
@@ -64,7 +64,7 @@ class PrefixScores:
     def refresh(self) -> None:
         """Score the requests that are new, and those whose score may have changed."""
         self._find_changed()
-        # In the middle of a step, popped requests stay in line: they may be put back.
+        # In the middle of a step, popped requests stay in `_to_score`: they may be put back.
         waiting = (request for request in self._to_score if request in self._waiting)
         for request in list(itertools.islice(waiting, MAX_SCORED)):
             self.score(request)
@@ -87,7 +87,7 @@ class PrefixScores:
                 changed = cast("Collection[Request]", self._tree.watchers.take_changed())
                 self._to_score.update(dict.fromkeys(changed))
                 return
-            self._tree = None  # switched off by an error; vLLM's own cache counts from now on
+            self._tree = None  # switched off: vLLM's own cache counts from now on
         if time.monotonic() - self._scored_at > STOCK_SCORE_AGE_S:
             self._scored_at = time.monotonic()
             self._to_score.update(dict.fromkeys(self._waiting))
@@ -101,14 +101,14 @@ class PrefixScores:
             return
         self._tree.watchers.watch(request, record.namespace, record.tokens, match)
         start = match.num_tokens * TOKEN_BYTES
-        next_tokens = record.tokens[start : start + MIN_BRANCH_TOKENS * TOKEN_BYTES]
-        branch = None
-        if len(next_tokens) == MIN_BRANCH_TOKENS * TOKEN_BYTES:
-            branch = hash((match.node or record.namespace, match.num_tokens, next_tokens)) >> 1
-            branch &= _MAX_BRANCH
+        next_tokens = record.tokens[start : start + NUM_NEXT_TOKENS * TOKEN_BYTES]
+        key = None
+        if len(next_tokens) == NUM_NEXT_TOKENS * TOKEN_BYTES:
+            key = hash((match.node or record.namespace, match.num_tokens, next_tokens)) >> 1
+            key &= _MAX_KEY
         if self._tree.windows is not None:  # after a hole nothing can be read
             match = match._replace(num_tokens=self._radix.hit_length(match))
-        self._waiting.score(request, match, branch)
+        self._waiting.score(request, match, key)
 
     def _match_stock(self, request: Request) -> Match:
         _, num_tokens, *_ = self._manager.coordinator.find_longest_cache_hit(

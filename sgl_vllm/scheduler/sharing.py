@@ -46,8 +46,8 @@ class PrefillSharing:
     """Decides which requests wait for a leader: a request that was admitted in this step, or has
     not finished its prompt, and computes what both prompts begin with.
 
-    A request waits for one leader only, as long as the leader is at its prompt, and not once the
-    order has found it overdue (a queue of one is not ordered). So it loses at most the leader's
+    A request waits for one leader only, while the leader prefills, and not once the order has found
+    the request overdue (a queue of one is not ordered). So the request loses at most the leader's
     steps.
     """
 
@@ -64,21 +64,21 @@ class PrefillSharing:
         self._scheduler = scheduler
         self._waiting = waiting
         self._radix = radix
-        self._leader_of_branch: dict[int, str] = {}
-        """Request ids of leaders found in this step."""
+        self._leader_of: dict[int, str] = {}
+        """Request ids of the leaders found in this step, by the next tokens of those that wait."""
         self._leaders: WeakKeyDictionary[Request, str] = WeakKeyDictionary()
         """The one leader that each request may wait for."""
         self._unfinished_prompts: list[Request] | None = None
-        """The requests that were at their prompt when this step began, once one is examined."""
+        """The requests that were prefilling when this step began; None until they are needed."""
 
     def step_starts(self) -> None:
         self.num_comparisons = 0
-        self._leader_of_branch = {}
+        self._leader_of = {}
         self._unfinished_prompts = None
 
     def num_shared_with_sibling(self, request: Request) -> int:
         """Length, in tokens, of the prefix that waiting `request` shares with another waiting
-        request on its branch; 0 if there is none."""
+        request with the same next tokens; 0 if there is none."""
         sibling = self._waiting.sibling_of(request) if request in self._waiting else None
         if sibling is None:
             return 0
@@ -88,7 +88,7 @@ class PrefillSharing:
             return 0
         return common_prefix_length(record.tokens, sibling_record.tokens)
 
-    def must_wait(self, request: Request) -> bool:
+    def waits_for_leader(self, request: Request) -> bool:
         """Whether `request` is held back until the next step."""
         if (
             self._radix.tree is None
@@ -97,19 +97,19 @@ class PrefillSharing:
             or self._waiting.is_overdue(request)
         ):
             return False
-        branch = self._waiting.branch_of(request)
-        leader = self._leader_of_branch.get(branch)
+        key = self._waiting.next_tokens_key_of(request)
+        leader = self._leader_of.get(key)
         if leader is None and self.num_comparisons < MAX_COMPARISONS:
             leader = self._find_leader(request)
-            if leader is not None and branch >= 0:
-                self._leader_of_branch[branch] = leader
+            if leader is not None and key >= 0:
+                self._leader_of[key] = leader
         return leader is not None and self._leaders.setdefault(request, leader) == leader
 
     def _find_leader(self, request: Request) -> str | None:
-        """The id of a request that `request` and all others on its branch should wait for.
+        """The id of a request that `request` and all others with its next tokens should wait for.
 
-        What the others save is an estimate: their branch says only that they go on with the same
-        `MIN_BRANCH_TOKENS` tokens.
+        What the others save is an estimate: it is known only that their next `NUM_NEXT_TOKENS`
+        tokens are the same.
         """
         record = self._radix.pool.records.of(request)
         if record is None:
@@ -117,8 +117,8 @@ class PrefillSharing:
         num_shared = self._radix.hit_length_mid_step(request)
         place = num_shared * TOKEN_BYTES
         next_token = record.tokens[place : place + TOKEN_BYTES]
-        num_on_branch = 0  # counted at the first candidate: most requests have none
-        for other in self._at_their_prompt():
+        num_with_same_next_tokens = 0  # counted at the first candidate: most requests have none
+        for other in self._prefilling():
             self.num_comparisons += 1
             other_record = self._radix.pool.records.of(other)
             if (
@@ -131,13 +131,15 @@ class PrefillSharing:
             num_common = min(num_common, request.num_tokens - 1)
             if self._radix.checkpoints is not None:
                 num_common = other_record.branch if other_record.branch <= num_common else 0
-            num_on_branch = num_on_branch or self._waiting.num_on_branch(request)
-            num_saved = (num_common - num_shared) * num_on_branch
+            num_with_same_next_tokens = (
+                num_with_same_next_tokens or self._waiting.num_with_same_next_tokens(request)
+            )
+            num_saved = (num_common - num_shared) * num_with_same_next_tokens
             if num_saved >= self.min_saved_tokens:
                 return other.request_id
         return None
 
-    def _at_their_prompt(self) -> Iterator[Request]:
+    def _prefilling(self) -> Iterator[Request]:
         """The requests admitted in this step, the last one first, and those that were running
         before it and have not finished their prompt."""
         for request in reversed(self._waiting.popped):

@@ -3,8 +3,8 @@
 Owns their prompts, formats and lengths, which fit every engine that `Shape.why_not` accepts. Does
 not own how they are sent (`driver.py`) or what is compared (`stages.py`). Pure.
 
-A prompt is random tokens, repeated: a trained model continues the repetition, so it is sure of the
-next tokens as long as the KV cache holds the first half, and no longer if it holds anything else.
+A prompt is random tokens, repeated: a trained model continues the repetition, so the next
+tokens are nearly certain if the KV cache holds the first half, and not if it holds anything else.
 
     prompt of a hit     [0 .......... shared, ends inside a block ..........)[ own tail )
     scored prompt       [0 ................... prefix ....................)[ choice )
@@ -102,7 +102,7 @@ def prefixes(shape: Shape) -> list[Canary]:
 
 
 def hits(shape: Shape) -> list[Canary]:
-    """Go on from these prefixes, several of them in one step, each in two ways."""
+    """Continue these prefixes, several of them in one step, each in two ways."""
     goes_on = [repeated(shape, seed, shape.shared, TAIL_TOKENS) for seed in range(NUM_PREFIXES)]
     turns = [
         repeated(shape, seed, shape.shared) + repeated(shape, 100 + seed, TAIL_TOKENS)

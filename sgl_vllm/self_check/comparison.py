@@ -1,10 +1,10 @@
-"""Whether two answers to one canary are the same, as far as floating point lets them be.
+"""Whether two answers to one canary are the same, within floating-point rounding.
 
 Owns the rule; `stages.py` says which answers are compared. Pure.
 
 Tokens are compared along the same path: up to the first that differs. There the reference must have
 both tokens within the tolerance, so that rounding decides; any other difference is a fault. What
-follows is another text, of which only the end is looked at.
+follows is a different text, of which only the end is checked.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Agreement:
         num_compared: positions at which the reference had the same token or score, or a tie.
         num_ties: answers that leave the reference where two tokens are equally likely.
         largest, total: of the differences between log-probabilities.
-        problems: each in words; empty if all agree.
+        problems: one sentence each; empty if all agree.
     """
 
     num_compared: int = 0

@@ -1,4 +1,4 @@
-"""The engine as it was before the check: nothing runs, nothing is cached, nothing was counted.
+"""The state of the engine before the check: no requests, an empty cache, counters at zero.
 
 Owns what an idle engine looks like, and how the traces of canaries are removed.
 """
@@ -52,7 +52,7 @@ def take_out(scheduler: Scheduler, requests: Iterable[Request]) -> None:
             if not request.is_finished():
                 request.status = RequestStatus.FINISHED_ABORTED
             scheduler._free_request(request)
-        scheduler.finished_req_ids.add(request.request_id)  # the model runner forgets it, too
+        scheduler.finished_req_ids.add(request.request_id)  # the model runner forgets it too
 
 
 def end_steps(scheduler: Scheduler) -> None:
@@ -62,7 +62,7 @@ def end_steps(scheduler: Scheduler) -> None:
 
 
 def make_idle(scheduler: Scheduler) -> None:
-    """Take back what a part that is switched off still holds: requests and unused blocks."""
+    """Free what a part that is switched off still holds: requests and unused blocks."""
     take_out(scheduler, [*scheduler.requests.values()])
     end_steps(scheduler)
     pool = scheduler.kv_cache_manager.block_pool
@@ -73,7 +73,7 @@ def make_idle(scheduler: Scheduler) -> None:
 
 
 def forget_canaries(engine: EngineCore, parts: Parts) -> None:
-    """Empty the cache, and set everything that counts back to its start.
+    """Empty the cache, and set all counters back to zero.
 
     Raises:
         RuntimeError: the cache cannot be emptied, so that it holds what canaries have computed.
@@ -90,7 +90,7 @@ def forget_canaries(engine: EngineCore, parts: Parts) -> None:
 @contextlib.contextmanager
 def random_generators_kept() -> Iterator[None]:
     """Give the random generators of this process the state that they had before. Those of workers
-    and of devices draw nothing: canaries are greedy and have a seed."""
+    and of devices are not used: canaries are greedy and have a seed."""
     of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield

@@ -1,7 +1,7 @@
 """vLLM's grammar interface over a format whose texts are listed (`language.py`).
 
-Owns where one request is in its text. It is the reference for automata and for jumps: it stands in
-for the grammar that vLLM would compile, and can be told which tokens a jump has forced.
+Owns where one request is in its text. It is the reference for automata and for jumps: it
+replaces the grammar that vLLM would compile, and can be given the tokens that a jump has forced.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Formats whose texts can be listed: which tokens are legal, and what is forced, without automata.
 
-Owns the reference that structured canaries are compared with. It knows nothing of `sgl_vllm.fsm`,
-so a fault there cannot hide in it. Pure.
+Owns the reference that structured canaries are compared with. It does not use `sgl_vllm.fsm`,
+so it cannot have the same faults. Pure.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TokenTable:
 
     Args:
         token_bytes: the bytes of each token; empty for special ones.
-        languages: those whose texts are asked for later. Cost: one look at each token.
+        languages: those whose texts are asked for later. Cost: O(tokens).
     """
 
     def __init__(self, token_bytes: Sequence[bytes], languages: Iterable[Language]) -> None:

@@ -1,8 +1,8 @@
-"""The file that says that a check is under way, and that the last one did not survive.
+"""The file that shows that a check is running, or that the last one did not finish.
 
 Owns its place, its lock and its key. A check holds a lock on its file until it ends, and then
-removes the file. A file that nobody has locked is left from a process that died in the middle:
-a device fault, for example. Several engines may check at once. Imports no vLLM.
+removes the file. A file without a lock was left by a process that died during its check, for
+example by a device fault. Several engines may check at once. Imports no vLLM.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class Marker:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """While inside, a file exists. An exception other than `DeviceLost` removes it too, and so
-        does a request to stop, after which the process may be killed before the check has ended.
+        does a signal to stop, after which the process may be killed before the check has ended.
 
-        A file that cannot be written or locked is no reason not to check: then there is none.
+        If the file cannot be written or locked, the check runs without one.
         """
         try:
             path, handle = self._begin()
@@ -90,8 +90,8 @@ class Marker:
             os.close(handle)
 
     def _begin(self) -> tuple[Path, int]:
-        """Write and lock a file, and give it its name only then: one that is not locked would be
-        taken for abandoned."""
+        """Write and lock a file, and give it its name only then: a file without
+        a lock would count as abandoned."""
         self._folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(".tmp", "new-", self._folder)
         path = Path(name)
@@ -119,8 +119,8 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def _removed_at_a_stop(path: Path) -> Iterator[None]:
-    """While inside, SIGTERM and SIGINT remove the file before they do what they did. Python handles
-    signals in the main thread only; elsewhere nothing changes."""
+    """While inside, SIGTERM and SIGINT remove the file before their previous handlers run. Python
+    handles signals in the main thread only; elsewhere nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

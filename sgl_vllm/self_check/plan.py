@@ -32,7 +32,7 @@ NEED_CHECK = ("jump_forward", "select")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done about one engine.
+    """How one engine is checked.
 
     Attributes:
         runs: the engine is checked when it has started.
@@ -44,7 +44,7 @@ class Plan:
 
 
 def plan_for(scheduler: SchedulerFacts, options: Options) -> Plan:
-    """The plan for an engine with such a scheduler. Reads a folder, no more. Never raises."""
+    """The plan for an engine with such a scheduler. Only reads a folder. Never raises."""
     try:
         return _plan_for(scheduler, options)
     except Exception as error:

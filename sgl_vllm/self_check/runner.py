@@ -204,8 +204,8 @@ class _Check:
     # -- the end ----------------------------------------------------------------------------------
 
     def has_failed(self, error: Exception) -> None:
-        """No further part can be checked. After a run that has failed, every part is suspect that
-        has not agreed; otherwise those that need a check."""
+        """No further part can be checked. After a run that has failed, every part that has not
+        agreed is switched off; otherwise those that need a check."""
         if isinstance(error, DeviceLost):
             raise error
         is_expected = isinstance(error, RunFailed | NoRoom)

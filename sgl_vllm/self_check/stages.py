@@ -1,4 +1,4 @@
-"""What is checked of each part, one after the other, so that a fault is the last part's.
+"""What is checked of each part. Each stage adds one part, so a fault belongs to the last one added.
 
 Owns which canaries run, with which parts on, and what they are compared with.
 
@@ -10,7 +10,7 @@ Owns which canaries run, with which parts on, and what they are compared with.
     select         all                          the same scores, by vLLM
 
 A part that has failed its stage is off in those that follow. Each stage begins with an empty cache:
-what a request computes stays in it, also if the request was not to read it.
+what a request computes is cached, even if the request does not read the cache.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Stages:
         """Run the stage of a part, and add to `result` what it finds.
 
         Raises:
-            RunFailed: a run did not come to its end.
+            RunFailed: a run did not finish.
         """
         stage = {
             "radix": self._radix,
@@ -115,7 +115,7 @@ class Stages:
     # -- radix ------------------------------------------------------------------------------------
 
     def measure_noise(self) -> None:
-        """How far two batches of requests that find nothing in the cache are apart.
+        """How much the answers of two batches without cache hits differ.
 
         Raises:
             RunFailed: their answers cannot be compared, so no part can be checked.
@@ -186,7 +186,7 @@ class Stages:
 
     def _one_by_one(self, asked: Sequence[Canary], got: Sequence[Answer]) -> list[Answer]:
         """The same forced tokens, each decoded in its own pass, after prompts that are computed
-        anew."""
+        again."""
         self._driver.empty_cache()
         forced = [forced_tokens(answer.tokens, answer.forced) for answer in got]
         return self._driver.run(make.cold(asked), reference=True, forced=forced)

@@ -1,7 +1,7 @@
 """Canaries stay inside the engine: no KV connector stores them, and no KV event announces them.
 
 Owns what stands in the scheduler in place of the connector and of the publisher of KV events while
-a check runs. Does not own beside which connectors that is sound (`jump/connectors.py`).
+a check runs. Does not own with which connectors that is safe (`jump/connectors.py`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class SilentConnector(SupportsHMA):
-    """A scheduler's connector that has nothing, and tells the real one of no request and no step.
+    """A scheduler's connector that stores nothing, and hides requests and steps from the real one.
 
     Its workers get in each step what they would get in a step without requests.
 
     Args:
-        connector: the real one, at idle. All else that is asked of it goes there.
+        connector: the real one, at idle. All other calls go there.
     """
 
     def __init__(self, connector: KVConnectorBase_V1) -> None:
@@ -73,9 +73,10 @@ class SilentConnector(SupportsHMA):
 
 @contextlib.contextmanager
 def canaries_unseen(scheduler: Scheduler) -> Iterator[None]:
-    """While inside, nothing that the engine does leaves it. Only at idle.
+    """While inside, nothing that the engine does can be seen outside it. Only at idle.
 
-    A connector that is not known to bear it stays as it is: then a check runs only if asked for.
+    A connector that is not known to support this stays in place. Then a check runs only if asked
+    for.
     """
     connector, publisher = scheduler.connector, scheduler.kv_event_publisher
     if connector is not None and unfit(connector_classes(connector)) is None:

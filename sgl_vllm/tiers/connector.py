@@ -1,4 +1,4 @@
-"""A live KV connector below the tree: asked only where a load can pay off, and its hits counted.
+"""A live KV connector below the tree: asked only where a load can pay off. Its hits are counted.
 
 Owns which of vLLM's questions reach the connector, and the measurements that `load_rule` needs.
 Does not own what is stored and loaded, which is up to the connector. vLLM asks a connector only for

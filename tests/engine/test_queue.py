@@ -11,9 +11,12 @@ from collections.abc import Iterator
 import pytest
 from vllm.sampling_params import StructuredOutputsParams
 
+from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.scores import MAX_SCORED, PrefixScores
 from sgl_vllm.scheduler.sharing import MIN_SAVED_TOKENS
 from tests.engine.machine import Machine
+from tools.engine_harness.scheduler import make_scheduler
+from tools.engine_harness.settings import SGL, EngineSettings
 
 _rng = random.Random(0)
 
@@ -177,6 +180,19 @@ def test_no_request_waits_if_that_saves_less_than_a_step_costs():
         machine.add(prefix + words(5))
     machine.run()
     assert machine.counters.held_back == 3
+
+
+def test_requests_that_are_held_back_are_no_sign_of_missing_capacity():
+    """With data parallelism, vLLM balances prefills unless requests wait for capacity."""
+    machine = Machine(block_size=128, max_num_batched_tokens=4096)
+    prompt = words(250)
+    for _ in range(4):
+        machine.add(prompt)
+    machine.step()
+    assert machine.counters.held_back == 3
+    assert not machine.scheduler.prefill_capacity_bound
+    assert not machine.scheduler.deferred_waiting, "they are deferred within the step only"
+    machine.run()
 
 
 def test_a_request_that_does_not_read_the_cache_is_not_held_back():
@@ -477,6 +493,76 @@ def test_every_request_finishes_under_heavy_preemption():
 
 
 # -- errors, and missing parts --------------------------------------------------------------------
+
+
+def test_a_snapshot_of_the_tree_decides_nothing(monkeypatch):
+    machine = Machine({"schedule_fair_quantum": 100}, max_num_seqs=1, num_blocks=30)
+    prefix = words(320)
+    machine.add(prefix, 8)
+    for _ in range(2):
+        machine.step()
+    for _ in range(4):
+        machine.add(prefix + words(600))
+    matched = count_calls(monkeypatch, PrefixScores, "_score_by_tree")
+    refilled = count_calls(monkeypatch, DeficitCounters, "refill_if_due")
+    ordered = machine.counters.ordered_steps
+    assert machine.scheduler.sgl_vllm.tree()["nodes"]
+    assert not matched and not refilled and machine.counters.ordered_steps == ordered
+    machine.run()
+    assert matched and refilled
+
+
+def test_blocks_count_once_for_the_tokens_that_all_groups_keep_in_them():
+    """A block of full attention has the tokens of two blocks of the window group."""
+    settings = EngineSettings(
+        num_blocks=90,
+        block_size=16,
+        max_model_len=512,
+        max_num_seqs=4,
+        max_num_batched_tokens=512,
+        sliding_windows=(64,),
+        full_block_scale=2,
+        plugin={},
+    )
+    scheduler = make_scheduler(SGL, settings)
+    assert scheduler.parts.radix.groups.tokens_in(90) == 30 * 32
+    assert scheduler.waiting._room_tokens() == 30 * 32
+
+
+def test_while_a_pass_is_paused_an_error_leaves_the_running_requests_running():
+    machine = Machine()
+    request = machine.add(words(40), 5)
+    machine.step()
+    with pytest.raises(RuntimeError, match="broken"), machine.scheduler._nothing_running():
+        assert not machine.scheduler.running
+        fail()
+    assert machine.scheduler.running == [request]
+    machine.run()
+
+
+# -- a part that is off ---------------------------------------------------------------------------
+
+
+def test_a_client_that_pins_is_told_why_the_tree_is_off():
+    machine = Machine()
+    machine.scheduler.parts.switch_off("radix", "the self-check found: a wrong token")
+    answer = machine.scheduler.sgl_vllm.pin(words(40))
+    assert answer.error == "the radix tree is off: the self-check found: a wrong token"
+
+
+def test_errors_of_a_part_are_counted_and_being_switched_off_is_none():
+    machine = Machine()
+    parts = machine.scheduler.parts
+    assert [parts.num_errors(name) for name in parts.states()] == [0] * 5
+    machine.queue._breaker.run(fail)
+    assert parts.num_errors("schedule") == 1
+    parts.switch_off("radix", "the self-check found: a wrong token")
+    assert parts.num_errors("radix") == 0
+    other = Machine().scheduler.parts
+    other.radix.pool.guarded(fail)
+    assert other.num_errors("radix") == 1
+    other.switch_off("radix", "the self-check found: 1 unexpected errors")
+    assert other.num_errors("radix") == 1
 
 
 def fail(*args, **kwargs):

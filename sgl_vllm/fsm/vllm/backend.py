@@ -197,13 +197,18 @@ class SglBackend(StructuredOutputBackend):
             self._counters,
             xgrammar=stock.num_xgrammar if stock is not None else 0,
             guidance=stock.num_guidance if stock is not None else 0,
-            errors=self._breaker.num_errors,
+            errors=self.num_errors,
         )
 
     @property
     def failed(self) -> bool:
         """Whether errors have switched the automata off."""
         return self._breaker.tripped
+
+    @property
+    def num_errors(self) -> int:
+        """Unexpected errors so far. Each is in the log."""
+        return self._breaker.num_errors
 
     def leave_to_stock(self) -> None:
         """From now on, vLLM's backends compile everything."""

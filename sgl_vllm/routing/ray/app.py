@@ -1,8 +1,8 @@
-"""`sgl-vllm ray-serve`: Ray Serve LLM, with our router and our plugin unless its file says other.
+"""`sgl-vllm ray-serve`: Ray Serve LLM, with our router and plugin unless its file says otherwise.
 
-Owns the defaults that a file of Ray's `LLMServingArgs` is given, and starting it. The replicas, the
-OpenAI routes and everything else are Ray's: `build_app` can be named as an `import_path` for
-`serve run` and `serve deploy` just so.
+Owns the defaults that a file of Ray's `LLMServingArgs` gets, and starting it. The replicas, the
+OpenAI routes and everything else are Ray's: `serve run` and `serve deploy` take `build_app` as
+their `import_path`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ APP_NAME = "sgl-vllm"
 
 
 class RayServeError(Exception):
-    """Ray Serve cannot be started so; the message says what to do."""
+    """Ray Serve cannot be started; the message says what to do."""
 
 
 def with_defaults(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Ray's `LLMServingArgs`, with our router and our plugin for each model.
 
-    Whatever the file says itself stays: another router, or `additional_config` with other options
-    for the plugin. One ingress replica is the default, as each has a router of its own, which knows
-    only what it has sent itself.
+    What the file sets stays: another router, or `additional_config` with other options
+    for the plugin. One ingress replica is the default, because each has its own router, which
+    knows only the requests that it has sent itself.
     """
     filled = copy.deepcopy(dict(arguments))
     if not isinstance(filled.get("llm_configs"), list) or not filled["llm_configs"]:
@@ -76,7 +76,7 @@ def build_app(arguments: Mapping[str, Any]) -> Any:
 
 
 def _check_router(config: Mapping[str, Any]) -> None:
-    """Ray finds out in a callback, after which requests wait for ever."""
+    """Ray notices only in a callback, after which requests wait forever."""
     path = config["request_router_class"]
     kwargs = config.get("request_router_kwargs") or {}
     try:
@@ -100,7 +100,7 @@ def run(path: Path, *, host: str, port: int) -> None:
     """
     arguments = read_yaml(path)
     try:
-        socket.create_server((host, port)).close()  # Ray says so after many lines
+        socket.create_server((host, port)).close()  # Ray reports it only after many lines
     except OSError as error:
         raise RayServeError(f"{host}:{port} cannot be listened at: {error}. See --port") from error
     try:
@@ -120,7 +120,7 @@ def run(path: Path, *, host: str, port: int) -> None:
         serve.start(http_options={"host": host, "port": port})
         serve.run(app, name=APP_NAME, route_prefix="/")
         print(f"sgl-vllm: serving at http://{host}:{port}/v1 until Ctrl-C", flush=True)
-        while not ended.wait(1):  # without an end, Ctrl-C would not be heard
+        while not ended.wait(1):  # without a timeout, Ctrl-C would have no effect
             pass
     finally:
         if ray.is_initialized():

@@ -3,7 +3,7 @@
 Owns the bounds on this work: it runs in a thread beside the event loop, for prompts of a bounded
 size, and a request waits for it for a bounded time. A request beyond a bound is routed without its
 prompt. Needs `transformers`, and the model's tokenizer on this machine. Where vLLM would render
-otherwise (images, a template of the server's own), hits are found as far as both agree.
+differently (images, a template of the server's own), hits are found as far as both agree.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class PromptRenderer:
     async def tokens(self, request: object) -> Sequence[int] | None:
         """The tokens of a request's text prompt or messages; None if it has neither.
 
-        Some milliseconds for a long prompt, of which the event loop sees next to nothing.
+        Some milliseconds for a long prompt, almost none of them on the event loop.
 
         Raises:
-            NotRendered: says nothing of the prompt.
+            NotRendered: the message does not quote the prompt.
         """
         body = as_body(request)
         size = _num_characters(body)
@@ -81,7 +81,7 @@ class PromptRenderer:
             raise NotRendered(type(error).__name__) from None
 
     def _done(self, loop: asyncio.AbstractEventLoop, running: Future[Sequence[int]]) -> None:
-        """Called in the thread, or where a prompt that still waits is given up."""
+        """Called in the thread, or when a prompt that still waits is dropped."""
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(self._forget_one)
 

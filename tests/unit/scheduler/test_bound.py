@@ -99,7 +99,7 @@ class QueueAgainstHistory(RuleBasedStateMachine):
                 priority=priority,
                 tenant=tenant,
                 fork_group=fork_group,
-                first=is_preempted,
+                is_readmission=is_preempted,
             )
             if data.draw(st.booleans()):
                 self.score(data, request)
@@ -113,8 +113,8 @@ class QueueAgainstHistory(RuleBasedStateMachine):
     def score(self, data, request):
         request.matched = data.draw(st.integers(0, request.tokens))
         node = data.draw(st.sampled_from(self.nodes))
-        branch = data.draw(st.sampled_from([None, 10**9, 10**9 + 1]))
-        self.queue.score(request, Match(request.matched, node), branch)
+        key = data.draw(st.sampled_from([None, 10**9, 10**9 + 1]))
+        self.queue.score(request, Match(request.matched, node), key)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -215,7 +215,9 @@ def with_scores(order: str, matches: list[int]) -> WaitingQueue[int]:
     nodes = some_nodes()
     for number, matched in enumerate(matches):
         queue.add(number, 100)
-        queue.score(number, Match(matched, nodes[matched % len(nodes)]), branch=matched % 3)
+        queue.score(
+            number, Match(matched, nodes[matched % len(nodes)]), next_tokens_key=matched % 3
+        )
     return queue
 
 
@@ -270,7 +272,7 @@ def test_by_arrival_is_the_order_of_arrival_within_each_priority(requests, data)
     for number in data.draw(st.permutations(range(len(requests)))):
         queue.pop(number)
         queue.put_back(number)
-    queue.add(-1, 100, priority=0, first=True)
+    queue.add(-1, 100, priority=0, is_readmission=True)
     in_order = sorted(range(len(requests)), key=lambda number: (requests[number][0], number))
     assert queue.by_arrival() == [-1, *in_order]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Hashable
 
 import pytest
 from hypothesis import assume, given, settings
@@ -16,12 +17,18 @@ from sgl_vllm.scheduler.policy import Bound, WaitingQueue
 LOOSE = Bound(max_overtakes=10**9, max_delay=1.0, min_delay_tokens=10**12)
 
 
+def last_of(fairness: DeficitCounters, waiting: Collection[Hashable]) -> set[Hashable]:
+    """The tenants that go last in the next step."""
+    fairness.refill_if_due(waiting)
+    return fairness.without_credit(waiting)
+
+
 def serve(fairness: DeficitCounters, wishes: list[tuple[str, int]]) -> Counter[str]:
     """Serve wishes one by one: a tenant's name and a number of tokens. A tenant without credit
     gives way to the other. Both always wait."""
     served: Counter[str] = Counter()
     for name, num_tokens in wishes:
-        last = fairness.without_credit(["a", "b"])
+        last = last_of(fairness, ["a", "b"])
         assert last < {"a", "b"}, "never all of them"
         if name in last:
             (name,) = {"a", "b"} - last
@@ -53,26 +60,36 @@ def test_the_waiting_tenants_never_all_go_last(quantum, steps):
     fairness = DeficitCounters(quantum)
     for name, num_tokens, waiting in steps:
         fairness.charge(name, num_tokens)
-        last = fairness.without_credit(waiting)
+        last = last_of(fairness, waiting)
         assert last < waiting or not waiting
-        assert fairness.without_credit(waiting) == last, "asking again changes nothing"
+        fairness.refill_if_due(waiting)  # again
+        assert fairness.without_credit(waiting) == last
 
 
 def test_a_tenant_that_has_had_its_share_goes_last_until_the_other_has_had_as_much():
     fairness = DeficitCounters(100)
     fairness.charge("a", 100)
-    assert fairness.without_credit({"a", "b"}) == {"a"}
+    assert last_of(fairness, {"a", "b"}) == {"a"}
     fairness.charge("b", 99)
-    assert fairness.without_credit({"a", "b"}) == {"a"}
+    assert last_of(fairness, {"a", "b"}) == {"a"}
     fairness.charge("b", 1)
-    assert fairness.without_credit({"a", "b"}) == set()
+    assert last_of(fairness, {"a", "b"}) == set()
+
+
+def test_asking_which_tenants_go_last_gives_none_of_them_credit():
+    fairness = DeficitCounters(100)
+    fairness.charge("a", 100)
+    for _ in range(2):
+        assert fairness.without_credit({"a"}) == {"a"}
+    fairness.refill_if_due({"a"})
+    assert fairness.without_credit({"a"}) == set()
 
 
 def test_a_tenant_that_waits_alone_never_goes_last_and_runs_up_no_debt():
     fairness = DeficitCounters(100)
     for _ in range(50):
         fairness.charge("a", 70)
-        assert fairness.without_credit({"a"}) == set()
+        assert last_of(fairness, {"a"}) == set()
     assert serve(fairness, [("a", 10), ("b", 10)] * 100)["a"] >= 950
 
 
@@ -80,11 +97,11 @@ def test_an_absent_tenant_keeps_its_debt_until_others_have_paid_off_as_much():
     fairness = DeficitCounters(100)
     fairness.charge("a", 350)  # 250 more than its credit
     fairness.charge("b", 100)
-    assert fairness.without_credit({"b"}) == set()  # all tenants get 100
-    assert fairness.without_credit({"a", "b"}) == {"a"}
+    assert last_of(fairness, {"b"}) == set()  # all tenants get 100
+    assert last_of(fairness, {"a", "b"}) == {"a"}
     fairness.charge("b", 200)  # and 200 more
-    assert fairness.without_credit({"b"}) == set()
-    assert fairness.without_credit({"a", "b"}) == set()
+    assert last_of(fairness, {"b"}) == set()
+    assert last_of(fairness, {"a", "b"}) == set()
 
 
 def test_an_absent_tenant_does_not_save_up():
@@ -92,7 +109,7 @@ def test_an_absent_tenant_does_not_save_up():
     fairness.charge("b", 50)
     for _ in range(1000):
         fairness.charge("a", 100)
-        fairness.without_credit({"a"})
+        fairness.refill_if_due({"a"})
     assert serve(fairness, [("b", 10)] * 40) == {"b": 200, "a": 200}
 
 
@@ -101,7 +118,7 @@ def test_a_tenant_without_requests_and_debt_is_forgotten():
     for number in range(1000):
         fairness.charge(str(number), 10)
     fairness.charge("a", 100)
-    fairness.without_credit({"a"})
+    fairness.refill_if_due({"a"})
     assert fairness._credit.keys() == {"a"}
 
 
@@ -111,7 +128,7 @@ def test_of_too_many_absent_tenants_those_with_the_largest_debts_are_remembered(
     for number in range(14):
         fairness.charge(number, 200 + number)
     fairness.charge("a", 1)
-    fairness.without_credit({"a"})
+    fairness.refill_if_due({"a"})
     assert fairness._credit.keys() == {"a", 9, 10, 11, 12, 13}
 
 
@@ -142,7 +159,7 @@ class Loop:
         self.sent_at[item] = (self.num_steps, num_tokens, num_cached)
 
     def step(self) -> None:
-        last = self.fairness.without_credit(self.queue.tenants)
+        last = last_of(self.fairness, self.queue.tenants)
         for item in self.queue.order(last_tenants=last)[: self.per_step]:
             self.queue.pop(item)
             tenant = item[0]
@@ -182,7 +199,7 @@ def test_an_endless_series_of_new_tenants_does_not_starve_an_old_one():
     fairness.charge("old", 101)
     served: Counter[str] = Counter()
     for number in range(20_000):
-        last = fairness.without_credit({"old", number})
+        last = last_of(fairness, {"old", number})
         tenant = number if "old" in last else "old"
         fairness.charge(tenant, 10)
         served["old" if tenant == "old" else "new"] += 1
@@ -194,7 +211,7 @@ def test_debts_are_bounded():
     fairness = DeficitCounters(100)
     for _ in range(1000):
         fairness.charge("a", 100)
-        assert fairness.without_credit({"a", "b"}) <= {"a"}, "b has credit, and cannot be admitted"
+        assert last_of(fairness, {"a", "b"}) <= {"a"}, "b has credit, and cannot be admitted"
     assert serve(fairness, [("a", 10)] * 1000)["b"] <= 5000 + (MAX_DEBT_QUANTA + 2) * 100
 
 

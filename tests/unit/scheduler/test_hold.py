@@ -42,7 +42,7 @@ class Cache:
 
     @property
     def groups(self) -> Any:
-        return SimpleNamespace(num_blocks_per_full_block=self.num_groups)
+        return SimpleNamespace(tokens_in=lambda n: n * self.block_size // self.num_groups)
 
     @property
     def contexts(self) -> Cache:
@@ -70,7 +70,7 @@ class Engine:
     def must_wait(self, request: Any, num_cached: int = 0, node: Node | None = None) -> bool:
         self.waiting.add(request, request.num_tokens)
         self._match = Match(num_cached, node)
-        return self.hold.must_wait(request)
+        return self.hold.waits_for_contexts(request)
 
     def _score(self, request: Any) -> None:
         self.waiting.score(request, self._match)

@@ -32,7 +32,7 @@ def test_the_order_is_fcfs_while_all_requests_fit_into_the_cache():
     assert queue.order(room_tokens=299) == ["b", "c", "a"]
 
 
-def test_requests_on_one_branch_stand_together_at_the_place_of_the_first():
+def test_requests_with_the_same_next_tokens_stand_together_at_the_place_of_the_first():
     queue = queue_of("lpm", 7, 7, 7, 7)
     for name, branch in (("a", 1), ("b", 2), ("c", 1), ("d", 2)):
         queue.score(name, Match(7, None), branch)
@@ -90,8 +90,8 @@ def test_a_request_that_has_waited_long_goes_first():
 
 def test_preempted_requests_go_first_the_last_one_in_front():
     queue = queue_of("lpm", 0, 50)
-    queue.add("p", 100, first=True)
-    queue.add("q", 100, first=True)
+    queue.add("p", 100, is_readmission=True)
+    queue.add("q", 100, is_readmission=True)
     assert queue.order() == ["q", "p", "b", "a"]
 
 
@@ -100,16 +100,16 @@ def test_a_preempted_request_does_not_pull_its_fork_group_to_the_front():
         queue = queue_of(order, 0)
         for name in ("x", "y"):
             queue.add(name, 100, fork_group="fork")
-        queue.add("preempted", 100, fork_group="fork", first=True)
+        queue.add("preempted", 100, fork_group="fork", is_readmission=True)
         assert queue.order() == ["preempted", "a", "x", "y"], order
 
 
-def test_requests_without_a_branch_are_alone_on_it():
+def test_requests_without_known_next_tokens_are_alone():
     queue = queue_of("lpm", 0)
-    queue.add("preempted", 100, first=True)
+    queue.add("preempted", 100, is_readmission=True)
     queue.score("preempted", Match(0, None))
     for name in ("a", "preempted"):
-        assert queue.branch_of(name) < 0 and queue.num_on_branch(name) == 1
+        assert queue.next_tokens_key_of(name) < 0 and queue.num_with_same_next_tokens(name) == 1
 
 
 def test_an_empty_queue_keeps_no_request_alive():
