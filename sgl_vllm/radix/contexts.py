@@ -83,7 +83,7 @@ class Contexts:
         context."""
         if self._continuations is None and record.hints is NO_HINTS:
             return
-        leaf, tree = record.own or record.found.node, self._pool.tree
+        leaf, tree = record.leaf, self._pool.tree
         if leaf is None or leaf.parent is None or tree is None or not request.is_finished():
             return
         if record.hints.ends:
