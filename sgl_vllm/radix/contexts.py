@@ -68,16 +68,6 @@ class Contexts:
                     record.namespace, record.tokens, time.monotonic()
                 )
 
-    def is_back(self, request: Request, hints: Hints) -> None:
-        """`request`, which has these hints, was preempted, and waits again."""
-        if hints is not NO_HINTS:
-            self._pool.guarded(self._is_back, request, hints)
-
-    def _is_back(self, request: Request, hints: Hints) -> None:
-        record = self._pool.records.of(request)
-        if record is not None:
-            record.hints = hints
-
     def left(self, request: Request, record: RequestRecord) -> None:
         """What `request` has computed is in the tree. If it got its whole answer, this is a
         context."""

@@ -142,7 +142,9 @@ class Loads:
         shared = [
             number * size
             for request_id, load in self._loads.items()
-            for number, pair in enumerate(zip(blocks, full_blocks.get(request_id, ()), strict=False))
-            if pair[0] is pair[1] and number >= load.begin // size
+            for number, (own, other) in enumerate(
+                zip(blocks, full_blocks.get(request_id, ()), strict=False)
+            )
+            if own is other and number >= load.begin // size
         ]
         return min(shared, default=num_hit)

@@ -28,11 +28,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any  # Any: arguments of vLLM's
 
+from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request, RequestStatus
 
+from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
 from sgl_vllm.radix.checkpoints import Checkpoints
 from sgl_vllm.radix.components.states import States
@@ -54,6 +56,8 @@ from sgl_vllm.radix.tokens import Tokens
 from sgl_vllm.radix.tree import RadixTree
 from sgl_vllm.speculation import NO_DRAFTING, Drafting
 from sgl_vllm.vllm_api.patching import adopt
+
+logger = init_logger("vllm.sgl_vllm.radix")
 
 MAX_COPY_BYTES = 64 << 20
 """KV cache of a worker that is copied in one step, for hits that end inside a block. vLLM may need
@@ -82,6 +86,8 @@ class RadixKVCacheManager(KVCacheManager):
     """None for a model without recurrent layers."""
     misses: Misses
     contexts: Contexts
+    _explaining: CircuitBreaker
+    """Errors in `misses`."""
     _ttl_s: float
     _max_copies: int
     _num_copies: int  # in this step
@@ -146,6 +152,9 @@ class RadixKVCacheManager(KVCacheManager):
         manager.drafting = drafting
         manager.checkpoints = Checkpoints(manager.pool, groups) if groups.recurrent else None
         manager.misses = Misses(groups.block_size, is_exact=why_exact, shows_text=shows_text)
+        manager._explaining = CircuitBreaker(
+            "the explanation of cache misses", "later explanations may be wrong", logger
+        )
         manager.contexts = Contexts(manager.pool, continuations)
         manager._ttl_s = ttl_s
         manager._max_copies = sys.maxsize if max_copies is None else max_copies
@@ -154,13 +163,18 @@ class RadixKVCacheManager(KVCacheManager):
 
     @property
     def tree(self) -> RadixTree | None:
-        """None once an error has switched it off."""
+        """None while it is off."""
         return self.pool.tree
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the tree is off: see `RadixBlockPool.off_reason`."""
+        return self.pool.tree is None
 
     @property
     def failed(self) -> bool:
         """Whether an error has switched the tree off."""
-        return self.tree is None
+        return self.pool.failed
 
     @property
     def pins(self) -> Pins:
@@ -266,7 +280,7 @@ class RadixKVCacheManager(KVCacheManager):
         found = self.pool.guarded(self._find, request, limit, num_before_last)
         if found is not None:
             return *found, 0
-        if self.failed:
+        if self.is_off:
             self.misses.not_looked_up(request.num_prompt_tokens, "part_off")
         return self.empty_kv_cache_blocks, 0, 0
 
@@ -296,9 +310,12 @@ class RadixKVCacheManager(KVCacheManager):
                 (min(cached, num_prompt_tokens), "last_token"),
             )
             missed = not_read(num_read, ends)
-        self.misses.looked_up(
-            missed, tree, record.namespace, record.tokens, match, request.num_prompt_tokens
-        )
+        try:  # an error here must not cost the tree
+            self.misses.looked_up(
+                missed, tree, record.namespace, record.tokens, match, request.num_prompt_tokens
+            )
+        except Exception:
+            self._explaining.record()
         return found
 
     def _read(
@@ -557,7 +574,7 @@ class RadixKVCacheManager(KVCacheManager):
     def _index_before_blocks_go(self, request: Request) -> None:
         """Put the whole blocks, of any group, that a running request has computed into the tree,
         and its states after them, unless they have been there."""
-        record = self.pool.records.of(request)
+        record = self.pool.records.known(request)
         if record is None:
             return
         num_tokens = self._num_to_index(request, record)
@@ -573,7 +590,7 @@ class RadixKVCacheManager(KVCacheManager):
             record.num_with_states = num_tokens
 
     def _begin_checkpoint(self, request: Request, num_new_tokens: int) -> bool:
-        record = self.pool.records.of(request)
+        record = self.pool.records.known(request)
         if self.checkpoints is None or record is None:
             return False
         return self.checkpoints.begin(request, record, num_new_tokens)
@@ -581,7 +598,7 @@ class RadixKVCacheManager(KVCacheManager):
     def cut_to_branch(self, request: Request, start: int, num_new_tokens: int) -> int:
         """How many of the tokens from `start` on the next pass computes: `num_new_tokens`, or fewer
         if the request stops to leave a checkpoint."""
-        record = self.pool.records.of(request)
+        record = self.pool.records.known(request)
         if self.checkpoints is None or record is None or self.tree is None:
             return num_new_tokens
         return self.checkpoints.cut_to_branch(record, start, num_new_tokens)

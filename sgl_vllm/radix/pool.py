@@ -18,11 +18,12 @@ tree evicts (`get_new_blocks`). vLLM still counts the whole queue as free. All K
 model take their blocks from here (`groups.py`).
 
 After an unexpected error the tree is switched off with one error in the log, and vLLM's own prefix
-cache is used: `tree` is None from then on.
+cache is used: `tree` is None from then on. So it is after the self-check has switched it off.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar  # Any: arguments that pass through
@@ -52,6 +53,10 @@ logger = init_logger("vllm.sgl_vllm.radix")
 _MARK = BlockHashWithGroupId(b"sgl_vllm: in the radix tree" + bytes(4))
 """The hash of a block that is in the tree and that vLLM has not hashed. In no hash map."""
 
+BY_ERROR = "switched off by an error: see the server's log"
+
+BY_SELF_CHECK = "switched off by the self-check: see the server's log"
+
 Result = TypeVar("Result")
 
 
@@ -72,7 +77,9 @@ class RadixBlockPool(BlockPool):
     """Added to a live pool by `adopt`."""
 
     tree: RadixTree | None
-    """None once an error has switched it off."""
+    """None while it is off."""
+    off_reason: str
+    """Why the tree is off, for people; empty while it is on."""
     records: RequestRecords
     pins: Pins
     counters: EvictionCounters
@@ -123,6 +130,7 @@ class RadixBlockPool(BlockPool):
             num_recurrent_groups=len(groups.recurrent),
             max_evicted_bytes=max_evicted_bytes,
         )
+        pool.off_reason = ""
         pool.records = RequestRecords()
         pool.pins = Pins(pool, max_pinned_blocks, max_pins)
         pool.counters = EvictionCounters()
@@ -134,7 +142,7 @@ class RadixBlockPool(BlockPool):
             "the radix tree",
             "vLLM's own prefix cache is used instead",
             logger,
-            on_trip=pool.switch_off,
+            on_trip=functools.partial(pool.switch_off, BY_ERROR),
         )
         pool.loads = Loads(groups)
         pool.first_computed = None
@@ -154,7 +162,10 @@ class RadixBlockPool(BlockPool):
 
     def discard_request(self, request: Request) -> None:
         """`request` is about to release its blocks."""
-        self.records.discard(request)
+        if request.is_finished():
+            self.records.discard(request)
+        else:
+            self.records.leave_tree(request)
         self.loads.discard(request)
         self._scheduled.pop(request.request_id, None)
 
@@ -447,10 +458,19 @@ class RadixBlockPool(BlockPool):
             self._breaker.record()
             return None
 
-    def switch_off(self) -> None:
-        """Use vLLM's own prefix cache from now on. It starts empty, and nothing is pinned."""
+    @property
+    def failed(self) -> bool:
+        """Whether an error has switched the tree off."""
+        return self._breaker.tripped
+
+    def switch_off(self, reason: str = BY_SELF_CHECK) -> None:
+        """Use vLLM's own prefix cache from now on. It starts empty, and nothing is pinned.
+
+        Args:
+            reason: why, for people.
+        """
+        self.tree, self.off_reason = None, reason
         self.pins.unpin_all()
-        self.tree = None
         self.records.clear()
         self.loads.clear()
         self._scheduled.clear()
@@ -461,7 +481,7 @@ class RadixBlockPool(BlockPool):
         """Raise AssertionError if tree and pool disagree: free + cached + in use = all, and the
         tree's locks are the reference counts. Walks everything: for tests."""
         tree = self.tree
-        assert tree is not None, "the tree was switched off by an error"
+        assert tree is not None, f"the tree is {self.off_reason}"
         check_tree(tree)
         free, block = [], self.free_block_queue.fake_free_list_head.next_free_block
         while block is not None and block is not self.free_block_queue.fake_free_list_tail:

@@ -83,6 +83,14 @@ class RequestRecords:
             record.tokens += self._keys.pack(request, len(record.tokens) // TOKEN_BYTES)
         return record if record.namespace is not None else None
 
+    def known(self, request: Request) -> RequestRecord | None:
+        """The record of `request`, whose tokens may lag behind; None if it stays out of the tree.
+        Cheap while a long request decodes: `of` copies all its tokens for every new one."""
+        record = self._records.get(request.request_id)
+        if record is None or record.request is not request:
+            return self.of(request)
+        return record if record.namespace is not None else None
+
     def _new(self, request: Request) -> RequestRecord:
         try:
             namespace = namespace_of(request)
@@ -103,6 +111,14 @@ class RequestRecords:
     def exclude(self, request: Request) -> None:
         """Keep a live request out of the tree from now on."""
         self._records[request.request_id] = RequestRecord(request, None, b"")
+
+    def leave_tree(self, request: Request) -> None:
+        """A live request releases its blocks, and may get others later. What its client has said,
+        and what it continues, is kept."""
+        old = self._records.get(request.request_id)
+        if old is not None and old.request is request:
+            new = self._records[request.request_id] = self._new(request)
+            new.hints, new.is_continuation = old.hints, old.is_continuation
 
     def discard(self, request: Request) -> None:
         """Forget a request, whether it is known or not."""

@@ -132,7 +132,7 @@ class EngineControl:
             candidates: token ids, each candidate packed by `radix.tokens.pack`.
         """
         radix = self._parts.radix
-        if radix is None or radix.failed:
+        if radix is None or radix.is_off:
             return None
         adapter = _adapter(lora_name, lora_path)
         lengths = radix.hit_lengths(CacheNamespace(adapter, cache_salt or None), candidates)

@@ -261,11 +261,8 @@ class CacheAwareQueue(RequestQueue):
             first=first,
         )
         self._scores.add(request)
-        if self._radix is not None:
-            if first:
-                self._radix.contexts.is_back(request, hints)
-            else:
-                self._radix.contexts.arrived(request, hints)
+        if self._radix is not None and not first:
+            self._radix.contexts.arrived(request, hints)
         if self._fairness is not None:
             self._tenants[request] = tenant
 

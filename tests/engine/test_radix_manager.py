@@ -19,6 +19,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.protocol.hints import Hints
 from sgl_vllm.radix.manager import RadixKVCacheManager, max_copies
 from sgl_vllm.radix.tokens import pack
 from tests.engine.machine import Machine
@@ -286,5 +287,43 @@ def test_an_error_that_switches_the_tree_off_releases_what_was_pinned():
     cache.manager.pins.pin(PREFIX)
     cache.manager.pool.guarded(lambda: 1 / 0)
     pool = cache.manager.block_pool
-    assert not cache.manager.pins.all()
+    assert not cache.manager.pins.all() and cache.manager.failed
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+
+
+def test_who_cannot_pin_is_told_why_the_tree_is_off():
+    cache = Cache()
+    cache.manager.pool.switch_off("switched off for this test")
+    assert cache.manager.is_off and not cache.manager.failed
+    with pytest.raises(ValueError, match="the radix tree is switched off for this test"):
+        cache.manager.pins.pin(PREFIX)
+
+
+@pytest.mark.parametrize("status", ["PREEMPTED", "WAITING_FOR_REMOTE_KVS"])
+def test_what_a_client_has_said_outlives_a_release_of_the_blocks(status):
+    cache = Cache()
+    cache.manager.new_step_starts()
+    request = cache.request(PREFIX)
+    hints = Hints(program="p")
+    cache.manager.contexts.arrived(request, hints)
+    records = cache.manager.pool.records
+    records.of(request).is_continuation = True
+    cache.allocate(request)
+    request.status = RequestStatus[status]
+    cache.manager.free(request)
+    record = records.of(request)
+    assert (record.hints, record.is_continuation, record.own) == (hints, True, None)
+    request.status = RequestStatus.FINISHED_ABORTED
+    cache.manager.free(request)
+    assert not [*records.all()]
+
+
+def test_a_request_that_decodes_packs_its_tokens_only_when_a_block_is_full():
+    machine = Machine(block_size=SIZE)
+    records = machine.scheduler.parts.radix.pool.records
+    request = machine.add(PREFIX, max_tokens=30)
+    machine.step()
+    packed = records.known(request).tokens
+    request._all_token_ids.append(7)
+    assert records.known(request).tokens is packed
+    assert len(records.of(request).tokens) > len(packed)
