@@ -68,22 +68,12 @@ class Contexts:
                     record.namespace, record.tokens, time.monotonic()
                 )
 
-    def is_back(self, request: Request, hints: Hints) -> None:
-        """`request`, which has these hints, was preempted, and waits again."""
-        if hints is not NO_HINTS:
-            self._pool.guarded(self._is_back, request, hints)
-
-    def _is_back(self, request: Request, hints: Hints) -> None:
-        record = self._pool.records.of(request)
-        if record is not None:
-            record.hints = hints
-
     def left(self, request: Request, record: RequestRecord) -> None:
         """What `request` has computed is in the tree. If it got its whole answer, this is a
         context."""
         if self._continuations is None and record.hints is NO_HINTS:
             return
-        leaf, tree = record.own or record.found.node, self._pool.tree
+        leaf, tree = record.leaf, self._pool.tree
         if leaf is None or leaf.parent is None or tree is None or not request.is_finished():
             return
         if record.hints.ends:

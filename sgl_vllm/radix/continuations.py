@@ -195,10 +195,10 @@ _Key = TypeVar("_Key", _PromptEnd, _Kind)
 _Value = TypeVar("_Value")
 
 
-class _TenantsShare(Generic[_Key, _Value]):
+class _LruPerTenant(Generic[_Key, _Value]):
     """A dictionary of bounded size, the entry put last at its end.
 
-    Where one is too many, the first entry of the tenant that has the most goes.
+    If a new entry is one too many, the first entry of the tenant with the most entries is removed.
     """
 
     def __init__(self, max_entries: int) -> None:
@@ -221,24 +221,24 @@ class _TenantsShare(Generic[_Key, _Value]):
     def get(self, key: _Key) -> _Value | None:
         return self._entries.get(key)
 
-    def put(self, key: _Key, value: _Value) -> None:
+    def put(self, key: _Key, value: _Value) -> tuple[_Key, _Value] | None:
+        """Returns the entry that was removed; None if there was room. O(entries) if there was
+        none."""
         if key not in self._entries:
             self._num_of_tenant[key.tenant] += 1
         self._entries[key] = value
         self._entries.move_to_end(key)
+        if len(self._entries) <= self._max_entries:
+            return None
+        ((tenant, _),) = self._num_of_tenant.most_common(1)
+        removed = next(key for key in self._entries if key.tenant == tenant)
+        return removed, self.pop(removed)
 
     def pop(self, key: _Key) -> _Value:
         self._num_of_tenant[key.tenant] -= 1
         if not self._num_of_tenant[key.tenant]:
             del self._num_of_tenant[key.tenant]
         return self._entries.pop(key)
-
-    def one_too_many(self) -> _Key | None:
-        """The entry to remove; None if there are not too many. O(entries) if there are."""
-        if len(self._entries) <= self._max_entries:
-            return None
-        ((tenant, _),) = self._num_of_tenant.most_common(1)
-        return next(key for key in self._entries if key.tenant == tenant)
 
 
 class _PromptIndex:
@@ -301,9 +301,9 @@ class Continuations:
         self.clear()
 
     def clear(self) -> None:
-        self._paused: _TenantsShare[_PromptEnd, Context] = _TenantsShare(MAX_REMEMBERED)
+        self._paused: _LruPerTenant[_PromptEnd, Context] = _LruPerTenant(MAX_REMEMBERED)
         self._prompts = _PromptIndex(MAX_REMEMBERED + 1)  # of those in `_paused`
-        self._pauses_of: _TenantsShare[_Kind, Pauses] = _TenantsShare(MAX_KINDS)
+        self._pauses_of: _LruPerTenant[_Kind, Pauses] = _LruPerTenant(MAX_KINDS)
         self._tenants: OrderedDict[Namespace, _Tenant] = OrderedDict()  # the one used last is last
         self._all_pauses = Pauses()
         self._expected: dict[Context, None] = {}  # and those whose time is over, until looked at
@@ -343,11 +343,14 @@ class Continuations:
             whole.num_owed += 1
             self._expect(context)
         key = _PromptEnd(tenant, length, prompt[-_TAIL_BYTES:])
-        if key not in self._paused:
+        replaced = self._paused.get(key)
+        if replaced is None:
             self._prompts.add(key)
-        self._paused.put(key, context)
-        if (forgotten := self._paused.one_too_many()) is not None:
-            self._resolve(forgotten, None)
+        elif replaced.is_trusted:  # it can no longer be recognized, so nothing is expected of it
+            self._expected.pop(replaced, None)
+            whole.num_owed = max(0, whole.num_owed - 1)
+        if (forgotten := self._paused.put(key, context)) is not None:
+            self._resolve(*forgotten, None)
 
     def _expected_for_s(
         self, whole: _Tenant, tenant: Namespace, kinds: Sequence[Hashable], promised_s: float | None
@@ -370,7 +373,8 @@ class Continuations:
         found = self._prompts.longest_before(tenant, prompt)
         if found is None:
             return False
-        context = self._resolve(found, now_s)
+        context = self._paused.pop(found)
+        self._resolve(found, context, now_s)
         if self._horizon_s:
             context.expected_until_s = now_s + self._horizon_s
             self._expect(context)
@@ -419,9 +423,9 @@ class Continuations:
         if len(self._expected) > MAX_REMEMBERED:
             del self._expected[next(iter(self._expected))]
 
-    def _resolve(self, key: _PromptEnd, continued_s: float | None) -> Context:
-        """Learn what became of a context: when it was continued, or that it was not in time."""
-        context = self._paused.pop(key)
+    def _resolve(self, key: _PromptEnd, context: Context, continued_s: float | None) -> None:
+        """Learn what became of a context that is no longer in `_paused`: when it was continued, or
+        that it was not in time."""
         self._prompts.remove(key)
         pause_s = None if continued_s is None else continued_s - context.ended_s
         self._all_pauses.add(pause_s)
@@ -434,9 +438,6 @@ class Continuations:
             pauses = self._pauses_of.get(kind) or Pauses()
             pauses.add(pause_s)
             self._pauses_of.put(kind, pauses)
-            if (unused := self._pauses_of.one_too_many()) is not None:
-                self._pauses_of.pop(unused)
-        return context
 
     def _tenant(self, tenant: Namespace) -> _Tenant:
         found = self._tenants.get(tenant)

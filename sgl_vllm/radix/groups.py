@@ -99,6 +99,15 @@ class Groups:
             for blocks in self.window_blocks_of(request, begin, end)
         ]
 
+    def blocks_at(self, request: Request, position: int) -> set[int]:
+        """The blocks of full attention and of the window groups in which a request has the token at
+        `position`."""
+        blocks = self.full_blocks.get(request.request_id) or []
+        number = position // self.block_size
+        of_groups = [blocks[number : number + 1]]
+        of_groups += self.window_blocks_of(request, position, position + 1)
+        return {block.block_id for of_group in of_groups for block in of_group if not block.is_null}
+
     def states_of(self, request: Request, begin: int, end: int) -> dict[int, list[int]]:
         """By position, the blocks of the states that a request has after whole blocks of tokens,
         after `begin` (exclusive) up to `end`, and at `end` itself.

@@ -28,11 +28,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any  # Any: arguments of vLLM's
 
+from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request, RequestStatus
 
+from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
 from sgl_vllm.radix.checkpoints import Checkpoints
 from sgl_vllm.radix.components.states import States
@@ -54,6 +56,8 @@ from sgl_vllm.radix.tokens import Tokens
 from sgl_vllm.radix.tree import RadixTree
 from sgl_vllm.speculation import NO_DRAFTING, Drafting
 from sgl_vllm.vllm_api.patching import adopt
+
+logger = init_logger("vllm.sgl_vllm.radix")
 
 MAX_COPY_BYTES = 64 << 20
 """KV cache of a worker that is copied in one step, for hits that end inside a block. vLLM may need
@@ -82,6 +86,8 @@ class RadixKVCacheManager(KVCacheManager):
     """None for a model without recurrent layers."""
     misses: Misses
     contexts: Contexts
+    _explaining: CircuitBreaker
+    """Errors in `misses`."""
     _ttl_s: float
     _max_copies: int
     _num_copies: int  # in this step
@@ -146,6 +152,9 @@ class RadixKVCacheManager(KVCacheManager):
         manager.drafting = drafting
         manager.checkpoints = Checkpoints(manager.pool, groups) if groups.recurrent else None
         manager.misses = Misses(groups.block_size, is_exact=why_exact, shows_text=shows_text)
+        manager._explaining = CircuitBreaker(
+            "the explanation of cache misses", "later explanations may be wrong", logger
+        )
         manager.contexts = Contexts(manager.pool, continuations)
         manager._ttl_s = ttl_s
         manager._max_copies = sys.maxsize if max_copies is None else max_copies
@@ -154,13 +163,18 @@ class RadixKVCacheManager(KVCacheManager):
 
     @property
     def tree(self) -> RadixTree | None:
-        """None once an error has switched it off."""
+        """None while it is off."""
         return self.pool.tree
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the tree is off: see `RadixBlockPool.off_reason`."""
+        return self.pool.tree is None
 
     @property
     def failed(self) -> bool:
         """Whether an error has switched the tree off."""
-        return self.tree is None
+        return self.pool.failed
 
     @property
     def pins(self) -> Pins:
@@ -226,7 +240,7 @@ class RadixKVCacheManager(KVCacheManager):
         if num_inside:
             last_blocks = tree.block_ids(match, num_tokens)[-1:]
             last_blocks += [ids[-1] for ids in self._other_group_blocks(match, num_tokens)]
-            if not self.pool.are_computed(last_blocks):
+            if not self.pool.may_be_copied(num_tokens, last_blocks):
                 return tree.longest_hit(match, num_tokens - num_inside)
         return num_tokens
 
@@ -266,7 +280,7 @@ class RadixKVCacheManager(KVCacheManager):
         found = self.pool.guarded(self._find, request, limit, num_before_last)
         if found is not None:
             return *found, 0
-        if self.failed:
+        if self.is_off:
             self.misses.not_looked_up(request.num_prompt_tokens, "part_off")
         return self.empty_kv_cache_blocks, 0, 0
 
@@ -296,9 +310,12 @@ class RadixKVCacheManager(KVCacheManager):
                 (min(cached, num_prompt_tokens), "last_token"),
             )
             missed = not_read(num_read, ends)
-        self.misses.looked_up(
-            missed, tree, record.namespace, record.tokens, match, request.num_prompt_tokens
-        )
+        try:  # an error here must not cost the tree
+            self.misses.looked_up(
+                missed, tree, record.namespace, record.tokens, match, request.num_prompt_tokens
+            )
+        except Exception:
+            self._explaining.record()
         return found
 
     def _read(
@@ -308,18 +325,20 @@ class RadixKVCacheManager(KVCacheManager):
         tree = self.pool.tree
         assert tree is not None
         num_tokens = tree.longest_hit(match, limit)
+        is_cut = num_tokens < limit
         others = self._other_group_blocks(match, num_tokens)
         block_ids = tree.block_ids(match, num_tokens)
-        while num_tokens % self.block_size and not self._may_copy(request, block_ids, others):
-            limit = num_tokens - num_tokens % self.block_size
-            num_tokens = tree.longest_hit(match, limit)
+        while num_tokens % self.block_size and not self._may_copy(
+            request, num_tokens, block_ids, others
+        ):
+            num_tokens = tree.longest_hit(match, num_tokens - num_tokens % self.block_size)
+            is_cut = True
             del block_ids[-(-num_tokens // self.block_size) :]
             others = self._other_group_blocks(match, num_tokens)
         if not num_tokens:
             return None
-        # If a missing block or state shortened the hit, only the tokens read count as used; if only
-        # `limit` did, the whole match does.
-        record.found = match if num_tokens == limit else holder_of(match, num_tokens)
+        # A node per length of prompt would be of no use, so what `limit` leaves out counts as used.
+        record.used = holder_of(match, num_tokens) if is_cut else match
         record.num_found = num_tokens
         all_blocks = self.block_pool.blocks
         blocks: tuple[list[KVCacheBlock], ...] = ([all_blocks[i] for i in block_ids],)
@@ -359,16 +378,18 @@ class RadixKVCacheManager(KVCacheManager):
         return others
 
     def _may_copy(
-        self, request: Request, block_ids: list[int], others: Sequence[list[int]]
+        self, request: Request, num_tokens: int, block_ids: list[int], others: Sequence[list[int]]
     ) -> bool:
-        """Whether the hit that these blocks hold may end inside the last one."""
+        """Whether the hit of `num_tokens` that these blocks hold may end inside the last one."""
         if self._num_copies and self._num_copies + self.groups.num_groups > self._max_copies:
             return False
         last_blocks = block_ids[-1:]
         if others:
             last_blocks += [ids[-1] for ids in others]
             block_ids = block_ids + [i for ids in others for i in ids if i != HOLE]
-        return self.pool.are_computed(last_blocks) and self._has_room_for_copy(request, block_ids)
+        return self.pool.may_be_copied(num_tokens, last_blocks) and self._has_room_for_copy(
+            request, block_ids
+        )
 
     def _has_room_for_copy(self, request: Request, block_ids: list[int]) -> bool:
         """Whether the request fits while it also holds the blocks that it copies from.
@@ -400,7 +421,7 @@ class RadixKVCacheManager(KVCacheManager):
             return
         if not request.num_preemptions:
             self.counters.lookups += 1
-            self.counters.prompt_tokens += request.num_tokens
+            self.counters.prompt_tokens += request.num_prompt_tokens
             self.counters.hit_tokens += num_hits
             num_inside = num_hits % self.block_size
             self.counters.partial_block_hits += num_inside != 0
@@ -412,7 +433,7 @@ class RadixKVCacheManager(KVCacheManager):
     def _record_hit(self, request: Request) -> None:
         tree, record = self.pool.tree, self.pool.records.of(request)
         if tree is not None and record is not None:
-            tree.record_hit(record.found, request.priority)
+            record.used = tree.record_hit(record.used, request.priority)
 
     # -- insert -------------------------------------------------------------------------------
 
@@ -429,7 +450,7 @@ class RadixKVCacheManager(KVCacheManager):
 
         Before: put computed blocks into the tree, because vLLM may free them in this call, and ask
         for a checkpoint if one is due. If there is no room with the checkpoint, allocate without
-        it. After: count the copies of blocks, and note the tokens that a KV connector will load.
+        it. After: count the copies of blocks, and note what a KV connector will load.
         """
         leaves_checkpoint = False
         if self.groups.num_groups > 1:
@@ -438,6 +459,7 @@ class RadixKVCacheManager(KVCacheManager):
                 leaves_checkpoint = bool(
                     self.pool.guarded(self._begin_checkpoint, request, num_new_tokens)
                 )
+        self.pool.first_computed = request.num_computed_tokens + num_new_computed_tokens
         blocks = super().allocate_slots(
             request,
             num_new_tokens,
@@ -460,13 +482,27 @@ class RadixKVCacheManager(KVCacheManager):
                     num_external_computed_tokens=num_external_computed_tokens,
                     **kwargs,
                 )
+        self.pool.first_computed = None
         self._num_external = num_external_computed_tokens
-        if blocks is not None and num_new_computed_tokens % self.block_size:
+        if blocks is None:
+            return None
+        if num_new_computed_tokens % self.block_size:
             self._num_copies += self.groups.num_groups
-        if num_external_computed_tokens and blocks is not None:
+        if num_external_computed_tokens:
             record = self.pool.records.of(request)
             if record is not None:
                 record.num_loaded = num_new_computed_tokens + num_external_computed_tokens
+        # vLLM caches only what has been loaded of a load over several passes, by a later call.
+        is_in_pass = not kwargs.get("delay_cache_blocks")
+        if is_in_pass and (num_external_computed_tokens or self.pool.loads):
+            num_adopted = num_new_computed_tokens + num_external_computed_tokens
+            self.pool.guarded(
+                self.pool.loads.scheduled,
+                request,
+                num_new_computed_tokens,
+                num_external_computed_tokens,
+                request.num_computed_tokens + num_adopted + num_new_tokens,
+            )
         return blocks
 
     def index_prompt(self, request: Request) -> None:
@@ -488,10 +524,11 @@ class RadixKVCacheManager(KVCacheManager):
         if blocks and self.enable_caching:
             record = self.pool.records.of(request)
             num_scheduled = self.groups.num_cached_blocks.get(request.request_id, 0)
-            if num_scheduled * self.block_size > request.num_computed_tokens:
-                # It was taken out of the step that would have computed it, or its load has failed.
-                # Only blocks of its own leave the tree, not those that it found in the cache.
-                num_kept = max(request.num_computed_tokens, record.num_found if record else 0)
+            num_sure = self.pool.loads.num_sure(request)
+            if num_scheduled * self.block_size > num_sure:
+                # It was taken out of the step that would have computed it, or its load has failed
+                # or may fail yet. Only blocks of its own leave the tree, not those that it found.
+                num_kept = max(num_sure, record.num_found if record else 0)
                 end = num_scheduled * self.block_size
                 uncertain = blocks[num_kept // self.block_size : num_scheduled]
                 for each in (uncertain, *self.groups.window_blocks_of(request, num_kept, end)):
@@ -537,21 +574,23 @@ class RadixKVCacheManager(KVCacheManager):
     def _index_before_blocks_go(self, request: Request) -> None:
         """Put the whole blocks, of any group, that a running request has computed into the tree,
         and its states after them, unless they have been there."""
-        record = self.pool.records.of(request)
+        record = self.pool.records.known(request)
         if record is None:
             return
         num_tokens = self._num_to_index(request, record)
-        num_tokens -= num_tokens % self.groups.common_block_size
         if not self.groups.recurrent:
+            num_tokens -= num_tokens % self.groups.common_block_size
             if num_tokens > record.num_indexed:
                 self._index(request, num_tokens)
-        elif num_tokens > record.num_with_states:
+            return
+        num_tokens -= num_tokens % self.block_size
+        if num_tokens > record.num_with_states:
             states = self.groups.states_of(request, record.num_with_states, num_tokens)
             self._index(request, num_tokens, states)
             record.num_with_states = num_tokens
 
     def _begin_checkpoint(self, request: Request, num_new_tokens: int) -> bool:
-        record = self.pool.records.of(request)
+        record = self.pool.records.known(request)
         if self.checkpoints is None or record is None:
             return False
         return self.checkpoints.begin(request, record, num_new_tokens)
@@ -559,7 +598,7 @@ class RadixKVCacheManager(KVCacheManager):
     def cut_to_branch(self, request: Request, start: int, num_new_tokens: int) -> int:
         """How many of the tokens from `start` on the next pass computes: `num_new_tokens`, or fewer
         if the request stops to leave a checkpoint."""
-        record = self.pool.records.of(request)
+        record = self.pool.records.known(request)
         if self.checkpoints is None or record is None or self.tree is None:
             return num_new_tokens
         return self.checkpoints.cut_to_branch(record, start, num_new_tokens)
@@ -573,7 +612,7 @@ class RadixKVCacheManager(KVCacheManager):
         """
         # A preempted request has no computed tokens, but may still have tokens in flight.
         num_computed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
-        num_tokens = min(num_computed, request.num_tokens)
+        num_tokens = min(num_computed, request.num_tokens, self.pool.loads.num_sure(request))
         if record is not None and 0 < num_tokens <= record.num_loaded:
             num_cached = self.groups.num_cached_blocks.get(request.request_id, 0)
             num_tokens = min(num_tokens, num_cached * self.block_size)
@@ -610,15 +649,11 @@ class RadixKVCacheManager(KVCacheManager):
             tree_tokens=tree.num_tokens if tree is not None else 0,
             tree_blocks=tree.num_blocks if tree is not None else 0,
             tree_states=tree.num_states if tree is not None else 0,
-            cache_tokens=self._as_tokens(self.block_pool.num_gpu_blocks - 1),
-            protected_tokens=self._as_tokens(tree.num_locked_blocks if tree is not None else 0),
-            pinned_tokens=self._as_tokens(len(self.pins.block_ids)),
+            cache_tokens=self.groups.tokens_in(self.block_pool.num_gpu_blocks - 1),
+            protected_tokens=self.groups.tokens_in(tree.num_locked_blocks if tree is not None else 0),
+            pinned_tokens=self.groups.tokens_in(len(self.pins.block_ids)),
             block_size=self.block_size,
         )
-
-    def _as_tokens(self, num_blocks: int) -> int:
-        """How many tokens fit into blocks, if each has one in every group."""
-        return num_blocks * self.block_size // self.groups.num_blocks_per_full_block
 
     def snapshot(self, max_nodes: int, max_tokens: int) -> CacheSnapshot | None:
         """The shape of the cache; None if the tree is off. Of tenants with a `cache_salt` it has

@@ -36,7 +36,8 @@ MAX_REQUESTS = 1000
 """Explanations that are kept. Each takes about a kilobyte."""
 
 MAX_ADAPTERS = 16
-"""LoRA adapters whose caches are searched for a prompt that the cache of its own does not hold."""
+"""LoRA adapters, those used last, whose caches are searched for a prompt that the cache of its own
+does not hold."""
 
 MAX_TEXT_TOKENS = 16
 """Of each side, where a prompt differs from what is cached."""
@@ -109,8 +110,8 @@ class MissCounters:
         "skipped",
     )
     part_off: int = _cause(
-        "Of requests since an error has switched the tree off, as far as vLLM's own cache did not "
-        "have them.",
+        "Of requests since an error or the self-check has switched the tree off, as far as vLLM's "
+        "own cache did not have them.",
         "part_off",
     )
 
@@ -179,7 +180,8 @@ class Misses:
         self._is_exact = is_exact or shows_text
         self._shows_text = shows_text
         self._explanations: OrderedDict[str, Explanation] = OrderedDict()
-        self._adapters: dict[str | tuple[str, str] | None, None] = {}
+        self._adapters: OrderedDict[str | tuple[str, str] | None, None] = OrderedDict()
+        """Those of the last requests; that of the last one is last."""
         self._missed: list[Missed] = []
         """By the request that was looked up last."""
 
@@ -220,10 +222,14 @@ class Misses:
             runs = tree.evictions.at_root(namespace) if tree.evictions is not None else None
         if runs:
             position = self._add_evicted(runs, position, tokens, num_prompt_tokens, tree.clock())
-        if namespace.adapter not in self._adapters and len(self._adapters) < MAX_ADAPTERS:
-            self._adapters[namespace.adapter] = None
-        if len(self._adapters) > 1:
-            others = (namespace._replace(adapter=one) for one in self._adapters)
+        adapters, own = self._adapters, namespace.adapter
+        if own not in adapters:
+            adapters[own] = None
+            if len(adapters) > MAX_ADAPTERS:
+                adapters.popitem(last=False)
+        if len(adapters) > 1:
+            adapters.move_to_end(own)
+            others = (namespace._replace(adapter=one) for one in adapters if one != own)
             longest = max(tree.match_prefix(other, tokens).num_tokens for other in others)
             if longest > position:
                 position = min(longest, num_prompt_tokens)

@@ -37,7 +37,8 @@ class Node:
         parent: None for a root, and for a node that is no longer in the tree.
         children: by their first token.
         serial: identifies the node in snapshots.
-        num_hits: how many requests read it from the cache.
+        num_hits: how many requests read it from the cache, since `RadixTree.record_end` if that was
+            called for it.
         last_used: seconds, on the tree's clock.
         priority: the most important (smallest) priority of the requests that used it.
         context: of the last request that ended here, if it is remembered (`continuations.py`).

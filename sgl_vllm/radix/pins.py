@@ -96,7 +96,7 @@ class Pins:
         """
         tree = self._pool.tree
         if tree is None:
-            raise ValueError("the radix tree is switched off by an error: see the server's log")
+            raise ValueError(f"the radix tree is {self._pool.off_reason}")
         if len(self._pins) >= self.max_pins:
             raise ValueError(
                 f"there are {len(self._pins)} pins and at most {self.max_pins} may be: unpin "

@@ -18,14 +18,15 @@ tree evicts (`get_new_blocks`). vLLM still counts the whole queue as free. All K
 model take their blocks from here (`groups.py`).
 
 After an unexpected error the tree is switched off with one error in the log, and vLLM's own prefix
-cache is used: `tree` is None from then on.
+cache is used: `tree` is None from then on. So it is after the self-check has switched it off.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar  # Any: arguments that pass through
+from typing import Any, NamedTuple, TypeVar  # Any: arguments that pass through
 
 from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool
@@ -37,6 +38,7 @@ from sgl_vllm.radix.components.states import States
 from sgl_vllm.radix.eviction import EvictionPolicy
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.invariants import check_tree
+from sgl_vllm.radix.loads import Loads
 from sgl_vllm.radix.node import NO_MATCH, Match
 from sgl_vllm.radix.pins import Pins
 from sgl_vllm.radix.request_record import RequestRecord, RequestRecords
@@ -51,7 +53,20 @@ logger = init_logger("vllm.sgl_vllm.radix")
 _MARK = BlockHashWithGroupId(b"sgl_vllm: in the radix tree" + bytes(4))
 """The hash of a block that is in the tree and that vLLM has not hashed. In no hash map."""
 
+BY_ERROR = "switched off by an error: see the server's log"
+
+BY_SELF_CHECK = "switched off by the self-check: see the server's log"
+
 Result = TypeVar("Result")
+
+
+class _Scheduled(NamedTuple):
+    """Whole blocks of full attention that a step computes: those of the tokens `[begin, end)`."""
+
+    request: Request
+    blocks: list[KVCacheBlock]
+    begin: int
+    end: int
 
 
 def _is_marked(block: KVCacheBlock) -> bool:
@@ -62,7 +77,9 @@ class RadixBlockPool(BlockPool):
     """Added to a live pool by `adopt`."""
 
     tree: RadixTree | None
-    """None once an error has switched it off."""
+    """None while it is off."""
+    off_reason: str
+    """Why the tree is off, for people; empty while it is on."""
     records: RequestRecords
     pins: Pins
     counters: EvictionCounters
@@ -72,7 +89,11 @@ class RadixBlockPool(BlockPool):
     """Whether vLLM's block hashes and its map of them are kept too."""
     _scheduler: SchedulerView
     _breaker: CircuitBreaker
-    _scheduled: dict[str, tuple[Request, list[KVCacheBlock], int]]
+    loads: Loads
+    first_computed: int | None
+    """The first token that is not a hit, of the request that is being given blocks; None while no
+    request is. vLLM sets `num_computed_tokens` of a new request only afterwards."""
+    _scheduled: dict[str, _Scheduled]
     """By request id, the whole blocks that this step will compute and that are not in the tree yet.
     They enter it at the next lookup or when the next step starts, whichever comes first."""
     _in_this_step: set[int]
@@ -109,6 +130,7 @@ class RadixBlockPool(BlockPool):
             num_recurrent_groups=len(groups.recurrent),
             max_evicted_bytes=max_evicted_bytes,
         )
+        pool.off_reason = ""
         pool.records = RequestRecords()
         pool.pins = Pins(pool, max_pinned_blocks, max_pins)
         pool.counters = EvictionCounters()
@@ -120,8 +142,10 @@ class RadixBlockPool(BlockPool):
             "the radix tree",
             "vLLM's own prefix cache is used instead",
             logger,
-            on_trip=pool.switch_off,
+            on_trip=functools.partial(pool.switch_off, BY_ERROR),
         )
+        pool.loads = Loads(groups)
+        pool.first_computed = None
         pool._scheduled = {}
         pool._in_this_step = set()
         return pool
@@ -138,12 +162,19 @@ class RadixBlockPool(BlockPool):
 
     def discard_request(self, request: Request) -> None:
         """`request` is about to release its blocks."""
-        self.records.discard(request)
+        if request.is_finished():
+            self.records.discard(request)
+        else:
+            self.records.leave_tree(request)
+        self.loads.discard(request)
         self._scheduled.pop(request.request_id, None)
 
-    def are_computed(self, block_ids: list[int]) -> bool:
-        """Whether the blocks may be copied from before this step's forward pass."""
-        return self._in_this_step.isdisjoint(block_ids)
+    def may_be_copied(self, num_tokens: int, last_blocks: list[int]) -> bool:
+        """Whether the blocks that hold the last of `num_tokens` may be copied before this step's
+        forward pass: they hold their contents by then, and whatever they hold is right."""
+        if self.loads and self.loads.are_in_doubt(num_tokens, last_blocks):
+            return False
+        return self._in_this_step.isdisjoint(last_blocks)
 
     def mark_computed_in_this_step(self, block_ids: Iterable[int]) -> None:
         """Note that the blocks, which are in the tree, hold their contents only after this step's
@@ -155,6 +186,19 @@ class RadixBlockPool(BlockPool):
         if self._scheduled:
             self.guarded(self._index_scheduled)
         self._in_this_step.clear()
+        if self.loads:
+            self.guarded(self._settle_loads)
+
+    def _settle_loads(self) -> None:
+        """Take what failed loads should have filled, and what was computed from it, out of the
+        tree."""
+        for request, begin, is_sharer in self.loads.settle():
+            blocks = self.groups.full_blocks.get(request.request_id, [])
+            windows = self.groups.window_blocks_of(request, begin, len(blocks) * self.block_size)
+            for of_group in (blocks[begin // self.block_size :], *windows):
+                self.unindex(of_group)
+            if is_sharer:
+                self.records.exclude(request)
 
     def expire(self, ttl_s: float) -> None:
         """Evict what has not been used for `ttl_s` seconds."""
@@ -170,11 +214,10 @@ class RadixBlockPool(BlockPool):
     def _index_scheduled(self) -> None:
         """Put the whole blocks that this step will compute into the tree, so they can be shared."""
         scheduled, self._scheduled = self._scheduled, {}
-        for request, blocks, num_tokens in scheduled.values():
-            self.index(request, blocks, num_tokens)
-            begin = request.num_computed_tokens
-            new = blocks[begin // self.block_size : num_tokens // self.block_size]
-            for of_group in (new, *self.groups.window_blocks_of(request, begin, num_tokens)):
+        for request, blocks, begin, end in scheduled.values():
+            self.index(request, blocks, end)
+            new = blocks[begin // self.block_size : end // self.block_size]
+            for of_group in (new, *self.groups.window_blocks_of(request, begin, end)):
                 self._in_this_step.update([block.block_id for block in of_group])
 
     def index(
@@ -223,7 +266,7 @@ class RadixBlockPool(BlockPool):
         )
         record.num_indexed = num_tokens
         if is_last_use:
-            tree.record_use(record.own or record.found.node, request.priority)
+            tree.record_use(record.leaf, request.priority)
         for block in new_blocks[len(new_blocks) - len(taken) :]:
             if block.block_hash is None:
                 block.set_block_hash(_MARK, num_tokens)
@@ -277,7 +320,12 @@ class RadixBlockPool(BlockPool):
         """Called by vLLM for each group when more blocks of `request` are full, or will be after
         this step."""
         if self.tree is not None and kv_cache_group_id == self.groups.full:
-            self._scheduled[request.request_id] = (request, blocks, num_full_blocks * block_size)
+            begin = self.first_computed
+            if begin is None:
+                begin = request.num_computed_tokens
+            self._scheduled[request.request_id] = _Scheduled(
+                request, blocks, begin, num_full_blocks * block_size
+            )
             if self.hash_blocks:
                 self.guarded(self._index_scheduled)
         if self.tree is None:
@@ -410,10 +458,21 @@ class RadixBlockPool(BlockPool):
             self._breaker.record()
             return None
 
-    def switch_off(self) -> None:
-        """Use vLLM's own prefix cache from now on. It starts empty."""
-        self.tree = None
+    @property
+    def failed(self) -> bool:
+        """Whether an error has switched the tree off."""
+        return self._breaker.tripped
+
+    def switch_off(self, reason: str = BY_SELF_CHECK) -> None:
+        """Use vLLM's own prefix cache from now on. It starts empty, and nothing is pinned.
+
+        Args:
+            reason: why, for people.
+        """
+        self.tree, self.off_reason = None, reason
+        self.pins.unpin_all()
         self.records.clear()
+        self.loads.clear()
         self._scheduled.clear()
         for block in self.blocks:
             self._emit_block_removed_events(self._remove_cached_block_hashes(block))
@@ -422,7 +481,7 @@ class RadixBlockPool(BlockPool):
         """Raise AssertionError if tree and pool disagree: free + cached + in use = all, and the
         tree's locks are the reference counts. Walks everything: for tests."""
         tree = self.tree
-        assert tree is not None, "the tree was switched off by an error"
+        assert tree is not None, f"the tree is {self.off_reason}"
         check_tree(tree)
         free, block = [], self.free_block_queue.fake_free_list_head.next_free_block
         while block is not None and block is not self.free_block_queue.fake_free_list_tail:

@@ -31,7 +31,8 @@ class RequestRecord:
         namespace: None for a request that stays out of the tree.
         tokens: its tokens as the tree compares them; may lag behind the request.
         own: the leaf that its inserts made.
-        found: what its last lookup matched.
+        used: the cached tokens that its last lookup counts as used: the hit, and the rest of the
+            match if nothing but the request itself keeps it from being read.
         num_found: how many cached tokens that lookup gave it.
         num_indexed: how many of its tokens have entered the tree with its last insert.
         num_hashed: up to which of its tokens whole blocks in the tree have got vLLM's hashes.
@@ -46,7 +47,7 @@ class RequestRecord:
     namespace: CacheNamespace | None
     tokens: Tokens
     own: Node | None = None
-    found: Match = NO_MATCH
+    used: Match = NO_MATCH
     num_found: int = 0
     num_indexed: int = 0
     num_hashed: int = 0
@@ -55,6 +56,15 @@ class RequestRecord:
     num_loaded: int = 0
     hints: Hints = NO_HINTS
     is_continuation: bool = False
+
+    @property
+    def leaf(self) -> Node | None:
+        """The node that ends with its last token in the tree; None if there is none, or if another
+        request's tokens follow in the same node."""
+        if self.own is not None:
+            return self.own
+        num_tokens, node = self.used
+        return node if node is not None and node.end == num_tokens else None
 
 
 class RequestRecords:
@@ -73,6 +83,14 @@ class RequestRecords:
             record.tokens += self._keys.pack(request, len(record.tokens) // TOKEN_BYTES)
         return record if record.namespace is not None else None
 
+    def known(self, request: Request) -> RequestRecord | None:
+        """The record of `request`, whose tokens may lag behind; None if it stays out of the tree.
+        Cheap while a long request decodes: `of` copies all its tokens for every new one."""
+        record = self._records.get(request.request_id)
+        if record is None or record.request is not request:
+            return self.of(request)
+        return record if record.namespace is not None else None
+
     def _new(self, request: Request) -> RequestRecord:
         try:
             namespace = namespace_of(request)
@@ -89,6 +107,18 @@ class RequestRecords:
     def all(self) -> Iterable[RequestRecord]:
         """The records of live requests, those that stay out of the tree included."""
         return self._records.values()
+
+    def exclude(self, request: Request) -> None:
+        """Keep a live request out of the tree from now on."""
+        self._records[request.request_id] = RequestRecord(request, None, b"")
+
+    def leave_tree(self, request: Request) -> None:
+        """A live request releases its blocks, and may get others later. What its client has said,
+        and what it continues, is kept."""
+        old = self._records.get(request.request_id)
+        if old is not None and old.request is request:
+            new = self._records[request.request_id] = self._new(request)
+            new.hints, new.is_continuation = old.hints, old.is_continuation
 
     def discard(self, request: Request) -> None:
         """Forget a request, whether it is known or not."""

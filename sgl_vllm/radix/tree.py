@@ -49,6 +49,7 @@ from sgl_vllm.radix.node import (
     Node,
     block_ids_of,
     descend,
+    holder_of,
     subtree,
 )
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
@@ -192,15 +193,17 @@ class RadixTree:
         at least one token."""
         return self.states.block_ids(match, num_tokens) if self.states is not None else []
 
-    def record_hit(self, match: Match, priority: int = 0) -> None:
-        """A request of `priority` reads what it matched. A node that is read in part is split, so
-        that hits and ages are those of the tokens that were read."""
-        node = match.node
+    def record_hit(self, match: Match, priority: int = 0) -> Match:
+        """A request of `priority` uses what it matched. A node that is used in part is split, so
+        that hits and ages are those of the tokens of `match`, which may be older than the last
+        change. Returns the match as it is now."""
+        num_tokens, node = holder_of(match, match.num_tokens)
         if node is None or node.parent is None:
-            return
-        if node.start < match.num_tokens < node.end:
-            node = self._split(node, match.num_tokens)
+            return NO_MATCH
+        if node.start < num_tokens < node.end:
+            node = self._split(node, num_tokens)
         self._record_use(node, priority, num_hits=1)
+        return Match(num_tokens, node)
 
     def record_use(self, node: Node | None, priority: int = 0) -> None:
         """A request of `priority` has just used the tokens of `node` and of all its parents."""
@@ -227,11 +230,11 @@ class RadixTree:
         if node.children:
             return
         while parent is not None:
-            node.last_used = 0.0
+            num_hits, node.num_hits, node.last_used = node.num_hits, 0, 0.0
             self.order.forget(node)
             if self.blocks.is_evictable(node):
                 self.order.add(node)
-            if len(parent.children) > 1 or parent.num_hits > node.num_hits + 1:
+            if len(parent.children) > 1 or parent.num_hits > num_hits + 1:
                 return
             if 2 <= num_users <= parent.num_hits + 1:
                 return

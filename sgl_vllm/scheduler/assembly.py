@@ -96,7 +96,6 @@ class Parts:
     victim: CheapestVictim | None = None
     tiers: Tiers | None = None
     traces: RequestTraces | None = None
-    _is_tree_left: bool = False  # the self-check has switched off a radix tree that had no error
 
     def states(self) -> dict[str, str]:
         """For each part `ON`, or why it is off."""
@@ -111,9 +110,8 @@ class Parts:
         """Leave the work of a part that the self-check compares to vLLM from now on. To be called
         when no request runs."""
         self.off[name] = reason
-        if name == radix.PART.name and self.radix is not None and self.radix.tree is not None:
-            self.radix.pool.switch_off()
-            self._is_tree_left = True
+        if name == radix.PART.name and self.radix is not None and not self.radix.is_off:
+            self.radix.pool.switch_off(f"off: {reason}")
         elif name == fsm.PART.name and self.grammars is not None:
             self.grammars.leave_to_stock()
         elif name == jump.PART.name:
@@ -124,7 +122,7 @@ class Parts:
     def num_errors(self, name: str) -> int:
         """Unexpected errors of a part so far. Each is in the log."""
         if name == radix.PART.name:  # its first error switches it off
-            return int(self.radix is not None and self.radix.failed and not self._is_tree_left)
+            return int(self.radix is not None and self.radix.failed)
         part = self._counting_errors().get(name)
         return part.num_errors if part is not None else 0
 

@@ -134,7 +134,7 @@ class EngineControl:
             prefix: token ids before each of them, which are sent once.
         """
         radix = self._parts.radix
-        if radix is None or radix.failed:
+        if radix is None or radix.is_off:
             return None
         adapter = _adapter(lora_name, lora_path)
         namespace = CacheNamespace(adapter, cache_salt or None)

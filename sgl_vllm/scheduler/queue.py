@@ -294,11 +294,8 @@ class CacheAwareQueue(RequestQueue):
             is_readmission=is_readmission,
         )
         self._scores.add(request)
-        if self._radix is not None:
-            if is_readmission:
-                self._radix.contexts.is_back(request, hints)
-            else:
-                self._radix.contexts.arrived(request, hints)
+        if self._radix is not None and not is_readmission:
+            self._radix.contexts.arrived(request, hints)
         if self._fairness is not None:
             self._tenants[request] = tenant
 

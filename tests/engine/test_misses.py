@@ -24,6 +24,7 @@ from vllm.v1.request import Request
 
 from sgl_vllm.counters import declarations
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.radix import misses
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.misses import MissCounters
 from sgl_vllm.radix.tree import RadixTree
@@ -325,3 +326,22 @@ def test_every_token_has_a_cause_with_windows_and_with_states(kind):
     assert counters.missed_prompt_tokens == num_missed
     by_cause = [declared.key for declared in declarations(MissCounters) if declared.labels]
     assert sum(getattr(counters, key) for key in by_cause) == num_missed
+
+
+def test_an_error_in_an_explanation_costs_neither_the_hit_nor_the_tree(monkeypatch):
+    cache = Cache()
+    cache.serve(PROMPT)
+    monkeypatch.setattr(cache.manager.misses, "looked_up", None)
+    assert cache.look_up(cache.request(PROMPT))[1] == len(PROMPT) - 1
+    assert not cache.manager.is_off
+
+
+def test_the_adapters_used_last_are_searched(monkeypatch):
+    monkeypatch.setattr(misses, "MAX_ADAPTERS", 2)
+    cache = Cache()
+    for adapter in ADAPTERS[1:]:
+        cache.serve(PROMPT, adapter=adapter)
+    cache.serve([1, 2, 3])
+    prompt = [*range(50, 60)]
+    cache.serve(prompt, adapter=ADAPTERS[2])
+    assert causes(cache.serve(prompt)) == [("other_adapter", 0, 10)]

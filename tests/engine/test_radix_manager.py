@@ -18,7 +18,10 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request, RequestStatus
 
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.protocol.hints import Hints
 from sgl_vllm.radix.manager import RadixKVCacheManager, max_copies
+from sgl_vllm.radix.tokens import pack
 from tests.engine.machine import Machine
 from tools.engine_harness.scheduler import runner_output
 
@@ -155,12 +158,41 @@ def test_a_failed_load_does_not_cost_others_their_prefix():
     assert cache.hit([*PREFIX, *[5] * 32, 1]) == len(PREFIX) + 32
 
 
-def test_a_sharer_in_the_same_step_does_not_cost_a_partial_hit():
-    cache = Cache()
+@pytest.mark.parametrize("connector", [False, True])
+def test_a_sharer_in_the_same_step_does_not_cost_a_partial_hit(connector):
+    cache = Cache(connector=connector)
     cache.serve(PREFIX)
     cache.manager.new_step_starts()
     cache.allocate(cache.request([*PREFIX, *[5] * 20]))
     assert cache.manager.get_computed_blocks(cache.request([*PREFIX[:24], 900]))[1] == 24
+
+
+def test_what_a_request_did_not_read_is_neither_used_nor_ended_by_it():
+    cache = Cache()
+    prompt = list(range(96))
+    cache.serve(prompt)
+    cache.manager.new_step_starts()
+    reader = cache.request([*prompt[:50], 900])
+    cache.manager.record_prefix_cache_stats(reader, cache.allocate(reader))
+    tree = cache.manager.tree
+    rest = tree.match_prefix(CacheNamespace(None, None), pack(prompt)).node
+    last_used = rest.last_used
+    reader.num_computed_tokens = 50  # it leaves nothing of its own
+    cache.manager.free(reader)
+    assert (rest.start, rest.num_hits, rest.last_used) == (50, 0, last_used)
+    assert (rest.parent.end, rest.parent.num_hits) == (50, 1)
+    assert rest.parent.last_used > last_used
+
+
+def test_with_hashed_blocks_a_hit_is_counted_on_what_was_read():
+    cache = Cache(connector=True)
+    prompt = list(range(96))
+    cache.serve(prompt)
+    cache.manager.new_step_starts()
+    reader = cache.request([*prompt[:50], *range(900, 950)])
+    cache.manager.record_prefix_cache_stats(reader, cache.allocate(reader))
+    rest = cache.manager.tree.match_prefix(CacheNamespace(None, None), pack(prompt)).node
+    assert (rest.start, rest.num_hits, rest.parent.num_hits) == (50, 0, 1)
 
 
 def test_pins_never_grow_beyond_their_share():
@@ -247,3 +279,51 @@ def test_a_request_that_is_preempted_behind_two_passes_gets_the_tokens_of_both()
     assert list(request.output_token_ids) == [0, 1]
     machine.run()
     assert machine.ended == [request.request_id]
+
+
+def test_an_error_that_switches_the_tree_off_releases_what_was_pinned():
+    cache = Cache()
+    cache.serve(PREFIX)
+    cache.manager.pins.pin(PREFIX)
+    cache.manager.pool.guarded(lambda: 1 / 0)
+    pool = cache.manager.block_pool
+    assert not cache.manager.pins.all() and cache.manager.failed
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+
+
+def test_who_cannot_pin_is_told_why_the_tree_is_off():
+    cache = Cache()
+    cache.manager.pool.switch_off("switched off for this test")
+    assert cache.manager.is_off and not cache.manager.failed
+    with pytest.raises(ValueError, match="the radix tree is switched off for this test"):
+        cache.manager.pins.pin(PREFIX)
+
+
+@pytest.mark.parametrize("status", ["PREEMPTED", "WAITING_FOR_REMOTE_KVS"])
+def test_what_a_client_has_said_outlives_a_release_of_the_blocks(status):
+    cache = Cache()
+    cache.manager.new_step_starts()
+    request = cache.request(PREFIX)
+    hints = Hints(program="p")
+    cache.manager.contexts.arrived(request, hints)
+    records = cache.manager.pool.records
+    records.of(request).is_continuation = True
+    cache.allocate(request)
+    request.status = RequestStatus[status]
+    cache.manager.free(request)
+    record = records.of(request)
+    assert (record.hints, record.is_continuation, record.own) == (hints, True, None)
+    request.status = RequestStatus.FINISHED_ABORTED
+    cache.manager.free(request)
+    assert not [*records.all()]
+
+
+def test_a_request_that_decodes_packs_its_tokens_only_when_a_block_is_full():
+    machine = Machine(block_size=SIZE)
+    records = machine.scheduler.parts.radix.pool.records
+    request = machine.add(PREFIX, max_tokens=30)
+    machine.step()
+    packed = records.known(request).tokens
+    request._all_token_ids.append(7)
+    assert records.known(request).tokens is packed
+    assert len(records.of(request).tokens) > len(packed)

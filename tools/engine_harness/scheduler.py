@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from vllm.config import (
     CacheConfig,
+    KVTransferConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
@@ -50,11 +51,16 @@ _MODEL = Path(sgl_vllm.__file__).parent / "demo" / "model"
 
 
 def make_scheduler(
-    arm: str, settings: EngineSettings, *, with_tokenizer: bool = False, **scheduler_args: Any
+    arm: str,
+    settings: EngineSettings,
+    *,
+    with_tokenizer: bool = False,
+    kv_transfer_config: KVTransferConfig | None = None,
+    **scheduler_args: Any,
 ) -> Scheduler:
     """A scheduler of vLLM (`arm` "stock") or of the plugin ("sgl"), as the engine core makes it;
     `scheduler_args` are further ones of vLLM's `SchedulerConfig`. Structured output needs a
-    tokenizer."""
+    tokenizer. With `kv_transfer_config`, it has the scheduler's side of that KV connector."""
     length = settings.max_model_len
     model_config = ModelConfig(
         model=str(_MODEL),  # its weights play no part
@@ -80,6 +86,7 @@ def make_scheduler(
             mamba_cache_mode="align" if settings.num_recurrent_groups else "none",
         ),
         speculative_config=_speculation(settings, model_config),
+        kv_transfer_config=kv_transfer_config,
         kv_events_config=KVEventsConfig(
             enable_kv_cache_events=settings.kv_events, publisher="null"
         ),

@@ -215,6 +215,17 @@ def test_kept_promises_make_up_for_broken_ones(sessions: Sessions) -> None:
     assert sessions.num_expected(200.5) == 10
 
 
+def test_parallel_equal_prompts_are_no_broken_promises(sessions: Sessions) -> None:
+    """Of contexts with the same prompt, only the last one can be recognized."""
+    for session in range(2 * MIN_OUTCOMES):
+        for _ in range(4):
+            sessions.end(session, 100.0 * session, kind=f"{session}", promised_s=9.0)
+        sessions.arrive(session, 100.0 * session + 1)
+    sessions.tree.evict(10**6)
+    sessions.end(1000, 10_000.0, kind="another", promised_s=9.0)
+    assert sessions.num_expected(10_000.5) == 10
+
+
 def test_what_a_tenant_does_leaves_what_is_known_of_another(sessions: Sessions) -> None:
     sessions.learn(pause_s=1.0, tenant="honest")
     sessions.end(1, now_s=100.0, tenant="honest")

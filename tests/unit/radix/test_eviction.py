@@ -195,6 +195,29 @@ def test_all_steps_of_a_session_that_has_ended_go_first() -> None:
     assert [tree.evict(1) for _ in range(4)] == [[12], [11], [10], [9]]
 
 
+@pytest.mark.parametrize("name", ["lfu", "slru"])
+def test_a_sequence_that_has_ended_goes_before_those_never_hit(name: str) -> None:
+    tree = RadixTree(block_size=1, policy=POLICIES[name], clock=Clock())
+    put(tree, "ab", [10, 11])
+    put(tree, "cd", [12, 13])
+    hit(tree, "cd")
+    end(tree, "cd")
+    assert {*tree.evict(2)} == {12, 13}
+
+
+def test_a_hit_is_counted_on_the_tokens_that_were_read_after_the_node_was_split_or_grew() -> None:
+    tree = RadixTree(block_size=1, clock=Clock())
+    put(tree, "abcdef", [1, 2, 3, 4, 5, 6])
+    match = tree.match_prefix("", letters("abcxy"))
+    put(tree, "abcxy", [1, 2, 3, 7, 8])
+    used = tree.record_hit(match)
+    assert used.node is not None
+    assert (used.num_tokens, used.node.end, used.node.num_hits) == (3, 3, 1)
+    below = [child.num_hits for child in used.node.children.values()]
+    assert below == [0, 0]
+    assert tree.record_hit(tree.match_prefix("", letters("ab"))).node is used.node.parent
+
+
 def test_what_others_read_too_does_not_end_with_a_session() -> None:
     tree = RadixTree(block_size=1, clock=Clock())
     put(tree, "x", [9])
