@@ -650,7 +650,9 @@ class RadixKVCacheManager(KVCacheManager):
             tree_blocks=tree.num_blocks if tree is not None else 0,
             tree_states=tree.num_states if tree is not None else 0,
             cache_tokens=self.groups.tokens_in(self.block_pool.num_gpu_blocks - 1),
-            protected_tokens=self.groups.tokens_in(tree.num_locked_blocks if tree is not None else 0),
+            protected_tokens=self.groups.tokens_in(
+                tree.num_locked_blocks if tree is not None else 0
+            ),
             pinned_tokens=self.groups.tokens_in(len(self.pins.block_ids)),
             block_size=self.block_size,
         )

@@ -11,7 +11,8 @@ from vllm.config import KVTransferConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
-from sgl_vllm.radix.tokens import unpack
+from sgl_vllm.radix.node import Node
+from sgl_vllm.radix.tokens import pack, unpack
 from tests.engine import memory_connector
 from tests.engine.machine import Machine
 from tests.engine.memory_connector import STORE, behave
@@ -129,6 +130,7 @@ class Loading(Machine):
         self.manager.pool.check_invariants()
         tree = self.manager.tree
         for root in tree.roots.values():
+            pending: list[tuple[Node, tuple[int, ...]]]
             pending = [(child, ()) for child in root.children.values()]
             while pending:
                 node, before = pending.pop()
@@ -136,8 +138,7 @@ class Loading(Machine):
                 pending += [(child, tokens) for child in node.children.values()]
                 if node.children:
                     continue
-                packed = b"".join(one.tokens for one in _path(node))
-                match = tree.match_prefix(self._namespace(root), packed)
+                match = tree.match_prefix(self._namespace(root), pack(tokens))
                 block_ids = tree.block_ids(match, match.num_tokens)
                 held = [slot for block_id in block_ids for slot in self.slots[block_id]]
                 for place in range(len(tokens)):
@@ -146,14 +147,6 @@ class Loading(Machine):
     def _namespace(self, root):
         (name,) = [name for name, one in self.manager.tree.roots.items() if one is root]
         return name
-
-
-def _path(node):
-    path = []
-    while node.parent is not None:
-        path.insert(0, node)
-        node = node.parent
-    return path
 
 
 def fail_before(machine: Loading, num_valid: int, later: list[int]) -> SchedulerOutput:
