@@ -444,6 +444,7 @@ class RadixKVCacheManager(KVCacheManager):
         num_new_computed_tokens: int = 0,
         *args: Any,
         num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
         **kwargs: Any,
     ) -> KVCacheBlocks | None:
         """Allocate as vLLM does, with this around it.
@@ -466,6 +467,7 @@ class RadixKVCacheManager(KVCacheManager):
             num_new_computed_tokens,
             *args,
             num_external_computed_tokens=num_external_computed_tokens,
+            delay_cache_blocks=delay_cache_blocks,
             **kwargs,
         )
         if leaves_checkpoint and self.checkpoints is not None:
@@ -480,6 +482,7 @@ class RadixKVCacheManager(KVCacheManager):
                     num_new_computed_tokens,
                     *args,
                     num_external_computed_tokens=num_external_computed_tokens,
+                    delay_cache_blocks=delay_cache_blocks,
                     **kwargs,
                 )
         self.pool.first_computed = None
@@ -493,8 +496,7 @@ class RadixKVCacheManager(KVCacheManager):
             if record is not None:
                 record.num_loaded = num_new_computed_tokens + num_external_computed_tokens
         # vLLM caches only what has been loaded of a load over several passes, by a later call.
-        is_in_pass = not kwargs.get("delay_cache_blocks")
-        if is_in_pass and (num_external_computed_tokens or self.pool.loads):
+        if not delay_cache_blocks and (num_external_computed_tokens or self.pool.loads):
             num_adopted = num_new_computed_tokens + num_external_computed_tokens
             self.pool.guarded(
                 self.pool.loads.scheduled,

@@ -38,6 +38,7 @@ class KVCacheManager:
         num_new_computed_tokens: int = ...,
         *args: Any,
         num_external_computed_tokens: int = ...,
+        delay_cache_blocks: bool = ...,
         **kwargs: Any,
     ) -> KVCacheBlocks | None: ...
     def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None: ...  # [radix]
