@@ -89,7 +89,7 @@ def test_every_pass_reads_what_was_computed_for_its_tokens(
 
 def test_a_pass_that_reads_something_else_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """If blocks that this very pass computes could be copied from before it."""
-    monkeypatch.setattr(RadixBlockPool, "are_computed", lambda pool, block_ids: True)
+    monkeypatch.setattr(RadixBlockPool, "may_be_copied", lambda pool, num_tokens, blocks: True)
     with pytest.raises(WrongKvError, match="reads a wrong key and value"):
         run(
             traces.generate("fork_join", 100),

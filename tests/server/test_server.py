@@ -181,7 +181,8 @@ def test_a_stream_begins_with_what_is_forced_at_the_start(sgl, client):
     assert "".join(chunk.choices[0].text for chunk in deltas) == whole.choices[0].text
     rows = [token for chunk in deltas for token in chunk.choices[0].logprobs.tokens]
     assert rows == whole.choices[0].logprobs.tokens
-    assert last.usage == whole.usage
+    assert last.usage.prompt_tokens == whole.usage.prompt_tokens
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
     assert last.usage.completion_tokens == len(rows)
     assert after - before >= 5
 
