@@ -44,7 +44,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     SlidingWindowSpec,
 )
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.radix.manager import RadixKVCacheManager
 
@@ -108,6 +108,7 @@ class Side:
         copied = manager.take_kv_cache_block_copies()[1]
         # It ends with its first token, so the engine frees it in the step that computes its prompt.
         manager.block_pool.free_blocks(copied)
+        request.status = RequestStatus.FINISHED_LENGTH_CAPPED
         manager.free(request)
         assert allocated is not None
         return time.perf_counter() - started, num_cached
