@@ -48,7 +48,7 @@ from sgl_vllm.radix.misses import Cause, Missed, Misses, not_read
 from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, holder_of
 from sgl_vllm.radix.pins import Pins, max_pinned_blocks
 from sgl_vllm.radix.pool import RadixBlockPool
-from sgl_vllm.radix.request_record import RequestRecord
+from sgl_vllm.radix.request_record import RequestRecord, is_first_admission
 from sgl_vllm.radix.scheduler_view import NoScheduler, SchedulerView
 from sgl_vllm.radix.snapshot import CacheSnapshot, take_snapshot
 from sgl_vllm.radix.stats import RadixCounters, RadixGauges
@@ -257,7 +257,7 @@ class RadixKVCacheManager(KVCacheManager):
         limit = request.num_tokens - 1
         if max_cache_hit_length is not None:
             limit = min(limit, max_cache_hit_length)
-        if getattr(request, "prefill_stats", None) is not None and not request.num_preemptions:
+        if is_first_admission(request):
             # Forced output may follow the prompt already, and vLLM counts a first hit as prompt.
             limit = min(limit, request.num_prompt_tokens)
         num_before_last = limit

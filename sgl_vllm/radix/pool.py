@@ -55,8 +55,6 @@ _MARK = BlockHashWithGroupId(b"sgl_vllm: in the radix tree" + bytes(4))
 
 BY_ERROR = "switched off by an error: see the server's log"
 
-BY_SELF_CHECK = "switched off by the self-check: see the server's log"
-
 Result = TypeVar("Result")
 
 
@@ -463,7 +461,7 @@ class RadixBlockPool(BlockPool):
         """Whether an error has switched the tree off."""
         return self._breaker.tripped
 
-    def switch_off(self, reason: str = BY_SELF_CHECK) -> None:
+    def switch_off(self, reason: str) -> None:
         """Use vLLM's own prefix cache from now on. It starts empty, and nothing is pinned.
 
         Args:

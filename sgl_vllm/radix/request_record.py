@@ -126,3 +126,9 @@ class RequestRecords:
 
     def clear(self) -> None:
         self._records.clear()
+
+
+def is_first_admission(request: Request) -> bool:
+    """Whether a waiting request has not run yet: vLLM takes the statistics of its prefill with the
+    first token that it samples. False on a vLLM before 0.31, which has no such statistics."""
+    return getattr(request, "prefill_stats", None) is not None and not request.num_preemptions

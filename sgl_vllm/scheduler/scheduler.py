@@ -49,6 +49,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.config import CONFIG_KEY, Options
+from sgl_vllm.radix.request_record import is_first_admission
 from sgl_vllm.scheduler.assembly import build_parts
 from sgl_vllm.scheduler.control import EngineControl
 from sgl_vllm.scheduler.stats import BitmaskCounters, StepCounters
@@ -256,12 +257,6 @@ class SglSchedulerMixin(Scheduler):
         if reset_running_requests and self.parts.jump is not None:
             self.parts.jump.jumped.release_all()
         return super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
-
-
-def is_first_admission(request: Request) -> bool:
-    """Whether a waiting request has not run yet: vLLM takes the statistics of its prefill with the
-    first token that it samples."""
-    return request.prefill_stats is not None and not request.num_preemptions
 
 
 class SglScheduler(SglSchedulerMixin):

@@ -293,7 +293,7 @@ def test_only_the_first_admission_counts():
 def test_after_an_error_the_part_is_the_cause():
     cache = Cache(hashes=True)
     cache.serve(PROMPT)
-    cache.manager.pool.switch_off()
+    cache.manager.pool.switch_off("off: by this test")
     assert causes(cache.serve(PROMPT)) == [("part_off", 0, 10)]
     assert causes(cache.serve(PROMPT)) == [("part_off", 8, 10)]  # vLLM's own cache has blocks
     check_sums(cache.manager.misses.counters, Counter(new=10, part_off=10 + 2))

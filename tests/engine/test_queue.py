@@ -610,7 +610,7 @@ def test_an_error_in_the_tree_leaves_the_queue_serving():
         machine.add(prefix + words(40), 3, name=str(number))
         if number == 10:
             machine.step()
-            machine.scheduler.parts.radix.pool.switch_off()
+            machine.scheduler.parts.radix.pool.switch_off("off: by this test")
     for _ in range(200):
         machine.step()
     assert len(machine.ended) == 20 and not machine.queue.failed

@@ -78,7 +78,7 @@ def test_scores_are_right_when_the_tree_is_gone(start):
     prefix, endings = choices()
     engine = start(plugin={}, block_size=32)
     want = engine.run([Ask(prefix + ending, scoring()) for ending in endings])
-    engine.scheduler.parts.radix.pool.switch_off()
+    engine.scheduler.parts.radix.pool.switch_off("off: by this test")
     full = [Ask(prefix + ending, SamplingParams(max_tokens=1)) for ending in endings]
     engine.run(full)  # now vLLM's own cache holds blocks beyond the prefix
     score_from = 500

@@ -307,8 +307,8 @@ class SglBackend(StructuredOutputBackend):
         resources: TokenizerResources,
         stop_token_ids: set[int] | None,
     ) -> StructuredOutputGrammar:
-        title = FORMATS[request_type].title
-        if self._automata_are_on and _digest(request_type, spec) not in self._without_automaton:
+        title, digest = FORMATS[request_type].title, _digest(request_type, spec)
+        if self._automata_are_on and digest not in self._without_automaton:
             try:
                 automaton = within_limits(lambda: self._automaton(request_type, spec), title)
             except NotCompiledError:
@@ -318,7 +318,7 @@ class SglBackend(StructuredOutputBackend):
             else:
                 if automaton is not None:
                     return self._grammar(automaton, resources, stop_token_ids)
-                self._without_automaton.add(_digest(request_type, spec))
+                self._without_automaton.add(digest)
         grammar = self._stock_backends().compile(request_type, spec, stop_token_ids)
         bitmask = self.allocate_token_bitmask(1).zero_()
         within_limits(lambda: grammar.fill_bitmask(bitmask, 0), title)
