@@ -78,8 +78,10 @@ layouts: install  ## write the tables of docs/layouts.md from what is foreseen f
 map: install  ## write the map of packages in CONTRIBUTING.md from their docstrings
 	@$(IN_ROOT) "$(BIN)/python" -m tools.source_tree
 
-pictures: install  ## draw the pictures of docs/primitives.md from runs of small programs
+pictures: install  ## draw the README's chart and terminal, and the pictures of docs/primitives.md
 	@$(IN_ROOT) "$(BIN)/python" -m tools.pictures
+	@$(IN_ROOT) "$(BIN)/python" -m tools.chart
+	@$(IN_ROOT) "$(BIN)/python" -m tools.recording
 
 site: install  ## build the documentation site in site/; warnings and broken links are errors
 	@$(IN_ROOT) exec "$(BIN)/python" -m tools.site

@@ -1,4 +1,4 @@
-"""Writes docs/coverage.md's tables: which part is on in which deployment.
+"""Writes docs/coverage.md's tables and the README's: which part is on in which deployment.
 
 Owns the deployments, the small models that stand for families of models, and the form of the
 tables. Does not own the answers: they are those of `sgl-vllm doctor MODEL`, so of the functions
@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any  # Any: JSON
 
 from sgl_vllm.preview.outlook import Outlook, PartOutlook, State
@@ -265,6 +266,7 @@ DEPLOYMENTS = (
 )
 
 
+@cache
 def outlooks(device: str) -> list[tuple[Deployment, Outlook]]:
     """What is foreseen for each deployment on a device."""
     rows = [one for one in DEPLOYMENTS if device in one.devices]
@@ -307,13 +309,138 @@ def _cell(part: PartOutlook, notes: dict[str, int]) -> str:
     return f"off ({notes.setdefault(part.reason, len(notes) + 1)})"
 
 
-SECTION = GeneratedSection(
-    page=ROOT / "docs" / "coverage.md",
-    command="make coverage",
-    source="the parts' own answers",
-    lines=section_lines,
+# -- the README ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A row of the README's table.
+
+    Attributes:
+        deployments: names of rows of the page, which have the same parts.
+        tests: vLLM's model runners on which this project's tests run it, on a CPU; written by hand
+            from docs/server.md.
+    """
+
+    name: str
+    deployments: tuple[str, ...]
+    tests: str
+
+
+SUMMARIES = (
+    Summary(
+        "Llama, Qwen3, ... (full attention)",
+        ("full attention (Llama, Qwen3, ...), vLLM's defaults",),
+        "V1, V2",
+    ),
+    Summary(
+        "the same with EAGLE 3, MTP, n-grams or a draft model",
+        ("EAGLE 3", "MTP (GLM-4.5)", "n-gram speculation", "draft model"),
+        "V1, V2 (MTP: V1)",
+    ),
+    Summary(
+        "the same with LoRA, tensor parallelism or KV events",
+        ("LoRA: `--enable-lora`", "`--tensor-parallel-size 2`", "KV events: `--kv-events-config`"),
+        "V1",
+    ),
+    Summary(
+        "the same with `--kv-offloading-size`",
+        ("KV connector: `--kv-offloading-size`",),
+        "V1, with a worker for CPUs",
+    ),
+    Summary("the same with `--pipeline-parallel-size 2`", ("`--pipeline-parallel-size 2`",), "V1"),
+    Summary(
+        "gpt-oss, Gemma 3 and 4, Llama 4 (windows or chunks)",
+        (
+            "sliding window in some layers: gpt-oss",
+            "sliding window in some layers: Gemma 3",
+            "sliding window with smaller blocks: Gemma 4",
+            "chunked local attention: Llama 4",
+        ),
+        "V1",
+    ),
+    Summary(
+        "gpt-oss with EAGLE 3 or n-grams",
+        ("EAGLE 3 with windows: gpt-oss", "n-gram speculation with windows: gpt-oss"),
+        "V1",
+    ),
+    Summary(
+        "DeepSeek V3, Kimi K2 (MLA; the CPU has no AMX)",
+        ("MLA: DeepSeek V3, Kimi K2", "MLA without AMX: `--attention-backend CPU_MLA`"),
+        "V1",
+    ),
+    Summary(
+        "Qwen3-Next (recurrent layers)",
+        ("recurrent hybrid: Qwen3-Next",),
+        "V1, V2",
+    ),
+    Summary(
+        "Qwen3-Next with n-grams",
+        ("n-gram speculation with recurrent layers: Qwen3-Next",),
+        "no",
+    ),
+    Summary(
+        "Qwen3-Next with KV events or `--kv-offloading-size`",
+        (
+            "KV events with recurrent layers: Qwen3-Next",
+            "KV connector with recurrent layers: Qwen3-Next",
+        ),
+        "no",
+    ),
+    Summary(
+        "mixture of experts with `--data-parallel-size 2`",
+        ("mixture of experts, `--data-parallel-size 2`",),
+        "no",
+    ),
+    Summary("Mistral 7B v0.1", ("sliding window in all layers: Mistral 7B",), "no"),
+)
+
+
+def summary_lines() -> Iterator[str]:
+    """The README's table in Markdown."""
+    yield ""
+    yield "| your server | parts on a GPU | parts on a CPU | tests |"
+    yield "| --- | --- | --- | --- |"
+    for row in SUMMARIES:
+        cells = [row.name, *(common_parts(row, device) for device in (GPU, CPU)), row.tests]
+        yield f"| {' | '.join(cells)} |"
+
+
+def common_parts(row: Summary, device: str) -> str:
+    """The cell of a row on a device. ValueError if the row's deployments have different parts."""
+    found = {
+        parts_in_words(one.parts)
+        for deployment, one in outlooks(device)
+        if deployment.name in row.deployments
+    }
+    if len(found) > 1:
+        raise ValueError(f"{row.name}, on a {device}: {found}")
+    return found.pop() if found else "-"
+
+
+def parts_in_words(parts: Sequence[PartOutlook]) -> str:
+    """Which parts are on, and whether any of them is checked."""
+    off = [f"`{part.name}`" for part in parts if part.state is State.OFF]
+    on = f"all but {', '.join(off)}" if off else "all"
+    is_checked = any(part.state is State.CHECKED for part in parts)
+    return f"{on}; checked" if is_checked else on
+
+
+SECTIONS = (
+    GeneratedSection(
+        page=ROOT / "docs" / "coverage.md",
+        command="make coverage",
+        source="the parts' own answers",
+        lines=section_lines,
+    ),
+    GeneratedSection(
+        page=ROOT / "README.md",
+        command="make coverage",
+        source="the parts' own answers",
+        lines=summary_lines,
+    ),
 )
 
 
 if __name__ == "__main__":
-    sys.exit(SECTION.main())
+    sys.exit(max(section.main() for section in SECTIONS))

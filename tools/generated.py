@@ -1,7 +1,7 @@
-"""A part of a page in docs/ that is written from declarations in the code.
+"""A part of a page, or a whole file, that is written from declarations in the code or from records.
 
-Owns the markers between which it stands, how it is put into the page, and the command that writes
-or checks it. The text around it is written by hand.
+Owns the markers between which a part stands, how it is put into its page, and the command that
+writes or checks it. The text around it is written by hand.
 """
 
 from __future__ import annotations
@@ -47,15 +47,18 @@ class GeneratedSection:
 
     def main(self) -> int:
         """Write the part, or with ``--check`` only compare. The exit status is 1 if it differs."""
-        name = self.page.relative_to(ROOT)
-        parser = argparse.ArgumentParser(description=f"Write what {name} says of {self.source}.")
+        parser = argparse.ArgumentParser(description=f"Write what {self.source} says.")
         parser.add_argument("--check", action="store_true", help="only check that it is up to date")
         check = parser.parse_args().check
-        before = self.page.read_text()
-        after = self.written_into(before)
-        if not check:
-            self.page.write_text(after)
-        elif before != after:
-            print(f"{name} is out of date: run `{self.command}`", file=sys.stderr)
-            return 1
-        return 0
+        text = self.written_into(self.page.read_text())
+        return write_or_check(self.page, text, self.command, check=check)
+
+
+def write_or_check(path: Path, text: str, command: str, *, check: bool) -> int:
+    """Write the file, or only compare. The exit status is 1, with a message, if it differs."""
+    if not check:
+        path.write_text(text)
+    elif not path.is_file() or path.read_text() != text:
+        print(f"{path.relative_to(ROOT)} is out of date: run `{command}`", file=sys.stderr)
+        return 1
+    return 0

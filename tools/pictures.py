@@ -31,6 +31,7 @@ from sgl_vllm.lang.backends.base import (
 )
 from sgl_vllm.protocol.scoring import ChoiceTokens
 from tests.pages import Block, blocks_of, printed_by
+from tools.generated import write_or_check
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE, FOLDER = DOCS / "primitives.md", DOCS / "pictures"
@@ -153,17 +154,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only check that they are up to date")
     check = parser.parse_args().check
-    old = []
-    for run in runs():
-        path = FOLDER / f"{run.name}.svg"
-        if not check:
-            FOLDER.mkdir(exist_ok=True)
-            path.write_text(run.picture)
-        elif not path.exists() or path.read_text() != run.picture:
-            old.append(path.name)
-    if old:
-        print(f"out of date: {', '.join(old)}; run `make pictures`", file=sys.stderr)
-    return 1 if old else 0
+    return max(
+        write_or_check(FOLDER / f"{run.name}.svg", run.picture, "make pictures", check=check)
+        for run in runs()
+    )
 
 
 if __name__ == "__main__":

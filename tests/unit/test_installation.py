@@ -165,9 +165,11 @@ def test_links_of_the_long_description_lead_to_the_sources_of_this_version(
     text = str(metadata_of(built[0]).get_payload())
     links = re.findall(r"\]\(([^)\s]+)\)", text)
     assert [link for link in links if not re.match(r"https?://|#", link)] == []
-    base = f"https://github.com/sgl-vllm/sgl-vllm/blob/v{sgl_vllm.__version__}"
-    assert f"[install]({base}/docs/install.md)" in text
-    assert f"({base}/docs/benchmarks.md#results)" in text.replace("\n", " ")
+    source, version = "https://github.com/sgl-vllm/sgl-vllm", f"v{sgl_vllm.__version__}"
+    assert f"[install]({source}/blob/{version}/docs/install.md)" in text
+    assert f"({source}/blob/{version}/docs/benchmarks.md#results)" in text.replace("\n", " ")
+    pictures = [link for link in links if link.endswith(".svg")]
+    assert pictures == [f"{source}/raw/{version}/docs/{name}.svg" for name in ("speedups", "demo")]
 
 
 @pytest.mark.parametrize("extra", ["", "server"])

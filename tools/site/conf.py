@@ -23,6 +23,7 @@ include_patterns = [
     "CHANGELOG.md",
     "CODE_OF_CONDUCT.md",
     "CONTRIBUTING.md",
+    "GOVERNANCE.md",
     "SECURITY.md",
 ]
 source_suffix = {".md": "markdown"}

@@ -1,4 +1,4 @@
-"""docs/coverage.md says what the parts answer now."""
+"""docs/coverage.md and the README say what the parts answer now."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from tools import coverage
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_tables_are_up_to_date() -> None:
-    page = coverage.SECTION.page.read_text()
-    assert page == coverage.SECTION.written_into(page), f"run `{coverage.SECTION.command}`"
+    for section in coverage.SECTIONS:
+        page = section.page.read_text()
+        assert page == section.written_into(page), f"run `{section.command}`"
 
 
 def test_a_reason_is_written_once_and_its_cells_have_its_number() -> None:
@@ -39,3 +40,40 @@ def test_a_reason_is_written_once_and_its_cells_have_its_number() -> None:
 def test_deployments_name_models_that_exist() -> None:
     assert {one.model for one in coverage.DEPLOYMENTS} <= set(coverage.MODELS)
     assert len({one.name for one in coverage.DEPLOYMENTS}) == len(coverage.DEPLOYMENTS)
+
+
+def test_a_row_of_the_readme_names_deployments_that_exist() -> None:
+    named = [name for row in coverage.SUMMARIES for name in row.deployments]
+    assert set(named) <= {one.name for one in coverage.DEPLOYMENTS}
+    assert len(set(named)) == len(named)
+
+
+@pytest.mark.parametrize(
+    ("states", "words"),
+    [
+        ((State.ON, State.ON), "all"),
+        ((State.CHECKED, State.ON), "all; checked"),
+        ((State.CHECKED, State.OFF), "all but `select`; checked"),
+        ((State.OFF, State.OFF), "all but `radix`, `select`"),
+    ],
+)
+def test_the_readme_says_which_parts_are_off_and_whether_the_others_are_checked(
+    states: tuple[State, State], words: str
+) -> None:
+    parts = [PartOutlook(name, one) for name, one in zip(("radix", "select"), states, strict=True)]
+    assert coverage.parts_in_words(parts) == words
+
+
+def test_deployments_with_different_parts_cannot_share_a_row_of_the_readme(monkeypatch) -> None:
+    def row(name: str, state: State) -> tuple[coverage.Deployment, Outlook]:
+        part = PartOutlook("radix", state)
+        return coverage.Deployment(name), Outlook("m", "cpu", False, "V1", False, True, [], [part])
+
+    rows = [row("first", State.ON), row("second", State.OFF), row("third", State.ON)]
+    monkeypatch.setattr(coverage, "outlooks", lambda device: rows)
+    same = coverage.Summary("a row", ("first", "third"), "no")
+    assert coverage.common_parts(same, coverage.CPU) == "all"
+    assert coverage.common_parts(coverage.Summary("a row", (), "no"), coverage.CPU) == "-"
+    different = coverage.Summary("a row", ("first", "second"), "no")
+    with pytest.raises(ValueError, match="a row, on a cpu"):
+        coverage.common_parts(different, coverage.CPU)

@@ -1,0 +1,173 @@
+"""Draws docs/speedups.svg, the README's chart, from recorded results of `benchmarks.ab`.
+
+Owns which results are shown, in which words, and how. Does not own the numbers: they are those of
+the files in benchmarks/results/cpu. ``make pictures`` runs it.
+
+    python -m tools.chart [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from html import escape
+from math import log
+
+from benchmarks.report import loading
+from benchmarks.report.loading import Result, Verdict
+from tools.generated import ROOT, write_or_check
+
+RESULTS = ROOT / "benchmarks" / "results" / "cpu"
+CHART = ROOT / "docs" / "speedups.svg"
+
+ROWS = {
+    "select: choices are scored on the cached prefix": {
+        "hellaswag": "choose an ending (hellaswag)",
+        "mmlu": "choose a label (mmlu)",
+        "mmlu_best": "the same, against one generated token (mmlu_best)",
+    },
+    "jump_forward: forced text enters in one forward pass": {
+        "json_regex": "JSON by a regex, one at a time (json_regex)",
+        "json_regex-8": "the same, 8 at a time",
+        "json_regex-32": "the same, 32 at a time",
+        "json_schema": "JSON by schemas, one at a time (json_schema)",
+    },
+    "schedule: the longest cached prefix goes first": {
+        "tight_cache": "a cache too small for all (tight_cache)",
+    },
+    "radix: prefixes are shared at token granularity": {
+        "generative_agents": "many short calls (generative_agents)",
+        "skeleton_of_thought": "an outline, expanded (skeleton_of_thought)",
+        "multi_chain": "chains side by side (multi_chain)",
+        "react": "agents with tools (react)",
+        "rag": "questions about documents (rag)",
+        "llm_judge": "judgments of an essay (llm_judge)",
+        "tree_of_thought": "a search tree (tree_of_thought)",
+    },
+    "little to share": {
+        "chat_short": "chats, short replies (chat_short)",
+        "chat_long": "chats, long replies (chat_long)",
+        "no_sharing": "random prompts (no_sharing)",
+    },
+}
+"""By what gains, the files of results, and what is said of each."""
+
+MODELS = {"demo": "demo, 4M", "shape:33m": "33M"}
+
+_WIDTH, _ROW_HEIGHT, _TOP, _BOTTOM = 830, 19, 62, 66
+_LABELS, _MODELS, _BARS = 26, 376, 448  # where each column begins
+_BARS_END, _LARGEST = 724, 25.0  # where the axis ends, and at which ratio
+_AXIS = (1, 2, 5, 10, 20)
+
+_STYLE = """
+svg { --ink: #16191f; --soft: #5a6272; --surface: #ffffff; --line: #dfe3e8; --better: #0f766e;
+  --none: #98a1ae; --worse: #b91c1c; font: 13px system-ui, sans-serif; }
+@media (prefers-color-scheme: dark) { svg { --ink: #e8eaee; --soft: #a2abb9; --surface: #191d24;
+  --line: #363d48; --better: #2cc5b5; --none: #77808f; --worse: #ff7a70; } }
+text { fill: var(--ink); }
+.soft { fill: var(--soft); }
+.title { font-size: 16px; font-weight: 600; }
+.part { font-weight: 600; }
+.value { font-weight: 600; font-variant-numeric: tabular-nums; }
+.surface { fill: var(--surface); stroke: var(--line); }
+.grid { stroke: var(--line); }
+.rounds { stroke: var(--ink); stroke-width: 1.5; }
+.better { fill: var(--better); } .none { fill: var(--none); } .worse { fill: var(--worse); }
+"""
+_KINDS = {Verdict.BETTER: "better", Verdict.WORSE: "worse"}
+
+
+def chart() -> str:
+    """The chart as SVG, light or dark as the reader's system prefers."""
+    results = {one.file.stem: one for one in loading.load([RESULTS]).results}
+    shown = [results[file] for rows in ROWS.values() for file in rows]
+    height = _TOP + _ROW_HEIGHT * (len(shown) + len(ROWS)) + _BOTTOM
+    body = "\n".join([*_grid(height), *_rows(results), *_notes(shown, height)])
+    title = "Throughput of vLLM with the plugin, as a multiple of stock vLLM's"
+    return f"""\
+<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" \
+viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{title}">
+<style>{_STYLE}</style>
+<rect class="surface" x=".5" y=".5" width="{_WIDTH - 1}" height="{height - 1}" rx="6"/>
+{_text(16, 28, title, "title")}
+{body}
+</svg>
+"""
+
+
+def _x(ratio: float) -> float:
+    """On a logarithmic axis, so that half and twice as fast are equally far from 1."""
+    return _BARS + (_BARS_END - _BARS) * log(ratio) / log(_LARGEST)
+
+
+def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    kind = f' class="{kind}"' if kind else ""
+    anchor = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    return f'<text{kind} x="{x:.1f}" y="{y:.1f}"{anchor}>{escape(words)}</text>'
+
+
+def _grid(height: float) -> Iterator[str]:
+    for ratio in _AXIS:
+        x, bottom = _x(ratio), height - _BOTTOM + 6
+        yield f'<path class="grid" d="M{x:.1f} {_TOP - 6}V{bottom}"/>'
+        yield _text(x, _TOP - 12, f"{ratio}x", "soft", "middle")
+
+
+def _rows(results: dict[str, Result]) -> Iterator[str]:
+    y = _TOP
+    for part, rows in ROWS.items():
+        yield _text(16, y + 14, part, "part")
+        y += _ROW_HEIGHT
+        for file, words in rows.items():
+            yield from _row(results[file], words, y)
+            y += _ROW_HEIGHT
+
+
+def _row(result: Result, words: str, y: float) -> Iterator[str]:
+    spread = result.throughput
+    low, high = spread.low or spread.ratio, spread.high or spread.ratio
+    left, right = sorted((_x(1), _x(spread.ratio)))
+    bar = f'x="{left:.1f}" y="{y + 4}" width="{max(right - left, 1):.1f}" height="11"'
+    verdict = in_words(spread.ratio)
+    if spread.verdict not in _KINDS:
+        verdict = f"{spread.verdict} ({verdict})"
+    yield _text(_LABELS, y + 14, words)
+    yield _text(_MODELS, y + 14, MODELS[result.model], "soft")
+    yield f'<rect class="{_KINDS.get(spread.verdict, "none")}" {bar}/>'
+    yield f'<path class="rounds" d="M{_x(low):.1f} {y + 9.5}H{_x(high):.1f}"/>'
+    yield _text(_x(high) + 8, y + 14, verdict, "value" if spread.verdict in _KINDS else "soft")
+
+
+def in_words(ratio: float) -> str:
+    return f"{ratio:.1f}x" if ratio >= 10 else f"{ratio:.2f}x"
+
+
+def _notes(shown: list[Result], height: float) -> Iterator[str]:
+    """What was measured where, in the words of the files."""
+
+    def each(values: Iterator[str]) -> str:
+        return ", ".join(dict.fromkeys(values))
+
+    machines = each(one.machine for one in shown)
+    versions = each(one.versions["vllm"] for one in shown)
+    dates = each(one.date[:10] for one in shown)
+    rounds = each(str(one.num_rounds) for one in shown)
+    notes = (
+        f"Measured on {machines}, vLLM {versions}, {dates}. Not measured on a GPU.",
+        f"Medians of {rounds} alternating rounds; the line goes from the lowest to the highest "
+        "round. 4M, 33M: parameters of the model.",
+    )
+    for line, words in enumerate(notes):
+        yield _text(16, height - 34 + line * _ROW_HEIGHT, words, "soft")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Draw the README's chart.")
+    parser.add_argument("--check", action="store_true", help="only check that it is up to date")
+    check = parser.parse_args().check
+    return write_or_check(CHART, chart(), "make pictures", check=check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Draws docs/demo.svg: a terminal with what `sgl-vllm demo` printed in the run of docs/demo.json.
+
+Owns the recorded run, and which of the printed sections are shown. Does not own the text: the
+command's own functions print the run. ``make pictures`` draws it again; ``--run`` first runs the
+demo on this machine, which takes a minute or two, and records it.
+
+    python -m tools.recording [--check | --run]
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+
+from pydantic import TypeAdapter
+from rich.console import Console
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
+
+from sgl_vllm.commands import demo
+from sgl_vllm.commands.demo import Comparison
+from sgl_vllm.demo import MODEL_PATH
+from sgl_vllm.server_process import sigterm_as_interrupt
+from tools.generated import ROOT, write_or_check
+
+RUN = ROOT / "docs" / "demo.json"
+PICTURE = ROOT / "docs" / "demo.svg"
+COMMAND = "$ sgl-vllm demo"
+_COLUMNS = 84
+_RUN_TYPE = TypeAdapter(Comparison)
+_RULE = "─"
+
+# rich's format loads a font from elsewhere, which a picture may not.
+_FORMAT = """\
+<svg xmlns="http://www.w3.org/2000/svg" class="rich-terminal" viewBox="0 0 {width} {height}" \
+role="img" aria-label="Output of sgl-vllm demo">
+<style>
+.{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, monospace; \
+font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asian: full-width; }}
+.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: system-ui, sans-serif; }}
+{styles}
+</style>
+<defs>
+<clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
+</clipPath>
+{lines}
+</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
+</g>
+</g>
+</svg>
+"""
+# Readable on the background, also where rich dims the text.
+_THEME = TerminalTheme(
+    background=(25, 29, 36),
+    foreground=(232, 234, 238),
+    normal=[
+        (25, 29, 36),
+        (255, 122, 112),
+        (74, 200, 130),
+        (240, 160, 60),
+        (130, 170, 255),
+        (201, 155, 255),
+        (44, 197, 181),
+        (232, 234, 238),
+    ],
+)
+
+
+def recorded() -> Comparison:
+    return _RUN_TYPE.validate_json(RUN.read_bytes())
+
+
+def record() -> None:
+    """Runs the demo, which prints what it does, and replaces the recorded run."""
+    with sigterm_as_interrupt():
+        run = demo.compare(MODEL_PATH, Console(stderr=True), as_json=False, keep=False)
+    RUN.write_bytes(_RUN_TYPE.dump_json(run, indent=1) + b"\n")
+
+
+def _terminal() -> Console:
+    return Console(
+        width=_COLUMNS,
+        record=True,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="standard",
+        highlight=False,
+    )
+
+
+def printed(run: Comparison) -> list[Text]:
+    """The lines that the demo prints in a terminal."""
+    console = _terminal()
+    demo.show(run, console)
+    return list(Text.from_ansi(console.export_text(styles=True)).split("\n"))
+
+
+def shown(lines: Sequence[Text]) -> list[Text]:
+    """The command, the first section, how many lines are left out, and the last section."""
+    rules = [number for number, line in enumerate(lines) if line.plain.startswith(_RULE)]
+    end_of_first, last = rules[1], rules[-1]
+    cut = Text(f"... {last - end_of_first} more lines ...", style="dim")
+    return [Text(COMMAND), *lines[:end_of_first], cut, *lines[last:]]
+
+
+def picture(run: Comparison) -> str:
+    """The terminal as SVG. It is dark on light pages too, as terminals are."""
+    console = _terminal()
+    console.print(Text("\n").join(shown(printed(run))))
+    return console.export_svg(title="sgl-vllm demo", theme=_THEME, code_format=_FORMAT)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Draw what the demo printed.")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--check", action="store_true", help="only check that it is up to date")
+    how.add_argument("--run", action="store_true", help="run the demo, and record it")
+    options = parser.parse_args()
+    if options.run:
+        record()
+    return write_or_check(PICTURE, picture(recorded()), "make pictures", check=options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
