@@ -7,10 +7,11 @@ and layout stay.
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 OLD, NEW = "sglang", "sgl_vllm.sglang"
@@ -105,13 +106,27 @@ def _import_edits(source: _Source, node: ast.Import | ast.ImportFrom) -> Iterato
 
 def _missing(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
     """What `sgl_vllm.sglang` does not have of an import."""
+    names: list[str] = []
     if isinstance(node, ast.Import):
         modules = [alias.name for alias in node.names]
     else:
         modules = [node.module or ""] if node.level == 0 else []
-    for module in modules:
-        if _is_sglangs(module) and not _exists(NEW + module.removeprefix(OLD)):
-            yield f"line {node.lineno}: replace what {module} is for: it is not in {NEW}"
+        names = [alias.name for alias in node.names if alias.name != "*"]
+    for module in filter(_is_sglangs, modules):
+        for lacking in _lacking(module, names):
+            yield f"line {node.lineno}: replace what {lacking} is for: it is not in {NEW}"
+
+
+def _lacking(module: str, names: Sequence[str]) -> Iterator[str]:
+    """`module` if it has no counterpart, else those of its `names` that have none."""
+    counterpart = NEW + module.removeprefix(OLD)
+    if not _exists(counterpart):
+        yield module
+        return
+    found = importlib.import_module(counterpart)
+    for name in names:
+        if not hasattr(found, name) and not _exists(f"{counterpart}.{name}"):
+            yield f"{module}.{name}"
 
 
 def _exists(module: str) -> bool:

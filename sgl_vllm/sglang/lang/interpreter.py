@@ -6,7 +6,9 @@ kept, `join` gathers only names that are new to the parent, and `get_meta_info` 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any  # Any: values of the user's types
 
@@ -142,6 +144,13 @@ class StreamExecutor:
         }
 
     @property
+    def variable_event(self) -> dict[str, threading.Event]:
+        """An event for each variable, which is set when its value exists or its `gen` has
+        failed."""
+        variables = dict(self._state._stream.variables)
+        return {name: _event_of(future) for name, future in variables.items()}
+
+    @property
     def meta_info(self) -> dict[str, dict[str, Any]]:
         """How each of `variables` was made."""
         return {name: self._state.get_meta_info(name) for name in self.variables}
@@ -195,3 +204,10 @@ class StreamExecutor:
 
     def end(self) -> None:
         """Does nothing: a prompt holds no thread."""
+
+
+def _event_of(future: Future[Any]) -> threading.Event:
+    """An event that is set when `future` is done."""
+    event = threading.Event()
+    future.add_done_callback(lambda _: event.set())
+    return event

@@ -73,6 +73,13 @@ def test_a_module_without_a_counterpart_is_reported() -> None:
     )
 
 
+def test_a_name_without_a_counterpart_is_reported() -> None:
+    text = "from sglang import Engine, gen, utils\nfrom sglang.lang.ir import *\n"
+    assert migrate(text).remarks == (
+        "line 1: replace what sglang.Engine is for: it is not in sgl_vllm.sglang",
+    )
+
+
 def test_the_changes_are_shown_and_written_only_when_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

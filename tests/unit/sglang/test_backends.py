@@ -264,6 +264,35 @@ def test_a_completion_models_text_is_cut_to_the_literal(
         program.run(backend=backend)
 
 
+def test_a_completion_model_gets_turns_as_text(openai: Service) -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.system("Be brief.")
+        s += sgl.user("Hello.")
+        s += sgl.assistant("Well, " + sgl.gen("word"))
+        s += sgl.user("True or false?")
+        s += sgl.assistant(sgl.gen("last"))
+
+    openai.reply = lambda body: "fine"
+    backend = sgl.OpenAI("gpt-3.5-turbo-instruct", api_key="k", base_url=f"{openai.url}/v1")
+    state = program.run(backend=backend)
+    first = "SYSTEM:Be brief.\nUSER:Hello.\nASSISTANT:Well, "
+    second = f"{first}fine\nUSER:True or false?\nASSISTANT:"
+    assert [body["prompt"] for body in openai.bodies] == [first, second]
+    assert state.messages()[2] == {"role": "assistant", "content": "Well, fine"}
+
+
+def test_a_completion_model_does_not_get_images(openai: Service) -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.user(sgl.image(b"\x89PNG\r\n\x1a\n") + "What is it?")
+        s += sgl.assistant(sgl.gen("word"))
+
+    backend = sgl.OpenAI("gpt-3.5-turbo-instruct", api_key="k", base_url=f"{openai.url}/v1")
+    with pytest.raises(core.ProgramError, match="a prompt with roles for the completion model"):
+        program.run(backend=backend)
+
+
 def test_anthropic_gets_a_prompt_without_roles_as_a_user_turn(anthropic: Service) -> None:
     backend = sgl.Anthropic("claude", api_key="k", base_url=anthropic.url)
     assert complete.run(backend=backend)["word"] == "fine"

@@ -322,6 +322,9 @@ def test_the_executor_shows_what_has_run(server: FakeServer, endpoint) -> None:
     assert executor.text_ == "Hello.Hi."
     assert [message["role"] for message in executor.messages_] == ["user", "assistant"]
     assert executor.variables == {"answer": "Hi."}
+    assert {name: event.is_set() for name, event in executor.variable_event.items()} == {
+        "answer": True
+    }
     assert executor.meta_info["answer"]["finish_reason"]["type"] == "stop"
     assert (executor.cur_role, executor.error_, executor.is_finished) == (None, None, True)
     assert str(state) == "ProgramState(Hello.Hi.)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sgl_vllm.lang.backends import anthropic_service as core
 from sgl_vllm.lang.backends.base import Json, Prompt
 from sgl_vllm.sglang.lang.backend.base_backend import BaseBackend
-from sgl_vllm.sglang.lang.backend.user_turn import as_user_turn
+from sgl_vllm.sglang.lang.backend.prompt_forms import as_user_turn
 
 
 class _Anthropic(core.Anthropic):

@@ -8,7 +8,7 @@ from sgl_vllm.lang.backends import litellm_service as core
 from sgl_vllm.lang.backends.base import Json, Prompt
 from sgl_vllm.sglang.deprecation import deprecated
 from sgl_vllm.sglang.lang.backend.base_backend import BaseBackend
-from sgl_vllm.sglang.lang.backend.user_turn import as_user_turn
+from sgl_vllm.sglang.lang.backend.prompt_forms import as_user_turn
 from sgl_vllm.sglang.lang.chat_template import ChatTemplate
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any  # Any: options of the official client
 
 from sgl_vllm.lang.backends import openai_service as core
-from sgl_vllm.lang.backends.base import GenAnswer, GenRequest, Json, Watch
+from sgl_vllm.lang.backends.base import ChoiceAnswer, GenAnswer, GenRequest, Json, Prompt, Watch
 from sgl_vllm.lang.backends.openai_api import read_usage
 from sgl_vllm.lang.constraints import dtype_constraint
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.sglang.deprecation import deprecated
 from sgl_vllm.sglang.lang.backend.base_backend import BaseBackend
+from sgl_vllm.sglang.lang.backend.prompt_forms import as_text
 from sgl_vllm.sglang.lang.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class TokenUsage:
 class _OpenAI(core.OpenAI):
     """A service called through a client with options of the program's own. Counts tokens.
 
-    A completion model has no constraints: for `dtype` int or str, the text is ended by a stop and
-    cut to the literal it begins with, as SGLang does.
+    A completion model gets a prompt with roles as text. It has no constraints: for `dtype` int or
+    str, the text is ended by a stop and cut to the literal it begins with. SGLang does the same.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class _OpenAI(core.OpenAI):
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
+        self.continues_turns = not self.is_chat_model
         self._make_client = make_client
         self.token_usage = TokenUsage()
 
@@ -69,7 +71,19 @@ class _OpenAI(core.OpenAI):
         self.token_usage.completion_tokens += usage.completion_tokens
         return answer
 
+    def _accepted(self, prompt: Prompt) -> Prompt:
+        """`prompt` in the form that the model accepts, where there is one."""
+        return prompt if self.is_chat_model else as_text(prompt)
+
+    async def score(
+        self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
+    ) -> ChoiceAnswer:
+        return await super().score(
+            self._accepted(prompt), choices, unconditional=unconditional, warm=warm
+        )
+
     async def generate(self, request: GenRequest) -> GenAnswer:
+        request = replace(request, prompt=self._accepted(request.prompt))
         if self.is_chat_model or request.constraint not in (_INT, _STR):
             return await super().generate(request)
         is_int = request.constraint == _INT

@@ -9,7 +9,7 @@ from sgl_vllm.lang.backends import openai_service
 from sgl_vllm.lang.backends.base import Backend, Json, Prompt
 from sgl_vllm.sglang.lang.backend.base_backend import BaseBackend
 from sgl_vllm.sglang.lang.backend.litellm import LiteLLMWithUserTurns
-from sgl_vllm.sglang.lang.backend.user_turn import as_user_turn
+from sgl_vllm.sglang.lang.backend.prompt_forms import as_user_turn
 
 GEMINI_URL = "https://generativelanguage.googleapis.com/v1beta/openai"
 
