@@ -378,7 +378,7 @@ def chart(tab: Served, name: str) -> Locator:
 
 def levels(tab: Served, name: str) -> list[float]:
     """The heights of a chart's lines, as shares of its own."""
-    path = chart(tab, name).locator("path").first.get_attribute("d")
+    path = chart(tab, name).locator("path").first.get_attribute("d") or ""
     ups = re.findall(r"(?:M\S+ |V)(\d+\.\d)H", path)
     return [round(1 - float(up) / 60, 2) for up in ups]
 
@@ -411,6 +411,7 @@ def test_a_chart_says_what_was_where_the_pointer_is(charts, counting):
     expect(chart(charts, "Hit rate").locator(".facts")).to_have_text("50%")
     plot = chart(charts, "Hit rate").locator("svg")
     box = plot.bounding_box()
+    assert box is not None
     middle_of_first = charts.page.evaluate("""() => {
         const [first, second, last] = state.history.samples.map(({ at }) => at);
         return 1 - (last - (first + second) / 2) / 60000;  // the axis is a minute long

@@ -22,7 +22,7 @@ from sgl_vllm.routes.bodies import (
     BoundedTokenizeCompletionRequest,
     json_object,
 )
-from sgl_vllm.routes.tree import PAGE, prefers_html
+from sgl_vllm.routes.tree import prefers_html
 from sgl_vllm.scheduler.control import ListedPin, PinAnswer, Pinned
 from sgl_vllm.scheduler.stats import EngineStats
 from tests.fake_engines import FakeEngine, fake_server, node, tokens_of, tree_answer
