@@ -68,16 +68,18 @@ def heading_of(picture: Picture) -> str:
 
 def timings_of(picture: Picture) -> str:
     """A bar for each request and tool that the program waited for, in the order of their begin."""
-    timed = [
-        (branch, piece, piece.timing)
+    # A prompt that goes on as one of its branches has the branch's pieces: they are shown once.
+    timed = {
+        id(piece.timing): (branch, piece, piece.timing)
         for branch in picture.all_branches
         for piece in branch.pieces
         if piece.timing is not None
-    ]
+    }
     if not timed:
         return ""
-    end_s = max(picture.elapsed_s or 0, *(timing.end_s for _, _, timing in timed)) or 1
-    longest = sorted(timed, key=lambda one: one[2].took_s, reverse=True)[:MAX_BARS]
+    ends_s = (timing.end_s for _, _, timing in timed.values())
+    end_s = max(picture.elapsed_s or 0, *ends_s) or 1
+    longest = sorted(timed.values(), key=lambda one: one[2].took_s, reverse=True)[:MAX_BARS]
     bars = "".join(_bar(*one, end_s) for one in sorted(longest, key=lambda one: one[2].begin_s))
     if len(timed) > MAX_BARS:
         bars += f'<li class="sgl-note">and {len(timed) - MAX_BARS:,} shorter ones</li>'

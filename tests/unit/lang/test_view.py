@@ -727,6 +727,23 @@ def test_many_timings_are_the_longest_in_their_order() -> None:
     assert "manydone in 80.0 s" in parsed.texts("sgl-heading")
 
 
+def test_a_request_of_a_branch_that_the_prompt_goes_on_as_is_shown_once() -> None:
+    @sgl.function
+    def best(s):
+        forks = s.fork(2)
+        forks += sgl.gen("draft")
+        s += sgl.gen("rest")
+
+    state = best.run(backend=ScriptedBackend())
+    root = picture_of(state).root
+    (fork,) = root.forks
+    continued = Turn(None, tuple(fork.branches[1].pieces))
+    picture = Picture(replace(root, blocks=(*root.blocks, continued)), Usage())
+    texts = Parsed(fragment_of(picture)).texts("sgl-timed")
+    names = sorted(" ".join(text.split()) for text in texts)
+    assert names == ["draft fork[0]", "draft fork[1]", "rest"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(0.0004, "0 ms"), (0.45, "450 ms"), (2.314, "2.31 s"), (75.25, "75.2 s"), (744, "12.4 min")],
