@@ -10,7 +10,7 @@ TEST_FOLDERS = $(wildcard $(foreach part,engine server browser unit,$(ROOT)/test
 # A file at a time for each of two processes. Tests count; what measures times is a benchmark.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo test test-slow test-platforms unit gpu soak attack ray versions check reference options counters coverage layouts map pictures site format release clean distclean
+.PHONY: help install demo test test-slow test-platforms unit gpu soak attack ray versions check reference options counters coverage layouts map pictures screenshots site format release clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -82,6 +82,9 @@ pictures: install  ## draw the README's chart and terminal, and the pictures of 
 	@$(IN_ROOT) "$(BIN)/python" -m tools.pictures
 	@$(IN_ROOT) "$(BIN)/python" -m tools.chart
 	@$(IN_ROOT) "$(BIN)/python" -m tools.recording
+
+screenshots: install  ## take the screenshots in docs/screenshots; needs chromium
+	@$(IN_ROOT) WRITE_SCREENSHOTS=1 "$(BIN)/python" -m pytest -m slow tests/browser/test_screenshots.py
 
 site: install  ## build the documentation site in site/; warnings and broken links are errors
 	@$(IN_ROOT) exec "$(BIN)/python" -m tools.site

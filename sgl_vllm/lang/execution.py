@@ -55,7 +55,7 @@ from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.speculation import Ahead
 from sgl_vllm.lang.text import check_unicode
-from sgl_vllm.lang.transcript import SelectMeta, SpanKind, Transcript, Variable
+from sgl_vllm.lang.transcript import SelectMeta, SpanKind, Timing, Transcript, Variable
 from sgl_vllm.protocol.hints import Hints
 
 tool_caller: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
@@ -148,9 +148,9 @@ class Execution:
             case RoleEnd(role):
                 self._replace(transcript.turn_ended(role))
             case Gen():
-                return await self._generate(operation)
+                return await self._timed(self._generate(operation))
             case Select():
-                return await self._select(operation)
+                return await self._timed(self._select(operation))
             case Var(name):
                 self._append((await result_of(needed[name])).text, "variable", name)
             case AnyOrder():
@@ -161,11 +161,11 @@ class Execution:
                 return await self._run_block(operation, needed)
             case Tool():
                 tool = operation.with_values(await values_of(needed))
-                return self._append_result(tool, await self._prefilling_during(self.call(tool)))
+                return await self._timed(self._append_result(tool, self.call(tool)))
             case EarlyTool(tool, result):
-                return self._append_result(tool, await self._prefilling_during(result_of(result)))
+                return await self._timed(self._append_result(tool, result_of(result)))
             case Making():
-                return await self._make(operation, needed)
+                return await self._timed(self._make(operation, needed))
             case Show(media):
                 self._replace(transcript.shown(media))
             case VarScopeBegin():
@@ -192,6 +192,14 @@ class Execution:
             case _:
                 raise TypeError(f"{type(operation).__name__} cannot be run")
         return None
+
+    async def _timed(self, appending: Coroutine[Any, Any, Variable]) -> Variable:
+        """Run what appends a span, and note on the span how long that took."""
+        begin_s = self._run.elapsed_s
+        variable = await appending
+        timing = Timing(begin_s, self._run.elapsed_s)
+        self.written = replace(self.written, transcript=self.written.transcript.timed(timing))
+        return variable
 
     # --- the prompt ----------------------------------------------------------------------------
 
@@ -303,8 +311,8 @@ class Execution:
         finally:
             tool_caller.reset(token)
 
-    def _append_result(self, tool: Tool, value: object) -> Variable:
-        variable = Variable.of(value)
+    async def _append_result(self, tool: Tool, call: Coroutine[Any, Any, object]) -> Variable:
+        variable = Variable.of(await self._prefilling_during(call))
         self._append(variable.text, "tool", tool.name)
         return variable
 

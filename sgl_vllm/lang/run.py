@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import itertools
 import os
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -64,6 +65,8 @@ class Run:
         self.planned_orders = planned_orders
         self.lookahead = Lookahead(program, ended_prompts)
         self.usage = Usage()
+        self.program = program
+        self._began_s = time.monotonic()
         self.streams: list[Stream] = []
         self.missed_tokens: dict[str, Mapping[str, int]] = {}
         """By request, the prompt tokens that were not read from the server's cache by cause, as far
@@ -76,6 +79,11 @@ class Run:
         self.context.run(program_id.set, self.id)
         self._cancel_reason: Exception | None = None
         self._interrupts: list[Callable[[], object]] = []
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._began_s
 
     def check(self) -> Future[None]:
         """Done when all operations submitted so far are; raises the first stream's error that the

@@ -107,6 +107,7 @@ class Stream:
         self.children: list[Stream] = [] if outer is None else outer.children
         self.block: Stream | None = None  # continues the prompt, while this stream runs a block
         self.forked_at = 0  # where this branch's own text begins
+        self.failed_s: float | None = None  # since the run began
         self.discarded: bool = parent is not None and parent.discarded
         self.is_of_block: bool = outer is not None or (parent is not None and parent.is_of_block)
         # How many spans come from the parent; None until the branch has started.
@@ -423,6 +424,7 @@ class Stream:
             if self._error is not None:
                 return
             self._error = error
+            self.failed_s = self.run.elapsed_s
             self._execution.stop()
             abandoned = list(self._queue)
             self._queue.clear()

@@ -24,6 +24,7 @@ from sgl_vllm.routes.engines import ask_engines, reads
 router = APIRouter(tags=["sgl-vllm"])
 
 PAGE = Path(__file__).with_name("tree.html")
+HISTORY = Path(__file__).with_name("history.js")
 MAX_NODES = 100_000
 MAX_TEXT_TOKENS = 4096
 
@@ -106,7 +107,7 @@ def prefers_html(accept: str) -> bool:
 @cache
 def _page() -> tuple[str, str]:
     """The page, and a policy that lets exactly its own script run and reach its own server."""
-    page = PAGE.read_text()
+    page = PAGE.read_text().replace("// history.js\n", HISTORY.read_text())
     script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)
     assert script is not None
     digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()

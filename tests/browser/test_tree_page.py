@@ -15,6 +15,8 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from sgl_vllm.radix.programs import ProgramGauges
+from sgl_vllm.radix.stats import EvictionCounters, RadixCounters
 from sgl_vllm.scheduler.stats import EngineStats
 from tests.fake_engines import FakeEngine, fake_server, keeps, node, tokens_of, tree_answer
 
@@ -277,9 +279,195 @@ def test_full_attention_has_no_strips(tab):
     tab.open()
     expect(tab.node(600)).to_be_visible()
     expect(tab.page.locator(".strip")).to_have_count(0)
-    expect(tab.page.locator("#legend li")).to_have_count(4)
+    expect(tab.page.locator("#legend li")).to_have_count(5)
     assert tab.node(600).bounding_box()["height"] == 32
     assert "hit may end" not in tab.page.inner_text("body")
+
+
+# -- what boxes say -------------------------------------------------------------------------------
+
+
+def test_boxes_say_what_they_are_when_the_server_shows_no_text(tab):
+    tab.open()
+    expect(tab.node(600).locator(".label")).to_have_text("600 tokens shared by 2")
+    expect(tab.node(300).locator(".label")).to_have_text("300 tokens")
+    expect(tab.node(100).locator(".label")).to_have_text("100")  # its box is narrow
+    expect(tab.page.locator("#reading")).to_contain_text("tree_text=true")
+    for answered in tab.engines[0].answers["tree"]["nodes"]:
+        answered["tokens"] = tokens_of("You are a poet.")
+    tab.refresh()
+    expect(tab.node(600).locator(".label")).to_have_text("You are a poet.")
+    expect(tab.page.locator("#reading")).not_to_contain_text("tree_text")
+
+
+def test_a_pin_is_told_from_what_continues_it(browser):
+    pinned = {"num_pinned_blocks": 37, "num_locked_blocks": 37}
+    nodes = [node(None, 600, **pinned), node(0, 300), node(1, 100), node(None, 80)]
+    with served(browser, FakeEngine(tree=tree_answer(nodes))) as tab:
+        tab.open()
+        expect(tab.node(600).locator(".meta")).to_contain_text("pinned")
+        below_pin = tab.page.locator("[data-below-pin]")
+        expect(below_pin).to_have_count(2)  # those of 300 and 100, not the pin, not that of 80
+        expect(tab.page.get_by_label("Legend")).to_contain_text("continues a pin")
+        pale = tab.node(600).evaluate("(box) => box.style.getPropertyValue('--below')")
+        assert pale == "40%"  # 400 of its 1000 tokens are below it
+        tab.node(300).hover()
+        details = tab.page.get_by_label("The prefix under the pointer")
+        expect(details).to_contain_text("Useevictable, below a pin")
+        tab.page.get_by_label("Color").select_option("hits")
+        expect(below_pin).to_have_count(0)
+        tab.page.get_by_label("Color").select_option("use")
+        expect(below_pin).to_have_count(2)
+        tab.engines[0].answers["tree"] = tree_answer([node(None, 600), node(0, 300)])
+        tab.refresh()
+        expect(below_pin).to_have_count(0)
+        expect(tab.page.get_by_label("Legend")).not_to_contain_text("continues a pin")
+        assert tab.problems == []
+
+
+# -- charts ---------------------------------------------------------------------------------------
+
+
+class Counting:
+    """An engine's statistics, which a test lets grow."""
+
+    def __init__(self) -> None:
+        self.programs: ProgramGauges | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        self.radix, self.evictions = RadixCounters(), EvictionCounters()
+
+    def __call__(self) -> EngineStats:
+        return EngineStats(radix=self.radix, evictions=self.evictions, programs=self.programs)
+
+    def grow(self, requests: int, prompt: int, hits: int, evicted: int = 0) -> None:
+        self.radix.lookups += requests
+        self.radix.prompt_tokens += prompt
+        self.radix.hit_tokens += hits
+        self.evictions.evicted_tokens += evicted
+
+
+@pytest.fixture
+def counting() -> Counting:
+    return Counting()
+
+
+@pytest.fixture
+def charts(browser, counting) -> Iterator[Served]:
+    engine = FakeEngine(tree=tree_answer([node(None, 600)]), stats=counting)
+    with served(browser, engine) as tab:
+        yield tab
+        assert tab.problems == []
+
+
+def look(tab: Served) -> None:
+    """Open the page or let its next refresh come, until it has a sample more."""
+    if tab.page.url == "about:blank":
+        tab.open()
+        num_samples = 0
+    else:
+        num_samples = tab.page.evaluate("state.history.samples.length")
+        tab.refresh()
+    for _ in range(500):  # the page's policy forbids Playwright's own way to wait for a condition
+        if tab.page.evaluate("state.history.samples.length") > num_samples:
+            return
+        tab.page.wait_for_timeout(10)
+    pytest.fail("no sample came")
+
+
+def chart(tab: Served, name: str) -> Locator:
+    return tab.page.locator(".chart", has_text=name)
+
+
+def levels(tab: Served, name: str) -> list[float]:
+    """The heights of a chart's lines, as shares of its own."""
+    path = chart(tab, name).locator("path").first.get_attribute("d") or ""
+    ups = re.findall(r"(?:M\S+ |V)(\d+\.\d)H", path)
+    return [round(1 - float(up) / 60, 2) for up in ups]
+
+
+def test_charts_show_how_the_counters_grow_while_the_page_looks(charts, counting):
+    counting.grow(requests=1000, prompt=10**6, hits=0)  # before the page was opened
+    look(charts)
+    panel = charts.page.get_by_role("region", name="Over time")
+    expect(chart(charts, "Hit rate").locator(".facts")).to_have_text("–")
+    counting.grow(requests=6, prompt=1000, hits=750, evicted=300)
+    look(charts)
+    expect(chart(charts, "Hit rate").locator(".facts")).to_have_text("75%")
+    counting.grow(requests=3, prompt=1000, hits=250)
+    look(charts)
+    expect(chart(charts, "Hit rate").locator(".facts")).to_have_text("50%")
+    expect(chart(charts, "Requests").locator(".facts")).to_have_text("9")
+    expect(chart(charts, "Evicted").locator(".facts")).to_have_text("300 tokens")
+    assert levels(charts, "Hit rate") == [0.75, 0.25]
+    first, second = levels(charts, "Requests")
+    assert first == 1 > second > 0
+    assert levels(charts, "Evicted") == [1, 0]
+    expect(panel).to_contain_text(re.compile(r"Requests up to (1\.\d|2)/s"))  # 6 in at least 3 s
+
+
+def test_a_chart_says_what_was_where_the_pointer_is(charts, counting):
+    look(charts)
+    for hits in (900, 100):
+        counting.grow(requests=1, prompt=1000, hits=hits)
+        look(charts)
+    expect(chart(charts, "Hit rate").locator(".facts")).to_have_text("50%")
+    plot = chart(charts, "Hit rate").locator("svg")
+    box = plot.bounding_box()
+    assert box is not None
+    middle_of_first = charts.page.evaluate("""() => {
+        const [first, second, last] = state.history.samples.map(({ at }) => at);
+        return 1 - (last - (first + second) / 2) / 60000;  // the axis is a minute long
+    }""")
+    plot.hover(position={"x": box["width"] * middle_of_first, "y": 30})
+    facts = chart(charts, "Hit rate").locator(".facts li")
+    expect(facts).to_have_text(["90%", re.compile(r"^\d+ s ago$")])
+    charts.page.mouse.move(0, 0)
+    expect(chart(charts, "Hit rate").locator(".facts")).to_have_text("50%")
+
+
+def test_nothing_is_drawn_for_a_restart_or_without_requests(charts, counting):
+    look(charts)
+    counting.grow(requests=5, prompt=1000, hits=500)
+    look(charts)
+    expect(chart(charts, "Requests").locator(".facts")).to_have_text("5")
+    look(charts)  # no request came
+    counting.restart()
+    look(charts)
+    counting.grow(requests=1, prompt=1000, hits=1000)
+    look(charts)
+    expect(chart(charts, "Requests").locator(".facts")).to_have_text("6")
+    assert levels(charts, "Hit rate") == [0.5, 1]
+    first, idle, last = levels(charts, "Requests")
+    assert first == 1 > last > idle == 0
+
+
+def test_programs_are_drawn_where_the_server_knows_them(charts, counting):
+    look(charts)
+    look(charts)
+    expect(chart(charts, "Requests")).to_be_visible()
+    expect(chart(charts, "Programs")).to_be_hidden()
+    counting.programs = ProgramGauges(running=3, in_tool=1, waiting_for_person=2)
+    look(charts)
+    facts = chart(charts, "Programs").locator(".facts li")
+    expect(facts).to_have_text(["running3", "in a tool1", "waiting2"])
+
+
+def test_the_page_keeps_ten_minutes(charts, counting):
+    look(charts)
+    charts.page.evaluate("""() => {
+        for (let s = 3; s <= 3600; s += 3) {
+            state.history.add(state.stats, Date.now() + 1000 * s);
+        }
+    }""")
+    assert charts.page.evaluate("state.history.samples.length") == 201
+
+
+def test_a_server_without_the_counters_shows_no_charts(tab):
+    tab.open()
+    expect(tab.node(600)).to_be_visible()
+    expect(tab.page.locator("#over-time")).to_be_hidden()
 
 
 # -- over time ------------------------------------------------------------------------------------
@@ -339,7 +527,7 @@ def test_no_request_is_sent_from_a_paused_or_hidden_tab(tab):
     before = len(asked)
     tab.page.clock.fast_forward(5 * REFRESH_MS)
     assert len(asked) == before
-    tab.page.get_by_role("button", name="Go on").click()
+    tab.page.get_by_role("button", name="Resume").click()
     expect(tab.page.get_by_role("status")).to_contain_text("Live")
     tab.page.evaluate("""() => {
         Object.defineProperty(document, "hidden", { value: true, configurable: true });
@@ -428,7 +616,7 @@ def test_labels_can_be_read_in_every_colour(tab, scheme, colour):
     """By WCAG's contrast of text and ground, which wants 4.5."""
     tab.page.emulate_media(color_scheme=scheme)
     tab.open()
-    tab.page.get_by_label("Colour").select_option(colour)
+    tab.page.get_by_label("Color").select_option(colour)
     for num_tokens in (600, 300, 100):
         assert tab.node(num_tokens).evaluate(CONTRAST) >= 4.5
 

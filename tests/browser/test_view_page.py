@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -53,6 +55,7 @@ class Card(ScriptedBackend):
     """Answers with JSON whose field names are forced."""
 
     async def generate(self, request: GenRequest) -> GenAnswer:
+        await asyncio.sleep(0.1)
         answer = await super().generate(request)
         if request.regex is None:
             return answer
@@ -148,6 +151,29 @@ def test_kinds_of_text_differ_in_more_than_colour(page) -> None:
     assert style(page, forced, "fontStyle") == "italic"
     assert "gradient" in style(page, forced, "backgroundImage")
     assert style(page, ".sgl-piece .sgl-cached", "boxShadow") != "none"
+
+
+def test_the_heading_and_the_timings_can_be_read(page) -> None:
+    expect(page.get_by_role("heading", level=1)).to_have_text("A run")
+    expect(page.get_by_role("heading", level=2)).to_have_text("everything")
+    status = page.locator(".sgl-status")
+    expect(status).to_have_text(re.compile(r"^done in [\d.]+ m?s, 1 branch failed$"))
+    for selector in ("h1", "h2", ".sgl-status", ".sgl-timed", ".sgl-timed small", ".sgl-took"):
+        contrasts = page.locator(selector).evaluate_all(CONTRAST)
+        assert [shown for shown in contrasts if shown[0] < 4.5] == [], selector
+
+
+def test_a_bar_is_where_and_as_long_as_its_request_was(page) -> None:
+    timings = page.get_by_role("list", name="timings")
+    names = [" ".join(text.split()) for text in timings.locator(".sgl-timed").all_text_contents()]
+    assert names[:3] == ["mood", "letters", "card"]
+    assert sorted(names[3:5]) == ["ending fork[0]", "ending fork[1]"]
+    bars = [bar.bounding_box() for bar in timings.locator(".sgl-bar").all()]
+    card, first, second = bars[2:5]
+    track = timings.locator(".sgl-track").first.bounding_box()
+    assert card["width"] > 0.2 * track["width"]  # each of the model's answers takes as long
+    assert first["x"] == pytest.approx(second["x"], abs=0.1 * track["width"])
+    assert first["x"] >= card["x"] + 0.9 * card["width"]
 
 
 def test_branches_are_beside_each_other_and_fold(page) -> None:

@@ -39,7 +39,9 @@ Interval: TypeAlias = tuple[int, int]
 
 def picture_of(stream: Stream) -> Picture:
     """A stream with all its branches, as they are now."""
-    return Picture(_branch(stream), stream.run.usage, _failure_of(stream))
+    run = stream.run
+    picture = Picture(_branch(stream), run.usage, _failure_of(stream), run.program)
+    return replace(picture, elapsed_s=_elapsed_s(stream, picture.status))
 
 
 def picture_of_group(parent: Stream, members: Sequence[Stream]) -> Picture:
@@ -49,7 +51,9 @@ def picture_of_group(parent: Stream, members: Sequence[Stream]) -> Picture:
     fork = Fork(tuple(_branch(stream) for stream in group))
     label = " ".join(filter(None, [parent.where, f"fork({len(group)})"]))
     status: Status = "running" if any(b.status == "running" for b in fork.branches) else "done"
-    return Picture(Branch(label, status, (fork,), 0), parent.run.usage)
+    root, run = Branch(label, status, (fork,), 0), parent.run
+    elapsed_s = _elapsed_s(parent, status)
+    return Picture(root, run.usage, program=run.program, elapsed_s=elapsed_s)
 
 
 def streams_below(stream: Stream) -> list[Stream]:
@@ -58,6 +62,17 @@ def streams_below(stream: Stream) -> list[Stream]:
     for each in found:
         found += list(each.children)
     return found
+
+
+def _elapsed_s(stream: Stream, status: Status) -> float | None:
+    """See `Picture`. A run that is over may be looked at, and extended, at any later time."""
+    if status == "running":
+        return stream.run.elapsed_s
+    ends = [stream.failed_s for stream in streams_below(stream)]
+    for each in streams_below(stream):
+        spans = each.snapshot().transcript.spans
+        ends += [span.timing.end_s for span in spans if span.timing is not None]
+    return max((end for end in ends if end is not None), default=None)
 
 
 def _failure_of(stream: Stream) -> str | None:
@@ -225,7 +240,7 @@ def _piece(
         facts.append(f"{span.media.num_frames} frames")
     if span.media is not None and span.media.media_type is not None:
         facts.append(span.media.media_type)
-    return Piece(span.kind, slices, span.name, tuple(facts), span.media)
+    return Piece(span.kind, slices, span.name, tuple(facts), span.media, timing=span.timing)
 
 
 def _facts(

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.views import timings
 from sgl_vllm.lang.views.picture import (
     Block,
     Branch,
@@ -155,7 +156,6 @@ STYLE = """
 .sgl-view .sgl-lanes { margin: 6px 0; }
 .sgl-view .sgl-lanes > summary { font-size: 12px; color: var(--soft); }
 .sgl-view .sgl-lanes > div { overflow-x: auto; }
-.sgl-view .sgl-running { color: var(--gen); font-weight: 600; }
 @media print { .sgl-view { border: 0; } }
 """
 
@@ -180,8 +180,9 @@ def fragment_of(picture: Picture) -> str:
         )
     failure = "" if picture.failure is None else _error(picture.failure)
     return (
-        f'<div class="sgl-view"><style>{STYLE}</style>'
-        f"{_usage_line(picture)}{lanes}{_branch_content(picture.root)}{failure}"
+        f'<div class="sgl-view"><style>{STYLE}{timings.STYLE}</style>'
+        f"{timings.heading_of(picture)}{_usage_line(picture)}{timings.timings_of(picture)}{lanes}"
+        f"{_branch_content(picture.root)}{failure}"
         f"{_legend(picture)}</div>"
     )
 
@@ -194,10 +195,13 @@ def page_of(picture: Picture, title: str) -> str:
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{escaped(title)}</title>\n"
         '<link rel="icon" href="data:,">\n'
-        "<style>body { margin: 0; padding: 20px clamp(12px, 3vw, 36px); background: #f4f5f7; }\n"
-        "@media (prefers-color-scheme: dark) { body { background: #101318; } }\n"
+        "<style>body { margin: 0; padding: 20px clamp(12px, 3vw, 36px); background: #f4f5f7; "
+        "color: #16191f; }\n"
+        "@media (prefers-color-scheme: dark) { body { background: #101318; color: #e8eaee; } }\n"
+        "h1 { max-width: 1100px; margin: 0 auto 14px; overflow-wrap: anywhere;\n"
+        "  font: 600 20px/1.3 system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif; }\n"
         "body > .sgl-view { margin: 0 auto; }</style>\n"
-        f"</head>\n<body>\n{fragment_of(picture)}\n</body>\n</html>\n"
+        f"</head>\n<body>\n<h1>{escaped(title)}</h1>\n{fragment_of(picture)}\n</body>\n</html>\n"
     )
 
 
@@ -206,8 +210,6 @@ def _usage_line(picture: Picture) -> str:
         f"<li><strong>{number:,}</strong> {name}</li>"
         for name, number in usage_facts(picture.usage)
     ]
-    if picture.root.status == "running":
-        items.insert(0, '<li class="sgl-running">running</li>')
     return f'<ul class="sgl-facts" aria-label="usage">{"".join(items)}</ul>'
 
 

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 from sgl_vllm.lang.backends.base import Usage
 from sgl_vllm.lang.ir import Role
 from sgl_vllm.lang.media import Media
-from sgl_vllm.lang.transcript import SpanKind
+from sgl_vllm.lang.transcript import SpanKind, Timing
 
 Status: TypeAlias = Literal["waiting", "running", "done", "failed", "discarded"]
 
@@ -43,6 +43,7 @@ class Piece:
     facts: tuple[str, ...] = ()
     media: Media | None = None
     unfinished: bool = False
+    timing: Timing | None = None
 
     @property
     def text(self) -> str:
@@ -109,12 +110,26 @@ class Branch:
 
 @dataclass(frozen=True)
 class Picture:
-    """Everything there is to draw. `usage` is that of the whole run, and `failure` describes an
-    exception of the program's function itself."""
+    """Everything there is to draw.
+
+    `usage` is that of the whole run, and `failure` describes an exception of the program's function
+    itself. `program` is the function's name. `elapsed_s` is how long the run has taken: so far, or
+    to the end of the last request or tool that it waited for. None if it waited for none.
+    """
 
     root: Branch
     usage: Usage
     failure: str | None = None
+    program: str = ""
+    elapsed_s: float | None = None
+
+    @property
+    def status(self) -> Status:
+        """Of the whole run: branches may still be running when the root is done."""
+        if self.failure is not None or self.root.status == "failed":
+            return "failed"
+        is_running = any(branch.status == "running" for branch in self.all_branches)
+        return "running" if is_running else self.root.status
 
     @property
     def all_branches(self) -> list[Branch]:

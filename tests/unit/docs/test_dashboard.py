@@ -30,7 +30,18 @@ def test_it_is_a_dashboard_that_grafana_imports_under_one_name() -> None:
     assert DASHBOARD["title"] and DASHBOARD["uid"]
     assert isinstance(DASHBOARD["schemaVersion"], int)
     assert DASHBOARD.get("id") is None  # Grafana gives one
-    assert {panel["type"] for panel in GRAPHS} <= {"timeseries", "state-timeline"}
+    assert {panel["type"] for panel in GRAPHS} == {"stat", "timeseries", "state-timeline"}
+
+
+def test_tiles_in_the_first_row_show_one_number_each() -> None:
+    top = min(panel["gridPos"]["y"] for panel in GRAPHS)
+    tiles = [panel for panel in GRAPHS if panel["type"] == "stat"]
+    assert tiles == [panel for panel in GRAPHS if panel["gridPos"]["y"] == top]
+    assert sum(tile["gridPos"]["w"] for tile in tiles) == WIDTH
+    for tile in tiles:
+        (target,) = tile["targets"]
+        # Of all servers together: no label is left.
+        assert re.match(r"(sum|count) \(|histogram_quantile\(0\.5, sum by \(le\)", target["expr"])
 
 
 def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:

@@ -21,14 +21,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import sgl_vllm as sgl
-from sgl_vllm.lang.backends.base import GenAnswer, GenRequest, branch_name
+from sgl_vllm.lang.backends.base import GenAnswer, GenRequest, Usage, branch_name
 from sgl_vllm.lang.backends.media_requests import MediaAnswer, MediaRequest
+from sgl_vllm.lang.errors import ProgramError
 from sgl_vllm.lang.ir import Show
 from sgl_vllm.lang.media import Media
+from sgl_vllm.lang.transcript import Timing
 from sgl_vllm.lang.view import picture_of
 from sgl_vllm.lang.views import live as view_live
-from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS
-from sgl_vllm.lang.views.picture import Fork, Join, Picture, Slice, Turn, visible
+from sgl_vllm.lang.views.html import ELIDE_FROM_CHARS, KEPT_CHARS, fragment_of
+from sgl_vllm.lang.views.picture import Branch, Fork, Join, Picture, Piece, Slice, Turn, visible
+from sgl_vllm.lang.views.timings import MAX_BARS, duration
 from tests.unit.lang.scripted import ScriptedBackend
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\'"&\x00\x1b[31m\u202e'
@@ -668,7 +671,7 @@ def test_a_running_program_is_shown_as_it_is_without_waiting() -> None:
     assert gate.reached.wait(10)
     try:
         parsed = Parsed(state._repr_html_())
-        assert parsed.of_class("sgl-running")
+        assert parsed.texts("sgl-heading")[0].startswith("askingrunning for ")
         assert "running: gen 'answer'" in parsed.texts("sgl-view")[0]
         statuses = [b.attributes["data-status"] for b in parsed.of_class("sgl-branch")]
         assert statuses in ([], ["waiting", "waiting"])
@@ -677,7 +680,76 @@ def test_a_running_program_is_shown_as_it_is_without_waiting() -> None:
     finally:
         gate.open()
     state.sync()
-    assert not Parsed(state._repr_html_()).of_class("sgl-running")
+    parsed = Parsed(state._repr_html_())
+    assert parsed.texts("sgl-heading")[0].startswith("askingdone in ")
+    names = [" ".join(text.split()) for text in parsed.texts("sgl-timed")]
+    assert names == ["answer", "more fork[0]", "more fork[1]"]
+    assert picture_of(state).elapsed_s == picture_of(state).elapsed_s, (
+        "the time goes on after the end"
+    )
+
+
+def test_the_time_of_a_failed_run_is_that_of_its_failure() -> None:
+    @sgl.function
+    def failing(s):
+        s += sgl.tool("pause", lambda: time.sleep(0.05)) + sgl.tool("broken", lambda: 1 / 0)
+
+    state = failing.run(backend=ScriptedBackend(), stream=True)
+    with pytest.raises(ProgramError):
+        state.sync()
+    assert Parsed(state._repr_html_()).texts("sgl-heading")[0].startswith("failingfailed after ")
+    picture = picture_of(state)
+    (pause,) = (piece.timing for piece in picture.root.pieces if piece.name == "pause")
+    assert pause is not None and picture.elapsed_s is not None
+    assert 0 <= pause.begin_s <= pause.end_s - 0.05 < pause.end_s <= picture.elapsed_s
+
+
+def test_a_run_that_waited_for_nothing_has_no_times() -> None:
+    @sgl.function
+    def constant(s):
+        s += "Once upon a time"
+
+    parsed = Parsed(constant.run(backend=ScriptedBackend())._repr_html_())
+    assert parsed.texts("sgl-heading") == ["constantdone"]
+    assert not parsed.of_class("sgl-timings")
+
+
+def test_many_timings_are_the_longest_in_their_order() -> None:
+    pieces = tuple(
+        Piece("gen", (), f"g{n}", timing=Timing(n, n + 1 + n % 7)) for n in range(MAX_BARS + 6)
+    )
+    root = Branch("", "done", (Turn(None, pieces),), 0)
+    parsed = Parsed(fragment_of(Picture(root, Usage(), program="x.many", elapsed_s=80)))
+    shown = [int(text.strip()[1:]) for text in parsed.texts("sgl-timed")]
+    shortest = [n for n in range(MAX_BARS + 6) if n % 7 == 0][-6:]
+    assert shown == [n for n in range(MAX_BARS + 6) if n not in shortest]
+    assert "and 6 shorter ones" in parsed.texts("sgl-timings")[0]
+    assert "manydone in 80.0 s" in parsed.texts("sgl-heading")
+
+
+def test_a_request_of_a_branch_that_the_prompt_goes_on_as_is_shown_once() -> None:
+    @sgl.function
+    def best(s):
+        forks = s.fork(2)
+        forks += sgl.gen("draft")
+        s += sgl.gen("rest")
+
+    state = best.run(backend=ScriptedBackend())
+    root = picture_of(state).root
+    (fork,) = root.forks
+    continued = Turn(None, tuple(fork.branches[1].pieces))
+    picture = Picture(replace(root, blocks=(*root.blocks, continued)), Usage())
+    texts = Parsed(fragment_of(picture)).texts("sgl-timed")
+    names = sorted(" ".join(text.split()) for text in texts)
+    assert names == ["draft fork[0]", "draft fork[1]", "rest"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0004, "0 ms"), (0.45, "450 ms"), (2.314, "2.31 s"), (75.25, "75.2 s"), (744, "12.4 min")],
+)
+def test_durations_are_in_a_unit_that_fits(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
 
 
 def test_what_has_come_of_a_generation_is_shown() -> None:

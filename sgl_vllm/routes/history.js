@@ -1,0 +1,156 @@
+/*
+ * Charts over time. The page takes a sample of the server's counters whenever it looks at the tree:
+ * the server keeps no history, and is asked nothing while nobody looks.
+ *
+ * Counters only grow. What is drawn of one is its growth between two samples, as a level line from
+ * the one to the other. After a restart it grows from 0 again; that step is not drawn.
+ */
+
+const HISTORY_MS = 10 * 60 * 1000;
+const SHORTEST_AXIS_MS = 60 * 1000;
+const CLOSEST_SAMPLES_MS = 1000;   // the growth in less time would be noise
+const CHART_WIDTH = 600;
+const CHART_HEIGHT = 60;
+
+const decimal = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
+const short = (value) => value < 100 ? decimal.format(value) : number(Math.round(value));
+const percent = (share) => `${decimal.format(100 * share)}%`;
+const growth = (key, { from, to }) => to[key] - from[key];
+const perSecond = (key) => (step) => 1000 * growth(key, step) / (step.to.at - step.from.at);
+const atEnd = (key) => ({ to }) => to[key] ?? null;
+
+/** Null without lookups: a rate of nothing is not 0. */
+function hitRate(step) {
+  const lookedUp = growth("prompt_tokens", step);
+  return lookedUp > 0 ? growth("hit_tokens", step) / lookedUp : null;
+}
+
+/** `headline` is about everything that is shown: a step from the first sample to the last. */
+const CHARTS = [
+  {
+    name: "Hit rate", top: 1, show: percent,
+    headline: (whole) => hitRate(whole) === null ? "–" : percent(hitRate(whole)),
+    lines: [{ kind: "evictable", value: hitRate }],
+  },
+  {
+    name: "Requests", show: (value) => `${short(value)}/s`,
+    headline: (whole) => number(growth("requests", whole)),
+    lines: [{ kind: "used", value: perSecond("requests") }],
+  },
+  {
+    name: "Evicted", show: (value) => `${short(value)}/s`,
+    headline: (whole) => plural(growth("evicted", whole), "token"),
+    lines: [{ kind: "hot", value: perSecond("evicted") }],
+  },
+  {
+    name: "Programs", show: short,
+    lines: [
+      { name: "running", kind: "used", value: atEnd("running") },
+      { name: "in a tool", kind: "wanted", value: atEnd("in_tool") },
+      { name: "waiting", kind: "other", value: atEnd("waiting_for_person") },
+    ],
+  },
+];
+
+class StatsHistory {
+  samples = [];
+
+  /** `stats` is an answer of /v1/sgl/stats, or null. Without the tree's counters nothing is kept. */
+  add(stats, at = Date.now()) {
+    const { radix, programs } = stats ?? {};
+    if (radix?.prompt_tokens === undefined) return;
+    if (at - (this.samples.at(-1)?.at ?? 0) < CLOSEST_SAMPLES_MS) return;
+    this.samples.push({
+      at, ...programs, prompt_tokens: radix.prompt_tokens, hit_tokens: radix.hit_tokens,
+      requests: radix.lookups, evicted: radix.evicted_tokens + radix.expired_tokens,
+    });
+    while (this.samples.length > 2 && this.samples[1].at <= at - HISTORY_MS) this.samples.shift();
+  }
+
+  /** From each sample to the next, without those in which the server was started again. */
+  steps() {
+    return this.samples.slice(1).map((to, i) => ({ from: this.samples[i], to }))
+      .filter((step) => growth("requests", step) >= 0 && growth("prompt_tokens", step) >= 0);
+  }
+}
+
+/** All steps as one: the sums of their growth, and the state at the end of the last. */
+function wholeOf(steps) {
+  const whole = { from: {}, to: { ...steps.at(-1)?.to } };
+  for (const key of ["prompt_tokens", "hit_tokens", "requests", "evicted"]) {
+    whole.from[key] = 0;
+    whole.to[key] = steps.reduce((sum, step) => sum + growth(key, step), 0);
+  }
+  return whole;
+}
+
+/** One chart of `CHARTS` on the page: a copy of the template #chart. */
+class Chart {
+  constructor(spec) {
+    this.spec = spec;
+    this.element = byId("chart").content.firstElementChild.cloneNode(true);
+    this.svg = this.element.querySelector("svg");
+    this.pointedAt = null;   // share of the width
+    this.element.querySelector(".chart-name").textContent = spec.name;
+    const first = this.svg.querySelector("path");
+    this.paths = spec.lines.map(({ kind }) => {
+      const path = first.cloneNode();
+      path.classList.add(`line-${kind}`);
+      return path;
+    });
+    first.replaceWith(...this.paths);
+    this.svg.addEventListener("pointermove", ({ offsetX }) => this.point(offsetX / this.svg.clientWidth));
+    this.svg.addEventListener("pointerleave", () => this.point(null));
+  }
+
+  draw(steps, begin, end) {
+    const { spec } = this;
+    this.shown = { steps, begin, end };
+    const isKnown = steps.some((step) => spec.lines.some(({ value }) => value(step) !== null));
+    this.element.hidden = !isKnown && spec.headline === undefined;
+    const peak = Math.max(0, ...steps.flatMap((step) => spec.lines.map(({ value }) => value(step))));
+    const top = spec.top ?? (peak || 1);
+    spec.lines.forEach(({ value }, i) => {
+      this.paths[i].setAttribute("d", pathOf(steps, value, top, begin, end));
+    });
+    this.element.querySelector(".chart-top").textContent = `up to ${spec.show(spec.top ?? peak)}`;
+    this.element.querySelector(".chart-begin").textContent = `${duration((end - begin) / 1000)} ago`;
+    this.svg.setAttribute("aria-label", `${spec.name}, highest ${spec.show(peak)}`);
+    this.drawHeadline();
+  }
+
+  /** What there is in all, or under the pointer. */
+  drawHeadline() {
+    const { steps, begin, end } = this.shown;
+    const at = begin + this.pointedAt * (end - begin);
+    const pointed = this.pointedAt === null ? undefined
+      : steps.find(({ from, to }) => from.at <= at && at <= to.at);
+    const { headline, lines, show } = this.spec;
+    const facts = pointed === undefined && headline ? [fact(null, "", headline(wholeOf(steps)))]
+      : lines.map(({ name, kind, value }) => {
+        const there = steps.length ? value(pointed ?? steps.at(-1)) : null;
+        return fact(name === undefined ? null : `fill-${kind}`, name ?? "", there === null ? "–" : show(there));
+      });
+    if (pointed !== undefined) facts.push(fact(null, ago((end - pointed.to.at) / 1000)));
+    this.element.querySelector(".facts").replaceChildren(...facts);
+  }
+
+  point(share) {
+    this.pointedAt = share;
+    this.drawHeadline();
+  }
+}
+
+/** A level line for each step, joined where one begins as another ends. */
+function pathOf(steps, value, top, begin, end) {
+  const x = ({ at }) => (CHART_WIDTH * (at - begin) / (end - begin)).toFixed(1);
+  let path = "", endOfLine = null;
+  for (const step of steps) {
+    const level = value(step);
+    if (level === null) continue;
+    const y = (CHART_HEIGHT * (1 - Math.min(1, level / top))).toFixed(1);
+    path += step.from === endOfLine ? `V${y}H${x(step.to)}` : `M${x(step.from)} ${y}H${x(step.to)}`;
+    endOfLine = step.to;
+  }
+  return path;
+}
