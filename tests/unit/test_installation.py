@@ -168,8 +168,9 @@ def test_links_of_the_long_description_lead_to_the_sources_of_this_version(
     source, version = "https://github.com/sgl-vllm/sgl-vllm", f"v{sgl_vllm.__version__}"
     assert f"[install]({source}/blob/{version}/docs/install.md)" in text
     assert f"({source}/blob/{version}/docs/benchmarks.md#results)" in text.replace("\n", " ")
-    pictures = [link for link in links if link.endswith(".svg")]
-    assert pictures == [f"{source}/raw/{version}/docs/{name}.svg" for name in ("speedups", "demo")]
+    pictures = [link for link in links if link.endswith((".svg", ".png"))]
+    names = ("speedups.svg", "demo.svg", "screenshots/tree.png")
+    assert pictures == [f"{source}/raw/{version}/docs/{name}" for name in names]
 
 
 @pytest.mark.parametrize("extra", ["", "server"])
