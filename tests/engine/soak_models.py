@@ -64,7 +64,8 @@ def _recurrent(name: str) -> Callable[[Path, pytest.MonkeyPatch], SoakModel]:
     model = recurrent_models.MODELS[name]
 
     def written(folder: Path, patch: pytest.MonkeyPatch) -> SoakModel:
-        recurrent_models.let_mamba2_keep_states(patch)
+        if model.keeps_state_inside_pass:
+            recurrent_models.let_mamba2_keep_states(patch)
         return SoakModel(
             engine_args=model.engine_args(model.write(folder)),
             block_sizes=(32,),  # vLLM makes them longer
