@@ -182,6 +182,8 @@ class Recorder:
         async def watched_send(message: Any) -> None:
             nonlocal has_ended
             has_ended = message["type"] == "http.response.body" and not message.get("more_body")
+            if has_ended:  # before the client hears of it, and sends its next request
+                server.at_once -= 1
             await send(message)
 
         async def answer() -> None:
@@ -209,7 +211,8 @@ class Recorder:
             pass
         finally:
             leaving.cancel()
-            server.at_once -= 1
+            if not has_ended:
+                server.at_once -= 1
 
 
 def once(message: dict[str, Any]) -> Callable[[], Awaitable[Any]]:
