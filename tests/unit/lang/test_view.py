@@ -660,12 +660,14 @@ class Gate:
 
 def test_a_running_program_is_shown_as_it_is_without_waiting() -> None:
     gate = Gate()
+    branches: list[sgl.ProgramState] = []
 
     @sgl.function
     def asking(s):
         s += "Question?" + sgl.gen("answer")
         forks = s.fork(2)
         forks += sgl.gen("more")
+        branches.extend(forks)
 
     state = asking.run(backend=ScriptedBackend(before=gate), stream=True)
     assert gate.reached.wait(10)
@@ -680,6 +682,8 @@ def test_a_running_program_is_shown_as_it_is_without_waiting() -> None:
     finally:
         gate.open()
     state.sync()
+    for branch in branches:
+        branch.sync()
     parsed = Parsed(state._repr_html_())
     assert parsed.texts("sgl-heading")[0].startswith("askingdone in ")
     names = [" ".join(text.split()) for text in parsed.texts("sgl-timed")]
