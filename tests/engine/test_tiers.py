@@ -255,15 +255,18 @@ def test_the_rule_is_measured_and_decides(tiered):
     measured = engine.scheduler.sgl_vllm.stats().tiers
     assert measured.connector == "OffloadingConnector"
     assert measured.compute_token_s > 0 and measured.load_fixed_s is not None
-    # From here on a load takes 0.1 s, as much as computing 100 tokens.
     rule = engine.scheduler.parts.tiers._rule
-    for num_tokens in (32, 64, 128, 256):
-        for _ in range(KEPT):
-            rule.loaded(num_tokens, 0.1)
-            rule.passes.add(num_tokens, 1e-3 * num_tokens)
     prompts = words(90, seed=7), words(300, seed=8)
     expected = [tokens_of(ask(engine, prompt)) for prompt in prompts]
     assert engine.llm.reset_prefix_cache()
-    results = [ask(engine, prompt) for prompt in prompts]
+    results = []
+    for prompt in prompts:
+        # As if a load took 0.1 s, as much as computing 100 tokens. What ran before is forgotten,
+        # because there are enough measurements of every size.
+        for num_tokens in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+            for _ in range(KEPT):
+                rule.loaded(num_tokens, 0.1)
+                rule.passes.add(num_tokens, 1e-3 * num_tokens)
+        results.append(ask(engine, prompt))
     assert [tokens_of(result) for result in results] == expected
     assert [result.num_cached_tokens for result in results] == [0, 288]
