@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+from typing_extensions import override
 
 import sgl_vllm as sgl
 from benchmarks.ab.workloads.base import Item
@@ -138,7 +139,8 @@ class TimedVLLM(sgl.VLLM):
         self.record.calls += [Asked(prompt.extended(choice), "", False) for choice in choices]
         return answer
 
-    async def post_with_others(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    @override
+    async def post_batched(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Alone: both arms are asked alike, and of each answer the first token is seen."""
         return await self.post(path, body)
 
