@@ -115,6 +115,7 @@ class TimedVLLM(sgl.VLLM):
         super().__init__(url, **options)
         self.record = Record()
 
+    @override
     async def generate(self, request: GenRequest) -> GenAnswer:
         timer = _Timer(time.perf_counter())
         before = _timer.set(timer)
@@ -131,6 +132,7 @@ class TimedVLLM(sgl.VLLM):
         ]
         return answer
 
+    @override
     async def score(self, prompt: Prompt, choices: tuple[str, ...], **options: bool) -> ScoreAnswer:
         begun_s = time.perf_counter()
         with self.record.request():
@@ -144,6 +146,7 @@ class TimedVLLM(sgl.VLLM):
         """Alone: both arms are asked alike, and of each answer the first token is seen."""
         return await self.post(path, body)
 
+    @override
     async def call(
         self, method: Literal["GET", "POST"], url: str, body: dict[str, Any] | None = None
     ) -> dict[str, Any]:
@@ -155,6 +158,7 @@ class TimedVLLM(sgl.VLLM):
             return _calls_as_text(await super().call(method, url, {**body, **fields}))
         return await self._streamed(url, body)
 
+    @override
     async def chunks(self, url: str, body: dict[str, Any]) -> AsyncGenerator[Any]:
         timer = _timer.get()
         async with aclosing(super().chunks(url, body)) as parts:
