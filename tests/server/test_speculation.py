@@ -40,27 +40,26 @@ def test_variables_are_the_same_and_calls_and_prompt_tokens_fewer(stock, functio
     items = [{"country": country} for country in COUNTRIES]
     plain = sgl.function(function).run_batch(items, temperature=0.0, backend=stock)
     without = total(plain)
-    # A server that is behind sends several tokens at once. Then their boundaries are not known, and
-    # less of the text can be used. So the programs run one at a time, and may save calls in a later
-    # run only; the variables have to be the same in each.
-    for _ in range(3):
+    # A server that is behind sends several tokens at once. If an answer ends inside of them, it is
+    # asked for again, and from then on the backend asks for nothing ahead. So the programs run one
+    # at a time, and a backend to which that happens is replaced. Variables are the same with each.
+    for _ in range(5):
         ahead = sgl.function(function, num_api_spec_tokens=40).run_batch(
-            items, temperature=0.0, backend=stock, num_threads=1
+            items, temperature=0.0, backend=sgl.VLLM(stock.url), num_threads=1
         )
         assert [variables(state) for state in ahead] == [variables(state) for state in plain]
         assert [state.text() for state in ahead] == [state.text() for state in plain]
         for before, after in zip(plain, ahead, strict=True):
-            # In another batch, a near tie may go the other way, and an answer is asked for again.
             num_calls = after.usage.calls + after.usage.saved_calls
             assert before.usage.calls <= num_calls <= before.usage.calls + 1
         usage = total(ahead)
         print(f"\n{function.__name__}: calls {without.calls} -> {usage.calls}, ", end="")
         print(f"prompt tokens {without.prompt_tokens} -> {usage.prompt_tokens}, ", end="")
         print(f"completion tokens {without.completion_tokens} -> {usage.completion_tokens}")
-        assert abs(usage.prompt_tokens + usage.saved_prompt_tokens - without.prompt_tokens) <= (
-            3 * len(items)
-        )
-        if usage.calls <= without.calls / 1.5:
+        if usage.calls + usage.saved_calls == without.calls:
             break
     assert usage.calls <= without.calls / 1.5
     assert usage.prompt_tokens <= without.prompt_tokens / 1.5
+    assert abs(usage.prompt_tokens + usage.saved_prompt_tokens - without.prompt_tokens) <= (
+        3 * len(items)
+    )
