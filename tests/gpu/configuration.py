@@ -20,6 +20,8 @@ UNVERIFIED_VARIABLE = "SGL_VLLM_GPU_UNVERIFIED"
 
 # Physical orders that vLLM can give its KV cache: layers, blocks, heads, slots, content.
 LAYOUTS = ("LBNHC", "LBHNC", "LHBNC", "BLNHC", "BLHNC", "BHLNC")
+KV_CACHE_BYTES = 2 << 30
+"""For 64 requests of 6,144 tokens with the shape of Qwen2.5-0.5B (12 KiB a token)."""
 BACKENDS = {"flash": "FLASH_ATTN", "triton": "TRITON_ATTN"}
 _WORDS = (
     ("v2", "v1"),
@@ -91,8 +93,10 @@ class Configuration:
             "enforce_eager": self.graphs == "eager",
             "async_scheduling": self.scheduling == "async",
             "attention_backend": BACKENDS[self.backend],
-            # Several engines follow each other in a process, and are small.
-            "gpu_memory_utilization": 0.15,
+            # Fixed, so that nothing is measured at start and several processes fit on one GPU. The
+            # fraction is then only what must be free.
+            "kv_cache_memory_bytes": KV_CACHE_BYTES,
+            "gpu_memory_utilization": 0.05,
         }
 
     @property

