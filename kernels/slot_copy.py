@@ -240,7 +240,8 @@ def _configs() -> list[triton.Config]:
 
 
 @triton.autotune(
-    configs=_configs(), key=["NUM_CELLS", "NUM_WORDS", "STRIDE_HEAD", "STRIDE_SLOT", "WORD"]
+    configs=_configs(),
+    key=["NUM_CELLS", "NUM_WORDS", "STRIDE_HEAD", "STRIDE_SLOT", "ALIGNED_BYTES"],
 )
 @triton.jit
 def _slot_copy_kernel(

@@ -36,13 +36,14 @@ class Rates:
         return prompt_tokens / self.prefill_tokens_s + output_tokens / self.decode_tokens_s
 
 
-def measure(url: str, model: str, texts: Texts, sequences: int) -> Rates:
+def measure(url: str, texts: Texts, sequences: int) -> Rates:
     """The rates of an idle server, medians of three; some seconds on two cores.
 
     `sequences` are how many decode at a time; more than 64 are taken as 64.
     """
     sequences = min(sequences, MAX_SEQUENCES)
     with httpx.Client(base_url=url, timeout=600) as client:
+        model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
 
         def seconds(prompt_tokens: int, output_tokens: int, n: int) -> float:
             body: dict[str, Any] = {

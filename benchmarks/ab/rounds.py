@@ -62,7 +62,7 @@ def compare(
                     progress.update(task, description=f"{label}: the machine's limits")
                     first_run, unique = run, unique_prompt_tokens(run, url)
                     sequences = min(run.most_at_once, plan.max_num_seqs or run.most_at_once)
-                    machine_rates = rates.measure(url, plan.model, plan.probe, sequences)
+                    machine_rates = rates.measure(url, plan.probe, sequences)
             progress.update(task, description=f"{label}: {done.figures.wall_s:.1f} s")
     assert first_run is not None
     stock = rounds[STOCK.name][0].figures

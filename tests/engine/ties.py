@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from vllm import SamplingParams
 
@@ -14,7 +14,6 @@ JUDGE = {
     "max_model_len": MAX_MODEL_LEN + 1,
     "enable_prefix_caching": False,
     "logprobs_mode": "raw_logits",
-    "max_logprobs": -1,
 }
 """Arguments of the stock engine that `gap` asks."""
 
@@ -46,12 +45,20 @@ def gap(engine: Engine, difference: Difference) -> float:
     if difference.tokens is None or difference.common is None:
         return float("inf")
     tokens = [*difference.prompt, *difference.common]
-    params = SamplingParams(temperature=0, max_tokens=1, logprobs=-1)
-    row = engine.run([Ask(tokens, params)])[0].outputs[0].logprobs[0]
     want, got = (
-        _penalized(row[token].logprob, token, tokens, difference) for token in difference.tokens
+        _penalized(logit, token, tokens, difference)
+        for token, logit in zip(
+            difference.tokens, logits(engine, tokens, difference.tokens), strict=True
+        )
     )
     return abs(want - got)
+
+
+def logits(engine: Engine, prompt: list[int], tokens: Sequence[int]) -> list[float]:
+    """Those of `tokens` as the next one, from an engine that was started with `JUDGE`."""
+    params = SamplingParams(temperature=0, max_tokens=1, logprob_token_ids=[*tokens])
+    row = engine.run([Ask(prompt, params)])[0].outputs[0].logprobs[0]
+    return [row[token].logprob for token in tokens]
 
 
 def _penalized(logit: float, token: int, seen: list[int], difference: Difference) -> float:

@@ -93,6 +93,7 @@ def start(model: str) -> Iterator[Callable[..., Any]]:
     """
     import torch
     from vllm import envs
+    from vllm.compilation.monitor import set_cudagraph_capturing_enabled
     from vllm.distributed import cleanup_dist_env_and_memory
 
     from tests.engine.engine import Engine
@@ -115,6 +116,7 @@ def start(model: str) -> Iterator[Callable[..., Any]]:
         assert configuration.numerics == CONFIGURATION.numerics
         os.environ.update(configuration.environment)
         envs.disable_envs_cache()  # the last engine has filled it
+        set_cudagraph_capturing_enabled(True)  # the V1 runner ends with False, V2 needs True
         arguments = {"model": model, **configuration.engine_args, **engine_args}
         engine = Engine(plugin, **arguments)
         running.append(engine)

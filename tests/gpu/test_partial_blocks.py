@@ -11,8 +11,10 @@ from vllm import SamplingParams
 
 from sgl_vllm.vllm_api.patching import is_wrapped
 from tests.engine.engine import Ask
+from tests.engine.ties import JUDGE, logits
 from tests.gpu.configuration import LAYOUTS, on_cpu
 from tests.gpu.conftest import needs_exact
+from tests.gpu.test_same_answers import NEAR_TIE
 
 pytestmark = needs_exact
 
@@ -48,7 +50,12 @@ def want(start: Any) -> list[Any]:
 @pytest.mark.parametrize("by_kernel", [False, True], ids=["blocks", "slots"])
 @pytest.mark.parametrize("layout", ["LBHNC"] if on_cpu() else LAYOUTS)
 def test_what_is_copied_is_right(
-    start: Any, want: list[Any], layout: str, by_kernel: bool, monkeypatch: pytest.MonkeyPatch
+    start: Any,
+    want: list[Any],
+    layout: str,
+    by_kernel: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Any,
 ) -> None:
     monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", layout)
     try:
@@ -59,7 +66,29 @@ def test_what_is_copied_is_right(
         raise
     assert engine.core.vllm_config.cache_config.kv_cache_layout == layout
     assert engine.llm.collective_rpc(copies_slots) == [by_kernel and not on_cpu()]
-    assert engine.tokens(asks()) == want
-    assert engine.tokens(asks()) == want  # from the cache
+    answers = [engine.tokens(asks()) for _ in range(2)]  # the second time from the cache
     engine.check_nothing_is_left()
     assert engine.scheduler.sgl_vllm.stats().radix.partial_block_hits > 100
+    gaps = gaps_between(start, want, answers)
+    record_property("compared", 2 * len(want))
+    record_property("gaps", sorted(gaps))
+    assert max(gaps, default=0) <= NEAR_TIE
+
+
+def gaps_between(start: Any, want: list[Any], answers: list[list[Any]]) -> list[float]:
+    """How far apart the logits of the two tokens are, of every answer that parts from `want`."""
+    parted = [
+        (ask.prompt, one, other)
+        for got in answers
+        for ask, (one, _), (other, _) in zip(asks(), want, got, strict=True)
+        if one != other
+    ]
+    if not parted:
+        return []
+    judge, gaps = start(**SETTINGS, **JUDGE), []
+    for prompt, one, other in parted:
+        at = next(index for index, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+        pair = (one[at], other[at])
+        first, second = logits(judge, [*prompt, *one[:at]], pair)
+        gaps.append(abs(first - second))
+    return gaps

@@ -166,6 +166,8 @@ def install(manifest: Manifest, store: Path, folder: Path) -> None:
         *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []),
     ]
     lines = [f"import site; site.addsitedir({path!r})\n" for path in seen]
+    # FlashInfer is not carried, and vLLM imports it to sample unless it is told not to.
+    lines.append("import os; os.environ.setdefault('VLLM_USE_FLASHINFER_SAMPLER', '0')\n")
     (packages / "image.pth").write_text("".join(lines))
     step("sgl-vllm itself, editable")
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index",

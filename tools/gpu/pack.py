@@ -86,7 +86,13 @@ LIBRARIES = (
     "vllm/fs_io_C.abi3.so",
     "vllm/spinloop.abi3.so",
 )
-UNUSED = ("vllm/third_party/deep_gemm/", "vllm/third_party/fmha_sm100/", "vllm/vllm-rs")
+UNUSED = (
+    "vllm/third_party/deep_gemm/",
+    "vllm/third_party/fmha_sm100/",
+    "vllm/vllm-rs",
+    "pycountry/locales/",
+    "mistral_common/data/",
+)
 
 
 class PackFailed(Exception):

@@ -4,6 +4,7 @@ The interpreter lets more through, and says nothing of registers, shared memory 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,8 @@ def compiled(
 ) -> Any:
     """`types` of the arguments that are not constant; those not named are int32. Pointers and
     strides are multiples of 16."""
+    # vLLM has Triton keep what it has tuned in a JSON file, under the key.
+    json.dumps([constants[name] for name in kernel.keys if name in constants])
     signature, values, attributes = {}, {}, {}
     for number, parameter in enumerate(kernel.fn.params):
         name = parameter.name
