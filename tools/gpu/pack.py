@@ -86,6 +86,7 @@ LIBRARIES = (
     "vllm/fs_io_C.abi3.so",
     "vllm/spinloop.abi3.so",
 )
+# And, of other wheels, translations and tokenizers that nothing here loads.
 UNUSED = (
     "vllm/third_party/deep_gemm/",
     "vllm/third_party/fmha_sm100/",
