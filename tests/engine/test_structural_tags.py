@@ -126,6 +126,17 @@ def test_so_are_those_of_the_older_form(ours: SglBackend) -> None:
     follow_beside_stock(ours, spec, 'x <ab>{"city": "Rome", "days": 3}</> <a')
 
 
+def test_white_space_stays_allowed_where_the_server_forbids_it_elsewhere() -> None:
+    """vLLM does not hand `disable_any_whitespace` to xgrammar for structural tags."""
+    compact = backend(compact=True)
+    structures = [{"begin": "<a>", "schema": CITY, "end": "</>"}]
+    for tags in (
+        {"type": "structural_tag", "format": {**SEPARATED, "at_least_one": True}},
+        {"structures": structures, "triggers": ["<a"]},
+    ):
+        walk_beside_stock(compact, Options.STRUCTURAL_TAG, json.dumps(tags))
+
+
 # -- as vLLM's frontend asks for tool calls
 
 TREE = {

@@ -12,7 +12,6 @@ import pytest
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from sgl_vllm.fsm.vllm.formats import COMPACT_HAS_NO_SPACES
 from tests.engine.engine import Ask, Engine, tokens_of, words
 
 NUM_REQUESTS = 4
@@ -79,7 +78,7 @@ def num_valid_calls(text: str) -> int:
 def engine(start) -> Engine:
     return start(
         plugin={"self_check": "off"},
-        structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
+        structured_outputs_config={"backend": "xgrammar"},
     )
 
 
@@ -102,7 +101,7 @@ def test_several_calls_take_a_pass_for_each_undecided_token(engine):
         num_calls += num_valid_calls(answer.outputs[0].text)
     assert num_calls > NUM_REQUESTS
     stats = engine.scheduler.sgl_vllm.stats()
-    assert stats.fsm is not None and stats.fsm.ours == COMPACT_HAS_NO_SPACES
+    assert stats.fsm is not None and stats.fsm.ours == 1
 
 
 def test_calls_after_reasoning_jump_too(engine, monkeypatch):

@@ -145,6 +145,8 @@ def _grammar_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
 
 
 def _structural_tag_expression(spec: str, dialect: Dialect) -> Expression | None:
+    # vLLM has xgrammar compile a tag as a whole, without the option that forbids white space.
+    dialect = replace(dialect, any_whitespace=True)
     return compile_structural_tag(_parsed(spec), lambda one: _schema_expression(one, dialect))
 
 
