@@ -188,6 +188,7 @@ class Generation:
         if self._ahead is not None:
             answer = self._ahead.answer(self._sampling)
             if answer is not None:
+                self._backend.ahead_budget.saved()
                 saved = Usage(saved_calls=1, saved_prompt_tokens=self._ahead.num_prompt_tokens_here)
                 text, self._ahead = answer
                 return GenAnswer((text,), saved)
@@ -222,9 +223,10 @@ class Generation:
             ahead = after
         answer = ahead.answer(self._sampling)
         if answer is None and not begun:
-            # The end is unknown, or inside a chunk of several tokens. From now on this backend is
-            # asked for no more than `max_tokens`, so that this happens only once.
-            backend.tells_tokens = False
+            if ahead.marks is None:
+                backend.tells_tokens = False
+            else:  # the end is inside of several tokens that came at once
+                backend.ahead_budget.wasted()
             plain = await self._ask_plainly()
             return replace(plain, usage=plain.usage + usage)
         if answer is None:
@@ -239,9 +241,11 @@ class Generation:
     async def _run_ahead(
         self, prompt: Prompt, num_tokens_ahead: int, begun: str
     ) -> tuple[Ahead, Usage]:
-        lookout = Lookout(
-            self._sampling, num_tokens_ahead, begun, tells_tokens=self._backend.tells_tokens
-        )
+        backend = self._backend
+        is_ahead = backend.tells_tokens and backend.ahead_budget.allows_a_call
+        if not (is_ahead or begun):
+            backend.ahead_budget.asked_plainly()
+        lookout = Lookout(self._sampling, num_tokens_ahead, begun, tells_tokens=is_ahead)
 
         def watch(piece: str, num_tokens: int | None) -> bool:
             is_enough = lookout(piece, num_tokens)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias  # Any: JSON, counts
 
+from sgl_vllm.lang.ahead_budget import AheadBudget
 from sgl_vllm.lang.choices import ChoicesMethod
 from sgl_vllm.lang.constraints import JSON_SCHEMA, REGEX, Constraint, ConstraintKind
 from sgl_vllm.lang.errors import UnsupportedError
@@ -322,8 +323,13 @@ class Backend(ABC):
     """Whether the model can continue an unfinished last turn of a chat."""
 
     tells_tokens: bool = False
-    """Whether `watch` receives the number of tokens so far, after each token. Set to False during
-    a run if that turns out to be wrong."""
+    """Whether `watch` receives the number of tokens so far with each piece of text. Set to False
+    during a run if that turns out to be wrong."""
+
+    @cached_property
+    def ahead_budget(self) -> AheadBudget:
+        """How far API speculative execution has paid with this backend."""
+        return AheadBudget()
 
     scoreless_methods: tuple[ChoicesMethod, ...] | None = None
     """The choices methods allowed for a backend that chooses without scores; None for a backend

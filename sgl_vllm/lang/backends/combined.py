@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sgl_vllm.lang.ahead_budget import AheadBudget
 from sgl_vllm.lang.backends.base import (
     Backend,
     ChoiceAnswer,
@@ -53,6 +54,10 @@ class Wrapper(Backend):
     @tells_tokens.setter
     def tells_tokens(self, value: bool) -> None:
         self._backend.tells_tokens = value
+
+    @property
+    def ahead_budget(self) -> AheadBudget:
+        return self._backend.ahead_budget
 
     @property
     def scoreless_methods(self) -> tuple[ChoicesMethod, ...] | None:  # type: ignore[override]

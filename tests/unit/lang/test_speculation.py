@@ -324,3 +324,19 @@ def test_readers_of_a_speculated_run_get_only_what_the_variables_have(server, ba
     pieces = list(state.text_iter())
     assert "".join(pieces) == state.text() == "Name: Ada Lovelace\nJob: mathemat"
     assert len(pieces) > 3
+
+
+def test_a_server_that_falls_behind_is_asked_ahead_again():
+    backend = ScriptedBackend(form, words)
+    function = sgl.function(fill_in, num_api_spec_tokens=64)
+
+    def num_calls() -> int:
+        return function.run(backend=backend).usage.calls
+
+    at_best = num_calls()
+    backend.tokens_per_chunk = 3
+    calls = [num_calls() for _ in range(40)]
+    plain = sgl.function(fill_in).run(backend=backend).usage.calls
+    assert sum(calls) <= 40 * plain * (1 + 1 / 16) + 4
+    backend.tokens_per_chunk = 1
+    assert [num_calls() for _ in range(20)][-1] == at_best < plain
