@@ -4,6 +4,7 @@
     python3 tools/gpu/suite.py --list                 # their names, what each shows, its limit
     python3 tools/gpu/suite.py 'ab-*-c16' kernels     # some, by name or pattern
     python3 tools/gpu/suite.py --minutes 9            # what fits; called again, it goes on
+    python3 tools/gpu/suite.py --jobs 8               # tests side by side, then what measures time
 
 Results are in `--out` (gpu-results): per step a log, what it measured (JSON, junit) and how it
 ended, and `summary.md`. A step that passed is not run again, one that failed or was stopped at its
@@ -27,8 +28,10 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +83,8 @@ class Step:
     arguments: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
+    is_timed: bool = False
+    """It measures time, so nothing else may use the GPU."""
 
     def todo(self, out: Path) -> list[str]:
         """The parts that have no result in the step's folder."""
@@ -115,17 +120,22 @@ def all_steps() -> list[Step]:
     others.remove(synchronous)
     plain = Configuration(numerics="plain")
     small = "answers are stock's, in a small cache"
-    answers = tests("same_answers", "answers are stock's, in the default configuration", 420, first)
+    answers = tests("same_answers", "answers are stock's, as by default", 420, first, only="roomy")
     streaming = tests("streaming", "streams, and clients that leave, on a server", 300, first)
     blocks = "copies inside a block, on every layout of the cache"
     return [
         Step("doctor", "what is installed, and which parts are on", 120, DOCTOR),
         tests("kernels", "the kernels against their references", 540),
         answers,
-        tests("partial_blocks", blocks, 420, first),
-        tests("same_answers", "answers are stock's, where every part is on", 420, synchronous),
-        tests("step_time", "no loss of overlap: at most 1.01 of stock's step", 420, plain),
-        Step("kernel-times", "the kernels against vLLM's own", 540, KERNEL_TIMES),
+        tests("same_answers", small, 420, first, only="tight"),
+        tests("partial_blocks", blocks, 420, first, only="-blocks"),
+        tests("partial_blocks", f"{blocks}, by the kernel", 420, first, only="-slots"),
+        tests("same_answers", "answers are stock's, synchronously", 420, synchronous, only="roomy"),
+        tests("same_answers", small, 420, synchronous, only="tight"),
+        tests(
+            "step_time", "no loss of overlap: at most 1.01 of stock's step", 420, plain, timed=True
+        ),
+        Step("kernel-times", "the kernels against vLLM's own", 540, KERNEL_TIMES, is_timed=True),
         tests("prefix_backend", "prefix-grouped decode in an engine", 420, plain),
         Step("models", "made-up weights in the 7B shape, for the next step", 420, MAKE_MODEL),
         comparison("7b", 16),
@@ -133,10 +143,11 @@ def all_steps() -> list[Step]:
         with_unverified(comparison("7b", 16)),
         streaming,
         with_unverified(streaming),
-        tests("same_answers", "as vLLM is served: near ties alone differ", 540, plain),
+        tests("same_answers", "as served: near ties alone differ", 540, plain, only="roomy"),
+        tests("same_answers", "as served, in a small cache", 540, plain, only="tight"),
         comparison("0.5b", 16),
         with_unverified(comparison("0.5b", 16)),
-        *(tests("same_answers", small, 300, other, "-k", "tight") for other in others),
+        *(tests("same_answers", small, 300, other, only="tight") for other in others),
         tests("partial_blocks", blocks, 420, Configuration(backend="triton")),
         *(comparison(model, count) for count in PROGRAMS if count != 16 for model in MODELS),
     ]
@@ -148,15 +159,25 @@ MAKE_MODEL = ("-m", "benchmarks.models", MODELS["7b"])
 
 
 def tests(
-    name: str, shows: str, limit_s: int, configuration: Configuration | None = None, *options: str
+    name: str,
+    shows: str,
+    limit_s: int,
+    configuration: Configuration | None = None,
+    *,
+    only: str = "",
+    timed: bool = False,
 ) -> Step:
-    """A file of tests/gpu, in a process and a configuration of its own."""
+    """A file of tests/gpu, or those of its tests whose names contain `only`, in a process and a
+    configuration of its own."""
     called, environment = name.replace("_", "-"), {}
     if configuration is not None:
         called += f"-{configuration}"
         environment = {CONFIGURATION_VARIABLE: str(configuration)}
-    pytest = ("-m", "pytest", f"tests/gpu/test_{name}.py", "--junitxml={out}/junit.xml")
-    return Step(called, shows, limit_s, (*pytest, *options), environment)
+    pytest = ["-m", "pytest", f"tests/gpu/test_{name}.py", "--junitxml={out}/junit.xml"]
+    if only:
+        called += f"-{only.strip('-')}"
+        pytest.append(f"-k{only}")
+    return Step(called, shows, limit_s, tuple(pytest), environment, is_timed=timed)
 
 
 def comparison(model: str, concurrency: int) -> Step:
@@ -176,6 +197,7 @@ def comparison(model: str, concurrency: int) -> Step:
         1800,
         ("-m", "benchmarks.ab", "{todo}", *flat, f"--server-args={SERVER_ARGS}"),
         parts=WORKLOADS,
+        is_timed=True,
     )
 
 
@@ -222,6 +244,8 @@ def chosen(steps: Sequence[Step], patterns: Sequence[str]) -> list[Step]:
 
 # -- running them
 
+RUNNING: set[subprocess.Popen[bytes]] = set()
+
 
 def run_step(step: Step, python: str, out: Path, limit_s: float) -> Result:
     """Runs it until it ends or its time is up, and writes how it ended into its folder."""
@@ -240,12 +264,14 @@ def run_step(step: Step, python: str, out: Path, limit_s: float) -> Result:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        RUNNING.add(process)
         try:
             process.wait(limit_s)
             status = "passed" if process.returncode == 0 else "failed"
         except subprocess.TimeoutExpired:
             status = "stopped" if step.todo(folder) or not step.parts else "passed"
         finally:
+            RUNNING.discard(process)
             end(process)
     ended = tests_in(folder)
     if status == "passed" and ended and "passed" not in ended:
@@ -398,6 +424,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--limit", type=int, metavar="SECONDS", help="for each step, instead of its own"
     )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="at once, of steps that measure no time",
+    )
     parser.add_argument("--again", action="store_true", help="from nothing, what has passed too")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER")
     parser.add_argument("--archive", type=Path, metavar="FILE", help="results as one .tar.gz, too")
@@ -433,25 +466,51 @@ def run_all(
     arguments: argparse.Namespace,
     left_s: Callable[[], float],
 ) -> None:
-    """One after the other, as far as the time goes."""
-    for number, step in enumerate(steps, 1):
+    """One after the other, as far as the time goes. With several jobs, first those that measure no
+    time, so many at once, each with a folder of its own for what vLLM compiles."""
+
+    def run(number: int, step: Step) -> None:
         said = f"[{number} of {len(steps)}] {step.name}"
         if arguments.again:
             shutil.rmtree(arguments.out / step.name, ignore_errors=True)
         before = earlier(step, arguments.out)
         if before and before.status == "passed":
             print(f"{said}: passed before", flush=True)
-            continue
+            return
         if left_s() < LEAST_S:
             print(f"{said}: no time left; run the same again", flush=True)
             return
         limit_s = min(arguments.limit or step.limit_s, left_s() - PATIENCE_S)
         print(f"{said}: {step.shows} (at most {limit_s:.0f} s)", flush=True)
         result = run_step(step, python, arguments.out, limit_s)
-        print(f"    {result.status} after {result.seconds:.0f} s {result.figures}", flush=True)
+        ended = f"    {result.status} after {result.seconds:.0f} s {result.figures}"
+        print(f"{said}\n{ended}" if arguments.jobs > 1 else ended, flush=True)
         if result.status == "failed":
             log = (arguments.out / step.name / "log.txt").read_text(errors="replace")
             print("\n".join(f"    | {line[:200]}" for line in log.splitlines()[-12:]), flush=True)
+
+    numbered = list(enumerate(steps, 1))
+    if arguments.jobs > 1:
+        together = [(number, apart(step)) for number, step in numbered if not step.is_timed]
+        numbered = [(number, step) for number, step in numbered if step.is_timed]
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            try:
+                for done in [pool.submit(run, *one) for one in together]:
+                    done.result()
+            except BaseException:  # Ctrl-C, above all: processes have sessions of their own
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in RUNNING.copy():
+                    send(process, signal.SIGINT)
+                raise
+    for number, step in numbered:
+        run(number, step)
+
+
+def apart(step: Step) -> Step:
+    """The same, with caches that no step beside it writes to."""
+    root = Path(tempfile.gettempdir()) / "sgl-vllm-gpu" / step.name
+    caches = {"VLLM_CACHE_ROOT": str(root / "vllm"), "TORCHINDUCTOR_CACHE_DIR": str(root / "torch")}
+    return replace(step, environment={**step.environment, **caches})
 
 
 if __name__ == "__main__":

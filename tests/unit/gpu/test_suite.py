@@ -82,7 +82,7 @@ def test_without_unverified_options_their_steps_go(suite: ModuleType) -> None:
 def run(suite: ModuleType, out: Path, *scripts: str, **options: Any) -> dict[str, Any]:
     """Steps that run these scripts, and how each ended; None for one that was not run."""
     steps = [suite.Step(str(n), "", 30, ("-c", script)) for n, script in enumerate(scripts)]
-    arguments = suite.argparse.Namespace(out=out, again=False, limit=None)
+    arguments = suite.argparse.Namespace(out=out, again=False, limit=None, jobs=1)
     vars(arguments).update({name: value for name, value in options.items() if name != "left_s"})
     suite.run_all(steps, sys.executable, arguments, options.get("left_s", lambda: 1000.0))
     ended = {step.name: suite.earlier(step, out) for step in steps}
@@ -114,6 +114,27 @@ def test_a_step_whose_time_is_up_is_asked_to_end(suite: ModuleType, tmp_path: Pa
     )
     assert run(suite, tmp_path, script, limit=1) == {"0": "stopped"}
     assert (tmp_path / "partial").read_text() == "partial"
+
+
+def test_steps_that_measure_no_time_run_side_by_side_and_before_the_others(
+    suite: ModuleType, tmp_path: Path
+) -> None:
+    def script(name: str, waits_for: str) -> str:
+        return (
+            "import pathlib, time\n"
+            f"folder = pathlib.Path({str(tmp_path)!r})\n"
+            f"(folder / {name!r}).touch()\n"
+            f"while not (folder / {waits_for!r}).exists(): time.sleep(0.01)\n"
+        )
+
+    steps = [
+        suite.Step("timed", "", 20, ("-c", script("c", "b")), is_timed=True),
+        suite.Step("one", "", 20, ("-c", script("a", "b"))),
+        suite.Step("other", "", 20, ("-c", script("b", "a") + "assert not (folder/'c').exists()")),
+    ]
+    arguments = suite.argparse.Namespace(out=tmp_path, again=False, limit=None, jobs=2)
+    suite.run_all(steps, sys.executable, arguments, lambda: 1000.0)
+    assert [suite.earlier(step, tmp_path).status for step in steps] == ["passed"] * 3
 
 
 def test_without_time_nothing_is_started(suite: ModuleType, tmp_path: Path) -> None:
