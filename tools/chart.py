@@ -32,6 +32,8 @@ ROWS = {
         "json_regex-8": "the same, 8 at a time",
         "json_regex-32": "the same, 32 at a time",
         "json_schema": "JSON by schemas, one at a time (json_schema)",
+        "tool_calls": "tool calls, one agent at a time (tool_calls)",
+        "tool_calls-exact": "the same with jump_mode=exact: stock's texts",
     },
     "schedule: the longest cached prefix goes first": {
         "tight_cache": "a cache too small for all (tight_cache)",
@@ -55,7 +57,7 @@ ROWS = {
 
 MODELS = {"demo": "demo, 4M", "shape:33m": "33M"}
 
-_WIDTH, _ROW_HEIGHT, _TOP, _BOTTOM = 830, 19, 62, 66
+_WIDTH, _ROW_HEIGHT, _TOP, _BOTTOM = 830, 19, 62, 85
 _LABELS, _MODELS, _BARS = 26, 376, 448  # where each column begins
 _BARS_END, _LARGEST = 724, 25.0  # where the axis ends, and at which ratio
 _AXIS = (1, 2, 5, 10, 20)
@@ -154,12 +156,13 @@ def _notes(shown: list[Result], height: float) -> Iterator[str]:
     dates = each(one.date[:10] for one in shown)
     rounds = each(str(one.num_rounds) for one in shown)
     notes = (
-        f"Measured on {machines}, vLLM {versions}, {dates}. Not measured on a GPU.",
+        f"Measured on {machines}.",
+        f"vLLM {versions}, {dates}. Not measured on a GPU.",
         f"Medians of {rounds} alternating rounds; the line goes from the lowest to the highest "
         "round. 4M, 33M: parameters of the model.",
     )
     for line, words in enumerate(notes):
-        yield _text(16, height - 34 + line * _ROW_HEIGHT, words, "soft")
+        yield _text(16, height - _BOTTOM + 32 + line * _ROW_HEIGHT, words, "soft")
 
 
 def main() -> int:

@@ -346,7 +346,7 @@ SUMMARIES = (
     Summary(
         "the same with `--kv-offloading-size`",
         ("KV connector: `--kv-offloading-size`",),
-        "V1, with a worker for CPUs",
+        "V1, with a worker of the tests",
     ),
     Summary("the same with `--pipeline-parallel-size 2`", ("`--pipeline-parallel-size 2`",), "V1"),
     Summary(
@@ -365,7 +365,7 @@ SUMMARIES = (
         "V1",
     ),
     Summary(
-        "DeepSeek V3, Kimi K2 (MLA; the CPU has no AMX)",
+        "DeepSeek V3, Kimi K2 (MLA; CPUs without AMX)",
         ("MLA: DeepSeek V3, Kimi K2", "MLA without AMX: `--attention-backend CPU_MLA`"),
         "V1",
     ),
@@ -423,7 +423,7 @@ def parts_in_words(parts: Sequence[PartOutlook]) -> str:
     off = [f"`{part.name}`" for part in parts if part.state is State.OFF]
     on = f"all but {', '.join(off)}" if off else "all"
     is_checked = any(part.state is State.CHECKED for part in parts)
-    return f"{on}; checked" if is_checked else on
+    return f"{on}; checked at start" if is_checked else on
 
 
 SECTIONS = (

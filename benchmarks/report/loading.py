@@ -311,6 +311,7 @@ def _result(fields: _Fields, file: Path) -> Result:
     switched = [f"without {part}" for part in off] + ([policy] if policy else [])
     if stock_args := arguments.text("stock_args"):
         switched.append(f"stock with {stock_args}")
+    switched += arguments.texts("plugin_config")
     workload, spreads = fields.text("workload"), _spreads(fields)
     if "throughput" not in spreads:
         raise ReportError(f"{fields.where}: there is no ratio.throughput")

@@ -52,8 +52,8 @@ def test_a_row_of_the_readme_names_deployments_that_exist() -> None:
     ("states", "words"),
     [
         ((State.ON, State.ON), "all"),
-        ((State.CHECKED, State.ON), "all; checked"),
-        ((State.CHECKED, State.OFF), "all but `select`; checked"),
+        ((State.CHECKED, State.ON), "all; checked at start"),
+        ((State.CHECKED, State.OFF), "all but `select`; checked at start"),
         ((State.OFF, State.OFF), "all but `radix`, `select`"),
     ],
 )
