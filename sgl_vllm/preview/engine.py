@@ -88,8 +88,7 @@ def _described(kv_cache: KVCacheConfig) -> list[KVCacheGroups]:
 
 def resolve(model: str, flags: Sequence[str]) -> VllmConfig:
     """vLLM's configuration of an engine with the plugin, as the engine's process has it."""
-    arguments = _parsed(["--model", model, *flags])
-    config = engine_config(AsyncEngineArgs.from_cli_args(arguments), model)
+    config = engine_config(AsyncEngineArgs, _parsed(["--model", model, *flags]), model)
     if config.parallel_config.data_parallel_size > 1 and not config.model_config.is_moe:
         # As vLLM does in the process of such an engine: its ranks know nothing of each other.
         config.parallel_config.reconfigure_for_independent_dp_rank()

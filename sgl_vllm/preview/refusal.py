@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import argparse
+
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
 
@@ -18,14 +20,14 @@ class Refused(Exception):
     """vLLM would not start an engine with these flags. The message is one line that says why."""
 
 
-def engine_config(arguments: EngineArgs, model: str) -> VllmConfig:
-    """vLLM's configuration for parsed flags.
+def engine_config(kind: type[EngineArgs], flags: argparse.Namespace, model: str) -> VllmConfig:
+    """vLLM's configuration for parsed flags, by way of this kind of its arguments.
 
     Raises:
         Refused: vLLM or the plugin refuses them, or there is no such model.
     """
     try:
-        return arguments.create_engine_config()
+        return kind.from_cli_args(flags).create_engine_config()
     except Exception as error:
         if not Path(model).exists() and _comes_from_the_hub(error):
             raise Refused(_not_found(model, error)) from error

@@ -18,6 +18,9 @@ Namespace = Hashable
 """Sequences of different namespaces share nothing. In vLLM a `CacheNamespace`."""
 
 
+ENDED_S = 1e9
+"""By so much, a node that counts as never used was used earlier than it was."""
+
 _NO_STATES: dict[int, tuple[int, ...]] = {}
 """The states of roots, and of every node of a tree without recurrent groups. Stays empty."""
 
@@ -39,7 +42,7 @@ class Node:
         serial: identifies the node in snapshots.
         num_hits: how many requests read it from the cache, since `RadixTree.record_end` if that was
             called for it.
-        last_used: seconds, on the tree's clock.
+        last_used: seconds, on the tree's clock; `ENDED_S` less since `RadixTree.record_end`.
         priority: the most important (smallest) priority of the requests that used it.
         context: of the last request that ended here, if it is remembered (`continuations.py`).
     """
@@ -83,6 +86,17 @@ class Node:
         self.last_used = 0.0
         self.priority = priority
         self.context: Context | None = None
+
+    def count_as_never_used(self) -> None:
+        """Every policy evicts it before nodes that count, the longest unused first."""
+        self.num_hits = 0
+        if self.last_used >= 0:
+            self.last_used -= ENDED_S
+
+    @property
+    def was_used_at(self) -> float:
+        """Seconds, on the tree's clock, whether that counts or not."""
+        return self.last_used if self.last_used >= 0 else self.last_used + ENDED_S
 
 
 class Match(NamedTuple):

@@ -252,7 +252,7 @@ def take_snapshot(
                 num_locked_blocks=len(tree.blocks.locked.intersection(block_ids)),
                 num_pinned_blocks=len(pinned.intersection(block_ids)),
                 hits=node.num_hits,
-                age_s=round(now - node.last_used, 3),
+                age_s=round(now - node.was_used_at, 3),
                 wanted=node in wanted,
                 tokens=unpack(node.tokens[: max_tokens * TOKEN_BYTES]) if max_tokens else None,
                 windows=windows,

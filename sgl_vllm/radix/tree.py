@@ -230,7 +230,8 @@ class RadixTree:
         if node.children:
             return
         while parent is not None:
-            num_hits, node.num_hits, node.last_used = node.num_hits, 0, 0.0
+            num_hits = node.num_hits
+            node.count_as_never_used()
             self.order.forget(node)
             if self.blocks.is_evictable(node):
                 self.order.add(node)

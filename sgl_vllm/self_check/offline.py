@@ -47,7 +47,7 @@ def verify(model: str, flags: Sequence[str], rounds: int = ROUNDS) -> CheckRepor
         logger.warning("sgl-vllm: not for the engine, and ignored: %s", " ".join(ignored))
     arguments.plugin = [PLUGIN_NAME]
     arguments.plugin_config = [*(arguments.plugin_config or []), "self_check=off"]
-    config = engine_config(EngineArgs.from_cli_args(arguments), model)
+    config = engine_config(EngineArgs, arguments, model)
     engine = LLMEngine.from_vllm_config(config)
     try:
         core = engine.engine_core.engine_core

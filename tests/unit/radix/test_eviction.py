@@ -183,6 +183,16 @@ def test_a_sequence_that_has_ended_goes_before_older_ones() -> None:
     assert [tree.evict(1) for _ in range(4)] == [[13], [12], [11], [10]]
 
 
+def test_of_sequences_that_have_ended_the_longest_unused_goes_first() -> None:
+    tree = RadixTree(block_size=1, clock=Clock())
+    for number, letter in enumerate("abc"):
+        put(tree, letter, [10 + number])
+    for letter in "cab":
+        end(tree, letter)
+        end(tree, letter)  # again: nothing changes
+    assert [tree.evict(1) for _ in range(3)] == [[10], [11], [12]]
+
+
 def test_all_steps_of_a_session_that_has_ended_go_first() -> None:
     tree = RadixTree(block_size=1, clock=Clock())
     put(tree, "x", [9])

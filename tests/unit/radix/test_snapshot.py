@@ -94,6 +94,18 @@ def test_its_json_is_what_the_route_promises() -> None:
     assert with_tokens == {**node, "num_pinned_blocks": 0, "tokens": [1, 2]}
 
 
+def test_the_age_is_that_of_the_last_use_also_after_the_end() -> None:
+    now = 1000.0
+    tree = RadixTree(block_size=1, clock=lambda: now)
+    tree.insert("", pack([1, 2]), [1, 2])
+    now = 1007.0
+    leaf = tree.match_prefix("", pack([1, 2])).node
+    assert leaf is not None
+    tree.record_end(leaf)
+    (node,) = take_snapshot(tree).nodes
+    assert node.age_s == 7.0
+
+
 # -- what groups other than full attention keep (at random: `lives.py`) ---------------------------
 
 
