@@ -23,6 +23,8 @@ the package. With one, prints the file, or copies it:
   sgl-vllm examples all --copy ./sgl-vllm-examples
 """
 ALL = "all"
+WIDTH_OF_FILES = 160
+"""In characters, where output goes to no terminal: names are whole."""
 
 
 def declare(command: argparse.ArgumentParser) -> None:
@@ -38,7 +40,10 @@ def main(options: argparse.Namespace) -> int:
         table = Table(box=None, pad_edge=False, show_header=False)
         for name, file in found.items():
             table.add_row(name, shipped.summary_of(file))
-        Console(highlight=False).print(table)
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = WIDTH_OF_FILES
+        console.print(table)
         return 0
     names = list(found) if options.name == ALL else [options.name]
     if options.copy is None and options.name == ALL:

@@ -652,6 +652,7 @@ class RadixKVCacheManager(KVCacheManager):
             tree_blocks=tree.num_blocks if tree is not None else 0,
             tree_states=tree.num_states if tree is not None else 0,
             cache_tokens=self.groups.tokens_in(self.block_pool.num_gpu_blocks - 1),
+            occupied_tokens=self.groups.tokens_in(tree.num_blocks if tree is not None else 0),
             protected_tokens=self.groups.tokens_in(
                 tree.num_locked_blocks if tree is not None else 0
             ),

@@ -122,6 +122,9 @@ class RadixGauges:
         unit="states",
     )
     cache_tokens: int = gauge("Tokens that fit into all KV blocks.", unit="tokens")
+    occupied_tokens: int = gauge(
+        "Size of the tree's blocks. Blocks count whole, however full they are.", unit="tokens"
+    )
     protected_tokens: int = gauge(
         "Size of the tree's blocks that cannot be evicted now, because a running request or a pin "
         "uses them. Blocks count whole, however full they are.",

@@ -69,7 +69,7 @@ def test_compose_mounts_files_that_exist() -> None:
         for service in COMPOSE["services"].values()
         for volume in service.get("volumes", [])
     ]
-    assert len(mounts) == 4
+    assert len(mounts) == 5
     for source, *_ in mounts:
         assert (DEPLOY / source).exists() or source in COMPOSE["volumes"]
     for compose in (COMPOSE, GPU):

@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import sgl_vllm
 
 ROOT = Path(sgl_vllm.__file__).parent.parent
@@ -75,7 +77,7 @@ def test_variables_are_defined_and_used() -> None:
 
 def test_every_expression_chooses_servers_and_has_its_brackets() -> None:
     for expression in expressions():
-        metrics = re.findall(r"vllm:\w+", expression)
+        metrics = re.findall(r"vllm:\w+|\bup\b", expression)
         assert expression.count('{job=~"$job",instance=~"$instance"') == len(metrics), expression
         for opening, closing in ("()", "{}", "[]"):
             steps = [(c == opening) - (c == closing) for c in expression if c in (opening, closing)]
@@ -83,10 +85,16 @@ def test_every_expression_chooses_servers_and_has_its_brackets() -> None:
             assert not depths or (min(depths) >= 0 and depths[-1] == 0), expression
 
 
+def alerts() -> list[str]:
+    rules = yaml.safe_load((ROOT / "deploy" / "alerts.yml").read_text())["groups"][0]["rules"]
+    return [rule["expr"] for rule in rules]
+
+
 def test_only_documented_metrics_of_ours_are_asked_for() -> None:
     page = (DOCS / "operations.md").read_text()
     types = dict(re.findall(r"^\| `(\w+)[^|]*\| (\w+) \|", page, re.MULTILINE))
     suffixes = {"counter": ("_total",), "gauge": ("",), "summary": ("_sum", "_count")}
     documented = {name + end for name, kind in types.items() for end in suffixes[kind]}
-    asked = {name for text in expressions() for name in re.findall(r"sgl_vllm:(\w+)", text)}
+    texts = [*expressions(), *alerts()]
+    asked = {name for text in texts for name in re.findall(r"sgl_vllm:(\w+)", text)}
     assert asked <= documented
