@@ -50,9 +50,12 @@ def lines(request: Json) -> list[str]:
         *([f"{loaded:,} loaded"] if loaded else []),
         f"{request['num_missed_tokens']:,} computed",
     ]
-    if not request["exact"]:
-        facts.append(f"in blocks of {request['block_size']}")
     result = [f"{printable(str(request['request']))}: {', '.join(facts)}"]
+    if not request["exact"]:
+        result.append(
+            f"  Whole blocks of {request['block_size']} tokens are counted, and no causes told. "
+            "A server with --plugin-config why_exact=true counts tokens and tells them."
+        )
     for one in request["causes"]:
         cause = str(one["cause"])
         meaning = MEANINGS.get(cause, printable(cause))

@@ -94,4 +94,5 @@ def test_the_command_prints_texts_loads_and_blocks(why) -> None:
         "  cached: on 2",
         "  prompt: on May 3",
     ]
-    assert lines[4].endswith("cached, 64 loaded, 800 computed, in blocks of 16")
+    assert lines[4].endswith("cached, 64 loaded, 800 computed")
+    assert lines[5].startswith("  Whole blocks of 16 tokens are counted")
