@@ -246,6 +246,8 @@ def node_line(node: Json, *, show_namespace: bool = False) -> Text:
         line.append("  in use", "blue")
     if node.get("wanted"):
         line.append("  wanted", "bold yellow")
+    if node.get("ended"):
+        line.append("  ended", "dim")
     if context := node.get("context"):
         line.append(f"  {context_in_words(context)}", "bright_blue")
     if kept := kept_of(node):

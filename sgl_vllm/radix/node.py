@@ -90,13 +90,18 @@ class Node:
     def count_as_never_used(self) -> None:
         """Every policy evicts it before nodes that count, the longest unused first."""
         self.num_hits = 0
-        if self.last_used >= 0:
+        if not self.counts_as_never_used:
             self.last_used -= ENDED_S
+
+    @property
+    def counts_as_never_used(self) -> bool:
+        """Since the sequences that read it have ended; a hit changes that."""
+        return self.last_used < 0
 
     @property
     def was_used_at(self) -> float:
         """Seconds, on the tree's clock, whether that counts or not."""
-        return self.last_used if self.last_used >= 0 else self.last_used + ENDED_S
+        return self.last_used + ENDED_S * self.counts_as_never_used
 
 
 class Match(NamedTuple):

@@ -98,6 +98,7 @@ class NodeSnapshot:
         hits: requests that read it from the cache.
         age_s: since its last use.
         wanted: whether a waiting request matches it.
+        ended: whether only programs that have ended used it, so that it is evicted first.
         tokens: its first token ids, if they were asked for.
         windows: None if the model has no window groups.
         states: None if it has no recurrent groups.
@@ -115,6 +116,7 @@ class NodeSnapshot:
     hits: int
     age_s: float
     wanted: bool
+    ended: bool
     tokens: list[int] | None = None
     windows: WindowsSnapshot | None = None
     states: StatesSnapshot | None = None
@@ -254,6 +256,7 @@ def take_snapshot(
                 hits=node.num_hits,
                 age_s=round(now - node.was_used_at, 3),
                 wanted=node in wanted,
+                ended=node.counts_as_never_used,
                 tokens=unpack(node.tokens[: max_tokens * TOKEN_BYTES]) if max_tokens else None,
                 windows=windows,
                 states=states,

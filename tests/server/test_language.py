@@ -125,7 +125,8 @@ def test_contexts_that_a_program_ends_count_as_unused_and_what_they_share_does_n
     assert shared["num_tokens"] > 100 and shared["age_s"] < end_s - begin_s
     parents = {node["parent"] for node in others}
     leaves = [node for number, node in enumerate(others, start=1) if number not in parents]
-    ended = [node for node in others if node["age_s"] > begin_s]  # last used when the clock began
+    ended = [node for node in others if node["ended"]]
+    assert all(node["age_s"] < end_s - begin_s for node in others)
     assert len(ended) >= 2 * 3 + 1  # a node for each request
     # The hint of a fork may leave a token that no branch begins with.
     assert all(node in ended or node["num_tokens"] == 1 for node in leaves)

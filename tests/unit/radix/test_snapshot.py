@@ -73,6 +73,7 @@ def test_its_json_is_what_the_route_promises() -> None:
         "hits": 0,
         "age_s": 0.0,
         "wanted": False,
+        "ended": False,
     }
     wanted = {
         "policy": "lru",
@@ -103,7 +104,7 @@ def test_the_age_is_that_of_the_last_use_also_after_the_end() -> None:
     assert leaf is not None
     tree.record_end(leaf)
     (node,) = take_snapshot(tree).nodes
-    assert node.age_s == 7.0
+    assert node.age_s == 7.0 and node.ended
 
 
 # -- what groups other than full attention keep (at random: `lives.py`) ---------------------------
