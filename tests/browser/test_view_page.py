@@ -165,8 +165,9 @@ def test_the_heading_and_the_timings_can_be_read(page) -> None:
 
 def seconds(text: str) -> float:
     """The first time span in a text, of those under 100 seconds."""
-    number, unit = re.search(r"([\d.]+) (ms|s)\b", text).groups()
-    return float(number) / (1000 if unit == "ms" else 1)
+    found = re.search(r"([\d.]+) (ms|s)\b", text)
+    assert found is not None, text
+    return float(found[1]) / (1000 if found[2] == "ms" else 1)
 
 
 def test_a_bar_is_where_and_as_long_as_its_request_was(page) -> None:
