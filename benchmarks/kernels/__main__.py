@@ -24,6 +24,7 @@ from rich.console import Console
 
 from benchmarks.command import check_folders, versions
 from benchmarks.kernels import device, extend, prefix_decode, slot_copy
+from sgl_vllm.commands.terminal import WIDTH_OF_FILES
 
 KERNELS: dict[str, ModuleType] = {
     "prefix_decode": prefix_decode,
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     has_cuda = device.prepare()
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
-        console.width = device.WIDTH_OF_FILES
+        console.width = WIDTH_OF_FILES
     name = torch.cuda.get_device_name() if has_cuda else None
     console.print(name or device.NO_CUDA)
     rows = {}

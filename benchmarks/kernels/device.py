@@ -16,9 +16,6 @@ NO_CUDA = (
     "and how far results are off on a small case of its kind in Triton's interpreter."
 )
 
-WIDTH_OF_FILES = 160
-"""In characters, where output goes to no terminal."""
-
 
 def prepare() -> bool:
     """Whether there is a CUDA device; without one, Triton interprets what is imported from now on.

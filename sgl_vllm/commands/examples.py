@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sgl_vllm import shipped
+from sgl_vllm.commands.terminal import WIDTH_OF_FILES
 
 FOLDERS = ("examples", "deploy")
 DESCRIPTION = """\
@@ -23,8 +24,6 @@ the package. With one, prints the file, or copies it:
   sgl-vllm examples all --copy ./sgl-vllm-examples
 """
 ALL = "all"
-WIDTH_OF_FILES = 160
-"""In characters, where output goes to no terminal: names are whole."""
 
 
 def declare(command: argparse.ArgumentParser) -> None:

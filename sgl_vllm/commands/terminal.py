@@ -5,6 +5,9 @@ Prompts and server messages are untrusted. `printable` removes what could contro
 
 from __future__ import annotations
 
+WIDTH_OF_FILES = 160
+"""In characters, of tables that go to no terminal."""
+
 
 def printable(text: str) -> str:
     """`text` on one line, without control characters or marks that change the text direction."""

@@ -90,18 +90,18 @@ class Node:
     def count_as_never_used(self) -> None:
         """Every policy evicts it before nodes that count, the longest unused first."""
         self.num_hits = 0
-        if not self.counts_as_never_used:
+        if not self.ended:
             self.last_used -= ENDED_S
 
     @property
-    def counts_as_never_used(self) -> bool:
-        """Since the sequences that read it have ended; a hit changes that."""
+    def ended(self) -> bool:
+        """Whether it counts as never used, as what read it has ended. A hit changes that."""
         return self.last_used < 0
 
     @property
     def was_used_at(self) -> float:
         """Seconds, on the tree's clock, whether that counts or not."""
-        return self.last_used + ENDED_S * self.counts_as_never_used
+        return self.last_used + ENDED_S if self.ended else self.last_used
 
 
 class Match(NamedTuple):

@@ -256,7 +256,7 @@ def take_snapshot(
                 hits=node.num_hits,
                 age_s=round(now - node.was_used_at, 3),
                 wanted=node in wanted,
-                ended=node.counts_as_never_used,
+                ended=node.ended,
                 tokens=unpack(node.tokens[: max_tokens * TOKEN_BYTES]) if max_tokens else None,
                 windows=windows,
                 states=states,

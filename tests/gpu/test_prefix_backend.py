@@ -14,7 +14,7 @@ from vllm import SamplingParams
 
 from tests.engine.engine import Ask
 from tests.gpu.conftest import CONFIGURATION, needs_cuda
-from tests.gpu.test_same_answers import NEAR_TIE
+from tests.gpu.numerics import NEAR_TIE, first_difference
 
 pytestmark = [
     needs_cuda,
@@ -51,8 +51,7 @@ def asks() -> list[Ask]:
 def gap(want: Any, got: Any) -> float:
     """Between the likelihoods of the two tokens where answers part, as the first sees them; 0 if
     they do not part, infinity if the other token is none of its likeliest."""
-    pairs = zip(want.token_ids, got.token_ids, strict=True)
-    at = next((index for index, (one, other) in enumerate(pairs) if one != other), None)
+    at = first_difference(want.token_ids, got.token_ids)
     if at is None:
         return 0.0
     row = want.logprobs[at]

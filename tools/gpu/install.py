@@ -166,7 +166,7 @@ def install(manifest: Manifest, store: Path, folder: Path) -> None:
         *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []),
     ]
     lines = [f"import site; site.addsitedir({path!r})\n" for path in seen]
-    # FlashInfer is not carried, and vLLM imports it to sample unless it is told not to.
+    # FlashInfer is not carried, and without this vLLM imports it to sample.
     lines.append("import os; os.environ.setdefault('VLLM_USE_FLASHINFER_SAMPLER', '0')\n")
     (packages / "image.pth").write_text("".join(lines))
     step("sgl-vllm itself, editable")

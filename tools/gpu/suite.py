@@ -466,8 +466,8 @@ def run_all(
     arguments: argparse.Namespace,
     left_s: Callable[[], float],
 ) -> None:
-    """One after the other, as far as the time goes. With several jobs, first those that measure no
-    time, so many at once, each with a folder of its own for what vLLM compiles."""
+    """One after the other, as far as the time goes. With `--jobs N`, first those that measure no
+    time, N at once, each with a folder of its own for what vLLM compiles."""
 
     def run(number: int, step: Step) -> None:
         said = f"[{number} of {len(steps)}] {step.name}"

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from benchmarks.kernels import device, extend, slot_copy
 from benchmarks.kernels.__main__ import KERNELS, main
+from sgl_vllm.commands.terminal import WIDTH_OF_FILES
 
 
 def test_without_cuda_it_says_so_and_shows_bytes_and_results(
@@ -54,7 +55,7 @@ def test_times_have_columns_of_their_own(kernel: str) -> None:
     times = {"ms": 1.0, "kernel_ms": 0.5, "stock_ms": 4.0, "ratio": 4.0, "gb_s": 2000.0}
     row = {**bytes_of, **facts, **times, "off": 0.0, "stock_off": 0.0}
     output = StringIO()
-    console = Console(file=output, width=device.WIDTH_OF_FILES)
+    console = Console(file=output, width=WIDTH_OF_FILES)
     console.print(device.table([row], KERNELS[kernel].COLUMNS))
     headings, cells = output.getvalue().splitlines()
     assert headings.split()[-4:] == ["stock", "ms", "ratio", "GB/s"]
