@@ -20,15 +20,21 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from weakref import WeakSet
+
+from sgl_vllm.fsm.time_limit import PATIENCE, TimeLimit
 
 START_TIMEOUT_S = 60.0
 MARGIN_S = 10
 """The process ends itself this much later than its caller would, which may be gone by then."""
 _NICENESS = 10
-"""The engine's step goes before compiling: one waits for a format, all wait for a step."""
+"""The engine's step goes before compiling: one waits for a format, all wait for a step. The first
+start of a process alone has the usual priority. It imports for seconds, which would be a minute
+where an engine on the CPU keeps all cores busy; those that follow are for formats that failed."""
 
 
 class WorkerFailedError(Exception):
@@ -47,7 +53,7 @@ class Worker:
 
     Args:
         module: the module's name.
-        timeout_s: time for an answer.
+        timeout_s: time for an answer, in seconds of the processor (`TimeLimit`).
         memory_bytes: address space, above what the process has when it is ready.
         opening: makes the first question to a new process, which prepares it for all others.
     """
@@ -62,11 +68,12 @@ class Worker:
     ) -> None:
         self.timeout_s = timeout_s
         self._memory_bytes = memory_bytes
-        limits = [str(memory_bytes), str(int(timeout_s) + MARGIN_S)]
+        limits = [str(memory_bytes), str(int(PATIENCE * timeout_s) + MARGIN_S)]
         self._command = [sys.executable, "-m", module, *limits]
         self._opening = opening
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._has_been_ready = False
         _workers.add(self)
 
     def __del__(self) -> None:
@@ -107,10 +114,13 @@ class Worker:
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
-        # Before its imports, which take as long as a large format.
-        os.setpriority(os.PRIO_PROCESS, self._process.pid, _niceness())
+        if self._has_been_ready:  # before its imports, which take as long as a large format
+            self._lower_priority()
         try:
-            self._read(1, START_TIMEOUT_S)
+            self._read(1, self._time_limit(START_TIMEOUT_S))
+            if not self._has_been_ready:
+                self._has_been_ready = True
+                self._lower_priority()
             if self._opening is not None:
                 self._exchange(self._opening())
         except (TimeoutError, OSError, EOFError):
@@ -119,17 +129,29 @@ class Worker:
 
     def _exchange(self, question: bytes) -> tuple[int, bytes]:
         assert self._process is not None and self._process.stdin is not None
+        time_limit = self._time_limit(self.timeout_s)
         self._process.stdin.write(struct.pack("<I", len(question)) + question)
-        status, length = struct.unpack("<BI", self._read(5, self.timeout_s))
-        return status, self._read(length, self.timeout_s)
+        status, length = struct.unpack("<BI", self._read(5, time_limit))
+        return status, self._read(length, time_limit)
 
-    def _read(self, length: int, timeout_s: float) -> bytes:
+    def _lower_priority(self) -> None:
+        assert self._process is not None
+        os.setpriority(os.PRIO_PROCESS, self._process.pid, _niceness())
+
+    def _time_limit(self, limit_s: float) -> TimeLimit:
+        assert self._process is not None
+        return TimeLimit(limit_s, partial(_cpu_s, self._process.pid))
+
+    def _read(self, length: int, time_limit: TimeLimit) -> bytes:
         assert self._process is not None and self._process.stdout is not None
         data = bytearray()
         while len(data) < length:
-            ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
-            if not ready:
+            left_s = time_limit.left_s()
+            if not left_s:
                 raise TimeoutError
+            ready, _, _ = select.select([self._process.stdout], [], [], left_s)
+            if not ready:
+                continue
             piece = self._process.stdout.read(length - len(data))
             if not piece:
                 raise EOFError
@@ -143,6 +165,15 @@ class Worker:
         if process is not None:
             process.returncode = 0  # not ours to wait for
             _close(process)
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of a process, in seconds; that of the clock where the system does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return time.monotonic()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def _niceness() -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 
 import pytest
 
 pytest.importorskip("vllm")
 
+from sgl_vllm.fsm.time_limit import PATIENCE
 from sgl_vllm.fsm.vllm import limits
 from sgl_vllm.fsm.vllm.limits import CompilationLimitError, within_limits
 
@@ -58,6 +60,29 @@ def test_what_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(CompilationLimitError, match=r"more than 0\.05 s"):
         within_limits(done.wait, "grammar")
     done.set()
+
+
+def test_what_others_keep_from_the_processors_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "COMPILE_TIMEOUT_S", 0.2)
+    assert within_limits(lambda: time.sleep(0.6) or "made", "grammar") == "made"
+
+
+def test_what_keeps_a_processor_busy_is_refused_when_its_time_is_used_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "COMPILE_TIMEOUT_S", 0.2)
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            pass
+
+    before = time.process_time()
+    with pytest.raises(CompilationLimitError, match=r"more than 0\.2 s"):
+        within_limits(work, "grammar")
+    used = time.process_time() - before
+    ended.set()
+    assert 0.2 <= used < 0.2 * PATIENCE
 
 
 @pytest.mark.skipif(limits._malloc_trim is None, reason="this C library cannot")
