@@ -10,6 +10,6 @@ interface. Rooms, from the bottom up:
     trie_walks, vocabulary,               which tokens may come next
     terminal_walks, masks
     forced_tokenizer                      forced text -> forced tokens
-    cache, worker                         compiled automata; processes with limits
+    cache, worker, time_limit             compiled automata; processes with limits
     warm_up                               all loops compiled before the first request
 """
