@@ -45,7 +45,7 @@ class PartReport:
         if self.without_s:
             found.append(f"{self.with_s:.3f} s, without it {self.without_s:.3f} s")
         if self.is_slower:
-            found.append("SLOWER than without it here")
+            found.append("slower than without it for these short requests")
         outcome = self.outcome.upper() if self.outcome != AGREES else self.outcome
         return f"{self.name}: {outcome} ({'; '.join([*self.problems[:1], *found])})"
 
