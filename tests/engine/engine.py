@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +95,17 @@ class Engine:
             return execute(scheduler_output, **kwargs)
 
         self.core.model_executor.execute_model = counted
+        step = self.core.step_fn
+
+        def step_or_wait() -> Any:
+            """As the loop of vLLM's engine process, which an engine in this process lacks: a step
+            that computes nothing waits for threads, which compile grammars or read files."""
+            outputs, model_executed = step()
+            if not model_executed and self.scheduler.has_requests():
+                time.sleep(0.001)
+            return outputs, model_executed
+
+        self.core.step_fn = step_or_wait
 
     @property
     def is_async(self) -> bool:

@@ -219,10 +219,7 @@ class _Player:
             for call in due:
                 self._add(call, step)
             self._give_up(step)
-            passes = self._engine.forward_passes
             outputs = self._llm.step()
-            if passes == self._engine.forward_passes:
-                time.sleep(0.001)  # as vLLM's loop does, for the threads that compile grammars
             step += 1
             for output in outputs:
                 self._take(output, step)
