@@ -286,9 +286,9 @@ def _log(report: CheckReport) -> None:
             )
         elif part.is_slower:
             logger.warning(
-                "sgl-vllm: %s took %.3f s for the self-check's few short requests, and vLLM without "
-                "it %.3f s. It stays on. Measure it with your own requests (`sgl-vllm bench ab "
-                "--help`); %s=false switches it off",
+                "sgl-vllm: %s took %.3f s for the self-check's few short requests, and vLLM "
+                "without it %.3f s. It stays on. Measure it with your own requests "
+                "(`sgl-vllm bench ab --help`); %s=false switches it off",
                 part.name,
                 part.with_s,
                 part.without_s,
