@@ -10,9 +10,10 @@ PATIENCE = 6
 
 
 class TimeLimit:
-    """Time that work may take, from now on: so many seconds of the processor's time, as far as they
-    also passed on the clock. On a machine that is busy otherwise, work that needs 2 s takes 20, and
-    a limit on the clock alone would refuse it for what others do.
+    """Time that work may take, from now on: `limit_s` seconds of processor time, but not less than
+    `limit_s` and not more than `PATIENCE` times as many seconds of the clock. Beside an engine that
+    keeps all cores busy, 2 s of work take 20 s; a limit on the clock alone would refuse it for what
+    others do.
 
     Args:
         limit_s: seconds.
