@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import huggingface_hub.constants
 import pytest
 
 from sgl_vllm.commands.cli import main
@@ -13,7 +14,8 @@ from sgl_vllm.self_check import offline
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # what follows is for a hub that is imported already
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     return tmp_path
 
 
