@@ -67,7 +67,9 @@ def model(request, start, tmp_path_factory) -> Iterator[Model]:
     def start_engine(
         plugin: dict[str, Any] | None = None, num_drafts: int = 0, **more: Any
     ) -> Engine:
-        drafts = {"method": "mtp", "num_speculative_tokens": num_drafts}
+        # A drafter does not take over the model's backend.
+        backend = {name: arguments[name] for name in {"attention_backend"} & arguments.keys()}
+        drafts = {"method": "mtp", "num_speculative_tokens": num_drafts, **backend}
         speculation = {"speculative_config": drafts} if num_drafts else {}
         return start(plugin, **{**arguments, **speculation, **more})
 
