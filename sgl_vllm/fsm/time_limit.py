@@ -1,4 +1,4 @@
-"""A limit on the time of work that others may keep from the processor."""
+"""A time limit that a busy machine does not use up: it counts processor time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable
 
 PATIENCE = 6
-"""Work that gets too little of the processors may take so many times its limit."""
+"""On a busy machine, work may take up to this many times its limit by the clock."""
 
 
 class TimeLimit:
-    """Time that work may take, from now on: `limit_s` seconds of processor time, but not less than
-    `limit_s` and not more than `PATIENCE` times as many seconds of the clock. Beside an engine that
-    keeps all cores busy, 2 s of work take 20 s; a limit on the clock alone would refuse it for what
-    others do.
+    """How long work may take from now on: `limit_s` seconds of processor time, and by the clock at
+    least `limit_s` and at most `PATIENCE * limit_s` seconds. Beside an engine that keeps all cores
+    busy, 2 s of work can take 20 s; a limit by the clock alone would refuse it.
 
     Args:
         limit_s: seconds.

@@ -101,7 +101,7 @@ def within_limits(make: Callable[[], Result], title: str, *, has_threads: bool =
 
 
 class _Cpu:
-    """What this thread gets of the processors."""
+    """The processor time of the thread that creates it."""
 
     def __init__(self) -> None:
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
