@@ -6,11 +6,18 @@ becomes of a state in the tree (`components/states.py`).
 
 A recurrent layer overwrites its state with every token. So a request that finds 900 cached tokens
 of its prompt, but a state after 400 of them only, computes 500 tokens again, and so would the next.
-It stops once at the branch, the end of its match, and leaves a copy of its state there:
+It *stops* at the branch, the end of its match, and leaves a copy of its state there:
 
     cached        |---------------S-------------------|---- another prompt
     prompt        |-- hit, 400 ---|== computed, 500 ==|== the rest ==
                                                       ^ a checkpoint; up to two more passes
+
+So it does where the prompts of waiting requests, which could go on from there, branch off its own:
+
+    prompt        |============= examples =============|== question ==|== answer A ==
+    waiting       |============= examples =============|== question ==|== answer B ==
+    waiting       |============= examples =============|== another question ==
+                                                       ^ checkpoints  ^
 
 It also leaves one at the end of its prompt, where a pass ends anyway, if empty blocks and spare
 states (`components/states.py`) suffice for it. Conversations whose template drops a part of the
@@ -24,6 +31,7 @@ Idea: Marconi (Pan et al., arXiv 2411.19379) keeps states where prefixes branch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sgl_vllm.radix.groups import Groups
@@ -35,8 +43,27 @@ if TYPE_CHECKING:
     from sgl_vllm.radix.pool import RadixBlockPool
 
 MIN_GAIN = 32
-"""Tokens that a later request saves by a checkpoint at a branch, at least. It costs up to two more
-passes once: one ends at the branch, and vLLM ends one at the next block."""
+"""Tokens that later requests save by a checkpoint at a branch, at least, all those together that
+are known to wait. It costs up to two more passes once: one ends at the branch, and vLLM ends one at
+the next block."""
+
+
+def stops_for(branches: Iterable[int], num_hit: int) -> tuple[int, ...]:
+    """Where a request leaves checkpoints, in ascending order.
+
+    Args:
+        branches: for each request that could go on from there, known or expected, how many tokens
+            it shares with this one.
+        num_hit: after how many tokens this request begins.
+    """
+    in_order = sorted(branches)
+    stops: list[int] = []
+    last = num_hit
+    for i, branch in enumerate(in_order):
+        if (branch - last) * (len(in_order) - i) >= MIN_GAIN:
+            stops.append(branch)
+            last = branch
+    return tuple(stops)
 
 
 class Checkpoints:
@@ -52,23 +79,18 @@ class Checkpoints:
         self._groups = groups
 
     @staticmethod
-    def note_branch(record: RequestRecord, branch: int, num_hit: int) -> None:
-        """Leave a checkpoint after `branch` tokens if the hit, of `num_hit` tokens, is at least
-        `MIN_GAIN` tokens shorter."""
-        record.branch = branch if branch - num_hit >= MIN_GAIN else 0
-
-    @staticmethod
-    def cut_to_branch(record: RequestRecord, start: int, num_new_tokens: int) -> int:
-        """The length of the pass of `num_new_tokens` from `start` on, shortened to end at the
-        branch if that is inside it."""
-        num_before = record.branch - start
-        return num_before if 0 < num_before < num_new_tokens else num_new_tokens
+    def cut_to_stop(record: RequestRecord, start: int, num_new_tokens: int) -> int:
+        """The length of the pass of `num_new_tokens` from `start` on, shortened to end at the first
+        stop inside it."""
+        end = start + num_new_tokens
+        return min((stop for stop in record.stops if start < stop < end), default=end) - start
 
     def begin(self, request: Request, record: RequestRecord, num_new_tokens: int) -> bool:
         """Ask vLLM for a checkpoint of what a running request has computed, when it next allocates
         blocks for it, if there is reason and room for one. Returns whether it was requested."""
         position = request.num_computed_tokens
-        if position not in (record.branch, request.num_prompt_tokens):
+        is_stop = position in record.stops
+        if not is_stop and position != request.num_prompt_tokens:
             return False
         tree, groups = self._pool.tree, self._groups
         number, num_inside = divmod(position, groups.block_size)
@@ -79,7 +101,7 @@ class Checkpoints:
         num_needed *= groups.num_blocks_per_full_block
         num_needed += len(groups.recurrent)
         num_free = self._pool.get_num_free_blocks()
-        if position != record.branch:  # it must not cost what is likely to be used
+        if not is_stop:  # it must not cost what is likely to be used
             num_free += tree.states.num_spare_blocks - tree.num_evictable_blocks
         if num_free < num_needed:
             return False

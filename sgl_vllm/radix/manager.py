@@ -36,7 +36,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
-from sgl_vllm.radix.checkpoints import Checkpoints
+from sgl_vllm.radix.checkpoints import Checkpoints, stops_for
 from sgl_vllm.radix.components.states import States
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.contexts import Contexts, is_salted
@@ -295,7 +295,7 @@ class RadixKVCacheManager(KVCacheManager):
             return None
         match = self.pool.match(record)
         if self.checkpoints is not None:
-            self._note_branch(request, record, match, limit)
+            self._note_stops(request, record, match, limit)
         num_readable = min(match.num_tokens - self.drafting.num_lookahead, limit)
         found = self._read(request, record, match, num_readable) if num_readable > 0 else None
         num_read = found[1] if found is not None else 0
@@ -355,16 +355,16 @@ class RadixKVCacheManager(KVCacheManager):
             announce_hit(self.pool, request, blocks, num_tokens)
         return KVCacheBlocks(blocks), num_tokens
 
-    def _note_branch(
+    def _note_stops(
         self, request: Request, record: RequestRecord, match: Match, limit: int
     ) -> None:
-        """Note where `request` leaves a checkpoint: where what is cached ends, or what another
-        waiting request shares with it."""
+        """Note where `request` leaves checkpoints: where what is cached ends, and what other
+        waiting requests share with it."""
         tree = self.tree
         assert tree is not None
-        num_shared = max(match.num_tokens, self.scheduler.num_shared_with_sibling(request))
+        branches = [match.num_tokens, *self.scheduler.num_shared_with_siblings(request)]
         num_hit = tree.longest_hit(match, limit)
-        Checkpoints.note_branch(record, min(num_shared, limit), num_hit)
+        record.stops = stops_for((min(branch, limit) for branch in branches), num_hit)
 
     def _other_group_blocks(self, match: Match, num_tokens: int) -> list[list[int]]:
         """For each group but full attention the blocks of a hit, from number 0 on: `HOLE` for those
@@ -597,13 +597,13 @@ class RadixKVCacheManager(KVCacheManager):
             return False
         return self.checkpoints.begin(request, record, num_new_tokens)
 
-    def cut_to_branch(self, request: Request, start: int, num_new_tokens: int) -> int:
+    def cut_to_stop(self, request: Request, start: int, num_new_tokens: int) -> int:
         """How many of the tokens from `start` on the next pass computes: `num_new_tokens`, or fewer
         if the request stops to leave a checkpoint."""
         record = self.pool.records.known(request)
         if self.checkpoints is None or record is None or self.tree is None:
             return num_new_tokens
-        return self.checkpoints.cut_to_branch(record, start, num_new_tokens)
+        return self.checkpoints.cut_to_stop(record, start, num_new_tokens)
 
     def _num_to_index(self, request: Request, record: RequestRecord | None) -> int:
         """How many of the request's tokens other requests may share.

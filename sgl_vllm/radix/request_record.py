@@ -37,7 +37,8 @@ class RequestRecord:
         num_indexed: how many of its tokens have entered the tree with its last insert.
         num_hashed: up to which of its tokens whole blocks in the tree have got vLLM's hashes.
         num_with_states: up to which of its tokens its states have entered the tree.
-        branch: where it leaves a checkpoint (`checkpoints.py`); 0 for nowhere.
+        stops: the lengths of its prompt after which it leaves checkpoints (`checkpoints.py`),
+            in ascending order.
         hints: what its client says of what follows.
         is_continuation: whether it continues the context of an earlier request.
         num_loaded: its cached tokens plus those that a KV connector loads for it; 0 without a load.
@@ -52,7 +53,7 @@ class RequestRecord:
     num_indexed: int = 0
     num_hashed: int = 0
     num_with_states: int = 0
-    branch: int = 0
+    stops: tuple[int, ...] = ()
     num_loaded: int = 0
     hints: Hints = NO_HINTS
     is_continuation: bool = False

@@ -5,7 +5,7 @@ Owns the questions. Does not own the answers, which the scheduler's assembly giv
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ class SchedulerView(Protocol):
         A hit must end before the token that precedes it, whose forward pass gives the score.
         """
 
-    def num_shared_with_sibling(self, request: Request) -> int:
-        """Length, in tokens, of the prefix that waiting `request` shares with another waiting
-        request: any of those that share more than a few tokens; 0 if there is none."""
+    def num_shared_with_siblings(self, request: Request) -> Sequence[int]:
+        """Lengths, in tokens, of the prefixes that waiting `request` shares with other waiting
+        requests: with some of those that share more than a few tokens with it."""
 
     def wanted_nodes(self) -> Collection[Node]:
         """The nodes that waiting requests match, to be evicted last. Asked once per eviction; equal
@@ -38,8 +38,8 @@ class NoScheduler:
     def first_scored_token(self, request: Request) -> int | None:
         return None
 
-    def num_shared_with_sibling(self, request: Request) -> int:
-        return 0
+    def num_shared_with_siblings(self, request: Request) -> Sequence[int]:
+        return ()
 
     def wanted_nodes(self) -> Collection[Node]:
         return ()

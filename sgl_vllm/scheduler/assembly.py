@@ -149,11 +149,11 @@ class PartsSchedulerView:
         select = self.parts.select
         return select.first_token(request) if select is not None else None
 
-    def num_shared_with_sibling(self, request: Request) -> int:
+    def num_shared_with_siblings(self, request: Request) -> Sequence[int]:
         queue = self.parts.queue
         if queue is None or queue.sharing is None:
-            return 0
-        return queue.sharing.num_shared_with_sibling(request)
+            return ()
+        return queue.sharing.num_shared_with_siblings(request)
 
     def wanted_nodes(self) -> Collection[Node]:
         queue = self.parts.queue

@@ -224,14 +224,14 @@ class WaitingRows(Generic[Item]):
         keys = self._columns["next_tokens_key"][self._columns["waits"]]
         return int(np.count_nonzero(keys == key))
 
-    def sibling_of(self, item: Item) -> Item | None:
-        """Another waiting item with the next tokens of `item`; None if there is none. O(rows)."""
+    def siblings_of(self, item: Item, num: int) -> list[Item]:
+        """Other waiting items with the next tokens of `item`, `num` of them at most. O(rows)."""
         key = self.next_tokens_key_of(item)
         if key == NO_GROUP:
-            return None
+            return []
         slots = np.flatnonzero((self._columns["next_tokens_key"] == key) & self._columns["waits"])
-        others = (self._items[slot] for slot in slots[:2])
-        return next((other for other in others if other is not item), None)
+        others = (self._items[slot] for slot in slots[: num + 1])
+        return [other for other in others if other is not item][:num]
 
     # -- rows -------------------------------------------------------------------------------------
 

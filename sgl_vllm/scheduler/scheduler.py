@@ -249,7 +249,7 @@ class SglSchedulerMixin(Scheduler):
         if self.parts.radix is None:
             return num_new_tokens
         start = request.num_computed_tokens + sum(num_before)
-        return self.parts.radix.cut_to_branch(request, start, num_new_tokens)
+        return self.parts.radix.cut_to_stop(request, start, num_new_tokens)
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, *args: Any, **kwargs: Any

@@ -10,12 +10,13 @@ holding a request back saves work where blocks are large, or where a prompt is c
     step 2     sibling    [500 .. 505)                 and not [384 .. 505), with blocks of 128
 
 With recurrent layers a sibling can go on only where the leader leaves a checkpoint
-(`radix/checkpoints.py`). So the leader is told what a sibling shares with it before it is admitted.
+(`radix/checkpoints.py`). So the leader is told what siblings share with it before it is admitted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -38,17 +39,28 @@ MAX_COMPARISONS = 512
 """At most about this many pairs of a waiting request and one that computes its prompt are compared
 per step: 1 us each, and 4 us if the next token is the same."""
 
+MAX_SIBLINGS = 16
+"""Of so many waiting requests a leader is told what they share with it: 1 us each."""
+
 _CAN_WAIT = (RequestStatus.WAITING, RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
 """Requests that have not run yet. A grammar may be ready before the status changes."""
+
+
+class _Leader(NamedTuple):
+    """A request that others wait for, and how many of their tokens were cached before."""
+
+    request_id: str
+    num_shared: int
 
 
 class PrefillSharing:
     """Decides which requests wait for a leader: a request that was admitted in this step, or has
     not finished its prompt, and computes what both prompts begin with.
 
-    A request waits for one leader only, while the leader prefills, and not once the order has found
-    the request overdue (a queue of one is not ordered). So the request loses at most the leader's
-    steps.
+    A request waits for a leader while that prefills, and for another one only if more of its prompt
+    is cached by then: first for the leader of all, which computes what all prompts begin with, then
+    for one of those with the same question. It does not wait once the order has found it overdue (a
+    queue of one is not ordered). So it loses at most its leaders' steps.
     """
 
     def __init__(
@@ -64,10 +76,10 @@ class PrefillSharing:
         self._scheduler = scheduler
         self._waiting = waiting
         self._radix = radix
-        self._leader_of: dict[int, str] = {}
-        """Request ids of the leaders found in this step, by the next tokens of those that wait."""
-        self._leaders: WeakKeyDictionary[Request, str] = WeakKeyDictionary()
-        """The one leader that each request may wait for."""
+        self._leader_of: dict[int, _Leader] = {}
+        """The leaders found in this step, by the next tokens of those that wait."""
+        self._leaders: WeakKeyDictionary[Request, _Leader] = WeakKeyDictionary()
+        """The last leader that each request has waited for."""
         self._unfinished_prompts: list[Request] | None = None
         """The requests that were prefilling when this step began; None until they are needed."""
 
@@ -76,17 +88,20 @@ class PrefillSharing:
         self._leader_of = {}
         self._unfinished_prompts = None
 
-    def num_shared_with_sibling(self, request: Request) -> int:
-        """Length, in tokens, of the prefix that waiting `request` shares with another waiting
-        request with the same next tokens; 0 if there is none."""
-        sibling = self._waiting.sibling_of(request) if request in self._waiting else None
-        if sibling is None:
-            return 0
+    def num_shared_with_siblings(self, request: Request) -> list[int]:
+        """Lengths, in tokens, of the prefixes that waiting `request` shares with other waiting
+        requests with the same next tokens, `MAX_SIBLINGS` of them at most. Of a prompt's last token
+        nothing is shared: it is always computed."""
         record = self._radix.pool.records.of(request)
-        sibling_record = self._radix.pool.records.of(sibling)
-        if record is None or sibling_record is None or record.namespace != sibling_record.namespace:
-            return 0
-        return common_prefix_length(record.tokens, sibling_record.tokens)
+        if record is None or request not in self._waiting:
+            return []
+        lengths = []
+        for sibling in self._waiting.siblings_of(request, MAX_SIBLINGS):
+            other = self._radix.pool.records.of(sibling)
+            if other is not None and other.namespace == record.namespace:
+                num_common = common_prefix_length(record.tokens, other.tokens)
+                lengths.append(min(num_common, sibling.num_tokens - 1))
+        return lengths
 
     def waits_for_leader(self, request: Request) -> bool:
         """Whether `request` is held back until the next step."""
@@ -103,10 +118,16 @@ class PrefillSharing:
             leader = self._find_leader(request)
             if leader is not None and key >= 0:
                 self._leader_of[key] = leader
-        return leader is not None and self._leaders.setdefault(request, leader) == leader
+        if leader is None:
+            return False
+        last = self._leaders.get(request)
+        if last is None or leader.num_shared > last.num_shared:
+            self._leaders[request] = leader
+            return True
+        return leader.request_id == last.request_id
 
-    def _find_leader(self, request: Request) -> str | None:
-        """The id of a request that `request` and all others with its next tokens should wait for.
+    def _find_leader(self, request: Request) -> _Leader | None:
+        """The request that `request` and all others with its next tokens should wait for.
 
         What the others save is an estimate: it is known only that their next `NUM_NEXT_TOKENS`
         tokens are the same.
@@ -130,13 +151,13 @@ class PrefillSharing:
             num_common = common_prefix_length(other_record.tokens, record.tokens)
             num_common = min(num_common, request.num_tokens - 1)
             if self._radix.checkpoints is not None:
-                num_common = other_record.branch if other_record.branch <= num_common else 0
+                num_common = max((i for i in other_record.stops if i <= num_common), default=0)
             num_with_same_next_tokens = (
                 num_with_same_next_tokens or self._waiting.num_with_same_next_tokens(request)
             )
             num_saved = (num_common - num_shared) * num_with_same_next_tokens
             if num_saved >= self.min_saved_tokens:
-                return other.request_id
+                return _Leader(other.request_id, num_shared)
         return None
 
     def _prefilling(self) -> Iterator[Request]:

@@ -48,8 +48,8 @@ class Scorer:
     def first_scored_token(self, request: Request) -> int | None:
         return self.first_tokens.get(request.request_id)
 
-    def num_shared_with_sibling(self, request: Request) -> int:
-        return 0
+    def num_shared_with_siblings(self, request: Request) -> tuple[()]:
+        return ()
 
     def wanted_nodes(self) -> tuple[()]:
         return ()

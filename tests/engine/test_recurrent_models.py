@@ -187,6 +187,23 @@ def test_only_the_first_of_many_siblings_computes_what_they_share(
     engine.check_nothing_is_left()
 
 
+def test_examples_before_questions_before_choices_are_each_computed_once(model, start_recurrent):
+    """All sent at once, as a program does that selects an answer to each question."""
+    engine = start_recurrent({}, num_gpu_blocks_override=2000, max_num_batched_tokens=2048)
+    examples = words(200)
+    questions = [words(60, seed=seed) for seed in (1, 2, 3)]
+    choices = [words(10, seed=seed) for seed in (4, 5, 6, 7)]
+    prompts = [examples + question + choice for question in questions for choice in choices]
+    cold = [run(engine, [prompt])[0] for prompt in prompts[::5]]
+    assert engine.llm.reset_prefix_cache()
+    engine.reset_counts()
+    warm = run(engine, prompts)
+    num_decoded = sum(len(reply.computed) - len(reply.prompt) for reply in warm)
+    assert engine.computed_tokens - num_decoded == 200 + 3 * 60 + 12 * 10
+    assert not wrong(model, cold, warm[::5])
+    engine.check_nothing_is_left()
+
+
 def test_requests_that_preempt_each_other_get_the_answers_they_get_alone(
     model, start_recurrent, monkeypatch
 ):
