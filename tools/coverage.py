@@ -380,11 +380,13 @@ SUMMARIES = (
         "no",
     ),
     Summary(
-        "Qwen3-Next with KV events or `--kv-offloading-size`",
-        (
-            "KV events with recurrent layers: Qwen3-Next",
-            "KV connector with recurrent layers: Qwen3-Next",
-        ),
+        "Qwen3-Next with KV events",
+        ("KV events with recurrent layers: Qwen3-Next",),
+        "V1, V2, with a worker of the tests",
+    ),
+    Summary(
+        "Qwen3-Next with `--kv-offloading-size`",
+        ("KV connector with recurrent layers: Qwen3-Next",),
         "no",
     ),
     Summary(

@@ -236,13 +236,22 @@ class RadixKVCacheManager(KVCacheManager):
         assert tree is not None
         match = self._match(request)
         num_tokens = tree.longest_hit(match, match.num_tokens)
-        num_inside = num_tokens % self.block_size
-        if num_inside:
-            last_blocks = tree.block_ids(match, num_tokens)[-1:]
-            last_blocks += [ids[-1] for ids in self._other_group_blocks(match, num_tokens)]
-            if not self.pool.may_be_copied(num_tokens, last_blocks):
-                return tree.longest_hit(match, num_tokens - num_inside)
+        while num_tokens % self.block_size:
+            holder = holder_of(match, num_tokens)
+            last_blocks = tree.block_ids(holder, num_tokens)[-1:]
+            last_blocks += [ids[-1] for ids in self._other_group_blocks(holder, num_tokens)]
+            if self.pool.may_be_copied(num_tokens, last_blocks):
+                break
+            num_tokens = self._next_shorter_hit(match, num_tokens)
         return num_tokens
+
+    def _next_shorter_hit(self, match: Match, num_tokens: int) -> int:
+        """The longest hit of a match that may be read where one of `num_tokens`, which ends inside
+        a block, may not: with states the one before it, else of whole blocks."""
+        tree = self.tree
+        assert tree is not None
+        num_inside = num_tokens % self.block_size if tree.states is None else 1
+        return tree.longest_hit(match, num_tokens - num_inside)
 
     def get_computed_blocks(
         self, request: Request, max_cache_hit_length: int | None = None
@@ -326,19 +335,20 @@ class RadixKVCacheManager(KVCacheManager):
         assert tree is not None
         num_tokens = tree.longest_hit(match, limit)
         is_cut = num_tokens < limit
-        others = self._other_group_blocks(match, num_tokens)
-        block_ids = tree.block_ids(match, num_tokens)
-        while num_tokens % self.block_size and not self._may_copy(
-            request, num_tokens, block_ids, others
-        ):
-            num_tokens = tree.longest_hit(match, num_tokens - num_tokens % self.block_size)
+        while True:
+            holder = holder_of(match, num_tokens)
+            block_ids = tree.block_ids(holder, num_tokens)
+            others = self._other_group_blocks(holder, num_tokens)
+            if num_tokens % self.block_size == 0 or self._may_copy(
+                request, num_tokens, block_ids, others
+            ):
+                break
+            num_tokens = self._next_shorter_hit(match, num_tokens)
             is_cut = True
-            del block_ids[-(-num_tokens // self.block_size) :]
-            others = self._other_group_blocks(match, num_tokens)
         if not num_tokens:
             return None
         # A node per length of prompt would be of no use, so what `limit` leaves out counts as used.
-        record.used = holder_of(match, num_tokens) if is_cut else match
+        record.used = holder if is_cut else match
         record.num_found = num_tokens
         all_blocks = self.block_pool.blocks
         blocks: tuple[list[KVCacheBlock], ...] = ([all_blocks[i] for i in block_ids],)

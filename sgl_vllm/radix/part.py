@@ -39,8 +39,6 @@ def _why_not_several_groups(vllm_config: VllmConfig) -> str | None:
         return None
     if vllm_config.kv_transfer_config is not None:
         return "with recurrent layers, a KV connector would have to store and load their states"
-    if (events := vllm_config.kv_events_config) is not None and events.enable_kv_cache_events:
-        return "with recurrent layers, not every block that leaves the tree has a KV event"
     if vllm_config.cache_config.prefix_match_unit:
         return (
             "with recurrent layers, prefix_match_unit moves the states that vLLM leaves in blocks"

@@ -423,7 +423,18 @@ class RadixBlockPool(BlockPool):
                 queue.remove(block)
                 unused.append(block)
         queue.prepend_n(unused)
+        if self.tree is not None and self.tree.shortened:
+            self._release_shortened(self.tree)
         self.pins.follow(block_ids)
+
+    def _release_shortened(self, tree: RadixTree) -> None:
+        """Remove the hashes, which stand for whole blocks, of those that the tree has in part."""
+        for block in (self.blocks[i] for i in tree.shortened if i in tree):
+            if self.hash_blocks and not _is_marked(block):
+                num_tokens = block.block_hash_num_tokens
+                self._emit_block_removed_events(self._remove_cached_block_hashes(block))
+                block.set_block_hash(_MARK, num_tokens)
+        tree.shortened.clear()
 
     def _emit_block_removed_events(self, block_hashes: list[BlockHashWithGroupId]) -> None:
         """Emit no event for a hash of which another copy stays, as vLLM would."""

@@ -114,6 +114,9 @@ class RadixTree:
             if num_recurrent_groups
             else None
         )
+        self.shortened: list[int] = []
+        """Blocks of which the tree has lost the last tokens but not the first, with states only,
+        since the caller last emptied the list."""
         self._namespaces: dict[Node, Namespace] = {}  # of roots
         self.evictions = (
             EvictionMemory(max_evicted_bytes, self._namespaces) if max_evicted_bytes else None
@@ -595,8 +598,9 @@ class RadixTree:
             block_id = leaf.block_ids.pop(0)
             parent.block_ids.append(block_id)
             self.blocks.assign([block_id], parent)
+            self.shortened.append(block_id)
             if self.windows is not None:
-                self.windows.move_first(leaf, parent)
+                self.shortened += self.windows.move_first(leaf, parent)
 
     def _remove_subtree(self, top: Node, evicted: list[int]) -> None:
         for node in subtree(top):

@@ -39,6 +39,10 @@ MAX_COMPARISONS = 512
 """At most about this many pairs of a waiting request and one that computes its prompt are compared
 per step: 1 us each, and 4 us if the next token is the same."""
 
+NUM_STEPS_OVERDUE = 2
+"""Steps that an overdue request still waits for a leader, at most: one for the last chunk of what
+they share, and one for the leader's checkpoint."""
+
 MAX_SIBLINGS = 16
 """Of so many waiting requests a leader is told what they share with it: 1 us each."""
 
@@ -59,8 +63,9 @@ class PrefillSharing:
 
     A request waits for a leader while that prefills, and for another one only if more of its prompt
     is cached by then: first for the leader of all, which computes what all prompts begin with, then
-    for one of those with the same question. It does not wait once the order has found it overdue (a
-    queue of one is not ordered). So it loses at most its leaders' steps.
+    for one of those with the same question. Once the order has found it overdue (a queue of one is
+    not ordered), it waits for `NUM_STEPS_OVERDUE` more steps at most. So it loses its leaders'
+    steps, and not many.
     """
 
     def __init__(
@@ -82,8 +87,12 @@ class PrefillSharing:
         """The last leader that each request has waited for."""
         self._unfinished_prompts: list[Request] | None = None
         """The requests that were prefilling when this step began; None until they are needed."""
+        self._num_steps = 0
+        self._overdue_since: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
+        """The step in which each request was first found overdue here."""
 
     def step_starts(self) -> None:
+        self._num_steps += 1
         self.num_comparisons = 0
         self._leader_of = {}
         self._unfinished_prompts = None
@@ -109,7 +118,7 @@ class PrefillSharing:
             self._radix.tree is None
             or request.status not in _CAN_WAIT
             or request.skip_reading_prefix_cache
-            or self._waiting.is_overdue(request)
+            or (self._waiting.is_overdue(request) and self._has_waited_enough(request))
         ):
             return False
         key = self._waiting.next_tokens_key_of(request)
@@ -125,6 +134,11 @@ class PrefillSharing:
             self._leaders[request] = leader
             return True
         return leader.request_id == last.request_id
+
+    def _has_waited_enough(self, request: Request) -> bool:
+        """Whether an overdue request has been given the steps that a leader's last chunk takes."""
+        first_step = self._overdue_since.setdefault(request, self._num_steps)
+        return self._num_steps - first_step >= NUM_STEPS_OVERDUE
 
     def _find_leader(self, request: Request) -> _Leader | None:
         """The request that `request` and all others with its next tokens should wait for.

@@ -30,6 +30,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "gpt-oss": {"sliding_windows": (24,)},
     "windows and chunks": {"sliding_windows": (9, 70), "attention_chunks": (24,)},
     "gemma 4": {"sliding_windows": (40, 40), "full_block_scale": 2},
+    "qwen3-next": {"num_recurrent_groups": 3},
+    "recurrent and a window": {"num_recurrent_groups": 1, "sliding_windows": (40,)},
 }
 RUNNERS = [(V1Runner, False), (V1Runner, True), (V2Runner, True)]
 

@@ -13,7 +13,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.scores import MAX_SCORED, PrefixScores
-from sgl_vllm.scheduler.sharing import MIN_SAVED_TOKENS
+from sgl_vllm.scheduler.sharing import MIN_SAVED_TOKENS, NUM_STEPS_OVERDUE
 from tests.engine.machine import Machine
 from tools.engine_harness.scheduler import make_scheduler
 from tools.engine_harness.settings import SGL, EngineSettings
@@ -137,7 +137,7 @@ def test_of_equal_prompts_one_is_computed_first(schedule):
     assert machine.num_tokens_computed == (255 + 2 if schedule else 255 + 2 * 127)
 
 
-def test_an_overdue_request_is_not_held_back():
+def test_an_overdue_request_is_held_back_for_two_more_steps_at_most():
     machine = Machine(
         {"schedule_max_overtakes": 2}, max_num_batched_tokens=512, long_prefill_token_threshold=64
     )
@@ -149,7 +149,9 @@ def test_an_overdue_request_is_not_held_back():
         machine.add(words(20))
         machine.step()
         num_steps += 1
-    assert num_steps == 3, "two requests have overtaken it; the leader would need 15 steps"
+    assert num_steps == 3 + NUM_STEPS_OVERDUE, (
+        "two requests have overtaken it; the leader would need 15 steps"
+    )
     machine.run()
 
 

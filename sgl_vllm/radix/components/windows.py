@@ -255,15 +255,18 @@ class Windows:
             del ids[:num_blocks]
             self._blocks.assign([i for i in of_upper if i != HOLE], upper)
 
-    def move_first(self, node: Node, parent: Node) -> None:
+    def move_first(self, node: Node, parent: Node) -> list[int]:
         """`parent`, which ends where leaf `node` begins, has got the block of full attention that
-        they shared."""
+        they shared. Returns the blocks that it has now of the window groups."""
+        moved = []
         for group, ids, of_parent in zip(self.groups, node.windows, parent.windows, strict=True):
             if parent.end % group.block_size:
                 block_id = ids.pop(0)
                 of_parent.append(block_id)
                 if block_id != HOLE:
                     self._blocks.assign([block_id], parent)
+                    moved.append(block_id)
+        return moved
 
     # -- evict --------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ class KVCacheBlock:
 
     @property
     def block_hash(self) -> BlockHashWithGroupId | None: ...  # [radix]
+    @property
+    def block_hash_num_tokens(self) -> int | None: ...  # [radix]
     def set_block_hash(  # [radix]
         self, block_hash: BlockHashWithGroupId, num_tokens: int | None = ...
     ) -> None: ...
