@@ -244,7 +244,8 @@ class Windows:
             begin = self._end_of_spare(group, old_end)
             end = min(self._end_of_spare(group, node.end), old_end // group.block_size)
             for block_id in ids[max(0, begin - first) : max(0, end - first)]:
-                self._note_spare(block_id)
+                if block_id != HOLE and self._is_evictable_spare(block_id):
+                    self._note_spare(block_id)
 
     def split(self, node: Node, upper: Node) -> None:
         """`upper` has got the first tokens of `node`."""
@@ -285,23 +286,34 @@ class Windows:
         """Remove one block and nothing else."""
         index, number = self._locations[block_id]
         size = self.groups[index].block_size
-        self._notify(self._take_out(block_id), number * size, (number + 1) * size)
+        node = self._leave_hole(block_id)
+        self._blocks.remove([block_id])
+        self._notify(node, number * size, (number + 1) * size)
 
     def evict_spare(self, num_blocks: int) -> list[int]:
         """Remove up to `num_blocks` spare blocks, the oldest first. Returns them. O(1) for each."""
         evicted: list[int] = []
+        nodes: set[Node] = set()
         while self._spare and len(evicted) < num_blocks:
             block_id, _ = self._spare.popitem(last=False)
             if self._is_evictable_spare(block_id):
-                node = self._take_out(block_id)
-                self._watchers.notify(node)  # what continues the node needs no spare block
+                nodes.add(self._leave_hole(block_id))
                 evicted.append(block_id)
+        self._blocks.remove(evicted)
+        for node in nodes:
+            self._watchers.notify(node)  # what continues the node needs no spare block
         return evicted
 
     def unlocked(self, block_ids: Iterable[int]) -> None:
         """These blocks are in use no longer. Some may be of no window group."""
+        node, index, spare_numbers = None, -1, range(0)
         for block_id in block_ids:
-            if block_id in self._locations:
+            if (location := self._locations.get(block_id)) is None:
+                continue
+            if location[0] != index or self._blocks.owners[block_id] is not node:
+                node, index = self._blocks.owners[block_id], location[0]
+                spare_numbers = self._spare_numbers(node, index)
+            if location[1] in spare_numbers:
                 self._note_spare(block_id)
 
     def clear(self) -> None:
@@ -309,20 +321,23 @@ class Windows:
         self._spare.clear()
 
     def _note_spare(self, block_id: int) -> None:
-        if block_id != HOLE and self._is_evictable_spare(block_id):
+        """Note a block that is spare, if it is not locked."""
+        if block_id not in self._blocks.locked:
             self._spare[block_id] = None
             self._spare.move_to_end(block_id)
 
     def _is_evictable_spare(self, block_id: int) -> bool:
         """Whether it is not locked, and outside the windows that end close to its node's end."""
-        if block_id in self._blocks.locked:
-            return False
         index, number = self._locations[block_id]
-        group, node = self.groups[index], self._blocks.owners[block_id]
-        return (
-            # A first block that begins before `node.start` also serves the parent's end.
-            number * group.block_size >= node.start and number < self._end_of_spare(group, node.end)
-        )
+        node = self._blocks.owners[block_id]
+        return block_id not in self._blocks.locked and number in self._spare_numbers(node, index)
+
+    def _spare_numbers(self, node: Node, index: int) -> range:
+        """The numbers of the spare blocks of `node` in a group."""
+        group = self.groups[index]
+        # A first block that begins before `node.start` also serves the parent's end.
+        begin = -(-node.start // group.block_size)
+        return range(begin, self._end_of_spare(group, node.end))
 
     def _end_of_spare(self, group: WindowGroup, end: int) -> int:
         """Number of the first block that is kept in a node up to `end`. The window stays whole if
@@ -351,12 +366,12 @@ class Windows:
         )
         return block_ids
 
-    def _take_out(self, block_id: int) -> Node:
-        """Leave a hole. Returns the node where it is."""
-        index, number = self._locations[block_id]
+    def _leave_hole(self, block_id: int) -> Node:
+        """Forget a block, but for `BlockTable`. Returns the node where it was."""
+        index, number = self._locations.pop(block_id)
+        self._spare.pop(block_id, None)
         node = self._blocks.owners[block_id]
         node.windows[index][number - node.start // self.groups[index].block_size] = HOLE
-        self._remove([block_id])
         return node
 
     def _remove(self, block_ids: Sequence[int]) -> None:
