@@ -8,7 +8,7 @@ server, next to the engine, for the language.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar  # Any: what a coroutine sends is not used
 
@@ -19,6 +19,9 @@ Cost_co = TypeVar("Cost_co", covariant=True)
 
 MAX_CONTINUATIONS = 1024
 """Of one request to `/v1/sgl/score`. Programs score more choices through vLLM's own routes."""
+
+MAX_TOKENS_OF_A_REQUEST = 128
+"""vLLM's limit on `logprob_token_ids`, in all supported versions."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ class Model(Protocol[Cost_co]):
     async def next_token_logprobs(
         self, ids: list[int], tokens: list[int]
     ) -> tuple[list[float], Sequence[Cost_co]] | None:
-        """The log-probability of each of `tokens` right after `ids`, with what each has cost; None
-        where that takes as much as `prompt_logprobs`."""
+        """The log-probability of each of `tokens` right after `ids`, with what each request for
+        them has cost; None where that takes as much as `prompt_logprobs`."""
         ...
 
 
@@ -125,13 +128,20 @@ async def _after(
     if prefix and all(len(full) == len(prefix) + 1 for full in full_ids):
         asked_as_next = await model.next_token_logprobs(prefix, [full[-1] for full in full_ids])
         if asked_as_next is not None:
-            logprobs, each_cost = asked_as_next
-            return [(logprob,) for logprob in logprobs], list(each_cost)
+            logprobs, asked_costs = asked_as_next
+            return [(logprob,) for logprob in logprobs], list(asked_costs)
     costs: list[Cost] = []
     if warm and len(full_ids) > 1 and prefix:
         costs.append(await model.warm_ids(prefix))
     rows, cost = await model.prompt_logprobs(list(full_ids), max(len(prefix), 1))
     return rows, [*costs, cost]
+
+
+def in_requests(tokens: Iterable[int]) -> list[list[int]]:
+    """Different tokens, as many at a time as one request may ask log-probabilities of."""
+    different = list(dict.fromkeys(tokens))
+    places = range(0, len(different), MAX_TOKENS_OF_A_REQUEST)
+    return [different[place : place + MAX_TOKENS_OF_A_REQUEST] for place in places]
 
 
 async def all_answers(requests: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:

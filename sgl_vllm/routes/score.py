@@ -14,6 +14,7 @@ same requests itself, and each prompt several times.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any  # Any: the JSON of a request
 
@@ -39,6 +40,8 @@ router = APIRouter(prefix="/v1/sgl", tags=["sgl-vllm"])
 
 Usage = dict[str, Any]
 """As in an answer of `/v1/completions`."""
+
+_NEXT_TOKEN = {"logprobs": 0, "return_tokens_as_token_ids": True}
 
 
 NO_MEDIA = (
@@ -148,20 +151,19 @@ class _Served:
     async def next_token_logprobs(
         self, ids: list[int], tokens: list[int]
     ) -> tuple[list[float], list[Usage]] | None:
-        """Each is generated, as the only token that may be: the prompt stays in the cache, of which
-        a request for log-probabilities of its prompt cannot use the last token. All but the first
-        take one token of computation."""
+        """One request for them all: vLLM returns the log-probabilities of given tokens beside that
+        of the token that it generates."""
         config = self.request.app.state.openai_serving_completion.model_config
         if config.logprobs_mode != "raw_logprobs":  # others are of what may be generated
             return None
         answers = await all_answers(
             [
-                self._run({"prompt": ids, "allowed_token_ids": [token], "logprobs": 0})
-                for token in tokens
+                self._run({**_NEXT_TOKEN, "prompt": ids, "logprob_token_ids": some})
+                for some in scoring.in_requests(tokens)
             ]
         )
-        logprobs = [_logprob_of_only_token(answer) for answer in answers]
-        return logprobs, [_usage(answer) for answer in answers]
+        logprobs = {key: value for answer in answers for key, value in _next_token(answer).items()}
+        return [logprobs[f"token_id:{token}"] for token in tokens], [_usage(one) for one in answers]
 
     async def _run(self, body: dict[str, Any]) -> CompletionResponse:
         own = {"request_id": self.request_id, "cache_salt": self.cache_salt}
@@ -174,11 +176,11 @@ class _Served:
         return answer
 
 
-def _logprob_of_only_token(answer: CompletionResponse) -> float:
+def _next_token(answer: CompletionResponse) -> Mapping[str, float]:
     rows = answer.choices[0].logprobs
-    logprob = None if rows is None else rows.token_logprobs[0]
-    assert logprob is not None
-    return logprob
+    logprobs = None if rows is None else rows.top_logprobs[0]
+    assert logprobs is not None
+    return logprobs
 
 
 def _usage(answer: CompletionResponse) -> Usage:

@@ -165,7 +165,10 @@ class PrefillSharing:
             num_common = common_prefix_length(other_record.tokens, record.tokens)
             num_common = min(num_common, request.num_tokens - 1)
             if self._radix.checkpoints is not None:
-                num_common = max((i for i in other_record.stops if i <= num_common), default=0)
+                # Of one that it has passed there is a checkpoint already, or there will be none.
+                begin = other.num_computed_tokens
+                stops = (stop for stop in other_record.stops if begin <= stop <= num_common)
+                num_common = max(stops, default=0)
             num_with_same_next_tokens = (
                 num_with_same_next_tokens or self._waiting.num_with_same_next_tokens(request)
             )

@@ -151,7 +151,20 @@ def test_next_tokens_are_as_likely_as_the_same_in_a_prompt(engine):
     logprobs, costs = answer(engine.next_token_logprobs(ids, tokens))
     rows, _ = answer(engine.prompt_logprobs([[*ids, token] for token in tokens], len(ids)))
     assert logprobs == pytest.approx([row[0] for row in rows], abs=1e-3)
-    assert [cost.completion_tokens for cost in costs] == [1, 1, 1]
+    assert [cost.completion_tokens for cost in costs] == [1]
+
+
+def test_more_next_tokens_than_one_request_may_ask_for_are_two(engine):
+    def answer(coroutine):
+        return background_loop().start(coroutine).result(timeout=60)
+
+    ids = answer(engine.tokenize(TextPrompt(LONG)))
+    tokens = [*range(300, 500), 305]
+    logprobs, costs = answer(engine.next_token_logprobs(ids, tokens))
+    assert [cost.completion_tokens for cost in costs] == [1, 1]
+    for place in (0, 127, 128, 200):
+        [[alone], _] = answer(engine.next_token_logprobs(ids, [tokens[place]]))
+        assert logprobs[place] == pytest.approx(alone, abs=1e-3)
 
 
 def test_text_is_streamed(engine):

@@ -71,21 +71,15 @@ def test_scores_are_those_that_a_client_gets_by_itself(server, prompt, unconditi
     assert at_once.usage.prompt_tokens == by_itself.usage.prompt_tokens
 
 
-def test_choices_of_one_token_are_scored_as_next_tokens(server):
-    """Equal prompts, of which the first is computed ahead; what follows takes a token each.
-
-    The engine may begin before all have arrived. If two begin together, the second shares whole
-    blocks only: it would not wait a step to save less than 16 tokens.
-    """
-    choices = (" old", " a", " in", " the")
+def test_choices_of_one_token_are_scored_as_next_tokens_in_one_request(server):
+    choices = (" old", " a", " in", " the", " old")
     prompt = TextPrompt("A new prompt, which nobody has seen, of some length. " * 9 + PROMPT)
     before = server.counters()
     at_once = wait_for(Counting(server.url).score(prompt, choices, unconditional=False, warm=False))
     spent = server.counters() - before
     assert all(len(choice.token_ids) == 1 for choice in at_once.choices)
-    assert spent.output_tokens == at_once.usage.calls == len(choices)
-    num_prompt_tokens = spent.prompt_tokens // len(choices)
-    assert spent.computed_prompt_tokens < num_prompt_tokens + len(choices) - 1 + 16
+    assert spent.output_tokens == at_once.usage.calls == 1
+    assert spent.prompt_tokens == at_once.usage.prompt_tokens
     by_itself = wait_for(
         ByItself(server.url).score(prompt, choices, unconditional=False, warm=False)
     )

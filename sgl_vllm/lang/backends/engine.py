@@ -46,7 +46,7 @@ from sgl_vllm.lang.backends.once import Once
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.loop import background_loop
 from sgl_vllm.protocol.request_keys import REPORT, SCORE_FROM
-from sgl_vllm.protocol.scoring import all_answers
+from sgl_vllm.protocol.scoring import all_answers, in_requests
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -271,13 +271,14 @@ class Engine(OnVLLM):
         engine = await self._engine()
         if engine.model_config.logprobs_mode != "raw_logprobs":
             return None
-        only = [one_token(logprobs=0, allowed_token_ids=[token]) for token in tokens]
-        outputs = await all_answers([self._run_ids(engine, ids, params) for params in only])
-        logprobs = [
-            (output.outputs[0].logprobs or [])[0][token].logprob
-            for output, token in zip(outputs, tokens, strict=True)
-        ]
-        return logprobs, [usage_of([output]) for output in outputs]
+        params = [one_token(logprob_token_ids=some) for some in in_requests(tokens)]
+        outputs = await all_answers([self._run_ids(engine, ids, some) for some in params])
+        rows = {
+            token: row.logprob
+            for output in outputs
+            for token, row in (output.outputs[0].logprobs or [])[0].items()
+        }
+        return [rows[token] for token in tokens], [usage_of([output]) for output in outputs]
 
     async def _run_ids(
         self, engine: AsyncLLM, ids: list[int], params: SamplingParams

@@ -80,7 +80,7 @@ class OnVLLM(Backend):
     async def next_token_logprobs(
         self, ids: list[int], tokens: list[int]
     ) -> tuple[list[float], list[Usage]] | None:
-        """The log-probability of each of `tokens` right after `ids`, and the cost of each.
+        """The log-probability of each of `tokens` right after `ids`, and what each request cost.
 
         None where the model's own log-probabilities are not available, only those after
         restrictions on sampling.
