@@ -117,7 +117,7 @@ class Checkpoints:
 
     def finish(self, request: Request) -> None:
         """Put the checkpoint that `begin` has asked for, and vLLM will make before the next pass,
-        into the tree."""
+        into the tree. One at a stop is expected to be used, so it is not spare."""
         position = request.num_computed_tokens
         number = (position - 1) // self._groups.block_size
         copies = []
@@ -128,3 +128,7 @@ class Checkpoints:
         block_ids = [block.block_id for block in copies]
         self._pool.index(request, blocks, position, states={position: block_ids})
         self._pool.mark_computed_in_this_step(block_ids)
+        record, tree = self._pool.records.known(request), self._pool.tree
+        assert tree is not None and tree.states is not None
+        if record is not None and position in record.stops:
+            tree.states.expect(block_ids[0])

@@ -77,9 +77,8 @@ class Groups:
             for spec in specs
             if isinstance(spec, MambaSpec)
         ]
-        self._limits = [
-            (managers[i].block_size, limit) for i, limit in zip(order[1:], limits, strict=True)
-        ]
+        others = [managers[i] for i in order[1:]]
+        self._limits = list(zip(others, limits, strict=True))
 
     def window_blocks_of(self, request: Request, begin: int, end: int) -> list[list[KVCacheBlock]]:
         """For each window group the blocks in which a request has its tokens `[begin, end)`. Null
@@ -136,11 +135,13 @@ class Groups:
         """One thing for each group, from the tree's order into vLLM's."""
         return tuple([lists[index] for index in self._tree_order_index])
 
-    def max_blocks(self, num_tokens: int) -> int:
-        """The most blocks that a request of `num_tokens` holds at a time."""
+    def max_blocks(self, num_tokens: int, num_hit: int = 0) -> int:
+        """The most blocks that a request of `num_tokens` holds at a time if it begins with a hit of
+        `num_hit`, the blocks of the hit included."""
         total = -(-num_tokens // self.block_size)
-        for block_size, limit in self._limits:
-            num_blocks = -(-num_tokens // block_size)
+        for manager, limit in self._limits:
+            first = manager.get_num_skipped_tokens(num_hit) // manager.block_size if num_hit else 0
+            num_blocks = -(-num_tokens // manager.block_size) - first
             total += num_blocks if limit is None else min(num_blocks, limit)
         return total
 
@@ -148,7 +149,7 @@ class Groups:
     def num_blocks_per_full_block(self) -> int:
         """How many blocks there are, in all groups, for the tokens of one block of full attention,
         as long as all groups keep them."""
-        return 1 + sum(self.block_size // block_size for block_size, _ in self._limits)
+        return 1 + sum(self.block_size // manager.block_size for manager, _ in self._limits)
 
     def tokens_in(self, num_blocks: int) -> int:
         """How many tokens fit into blocks of the pool, as long as all groups keep them."""

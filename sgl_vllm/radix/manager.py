@@ -36,7 +36,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
-from sgl_vllm.radix.checkpoints import Checkpoints, stops_for
+from sgl_vllm.radix.checkpoints import MIN_GAIN, Checkpoints, stops_for
 from sgl_vllm.radix.components.states import States
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.contexts import Contexts, is_salted
@@ -335,16 +335,21 @@ class RadixKVCacheManager(KVCacheManager):
         assert tree is not None
         num_tokens = tree.longest_hit(match, limit)
         is_cut = num_tokens < limit
+        num_with_room = num_tokens
         while True:
             holder = holder_of(match, num_tokens)
             block_ids = tree.block_ids(holder, num_tokens)
             others = self._other_group_blocks(holder, num_tokens)
-            if num_tokens % self.block_size == 0 or self._may_copy(
-                request, num_tokens, block_ids, others
-            ):
+            if num_tokens % self.block_size == 0:
                 break
+            if self._may_copy(num_tokens, block_ids, others):
+                if self._has_room_for_copy(request, num_tokens, block_ids, others):
+                    break
+            elif num_with_room == num_tokens:
+                num_with_room = 0  # room alone would not help
             num_tokens = self._next_shorter_hit(match, num_tokens)
             is_cut = True
+        self._note_lack_of_room(record, num_with_room - num_tokens)
         if not num_tokens:
             return None
         # A node per length of prompt would be of no use, so what `limit` leaves out counts as used.
@@ -387,34 +392,38 @@ class RadixKVCacheManager(KVCacheManager):
         others += [[HOLE] * num_holes + [i] for i in tree.state_ids(match, num_tokens)]
         return others
 
-    def _may_copy(
-        self, request: Request, num_tokens: int, block_ids: list[int], others: Sequence[list[int]]
-    ) -> bool:
-        """Whether the hit of `num_tokens` that these blocks hold may end inside the last one."""
+    def _may_copy(self, num_tokens: int, block_ids: list[int], others: Sequence[list[int]]) -> bool:
+        """Whether the hit of `num_tokens` that these blocks hold may end inside the last one, if
+        there is room."""
         if self._num_copies and self._num_copies + self.groups.num_groups > self._max_copies:
             return False
-        last_blocks = block_ids[-1:]
-        if others:
-            last_blocks += [ids[-1] for ids in others]
-            block_ids = block_ids + [i for ids in others for i in ids if i != HOLE]
-        return self.pool.may_be_copied(num_tokens, last_blocks) and self._has_room_for_copy(
-            request, block_ids
-        )
+        return self.pool.may_be_copied(num_tokens, [ids[-1] for ids in (block_ids, *others)])
 
-    def _has_room_for_copy(self, request: Request, block_ids: list[int]) -> bool:
+    def _has_room_for_copy(
+        self, request: Request, num_tokens: int, block_ids: list[int], others: Sequence[list[int]]
+    ) -> bool:
         """Whether the request fits while it also holds the blocks that it copies from.
 
         Without this check, a request that needs every block of the cache is never admitted.
         """
         pool = self.block_pool
         num_slots = min(request.num_tokens + self.drafting.num_slots, self.max_model_len)
-        num_needed = self.groups.max_blocks(num_slots) + self.groups.num_groups
+        num_needed = self.groups.max_blocks(num_slots, num_tokens) + self.groups.num_groups
         num_needed += self.watermark_blocks
         num_free = pool.get_num_free_blocks()
         if num_needed <= num_free:
             return True
-        num_in_use = sum(pool.blocks[block_id].ref_cnt > 0 for block_id in block_ids)
+        of_hit = (i for ids in (block_ids, *others) for i in ids if i != HOLE)
+        num_in_use = sum(pool.blocks[block_id].ref_cnt > 0 for block_id in of_hit)
         return num_needed <= num_free + num_in_use
+
+    def _note_lack_of_room(self, record: RequestRecord, num_lost: int) -> None:
+        """Note that a lookup found `num_lost` tokens less than are cached, for lack of room to copy
+        blocks. What is lost of a block is not worth a wait."""
+        record.waits_for_room = (
+            num_lost >= self.block_size and record.num_waits_for_room < num_lost // MIN_GAIN
+        )
+        record.num_waits_for_room += record.waits_for_room
 
     def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
         """Called once for every request that is admitted."""
@@ -459,10 +468,13 @@ class RadixKVCacheManager(KVCacheManager):
     ) -> KVCacheBlocks | None:
         """Allocate as vLLM does, with this around it.
 
-        Before: put computed blocks into the tree, because vLLM may free them in this call, and ask
-        for a checkpoint if one is due. If there is no room with the checkpoint, allocate without
+        A waiting request for whose hit there is no room waits a little while others run. Before:
+        put computed blocks into the tree, because vLLM may free them in this call, and ask for a
+        checkpoint if one is due. If there is no room with the checkpoint, allocate without
         it. After: count the copies of blocks, and note what a KV connector will load.
         """
+        if kwargs.get("has_scheduled_reqs") and self._waits_for_room(request):
+            return None
         leaves_checkpoint = False
         if self.groups.num_groups > 1:
             self.pool.guarded(self._index_before_blocks_go, request)
@@ -516,6 +528,10 @@ class RadixKVCacheManager(KVCacheManager):
                 request.num_computed_tokens + num_adopted + num_new_tokens,
             )
         return blocks
+
+    def _waits_for_room(self, request: Request) -> bool:
+        record = self.pool.records.known(request)
+        return record is not None and record.waits_for_room
 
     def index_prompt(self, request: Request) -> None:
         """Put the whole prompt of a running `request` into the tree, to the token. It must be

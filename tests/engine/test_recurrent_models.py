@@ -204,6 +204,18 @@ def test_examples_before_questions_before_choices_are_each_computed_once(model, 
     engine.check_nothing_is_left()
 
 
+def test_siblings_wait_for_room_rather_than_compute_their_prefix_again(model, start_recurrent):
+    """A hit inside a block takes more blocks for a while than none: those that it copies."""
+    shared = words(model.block_size + 356)
+    asks = [Ask(shared + words(20, seed=seed), greedy(8)) for seed in (1, 2, 3)]
+    engine = start_recurrent(
+        {}, max_model_len=model.block_size + 544, num_gpu_blocks_override=model.fewest_blocks
+    )
+    results = engine.run(asks)
+    assert [result.num_cached_tokens for result in results] == [0, len(shared), len(shared)]
+    engine.check_nothing_is_left()
+
+
 def test_requests_that_preempt_each_other_get_the_answers_they_get_alone(
     model, start_recurrent, monkeypatch
 ):

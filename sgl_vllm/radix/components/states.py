@@ -15,7 +15,8 @@ A node keeps its states by their position, the number of tokens before them: a b
 recurrent group, all of one position. If one of these blocks goes, the others are of no use.
 
 **Spare** states go before anything else: those inside a node. Only a request that diverges exactly
-there could use them. At the end of a node, either something diverges or a sequence ends.
+there could use them, and none is expected to. At the end of a node, either something diverges or a
+sequence ends.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class RecurrentStates:
         self._spare: OrderedDict[int, None] = OrderedDict()
         """A block of every spare state that is not locked, in the order in which they became so.
         Some others too, which are no longer spare."""
+        self._expected: set[int] = set()
+        """A block of every state that `expect` was called for."""
 
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._positions
@@ -124,6 +127,12 @@ class RecurrentStates:
             del node.states[position]
             self._blocks.assign(block_ids, upper)
 
+    def expect(self, block_id: int) -> None:
+        """The state that a block is part of is not spare: requests are expected to go on from
+        there. Does nothing if the tree has another state at its position."""
+        if (position := self._positions.get(block_id)) is not None:
+            self._expected.add(self._blocks.owners[block_id].states[position][0])
+
     # -- evict --------------------------------------------------------------------------------
 
     def num_blocks_to_last_kept_state(self, node: Node) -> int:
@@ -169,6 +178,7 @@ class RecurrentStates:
     def clear(self) -> None:
         self._positions.clear()
         self._spare.clear()
+        self._expected.clear()
 
     def _note_spare(self, block_id: int) -> None:
         if self._is_evictable_spare(block_id):
@@ -177,9 +187,14 @@ class RecurrentStates:
             self._spare.move_to_end(first)
 
     def _is_evictable_spare(self, block_id: int) -> bool:
-        """Whether its state is inside its node, and no block of the state is locked."""
+        """Whether its state is inside its node and not expected, and no block of it is locked."""
         node, position = self._blocks.owners[block_id], self._positions[block_id]
-        return position < node.end and self._blocks.locked.isdisjoint(node.states[position])
+        block_ids = node.states[position]
+        return (
+            position < node.end
+            and block_ids[0] not in self._expected
+            and self._blocks.locked.isdisjoint(block_ids)
+        )
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -187,6 +202,7 @@ class RecurrentStates:
         for block_id in block_ids:
             del self._positions[block_id]
             self._spare.pop(block_id, None)
+            self._expected.discard(block_id)
         self._blocks.remove(block_ids)
 
     def _notify(self, node: Node, position: int) -> None:
@@ -214,3 +230,4 @@ class RecurrentStates:
                     assert block_ids[0] in self._spare, "a spare state cannot be evicted"
         assert positions == self._positions
         assert self._spare.keys() <= positions.keys()
+        assert self._expected <= positions.keys()

@@ -231,6 +231,23 @@ def test_a_spare_state_that_was_in_use_again_goes_after_the_others() -> None:
     assert [tree.evict(1) for _ in range(2)] == [[51], [50]]
 
 
+def test_a_state_that_requests_are_expected_to_go_on_from_is_not_spare() -> None:
+    tree = make_tree(2)
+    assert tree.states is not None
+    own = tree.insert("", letters("abcd"), [10], states={4: [50, 51]}).own_leaf
+    tree.states.expect(51)
+    tree.unlock([50, 51])
+    tree.insert("", letters("abcdefgh"), [11], own, states={8: [60, 61]})
+    assert tree.states.num_spare_blocks == 0
+    put(tree, "zyxw", [12], {4: [70, 71]})
+    assert tree.evict(1) == [12, 70, 71], "an unused prefix goes first"
+    tree.unlock([10, 11, 60, 61])
+    tree.evict(9)
+    assert not tree.num_blocks and 50 not in tree.states
+    tree.states.expect(50)  # gone: nothing happens
+    check_tree(tree)
+
+
 def test_a_spare_state_goes_as_a_whole() -> None:
     tree = make_tree(2)
     put(tree, "abcdefgh", [10, 11], {4: [50, 51], 8: [60, 61]})
