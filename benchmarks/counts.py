@@ -50,11 +50,9 @@ COUNTS = (
     "forced_tokens",
 )
 
-BY_CHANCE = {
-    (name, "forward_passes") for name in ("mmlu", "mmlu_best", "hellaswag", "image_qa", "video_qa")
-}
-"""Not compared: the choices of a `select` are several requests at once, and whether they meet in
-one pass is chance. What they compute is exact all the same."""
+BY_CHANCE = {(name, "forward_passes") for name in ("hellaswag", "image_qa", "video_qa")}
+"""Not compared: choices of several tokens, or after an image, are several requests at once, and
+whether they meet in one pass is chance. What they compute is exact all the same."""
 
 BY_TEXT = {
     ("api_speculation", name)
