@@ -464,6 +464,7 @@ class RadixKVCacheManager(KVCacheManager):
         *args: Any,
         num_external_computed_tokens: int = 0,
         delay_cache_blocks: bool = False,
+        has_scheduled_reqs: bool = True,
         **kwargs: Any,
     ) -> KVCacheBlocks | None:
         """Allocate as vLLM does, with this around it.
@@ -473,7 +474,7 @@ class RadixKVCacheManager(KVCacheManager):
         checkpoint if one is due. If there is no room with the checkpoint, allocate without
         it. After: count the copies of blocks, and note what a KV connector will load.
         """
-        if kwargs.get("has_scheduled_reqs") and self._waits_for_room(request):
+        if has_scheduled_reqs and self._waits_for_room(request):
             return None
         leaves_checkpoint = False
         if self.groups.num_groups > 1:
@@ -490,6 +491,7 @@ class RadixKVCacheManager(KVCacheManager):
             *args,
             num_external_computed_tokens=num_external_computed_tokens,
             delay_cache_blocks=delay_cache_blocks,
+            has_scheduled_reqs=has_scheduled_reqs,
             **kwargs,
         )
         if leaves_checkpoint and self.checkpoints is not None:
@@ -505,6 +507,7 @@ class RadixKVCacheManager(KVCacheManager):
                     *args,
                     num_external_computed_tokens=num_external_computed_tokens,
                     delay_cache_blocks=delay_cache_blocks,
+                    has_scheduled_reqs=has_scheduled_reqs,
                     **kwargs,
                 )
         self.pool.first_computed = None
@@ -530,6 +533,8 @@ class RadixKVCacheManager(KVCacheManager):
         return blocks
 
     def _waits_for_room(self, request: Request) -> bool:
+        if request.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
+            return False
         record = self.pool.records.known(request)
         return record is not None and record.waits_for_room
 
