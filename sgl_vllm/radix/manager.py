@@ -24,25 +24,24 @@ a hit of m - 1 there.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any  # Any: arguments of vLLM's
 
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
-from sgl_vllm.radix.checkpoints import MIN_GAIN, Checkpoints, stops_for
+from sgl_vllm.radix.checkpoints import Checkpoints, stops_for
 from sgl_vllm.radix.components.states import States
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.contexts import Contexts, is_salted
 from sgl_vllm.radix.continuations import Continuations
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.groups import Groups
+from sgl_vllm.radix.hit_copies import HitCopies
 from sgl_vllm.radix.hit_events import announce_hit
 from sgl_vllm.radix.misses import Cause, Missed, Misses, not_read
 from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, holder_of
@@ -58,17 +57,6 @@ from sgl_vllm.speculation import NO_DRAFTING, Drafting
 from sgl_vllm.vllm_api.patching import adopt
 
 logger = init_logger("vllm.sgl_vllm.radix")
-
-MAX_COPY_BYTES = 64 << 20
-"""KV cache of a worker that is copied in one step, for hits that end inside a block. vLLM may need
-as much memory again while it copies."""
-
-
-def max_copies(config: KVCacheConfig) -> int | None:
-    """The copies of blocks that stay within `MAX_COPY_BYTES`; None if blocks have no memory."""
-    # There is a tensor for each shape of layers; `size` is that of the allocation they all share.
-    num_bytes = max((tensor.size for tensor in config.kv_cache_tensors), default=0)
-    return max(1, MAX_COPY_BYTES * config.num_blocks // num_bytes) if num_bytes else None
 
 
 class RadixKVCacheManager(KVCacheManager):
@@ -89,8 +77,7 @@ class RadixKVCacheManager(KVCacheManager):
     _explaining: CircuitBreaker
     """Errors in `misses`."""
     _ttl_s: float
-    _max_copies: int
-    _num_copies: int  # in this step
+    _copies: HitCopies
     _num_external: int  # tokens that a connector loads for the request that was allocated last
 
     @classmethod
@@ -157,8 +144,9 @@ class RadixKVCacheManager(KVCacheManager):
         )
         manager.contexts = Contexts(manager.pool, continuations)
         manager._ttl_s = ttl_s
-        manager._max_copies = sys.maxsize if max_copies is None else max_copies
-        manager._num_copies = manager._num_external = 0
+        num_reserved = manager.watermark_blocks
+        manager._copies = HitCopies(manager.pool, groups, max_copies, num_reserved)
+        manager._num_external = 0
         return manager
 
     @property
@@ -191,7 +179,7 @@ class RadixKVCacheManager(KVCacheManager):
 
     def new_step_starts(self) -> None:
         super().new_step_starts()
-        self._num_copies = 0
+        self._copies.step_starts()
         self.pool.step_starts()
         if self._ttl_s:
             self.pool.expire(self._ttl_s)
@@ -335,6 +323,7 @@ class RadixKVCacheManager(KVCacheManager):
         assert tree is not None
         num_tokens = tree.longest_hit(match, limit)
         is_cut = num_tokens < limit
+        num_slots = min(request.num_tokens + self.drafting.num_slots, self.max_model_len)
         num_with_room = num_tokens
         while True:
             holder = holder_of(match, num_tokens)
@@ -342,14 +331,14 @@ class RadixKVCacheManager(KVCacheManager):
             others = self._other_group_blocks(holder, num_tokens)
             if num_tokens % self.block_size == 0:
                 break
-            if self._may_copy(num_tokens, block_ids, others):
-                if self._has_room_for_copy(request, num_tokens, block_ids, others):
+            if self._copies.may_be_made(num_tokens, block_ids, others):
+                if self._copies.have_room(num_slots, num_tokens, block_ids, others):
                     break
             elif num_with_room == num_tokens:
                 num_with_room = 0  # room alone would not help
             num_tokens = self._next_shorter_hit(match, num_tokens)
             is_cut = True
-        self._note_lack_of_room(record, num_with_room - num_tokens)
+        self._copies.note_lack_of_room(record, num_with_room - num_tokens)
         if not num_tokens:
             return None
         # A node per length of prompt would be of no use, so what `limit` leaves out counts as used.
@@ -391,39 +380,6 @@ class RadixKVCacheManager(KVCacheManager):
         others = tree.window_ids(match, num_tokens)
         others += [[HOLE] * num_holes + [i] for i in tree.state_ids(match, num_tokens)]
         return others
-
-    def _may_copy(self, num_tokens: int, block_ids: list[int], others: Sequence[list[int]]) -> bool:
-        """Whether the hit of `num_tokens` that these blocks hold may end inside the last one, if
-        there is room."""
-        if self._num_copies and self._num_copies + self.groups.num_groups > self._max_copies:
-            return False
-        return self.pool.may_be_copied(num_tokens, [ids[-1] for ids in (block_ids, *others)])
-
-    def _has_room_for_copy(
-        self, request: Request, num_tokens: int, block_ids: list[int], others: Sequence[list[int]]
-    ) -> bool:
-        """Whether the request fits while it also holds the blocks that it copies from.
-
-        Without this check, a request that needs every block of the cache is never admitted.
-        """
-        pool = self.block_pool
-        num_slots = min(request.num_tokens + self.drafting.num_slots, self.max_model_len)
-        num_needed = self.groups.max_blocks(num_slots, num_tokens) + self.groups.num_groups
-        num_needed += self.watermark_blocks
-        num_free = pool.get_num_free_blocks()
-        if num_needed <= num_free:
-            return True
-        of_hit = (i for ids in (block_ids, *others) for i in ids if i != HOLE)
-        num_in_use = sum(pool.blocks[block_id].ref_cnt > 0 for block_id in of_hit)
-        return num_needed <= num_free + num_in_use
-
-    def _note_lack_of_room(self, record: RequestRecord, num_lost: int) -> None:
-        """Note that a lookup found `num_lost` tokens less than are cached, for lack of room to copy
-        blocks. What is lost of a block is not worth a wait."""
-        record.waits_for_room = (
-            num_lost >= self.block_size and record.num_waits_for_room < num_lost // MIN_GAIN
-        )
-        record.num_waits_for_room += record.waits_for_room
 
     def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
         """Called once for every request that is admitted."""
@@ -469,12 +425,13 @@ class RadixKVCacheManager(KVCacheManager):
     ) -> KVCacheBlocks | None:
         """Allocate as vLLM does, with this around it.
 
-        A waiting request for whose hit there is no room waits a little while others run. Before:
-        put computed blocks into the tree, because vLLM may free them in this call, and ask for a
-        checkpoint if one is due. If there is no room with the checkpoint, allocate without
-        it. After: count the copies of blocks, and note what a KV connector will load.
+        A request that waits for room (`hit_copies.py`) gets none. Before: put computed blocks into
+        the tree, because vLLM may free them in this call, and ask for a checkpoint if one is due.
+        If there is no room with the checkpoint, allocate without it. After: count the copies of
+        blocks, and note what a KV connector will load.
         """
-        if has_scheduled_reqs and self._waits_for_room(request):
+        is_waiting = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        if is_waiting and has_scheduled_reqs and self._copies.are_waited_for(request):
             return None
         leaves_checkpoint = False
         if self.groups.num_groups > 1:
@@ -515,7 +472,7 @@ class RadixKVCacheManager(KVCacheManager):
         if blocks is None:
             return None
         if num_new_computed_tokens % self.block_size:
-            self._num_copies += self.groups.num_groups
+            self._copies.count()
         if num_external_computed_tokens:
             record = self.pool.records.of(request)
             if record is not None:
@@ -531,12 +488,6 @@ class RadixKVCacheManager(KVCacheManager):
                 request.num_computed_tokens + num_adopted + num_new_tokens,
             )
         return blocks
-
-    def _waits_for_room(self, request: Request) -> bool:
-        if request.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
-            return False
-        record = self.pool.records.known(request)
-        return record is not None and record.waits_for_room
 
     def index_prompt(self, request: Request) -> None:
         """Put the whole prompt of a running `request` into the tree, to the token. It must be

@@ -20,7 +20,8 @@ from sgl_vllm.jump.report import ForcedReports
 from sgl_vllm.part import BY_OPTION, EngineView, Part, SchedulerFacts
 from sgl_vllm.radix import part as radix
 from sgl_vllm.radix.continuations import Continuations
-from sgl_vllm.radix.manager import RadixKVCacheManager, max_copies
+from sgl_vllm.radix.hit_copies import max_copies
+from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.stats import EvictionCounters, RadixCounters
 from sgl_vllm.scheduler import preemption, queue, select
 from sgl_vllm.scheduler.fairness import DeficitCounters

@@ -20,7 +20,8 @@ from vllm.v1.request import Request, RequestStatus
 
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.protocol.hints import Hints
-from sgl_vllm.radix.manager import RadixKVCacheManager, max_copies
+from sgl_vllm.radix.hit_copies import max_copies
+from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.tokens import pack
 from tests.engine.machine import Machine
 from tools.engine_harness.scheduler import runner_output

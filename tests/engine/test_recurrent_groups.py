@@ -21,6 +21,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from sgl_vllm.radix.checkpoints import MIN_GAIN, Checkpoints
 from sgl_vllm.radix.groups import Groups
+from sgl_vllm.radix.hit_copies import HitCopies
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.tree import RadixTree
 from tests.effort import some_slow
@@ -269,7 +270,7 @@ def take_the_running_state_for_a_checkpoint(patch: pytest.MonkeyPatch) -> None:
 
 
 def copy_a_checkpoint_before_it_is_made(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RadixKVCacheManager, "_may_copy", lambda *_: True)
+    patch.setattr(HitCopies, "may_be_made", lambda *_: True)
 
 
 def forget_the_tokens_in_flight(patch: pytest.MonkeyPatch) -> None:

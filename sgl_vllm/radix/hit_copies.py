@@ -1,0 +1,113 @@
+"""Copies of blocks in which hits end, so that a request can write behind what it shares.
+
+Owns which hits may end inside a block: how much is copied in a step, whether there is room, and
+which requests wait for room. Does not own the copying, which is vLLM's.
+
+A request that copies holds both blocks of each group for a while, so it takes more blocks than one
+without a hit. If these are not free, a hit of whole blocks loses less than a block. With recurrent
+layers, or after an eviction from windows, the next shorter hit may be far shorter. Then the request
+waits while others run, which give blocks back:
+
+    cached        |----------------- 1,000 tokens ------------------|
+    no room       |== computed again, if it does not wait a little ==|== 20 ==
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sgl_vllm.radix.checkpoints import MIN_GAIN
+from sgl_vllm.radix.components.windows import HOLE
+from sgl_vllm.radix.groups import Groups
+from sgl_vllm.radix.request_record import RequestRecord
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+    from sgl_vllm.radix.pool import RadixBlockPool
+
+MAX_COPY_BYTES = 64 << 20
+"""KV cache of a worker that is copied in one step, for hits that end inside a block. vLLM may need
+as much memory again while it copies."""
+
+MAX_STEPS_FOR_ROOM = 32
+"""Steps that a request waits for room at most. It never waits longer than one step for every
+`MIN_GAIN` tokens that it would compute again."""
+
+
+def max_copies(config: KVCacheConfig) -> int | None:
+    """The copies of blocks that stay within `MAX_COPY_BYTES`; None if blocks have no memory."""
+    # There is a tensor for each shape of layers; `size` is that of the allocation they all share.
+    num_bytes = max((tensor.size for tensor in config.kv_cache_tensors), default=0)
+    return max(1, MAX_COPY_BYTES * config.num_blocks // num_bytes) if num_bytes else None
+
+
+class HitCopies:
+    """The copies of one cache.
+
+    Args:
+        pool: the blocks, and the tree over them.
+        groups: the KV-cache groups, of each of which a hit inside a block copies one.
+        max_copies: at most this many blocks in a step, but for its first such hit. None for no
+            limit.
+        num_reserved: blocks that no admission may take.
+    """
+
+    def __init__(
+        self, pool: RadixBlockPool, groups: Groups, max_copies: int | None, num_reserved: int
+    ) -> None:
+        self._pool = pool
+        self._groups = groups
+        self._max_copies = sys.maxsize if max_copies is None else max_copies
+        self._num_reserved = num_reserved
+        self._num_copies = 0  # in this step
+
+    def step_starts(self) -> None:
+        self._num_copies = 0
+
+    def count(self) -> None:
+        """A request was admitted with a hit that ends inside a block."""
+        self._num_copies += self._groups.num_groups
+
+    def may_be_made(
+        self, num_tokens: int, block_ids: list[int], others: Sequence[list[int]]
+    ) -> bool:
+        """Whether the hit of `num_tokens` that these blocks hold may end inside the last ones, if
+        there is room."""
+        if self._num_copies and self._num_copies + self._groups.num_groups > self._max_copies:
+            return False
+        return self._pool.may_be_copied(num_tokens, [ids[-1] for ids in (block_ids, *others)])
+
+    def have_room(
+        self, num_slots: int, num_tokens: int, block_ids: list[int], others: Sequence[list[int]]
+    ) -> bool:
+        """Whether a request of `num_slots` tokens fits while it also holds the blocks that it
+        copies from. `num_tokens`, `block_ids` and `others` are as above.
+
+        Without this check, a request that needs every block of the cache is never admitted.
+        """
+        num_needed = self._groups.max_blocks(num_slots, num_tokens) + self._groups.num_groups
+        num_needed += self._num_reserved
+        num_free = self._pool.get_num_free_blocks()
+        if num_needed <= num_free:
+            return True
+        of_hit = (i for ids in (block_ids, *others) for i in ids if i != HOLE)
+        num_in_use = sum(self._pool.blocks[block_id].ref_cnt > 0 for block_id in of_hit)
+        return num_needed <= num_free + num_in_use
+
+    def note_lack_of_room(self, record: RequestRecord, num_lost: int) -> None:
+        """Note that a lookup found `num_lost` tokens less than are cached, for lack of room. What
+        is lost of a block is not worth a wait."""
+        num_steps = min(num_lost // MIN_GAIN, MAX_STEPS_FOR_ROOM)
+        record.waits_for_room = (
+            num_lost >= self._groups.block_size and record.num_waits_for_room < num_steps
+        )
+        record.num_waits_for_room += record.waits_for_room
+
+    def are_waited_for(self, request: Request) -> bool:
+        """Whether `request`, which is not running, waits for room as long as others run."""
+        record = self._pool.records.known(request)
+        return record is not None and record.waits_for_room
