@@ -64,9 +64,12 @@ class HitCopies:
         self._max_copies = sys.maxsize if max_copies is None else max_copies
         self._num_reserved = num_reserved
         self._num_copies = 0  # in this step
+        self._waiting: Request | None = None
+        """The last request of this step that waits for room."""
 
     def step_starts(self) -> None:
         self._num_copies = 0
+        self._waiting = None
 
     def count(self) -> None:
         """A request was admitted with a hit that ends inside a block."""
@@ -98,16 +101,14 @@ class HitCopies:
         num_in_use = sum(self._pool.blocks[block_id].ref_cnt > 0 for block_id in of_hit)
         return num_needed <= num_free + num_in_use
 
-    def note_lack_of_room(self, record: RequestRecord, num_lost: int) -> None:
-        """Note that a lookup found `num_lost` tokens less than are cached, for lack of room. What
-        is lost of a block is not worth a wait."""
+    def lack_room(self, record: RequestRecord, num_lost: int) -> None:
+        """The last lookup of a request found `num_lost` tokens less than are cached, for lack of
+        room. What is lost of a block is not worth a wait."""
         num_steps = min(num_lost // MIN_GAIN, MAX_STEPS_FOR_ROOM)
-        record.waits_for_room = (
-            num_lost >= self._groups.block_size and record.num_waits_for_room < num_steps
-        )
-        record.num_waits_for_room += record.waits_for_room
+        if num_lost >= self._groups.block_size and record.num_waits_for_room < num_steps:
+            record.num_waits_for_room += 1
+            self._waiting = record.request
 
     def are_waited_for(self, request: Request) -> bool:
-        """Whether `request`, which is not running, waits for room as long as others run."""
-        record = self._pool.records.known(request)
-        return record is not None and record.waits_for_room
+        """Whether `request`, which was looked up last, waits for room as long as others run."""
+        return self._waiting is request

@@ -326,7 +326,7 @@ class RadixKVCacheManager(KVCacheManager):
         num_slots = min(request.num_tokens + self.drafting.num_slots, self.max_model_len)
         num_with_room = num_tokens
         while True:
-            holder = holder_of(match, num_tokens)
+            holder = match if num_tokens == match.num_tokens else holder_of(match, num_tokens)
             block_ids = tree.block_ids(holder, num_tokens)
             others = self._other_group_blocks(holder, num_tokens)
             if num_tokens % self.block_size == 0:
@@ -338,7 +338,8 @@ class RadixKVCacheManager(KVCacheManager):
                 num_with_room = 0  # room alone would not help
             num_tokens = self._next_shorter_hit(match, num_tokens)
             is_cut = True
-        self._copies.note_lack_of_room(record, num_with_room - num_tokens)
+        if num_tokens < num_with_room:
+            self._copies.lack_room(record, num_with_room - num_tokens)
         if not num_tokens:
             return None
         # A node per length of prompt would be of no use, so what `limit` leaves out counts as used.
@@ -430,8 +431,7 @@ class RadixKVCacheManager(KVCacheManager):
         If there is no room with the checkpoint, allocate without it. After: count the copies of
         blocks, and note what a KV connector will load.
         """
-        is_waiting = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-        if is_waiting and has_scheduled_reqs and self._copies.are_waited_for(request):
+        if self._copies.are_waited_for(request) and has_scheduled_reqs:
             return None
         leaves_checkpoint = False
         if self.groups.num_groups > 1:

@@ -39,9 +39,8 @@ class RequestRecord:
         num_with_states: up to which of its tokens its states have entered the tree.
         stops: the lengths of its prompt after which it leaves checkpoints (`checkpoints.py`),
             in ascending order.
-        waits_for_room: whether its last lookup would have found more if there were room to copy
-            blocks, and it is worth to wait for that.
-        num_waits_for_room: how many lookups have ended so.
+        num_waits_for_room: in how many steps it has waited for room for its hit
+            (`hit_copies.py`).
         hints: what its client says of what follows.
         is_continuation: whether it continues the context of an earlier request.
         num_loaded: its cached tokens plus those that a KV connector loads for it; 0 without a load.
@@ -58,7 +57,6 @@ class RequestRecord:
     num_with_states: int = 0
     stops: tuple[int, ...] = ()
     num_loaded: int = 0
-    waits_for_room: bool = False
     num_waits_for_room: int = 0
     hints: Hints = NO_HINTS
     is_continuation: bool = False
