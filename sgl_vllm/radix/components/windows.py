@@ -293,11 +293,11 @@ class Windows:
     def evict_spare(self, num_blocks: int) -> list[int]:
         """Remove up to `num_blocks` spare blocks, the oldest first. Returns them. O(1) for each."""
         evicted: list[int] = []
-        nodes: set[Node] = set()
+        nodes: dict[Node, None] = {}
         while self._spare and len(evicted) < num_blocks:
             block_id, _ = self._spare.popitem(last=False)
             if self._is_evictable_spare(block_id):
-                nodes.add(self._leave_hole(block_id))
+                nodes[self._leave_hole(block_id)] = None
                 evicted.append(block_id)
         self._blocks.remove(evicted)
         for node in nodes:
