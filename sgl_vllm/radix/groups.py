@@ -140,8 +140,8 @@ class Groups:
         `num_hit`, the blocks of the hit included."""
         total = -(-num_tokens // self.block_size)
         for manager, limit in self._limits:
-            first = manager.get_num_skipped_tokens(num_hit) // manager.block_size if num_hit else 0
-            num_blocks = -(-num_tokens // manager.block_size) - first
+            num_skipped = max(0, manager.get_num_skipped_tokens(num_hit))
+            num_blocks = -(-num_tokens // manager.block_size) - num_skipped // manager.block_size
             total += num_blocks if limit is None else min(num_blocks, limit)
         return total
 

@@ -45,6 +45,12 @@ def max_copies(config: KVCacheConfig) -> int | None:
     return max(1, MAX_COPY_BYTES * config.num_blocks // num_bytes) if num_bytes else None
 
 
+def last_blocks(block_ids: list[int], others: Sequence[list[int]]) -> list[int]:
+    """The blocks that a hit inside a block copies: the last ones of full attention, `block_ids`,
+    and of each other group."""
+    return [ids[-1] for ids in (block_ids, *others)]
+
+
 class HitCopies:
     """The copies of one cache.
 
@@ -82,7 +88,7 @@ class HitCopies:
         there is room."""
         if self._num_copies and self._num_copies + self._groups.num_groups > self._max_copies:
             return False
-        return self._pool.may_be_copied(num_tokens, [ids[-1] for ids in (block_ids, *others)])
+        return self._pool.may_be_copied(num_tokens, last_blocks(block_ids, others))
 
     def have_room(
         self, num_slots: int, num_tokens: int, block_ids: list[int], others: Sequence[list[int]]
@@ -101,7 +107,7 @@ class HitCopies:
         num_in_use = sum(self._pool.blocks[block_id].ref_cnt > 0 for block_id in of_hit)
         return num_needed <= num_free + num_in_use
 
-    def lack_room(self, record: RequestRecord, num_lost: int) -> None:
+    def note_lack_of_room(self, record: RequestRecord, num_lost: int) -> None:
         """The last lookup of a request found `num_lost` tokens less than are cached, for lack of
         room. What is lost of a block is not worth a wait."""
         num_steps = min(num_lost // MIN_GAIN, MAX_STEPS_FOR_ROOM)

@@ -41,7 +41,7 @@ from sgl_vllm.radix.contexts import Contexts, is_salted
 from sgl_vllm.radix.continuations import Continuations
 from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.groups import Groups
-from sgl_vllm.radix.hit_copies import HitCopies
+from sgl_vllm.radix.hit_copies import HitCopies, last_blocks
 from sgl_vllm.radix.hit_events import announce_hit
 from sgl_vllm.radix.misses import Cause, Missed, Misses, not_read
 from sgl_vllm.radix.node import NO_MATCH, Match, Namespace, holder_of
@@ -144,8 +144,7 @@ class RadixKVCacheManager(KVCacheManager):
         )
         manager.contexts = Contexts(manager.pool, continuations)
         manager._ttl_s = ttl_s
-        num_reserved = manager.watermark_blocks
-        manager._copies = HitCopies(manager.pool, groups, max_copies, num_reserved)
+        manager._copies = HitCopies(manager.pool, groups, max_copies, manager.watermark_blocks)
         manager._num_external = 0
         return manager
 
@@ -225,10 +224,8 @@ class RadixKVCacheManager(KVCacheManager):
         match = self._match(request)
         num_tokens = tree.longest_hit(match, match.num_tokens)
         while num_tokens % self.block_size:
-            holder = holder_of(match, num_tokens)
-            last_blocks = tree.block_ids(holder, num_tokens)[-1:]
-            last_blocks += [ids[-1] for ids in self._other_group_blocks(holder, num_tokens)]
-            if self.pool.may_be_copied(num_tokens, last_blocks):
+            _, block_ids, others = self._blocks_of_hit(match, num_tokens)
+            if self.pool.may_be_copied(num_tokens, last_blocks(block_ids, others)):
                 break
             num_tokens = self._next_shorter_hit(match, num_tokens)
         return num_tokens
@@ -322,13 +319,10 @@ class RadixKVCacheManager(KVCacheManager):
         tree = self.pool.tree
         assert tree is not None
         num_tokens = tree.longest_hit(match, limit)
-        is_cut = num_tokens < limit
         num_slots = min(request.num_tokens + self.drafting.num_slots, self.max_model_len)
         num_with_room = num_tokens
         while True:
-            holder = match if num_tokens == match.num_tokens else holder_of(match, num_tokens)
-            block_ids = tree.block_ids(holder, num_tokens)
-            others = self._other_group_blocks(holder, num_tokens)
+            holder, block_ids, others = self._blocks_of_hit(match, num_tokens)
             if num_tokens % self.block_size == 0:
                 break
             if self._copies.may_be_made(num_tokens, block_ids, others):
@@ -337,13 +331,12 @@ class RadixKVCacheManager(KVCacheManager):
             elif num_with_room == num_tokens:
                 num_with_room = 0  # room alone would not help
             num_tokens = self._next_shorter_hit(match, num_tokens)
-            is_cut = True
         if num_tokens < num_with_room:
-            self._copies.lack_room(record, num_with_room - num_tokens)
+            self._copies.note_lack_of_room(record, num_with_room - num_tokens)
         if not num_tokens:
             return None
         # A node per length of prompt would be of no use, so what `limit` leaves out counts as used.
-        record.used = holder if is_cut else match
+        record.used = holder if num_tokens < limit else match
         record.num_found = num_tokens
         all_blocks = self.block_pool.blocks
         blocks: tuple[list[KVCacheBlock], ...] = ([all_blocks[i] for i in block_ids],)
@@ -370,6 +363,17 @@ class RadixKVCacheManager(KVCacheManager):
         branches = [match.num_tokens, *self.scheduler.num_shared_with_siblings(request)]
         num_hit = tree.longest_hit(match, limit)
         record.stops = stops_for((min(branch, limit) for branch in branches), num_hit)
+
+    def _blocks_of_hit(
+        self, match: Match, num_tokens: int
+    ) -> tuple[Match, list[int], list[list[int]]]:
+        """For a hit of `num_tokens` of a match: the tokens of the hit as a match of its own, its
+        blocks of full attention, and those of each other group."""
+        tree = self.tree
+        assert tree is not None
+        holder = match if num_tokens == match.num_tokens else holder_of(match, num_tokens)
+        block_ids = tree.block_ids(holder, num_tokens)
+        return holder, block_ids, self._other_group_blocks(holder, num_tokens)
 
     def _other_group_blocks(self, match: Match, num_tokens: int) -> list[list[int]]:
         """For each group but full attention the blocks of a hit, from number 0 on: `HOLE` for those

@@ -430,7 +430,7 @@ class RadixBlockPool(BlockPool):
     def _release_shortened(self, tree: RadixTree) -> None:
         """Remove the hashes, which stand for whole blocks, of those that the tree has in part."""
         for block in (self.blocks[i] for i in tree.shortened if i in tree):
-            if self.hash_blocks and not _is_marked(block):
+            if not _is_marked(block):
                 num_tokens = block.block_hash_num_tokens
                 self._emit_block_removed_events(self._remove_cached_block_hashes(block))
                 block.set_block_hash(_MARK, num_tokens)

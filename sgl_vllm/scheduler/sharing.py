@@ -10,7 +10,7 @@ holding a request back saves work where blocks are large, or where a prompt is c
     step 2     sibling    [500 .. 505)                 and not [384 .. 505), with blocks of 128
 
 With recurrent layers a sibling can go on only where the leader leaves a checkpoint
-(`radix/checkpoints.py`). So the leader is told what siblings share with it before it is admitted.
+(`radix/checkpoints.py`). So before a leader is admitted, its prompt is compared with theirs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NUM_STEPS_OVERDUE = 2
 they share, and one for the leader's checkpoint."""
 
 MAX_SIBLINGS = 16
-"""Of so many waiting requests a leader is told what they share with it: 1 us each."""
+"""A leader's prompt is compared with those of this many waiting requests at most: 1 us each."""
 
 _CAN_WAIT = (RequestStatus.WAITING, RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
 """Requests that have not run yet. A grammar may be ready before the status changes."""

@@ -142,10 +142,11 @@ def test_logprobs_are_told_per_token_and_of_the_prompt(engine):
     assert len(meta["prompt_token_logprobs"]) == state.usage.prompt_tokens - 1  # all from 1 on
 
 
-def test_next_tokens_are_as_likely_as_the_same_in_a_prompt(engine):
-    def answer(coroutine):
-        return background_loop().start(coroutine).result(timeout=60)
+def answer(coroutine):
+    return background_loop().start(coroutine).result(timeout=60)
 
+
+def test_next_tokens_are_as_likely_as_the_same_in_a_prompt(engine):
     ids = answer(engine.tokenize(TextPrompt(LONG)))
     tokens = [5, 17, 300]
     logprobs, costs = answer(engine.next_token_logprobs(ids, tokens))
@@ -155,9 +156,6 @@ def test_next_tokens_are_as_likely_as_the_same_in_a_prompt(engine):
 
 
 def test_more_next_tokens_than_one_request_may_ask_for_are_two(engine):
-    def answer(coroutine):
-        return background_loop().start(coroutine).result(timeout=60)
-
     ids = answer(engine.tokenize(TextPrompt(LONG)))
     tokens = [*range(300, 500), 305]
     logprobs, costs = answer(engine.next_token_logprobs(ids, tokens))

@@ -263,7 +263,7 @@ def test_drafts_are_served_beside_windows_but_not_beside_recurrent_layers():
     )
 
 
-def test_connectors_and_events_are_served_beside_windows_but_not_beside_recurrent_layers():
+def test_events_are_served_with_all_groups_and_connectors_not_with_recurrent_layers():
     several = scheduler_config(worker_config([FULL], [WINDOW]))
     events = {"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)}
     assert reason(several, **events) is None
