@@ -28,7 +28,7 @@ _WORDS = (
     ("async", "sync"),
     ("graphs", "eager"),
     (*BACKENDS,),
-    ("invariant", "plain"),
+    ("invariant", "plain", "float32"),
 )
 
 
@@ -46,7 +46,9 @@ def unverified() -> dict[str, str]:
 class Configuration:
     """`numerics`: `invariant` is vLLM's batch-invariant mode, in which a request's tokens do not
     depend on what else is in the batch, so that equal means equal. In `plain` they do, in stock as
-    with the plugin: there, answers may differ where two tokens are next to equally likely."""
+    with the plugin: there, answers may differ where two tokens are next to equally likely.
+    `float32` computes in IEEE single precision, as a CPU does: near ties are so rare there that
+    equal means equal, too. Only the Triton backend can."""
 
     runner: str = "v2"
     scheduling: str = "async"
@@ -78,10 +80,13 @@ class Configuration:
         """What vLLM is to be started with."""
         if on_cpu():
             return {}
-        return {
+        variables = {
             "VLLM_USE_V2_MODEL_RUNNER": str(int(self.runner == "v2")),
             "VLLM_BATCH_INVARIANT": str(int(self.numerics == "invariant")),
         }
+        if self.numerics == "float32":
+            variables["TRITON_F32_DEFAULT"] = "ieee"  # its default, tf32, keeps 10 bits
+        return variables
 
     @property
     def engine_args(self) -> dict[str, Any]:
@@ -89,7 +94,7 @@ class Configuration:
         if on_cpu():
             return {}
         return {
-            "dtype": "bfloat16",
+            "dtype": "float32" if self.numerics == "float32" else "bfloat16",
             "enforce_eager": self.graphs == "eager",
             "async_scheduling": self.scheduling == "async",
             "attention_backend": BACKENDS[self.backend],
@@ -112,9 +117,9 @@ class Configuration:
         return flags
 
 
-def all_configurations(numerics: str = "invariant") -> list[Configuration]:
-    """Every one of these numerics, the default first."""
-    return [Configuration(*words, numerics) for words in itertools.product(*_WORDS[:-1])]
+def all_configurations() -> list[Configuration]:
+    """Every one in the batch-invariant mode, the default first."""
+    return [Configuration(*words) for words in itertools.product(*_WORDS[:-1])]
 
 
 def _known() -> str:

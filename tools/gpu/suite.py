@@ -119,6 +119,7 @@ def all_steps() -> list[Step]:
     synchronous = Configuration(runner="v1", scheduling="sync")
     others.remove(synchronous)
     plain = Configuration(numerics="plain")
+    exact = Configuration(backend="triton", numerics="float32")
     small = "answers are stock's, in a small cache"
     answers = tests("same_answers", "answers are stock's, as by default", 420, first, only="roomy")
     streaming = tests("streaming", "streams, and clients that leave, on a server", 300, first)
@@ -130,6 +131,9 @@ def all_steps() -> list[Step]:
         tests("same_answers", small, 420, first, only="tight"),
         tests("partial_blocks", blocks, 420, first, only="-blocks"),
         tests("partial_blocks", f"{blocks}, by the kernel", 420, first, only="-slots"),
+        tests("partial_blocks", f"{blocks}, in float32", 420, exact),
+        tests("same_answers", "answers are stock's, in float32", 420, exact, only="roomy"),
+        tests("same_answers", f"{small}, in float32", 420, exact, only="tight"),
         tests("same_answers", "answers are stock's, synchronously", 420, synchronous, only="roomy"),
         tests("same_answers", small, 420, synchronous, only="tight"),
         tests(

@@ -35,7 +35,11 @@ def test_every_configuration_is_compared_with_stock(suite: ModuleType) -> None:
         for step in suite.all_steps()
         if step.name.startswith("same-answers-")
     }
-    assert named == {*map(str, all_configurations()), str(Configuration(numerics="plain"))}
+    by_numerics = (
+        Configuration(numerics="plain"),
+        Configuration("v2", backend="triton", numerics="float32"),
+    )
+    assert named == {*map(str, all_configurations()), *map(str, by_numerics)}
 
 
 def test_workloads_and_models_are_those_of_the_benchmark(suite: ModuleType) -> None:
