@@ -22,12 +22,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 MAX_CONTEXT_TOKENS = 16
 """How much left context is tokenized again with a run. Pre-tokenizers split text into words, so a
 few tokens decide what merges across the seam."""
 
 _MAX_CACHED_SUFFIXES = 65_536
+_MAX_CACHED_RUNS = 512
 
 
 class ForcedTokenizer:
@@ -48,6 +50,7 @@ class ForcedTokenizer:
         self._sorted_tokens = sorted(set(token_bytes) - {b""})
         self._max_token_bytes = max(map(len, self._sorted_tokens), default=0)
         self._followers: dict[bytes, int] = {}
+        self._encode_alone = lru_cache(_MAX_CACHED_RUNS)(encode)
 
     def tokenize(self, context: Sequence[int], forced: str) -> list[int]:
         """The tokens of `forced` after the tokens `context`.
@@ -66,8 +69,8 @@ class ForcedTokenizer:
                         return tokens[index:]
                     break
                 position += len(self._token_bytes[token])
-        tokens = self._encode(forced)
-        return tokens if self._bytes_of(tokens) == forced_bytes else []
+        tokens = self._encode_alone(forced)
+        return list(tokens) if self._bytes_of(tokens) == forced_bytes else []
 
     def num_settled(self, tokens: Sequence[int], next_bytes: int) -> int:
         """How many of a run's leading `tokens` are certain: no longer token could absorb them.

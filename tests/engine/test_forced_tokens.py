@@ -39,6 +39,26 @@ FORMATS: dict[str, dict[str, Any]] = {
     "numbers": {"regex": r"total: -?(3|31|314)(\.14159)?, exactly 20(24|25)-01-01"},
     "person": {"json": PERSON},
     "object with any white space": {"json": json.dumps(OBJECT)},
+    "a schema of xgrammar's": {
+        "json": {
+            "type": "object",
+            "properties": {
+                "number of guests": {"type": "integer", "minimum": 10, "maximum": 12},
+                "city": {"type": "string", "pattern": "^(München|Mönchengladbach|東京|杭州)$"},
+                "date": {"const": "2026-01-01"},
+            },
+            "required": ["number of guests", "city", "date"],
+            "additionalProperties": False,
+        }
+    },
+    "a recursive schema of xgrammar's": {
+        "json": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "pattern": "^[ab]$"}, "next": {"$ref": "#"}},
+            "required": ["name"],
+            "additionalProperties": False,
+        }
+    },
     "choices": {"grammar": 'root ::= "Paris in France" | "Parma" | "Paris in Texas"'},
     "a grammar of xgrammar's": {
         "grammar": 'root ::= "Answer: " item ("; also: " item)* "."\nitem ::= [a-z]{2,4} " times"'

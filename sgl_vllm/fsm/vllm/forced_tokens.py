@@ -7,17 +7,23 @@ come next. Does not own the grammars (`grammar.py`), nor how text becomes tokens
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
-from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+from vllm.v1.structured_output.backend_types import (
+    StructuredOutputGrammar,
+    StructuredOutputOptions,
+)
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 from xgrammar import GrammarMatcher
 
 from sgl_vllm.fsm.masks import only_bit
 from sgl_vllm.fsm.vllm.backend import SglBackend
+from sgl_vllm.fsm.vllm.formats import FORMATS
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.fsm.vllm.resources import TokenizerResources
 from sgl_vllm.fsm.vocabulary import Vocabulary, Words
@@ -26,14 +32,19 @@ MAX_FORCED_CHARS = 4_096
 """Longer forced text enters in several jumps: tokenizing it at once would hold up the engine."""
 
 MAX_FORCED_BYTES_OF_XGRAMMAR = 256
-"""An xgrammar grammar is asked for at most this many bytes at a time; each costs about 10 us."""
+"""Where xgrammar might force endless text, it is asked for one byte after the other, and for no
+more than so many at a time. Each costs some 10 us, and 200 us where most of the vocabulary is
+legal."""
+
+MAX_RUN_BYTES = 64 << 10
+"""Where no run can be longer, xgrammar is asked for the whole run: 1 us, and 0.1 us for a byte."""
 
 
 class ForcedTokens:
     """The tokens that the grammar of a request forces.
 
-    A call costs some microseconds for grammars of ours and some tens for others; more only if
-    tokens are forced.
+    A call costs some microseconds, and more only if tokens are forced, or for the grammars of
+    xgrammar that might force endless text (`MAX_FORCED_BYTES_OF_XGRAMMAR`).
     """
 
     def __init__(self, manager: StructuredOutputManager) -> None:
@@ -52,8 +63,9 @@ class ForcedTokens:
         if isinstance(grammar, SglGrammar):
             return self._take_from_ours(grammar, request)
         assert request.structured_output_request is not None
-        request_type, _ = request.structured_output_request.structured_output_key
-        return self._take_from_stock(grammar, request, backend.resources_of(request_type))
+        return self._take_from_stock(
+            grammar, request, backend, *request.structured_output_request.structured_output_key
+        )
 
     @staticmethod
     def _take_from_ours(grammar: SglGrammar, request: Request) -> list[int]:
@@ -77,15 +89,20 @@ class ForcedTokens:
         return tokens
 
     def _take_from_stock(
-        self, grammar: StructuredOutputGrammar, request: Request, resources: TokenizerResources
+        self,
+        grammar: StructuredOutputGrammar,
+        request: Request,
+        backend: SglBackend,
+        request_type: StructuredOutputOptions,
+        spec: str,
     ) -> list[int]:
         """The same for a grammar that reports forced text only, and tokens through its bitmask."""
-        masks = self._mask_readers.get(resources)
-        if masks is None:
-            masks = self._mask_readers[resources] = _MaskReader(resources.vocabulary)
-        tokenizer = resources.forced_tokenizer
         if isinstance(grammar, XgrammarGrammar):
-            text, _ = _whole_characters(_forced_by_xgrammar(grammar.matcher, masks))
+            if has_short_runs(request_type, spec):
+                text = _run_of_xgrammar(grammar.matcher)
+            else:
+                masks = self._masks_of(backend.resources_of(request_type))
+                text, _ = _whole_characters(_bytes_of_xgrammar(grammar.matcher, masks))
             is_complete = grammar.matcher.is_completed()
         elif isinstance(grammar, GuidanceGrammar):
             text, _ = _whole_characters(grammar.ll_matcher.compute_ff_bytes())
@@ -95,10 +112,11 @@ class ForcedTokens:
         if not text and not is_complete:
             return []
         text = text[:MAX_FORCED_CHARS]
+        resources = backend.resources_of(request_type)
+        masks, tokenizer = self._masks_of(resources), resources.forced_tokenizer
         tokens = tokenizer.tokenize(request._all_token_ids, text) if text else []
-        if (text and not tokens) or grammar.validate_tokens(tokens) != tokens:
+        if (text and not tokens) or not _accept(grammar, request, tokens):
             return []
-        grammar.accept_tokens(request.request_id, tokens)
         try:
             grammar.fill_bitmask(masks.bitmask, 0)
             next_bytes, end = masks.next_bytes(), masks.only_token()
@@ -115,6 +133,12 @@ class ForcedTokens:
             tokens.append(end)
             num_settled += 1
         return tokens[:num_settled]
+
+    def _masks_of(self, resources: TokenizerResources) -> _MaskReader:
+        masks = self._mask_readers.get(resources)
+        if masks is None:
+            masks = self._mask_readers[resources] = _MaskReader(resources.vocabulary)
+        return masks
 
 
 def live_grammar(
@@ -135,6 +159,26 @@ def live_grammar(
     return grammar
 
 
+def _accept(grammar: StructuredOutputGrammar, request: Request, tokens: list[int]) -> bool:
+    """Advance `grammar` by `tokens`, which spell legal text. False, and no change, if one of them
+    ends the text."""
+    if not isinstance(grammar, XgrammarGrammar):
+        if grammar.validate_tokens(tokens) != tokens:
+            return False
+        return grammar.accept_tokens(request.request_id, tokens)
+    # xgrammar validates by accepting, some 30 us for a token: do it once.
+    params = request.sampling_params
+    if params is not None and not params.all_stop_token_ids.isdisjoint(tokens):
+        return False
+    num_before = grammar.num_processed_tokens
+    grammar.accept_tokens(request.request_id, tokens)
+    num_accepted = grammar.num_processed_tokens - num_before
+    if num_accepted < len(tokens):
+        grammar.rollback(num_accepted)
+        return False
+    return True
+
+
 class _MaskReader:
     """Reads what one bitmask leaves open, for grammars that offer nothing but their bitmasks."""
 
@@ -142,11 +186,11 @@ class _MaskReader:
         self._vocabulary = vocabulary
         self.bitmask = torch.full((1, vocabulary.num_words), -1, dtype=torch.int32)
         self._legal: Words = self.bitmask.numpy()[0].view(np.uint32)
-        self._byte_tokens = [
-            (piece[0], token)
-            for token, piece in enumerate(vocabulary.token_bytes)
-            if len(piece) == 1
-        ]
+        of_byte = {
+            piece[0]: token for token, piece in enumerate(vocabulary.token_bytes) if len(piece) == 1
+        }
+        self._bytes, tokens = np.array([*of_byte.items()], dtype=np.int64).reshape(-1, 2).T
+        self._words, self._shifts = tokens >> 5, (tokens & 31).astype(np.uint32)
         self._not_beginning_with: dict[int, Words] = {}
 
     def only_token(self) -> int | None:
@@ -155,10 +199,10 @@ class _MaskReader:
 
     def next_bytes(self) -> int:
         """The bytes that are legal tokens by themselves, as bits."""
-        legal = self._legal
-        return sum(
-            1 << byte for byte, token in self._byte_tokens if legal[token >> 5] >> (token & 31) & 1
-        )
+        is_legal = (self._legal[self._words] >> self._shifts) & 1
+        flags = np.zeros(256, np.uint8)
+        flags[self._bytes] = is_legal
+        return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
 
     def only_first_byte(self) -> int | None:
         """The byte with which all legal tokens begin.
@@ -182,9 +226,30 @@ class _MaskReader:
         return None if (legal & self._not_beginning_with[byte]).any() else byte
 
 
-def _forced_by_xgrammar(matcher: GrammarMatcher, masks: _MaskReader) -> bytes:
-    """The forced bytes, one at a time: xgrammar's `find_jump_forward_string` has no limit, and a
-    short grammar can force gigabytes, such as `root ::= "a" root`."""
+@functools.lru_cache(maxsize=256)
+def has_short_runs(request_type: StructuredOutputOptions, spec: str) -> bool:
+    """Whether a format cannot force more than `MAX_RUN_BYTES` at a time."""
+    if len(spec) > MAX_RUN_BYTES:
+        return False
+    try:
+        longest = FORMATS[request_type].longest_run(spec)
+    except (ValueError, RecursionError):  # vLLM's backends read it, so it may still be a format
+        return False
+    return longest is not None and longest <= MAX_RUN_BYTES
+
+
+def _run_of_xgrammar(matcher: GrammarMatcher) -> str:
+    """The forced text. xgrammar has no limit for it: see `has_short_runs`."""
+    try:
+        run: str = matcher.find_jump_forward_string()
+        return run
+    except UnicodeDecodeError as error:  # it ends inside a character
+        return _whole_characters(error.object)[0]
+
+
+def _bytes_of_xgrammar(matcher: GrammarMatcher, masks: _MaskReader) -> bytes:
+    """The forced bytes, found one at a time, as a short grammar can force gigabytes, such as
+    `root ::= "a" root`."""
     run = bytearray()
     while len(run) < MAX_FORCED_BYTES_OF_XGRAMMAR and not matcher.is_completed():
         matcher.fill_next_token_bitmask(masks.bitmask)

@@ -1,7 +1,8 @@
 """The kinds of constraints that a request can have, each declared once.
 
 Owns, for each kind: its name in messages, how it becomes an automaton of ours, what xgrammar's
-compiler is called with, and how long it may be. A new kind is one entry of `FORMATS`.
+compiler is called with, how much text it can force, and how long it may be. A new kind is one
+entry of `FORMATS`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from vllm.v1.structured_output.backend_guidance import process_for_additional_pr
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
-from sgl_vllm.fsm import regex
+from sgl_vllm.fsm import regex, run_bound
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Expression, Literals
 from sgl_vllm.fsm.schema import SchemaSemantics, compile_schema
@@ -64,12 +65,15 @@ class Format:
         expression: compiles a specification of this kind; None if it is left to vLLM's backends.
             May raise any error of `sgl_vllm.fsm.errors`.
         xgrammar_calls: what vLLM's xgrammar backend calls to compile it.
+        longest_run: how many bytes a specification of this kind can force at a time; None if there
+            may be no limit.
         max_stock_chars: the longest specification that vLLM's backends are given.
     """
 
     title: str
     expression: Callable[[str, Dialect], Expression | None]
     xgrammar_calls: Callable[[str, Dialect], list[XgrammarCall]]
+    longest_run: Callable[[str], int | None]
     max_stock_chars: int = MAX_SPEC_CHARS
 
 
@@ -158,21 +162,33 @@ def _structural_tag_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
 
 
 FORMATS: dict[StructuredOutputOptions, Format] = {
-    StructuredOutputOptions.JSON: Format("JSON schema", _json_expression, _json_calls),
+    StructuredOutputOptions.JSON: Format(
+        "JSON schema", _json_expression, _json_calls, run_bound.of_json
+    ),
     StructuredOutputOptions.JSON_OBJECT: Format(
         "JSON object",
         _json_object_expression,
         lambda spec, dialect: _json_calls('{"type": "object"}', dialect),
+        lambda spec: len("false"),
     ),
     StructuredOutputOptions.REGEX: Format(
-        "regex", _regex_expression, lambda spec, dialect: [("compile_regex", spec, {})]
+        "regex",
+        _regex_expression,
+        lambda spec, dialect: [("compile_regex", spec, {})],
+        run_bound.of_regex,
     ),
-    StructuredOutputOptions.CHOICE: Format("choice", _choice_expression, _grammar_calls),
+    StructuredOutputOptions.CHOICE: Format(
+        "choice", _choice_expression, _grammar_calls, lambda spec: None
+    ),
     StructuredOutputOptions.GRAMMAR: Format(
-        "grammar", _grammar_expression, _grammar_calls, MAX_STOCK_GRAMMAR_CHARS
+        "grammar",
+        _grammar_expression,
+        _grammar_calls,
+        lambda spec: None,
+        MAX_STOCK_GRAMMAR_CHARS,
     ),
     StructuredOutputOptions.STRUCTURAL_TAG: Format(
-        "structural tag", _structural_tag_expression, _structural_tag_calls
+        "structural tag", _structural_tag_expression, _structural_tag_calls, run_bound.of_json
     ),
 }
 

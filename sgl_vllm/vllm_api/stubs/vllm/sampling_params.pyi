@@ -51,6 +51,8 @@ class SamplingParams:
     logit_bias: dict[int, float] | None  # [jump_forward]
     allowed_token_ids: list[int] | None  # [jump_forward]
 
+    @property
+    def all_stop_token_ids(self) -> set[int]: ...  # [jump_forward]
     def update_from_generation_config(  # [self_check]
         self, generation_config: dict[str, Any], eos_token_id: int | None = ...
     ) -> None: ...

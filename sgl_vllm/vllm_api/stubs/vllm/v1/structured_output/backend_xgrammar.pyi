@@ -25,6 +25,7 @@ class XgrammarBackend(StructuredOutputBackend):
 
 class XgrammarGrammar(StructuredOutputGrammar):
     matcher: xgrammar.GrammarMatcher
+    num_processed_tokens: int
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool: ...
     def validate_tokens(self, tokens: list[int]) -> list[int]: ...
