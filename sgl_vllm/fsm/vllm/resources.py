@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from vllm.config import VllmConfig
 from vllm.tokenizers import TokenizerLike
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
@@ -53,9 +55,7 @@ class TokenizerResources:
         self.token_bytes, self.end_token = bytes_of_tokens(compiler)
         self.vocabulary = Vocabulary(self.token_bytes, max(num_tokens, len(self.token_bytes)))
         self.bitmasks = Bitmasks(self.vocabulary)
-        self.forced_tokenizer = ForcedTokenizer(
-            lambda text: tokenizer.encode(text, add_special_tokens=False), self.token_bytes
-        )
+        self.forced_tokenizer = ForcedTokenizer(_encoder(tokenizer), self.token_bytes)
         self._viewed: torch.Tensor | None = None
         self._view: Words = np.zeros((0, 0), np.uint32)
 
@@ -66,6 +66,15 @@ class TokenizerResources:
             self._viewed = bitmask
         words: Words = self._view[index]
         return words
+
+
+def _encoder(tokenizer: TokenizerLike) -> Callable[[str], list[int]]:
+    """From text to tokens, without those that begin or end a text. Calls the Rust tokenizer behind
+    one of transformers directly, in half the time, unless it cuts or pads what it is given."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if isinstance(backend, Tokenizer) and backend.truncation is backend.padding is None:
+        return lambda text: backend.encode(text, add_special_tokens=False).ids
+    return lambda text: tokenizer.encode(text, add_special_tokens=False)
 
 
 def make_xgrammar(config: VllmConfig, tokenizer: TokenizerLike, vocab_size: int) -> XgrammarBackend:
