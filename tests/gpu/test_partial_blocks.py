@@ -77,8 +77,11 @@ def test_what_is_copied_is_right(
     gaps = gaps_between(start, want, answers)
     record_property("compared", 2 * len(want))
     record_property("gaps", sorted(gaps))
-    if gaps:  # does stock answer as it did, in batches of other sizes?
-        other = [stock(start, max_num_seqs=number) for number in (6, 26)]
+    if gaps:
+        # Does stock answer as it did, in batches of other sizes? vLLM 0.32's batch-invariant mode
+        # normalizes 256 tokens or more by other sums than fewer (vLLM issue 48271), and a hit
+        # leaves few of them. So stock gets one prompt at a time, too.
+        other = [stock(start, max_num_seqs=number) for number in (1, 26)]
         of_stock = gaps_between(start, want, other)
         record_property("gaps of stock with itself", sorted(of_stock))
         assert max(gaps) <= near_tie(len(of_stock))

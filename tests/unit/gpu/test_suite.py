@@ -147,9 +147,10 @@ def test_without_time_nothing_is_started(suite: ModuleType, tmp_path: Path) -> N
 
 def test_the_summary_has_every_step_and_what_it_found(suite: ModuleType, tmp_path: Path) -> None:
     junit = (
-        "<testsuites><testsuite><testcase><properties>"
+        '<testsuites><testsuite><testcase name="one"><properties>'
         '<property name="compared" value="520"/></properties></testcase>'
-        "<testcase><failure/></testcase><testcase><skipped/></testcase></testsuite></testsuites>"
+        '<testcase name="two"><failure/></testcase><testcase name="three"><skipped/></testcase>'
+        '<testcase time="9.1"/></testsuite></testsuites>'
     )
     script = f"open('{{out}}/junit.xml', 'w').write({junit!r})"
     done = suite.Step("done", "", 1, ("-c", script))
@@ -171,7 +172,7 @@ def test_the_summary_has_every_step_and_what_it_found(suite: ModuleType, tmp_pat
 def test_a_step_whose_tests_are_all_skipped_has_not_passed(
     suite: ModuleType, tmp_path: Path
 ) -> None:
-    junit = "<testsuite><testcase><skipped/></testcase></testsuite>"
+    junit = '<testsuite><testcase name="one"><skipped/></testcase></testsuite>'
     step = suite.Step("skips", "", 1, ("-c", f"open('{{out}}/junit.xml', 'w').write({junit!r})"))
     assert suite.run_step(step, sys.executable, tmp_path, 30).status == "skipped"
 
