@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import traces
-from benchmarks.ab.result import percentile
 from benchmarks.cost_model import CostModel
 from benchmarks.fleet_policies import POLICIES
 from benchmarks.fleet_worker import Request, Worker
+from benchmarks.medians import percentile
 from benchmarks.traces import Tokens, Trace
 from sgl_vllm.routing.prefix_hashes import PrefixHasher
 from tools.engine_harness.settings import EngineSettings

@@ -54,8 +54,8 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from benchmarks.ab.result import percentile
 from benchmarks.command import positive
+from benchmarks.medians import percentile
 from benchmarks.models import resolve_model
 from benchmarks.schema_suite import load_suite
 from benchmarks.schemas import FILE, Schema, schemas

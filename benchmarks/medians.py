@@ -5,6 +5,7 @@ Pure. A ratio above 1 is better for the plugin, always.
 
 from __future__ import annotations
 
+import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -61,6 +62,12 @@ class ByTurns(ABC, Generic[Figures, Ratios]):
         """Of each two neighbouring turns: their spread says how far the medians' can be trusted."""
         pairs = zip(self.stock, self.sgl, strict=True)
         return tuple(self.ratios_between(stock.figures, sgl.figures) for stock, sgl in pairs)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest of the values that at least `percent` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
 def median_figures(rounds: Sequence[Figures]) -> Figures:

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.ab.result import percentile
+from benchmarks.medians import percentile
 from benchmarks.traces import Tokens, generate
 from sgl_vllm.routing.router import PrefixRouter
 

@@ -6,7 +6,6 @@ Pure: no server, no clock. Times are in seconds. A ratio above 1 is better for t
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +16,15 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.medians import ByTurns, Row, counted, figures_table, median_figures
+from benchmarks.ab.arrivals import Arrival, FirstTokens, first_tokens
+from benchmarks.medians import (
+    ByTurns,
+    Row,
+    counted,
+    figures_table,
+    median_figures,
+    percentile,
+)
 from sgl_vllm.server_process import Counters
 
 # Sequences at once from which a pass costs more with each further one, roughly.
@@ -73,10 +80,12 @@ class Figures:
 
 @dataclass(frozen=True)
 class Round:
-    """One arm's turn: its figures, and what every program wrote, in the items' order."""
+    """One arm's turn: its figures, what every program wrote, in the items' order, and when the
+    answers arrived that were streamed."""
 
     figures: Figures
     texts: tuple[str, ...]
+    arrivals: tuple[Arrival, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -204,6 +213,12 @@ class Comparison(ByTurns[Figures, Ratios]):
                 yield number, item, *texts
 
     @property
+    def first_tokens(self) -> FirstTokens | None:
+        return first_tokens(
+            [one.arrivals for one in self.stock], [one.arrivals for one in self.sgl]
+        )
+
+    @property
     def near_limit(self) -> dict[str, float]:
         """Of each arm, the time that the limits allow as a part of the time that it took."""
         return {arm: self.limits.best_wall_s / self.median(arm).wall_s for arm in self.arms}
@@ -224,6 +239,7 @@ class Comparison(ByTurns[Figures, Ratios]):
         }
 
     def to_json(self) -> str:
+        first = self.first_tokens
         content = {
             "workload": self.workload,
             "gain": self.gain,
@@ -239,6 +255,7 @@ class Comparison(ByTurns[Figures, Ratios]):
             },
             "ratio": asdict(self.ratios),
             "ratio_of_rounds": [asdict(one) for one in self.ratios_of_rounds],
+            "first_tokens": asdict(first) if first is not None else None,
             "same_output": asdict(self.same_output),
             "differences": [
                 asdict(one) for one in islice(self.differences(), MAX_DIFFERENCES_SHOWN)
@@ -300,12 +317,6 @@ def figures(
         client_cpu_s=client_cpu_s,
         server_cpu_s=server_cpu_s,
     )
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest of the values that at least `percent` of them do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
 def is_compute_bound(sequences_at_once: int, *, on_cpu: bool) -> bool:
@@ -408,6 +419,13 @@ def _verdict(comparison: Comparison) -> Text:
             f"\nratio of programs/s, round by round: {min(per_round):.3f} to {max(per_round):.3f}"
         )
     shown.append("\nA ratio above 1 is better for the plugin.\n", "dim")
+    if (first := comparison.first_tokens) is not None:
+        stock, ours, ratio = first.arms["stock"], first.arms["sgl"], first.ratio
+        shown.append(
+            f"time to the first {first.tokens} tokens, which the plugin sends at once: "
+            f"p50 {stock.p50:.3f} s, {ours.p50:.3f} s, {ratio.p50:.2f}; "
+            f"p99 {stock.p99:.3f} s, {ours.p99:.3f} s, {ratio.p99:.2f}\n"
+        )
     for arm, passes in comparison.passes().items():
         shown.append(
             f"{arm}: {passes['forward_passes']:,} forward passes, at most {passes['most']:,} "

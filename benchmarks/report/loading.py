@@ -116,6 +116,8 @@ class Result:
     Attributes:
         variant: what tells it from the report's other results, "" if its workload does.
         spreads: by the names of the JSON's "ratio"; "throughput" is always there.
+        first_tokens: how many tokens the plugin's first messages have, if more than one, else 0.
+        spreads_of_first: of the times to so many tokens: "p50" and "p99".
         score, near_limit: by arm; an arm that has none is not there.
         num_rounds: of each arm; 0 if the file does not say.
         quick: whether it was a look and no measurement.
@@ -131,6 +133,8 @@ class Result:
     concurrency: int | None
     arms: Mapping[str, Arm]
     spreads: Mapping[str, Spread]
+    first_tokens: int
+    spreads_of_first: Mapping[str, Spread]
     same_equal: int
     same_compared: int
     differences: tuple[Difference, ...]
@@ -305,6 +309,7 @@ class _Fields:
 
 def _result(fields: _Fields, file: Path) -> Result:
     limits, same = fields.fields("limits"), fields.fields("same_output")
+    first = fields.fields("first_tokens")
     arguments = fields.fields("arguments")
     arms = {arm: _arm(fields.fields("arms"), arm) for arm in ARMS}
     off, policy = arguments.texts("off"), arguments.text("policy")
@@ -326,6 +331,8 @@ def _result(fields: _Fields, file: Path) -> Result:
         concurrency=arguments.count("concurrency") or _usual_concurrency(fields.text("workload")),
         arms=arms,
         spreads=spreads,
+        first_tokens=first.count("tokens"),
+        spreads_of_first=_spreads(first),
         same_equal=same.count("equal"),
         same_compared=same.count("compared"),
         differences=tuple(

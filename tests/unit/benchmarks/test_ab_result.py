@@ -11,7 +11,7 @@ from rich.console import Console
 
 from benchmarks.ab import result
 from benchmarks.ab.result import Comparison, Figures, Limits, Round
-from benchmarks.medians import median_figures
+from benchmarks.medians import median_figures, percentile
 from sgl_vllm.server_process import Counters
 
 ARM_KEYS = {
@@ -88,7 +88,7 @@ def shown(made: Comparison) -> str:
 def test_a_percentile_is_a_value_that_occurred(
     values: list[float], percent: float, expected: float
 ) -> None:
-    assert result.percentile(values, percent) == expected
+    assert percentile(values, percent) == expected
 
 
 def test_a_round_is_counted_per_second_of_it() -> None:
