@@ -1,11 +1,13 @@
-"""`python -m benchmarks.jump_groups`: does it pay to let a jump wait for another request's jump?
+"""`python -m benchmarks.jump_groups`: which jumps pay, and does it pay to let one wait for another?
 
 A pass in which every request decodes one token runs in full CUDA graphs. A pass in which a request
-computes several tokens does not, for the whole batch. If a jump waits one step for the jump of
-another request, two passes of this kind can become one, but the request that waits is a step later.
+computes several tokens does not, for the whole batch. So a short run may be better decoded. And if
+a jump waits one step for the jump of another request, two passes of this kind can become one, but
+the request that waits is a step later.
 
-Owns a model of the steps of a full batch, and the table that it gives. Nothing runs on a GPU: what
-such a pass costs more is the unknown of the table.
+Owns a model of the steps of a full batch, and the two tables that it gives. Nothing runs on a GPU:
+what such a pass costs more is the unknown of the tables (on an H200, with 7 billion weights and 16
+requests at a time: 1.1).
 
     a pass in which all decode                         costs 1
     a pass with a jump, or with a new request's prompt costs 1 + penalty
@@ -30,6 +32,8 @@ Answer = Sequence[int]
 RECORDED = Path(__file__).parent / "jump_groups.json"
 PENALTIES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 BATCHES = (2, 8, 32)
+LEAST_RUNS = (1, 2, 3, 4)
+NO_JUMPS = 1 << 30
 NUM_ANSWERS = 960
 
 
@@ -105,14 +109,58 @@ def _row(answer: Answer, has_step_in_flight: bool) -> _Row:
     return _Row(passes_of(answer, has_step_in_flight=has_step_in_flight)[::-1])
 
 
+def decoded(answer: Answer, least_run: int) -> Answer:
+    """The answer with its forced runs decoded, but for those of `least_run` tokens or more, and the
+    one at its start, which the prompt's pass computes."""
+    runs: list[int] = []
+    for index, run in enumerate(answer):
+        is_chosen = run > 0 or (index > 0 and -run < least_run)
+        if is_chosen and runs and runs[-1] > 0:
+            runs[-1] += abs(run)
+        else:
+            runs.append(abs(run) if is_chosen else run)
+    return runs
+
+
+def recorded() -> dict[str, list[Answer]]:
+    """As many answers of each format as the model runs."""
+    formats: dict[str, list[Answer]] = json.loads(RECORDED.read_text())
+    return {
+        name: list(itertools.islice(itertools.cycle(answers), NUM_ANSWERS))
+        for name, answers in formats.items()
+    }
+
+
+def table_of_least_runs() -> Iterator[str]:
+    """Rows of Markdown: the time with jumps over runs of so many tokens or more, asynchronously, in
+    percent of the time without jumps."""
+    heads = " | ".join(f"penalty {penalty:g}" for penalty in PENALTIES)
+    yield f"| format | at once | least run | {heads} |"
+    yield "|---|---|---|" + "---|" * len(PENALTIES)
+    for (name, answers), at_once in itertools.product(recorded().items(), BATCHES):
+        without, *found = (
+            simulate(
+                [decoded(one, least_run) for one in answers],
+                at_once,
+                waits=False,
+                has_step_in_flight=True,
+            )
+            for least_run in (NO_JUMPS, *LEAST_RUNS)
+        )
+        for least_run, outcome in zip(LEAST_RUNS, found, strict=True):
+            ratios = (outcome.cost(penalty) / without.cost(penalty) for penalty in PENALTIES)
+            cells = " | ".join(f"{100 * ratio:.0f} %" for ratio in ratios)
+            yield f"| {name} | {at_once} | {least_run} | {cells} |"
+
+
 def table() -> Iterator[str]:
     """Rows of Markdown: the time with waiting, in percent of the time without."""
-    formats: dict[str, list[Answer]] = json.loads(RECORDED.read_text())
     heads = " | ".join(f"penalty {penalty:g}" for penalty in PENALTIES)
     yield f"| format | at once | steps | mixed steps | waits | {heads} |"
     yield "|---|---|---|---|---|" + "---|" * len(PENALTIES)
-    for name, at_once, in_flight in itertools.product(formats, BATCHES, (False, True)):
-        answers = list(itertools.islice(itertools.cycle(formats[name]), NUM_ANSWERS))
+    for (name, answers), at_once, in_flight in itertools.product(
+        recorded().items(), BATCHES, (False, True)
+    ):
         without, waiting = (
             simulate(answers, at_once, waits=waits, has_step_in_flight=in_flight)
             for waits in (False, True)
@@ -127,8 +175,10 @@ def table() -> Iterator[str]:
 
 
 def main() -> None:
-    for line in table():
-        print(line)
+    print("Jumps over runs of so many tokens or more: time in percent of that without jumps\n")
+    print("\n".join(table_of_least_runs()))
+    print("\nJumps that wait for another request's: time in percent of that without waiting\n")
+    print("\n".join(table()))
 
 
 if __name__ == "__main__":

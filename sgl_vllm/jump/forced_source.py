@@ -19,6 +19,7 @@ from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.fsm.forecast import Forecast
 from sgl_vllm.fsm.vllm.forced_tokens import ForcedTokens, live_grammar
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
+from sgl_vllm.jump.part import least_run
 from sgl_vllm.jump.unique import UniqueTokens
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from sgl_vllm.jump.refused import RefusedTokens
 
 logger = init_logger("vllm.sgl_vllm.jump")
+
+WORTH_A_HELD_PASS = least_run(0, has_step_in_flight=True)
+"""So many forced tokens, or the end of the text, are worth that the next pass waits for them."""
 
 MAX_ERRORS = 8
 """This many unexpected errors switch jump-forward off."""
@@ -88,7 +92,8 @@ class ForcedSource:
             self.take_back(request, len(forced))
             forced = []
         if forecast is not None:
-            forecast.learn(bool(forced))
+            ends = bool(forced) and live_grammar(self._manager, request) is None
+            forecast.learn(ends or len(forced) >= WORTH_A_HELD_PASS)
         return forced
 
     def _refuses(self, request: Request, forced: list[int]) -> bool:

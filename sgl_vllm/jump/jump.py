@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakSet
 
+from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop, remove_all
 from vllm.v1.engine import EngineCoreOutput
@@ -46,6 +47,7 @@ from sgl_vllm.jump.forced_logprobs import asked_tokens, joined, rows_of_forced
 from sgl_vllm.jump.forced_source import ForcedSource
 from sgl_vllm.jump.refused import RefusedTokens
 from sgl_vllm.jump.resumption import JumpedRequests
+from sgl_vllm.jump.short_runs import ShortRuns
 from sgl_vllm.jump.unsent import UnsentTokens, num_before_end
 
 
@@ -116,14 +118,14 @@ class JumpForward:
             learns=self._may_hold,
         )
         self.jumped = JumpedRequests(scheduler, self.counters, connector)
+        self._short_runs = ShortRuns()
+        has_drafts = scheduler.vllm_config.speculative_config is not None
+        self._takes_any_run = mode == "canonical" and has_drafts
+        """Drafts would spell a run that is decoded, and might spell it otherwise."""
         self._cut: WeakSet[Request] = WeakSet()
         """Requests that have lost accepted drafts in this step."""
         self.unsent = UnsentTokens(scheduler)
-        self._drafts_decide = (
-            mode == "exact"
-            and scheduler.vllm_config.speculative_config is not None
-            and not self._may_hold
-        )
+        self._drafts_decide = mode == "exact" and has_drafts and not self._may_hold
         self._num_forced: dict[Request, int] = {}
         """Of requests whose drafts decide whether they jump: how many tokens are forced next."""
 
@@ -196,7 +198,7 @@ class JumpForward:
         for request in scheduler.running:
             if not request.num_output_placeholders or request.is_prefill_chunk:
                 return False  # it has no token in flight
-            if not part.may_jump(request, self._limits):
+            if request in self._short_runs or not part.may_jump(request, self._limits):
                 return False
             likelihood *= self._source.likelihood(request)
             if likelihood < part.WORTH_WAITING:
@@ -205,6 +207,13 @@ class JumpForward:
         for request in scheduler.running:
             request.spec_token_ids = []
         return True
+
+    # -- what a forward pass may sample -----------------------------------------------------------
+
+    def narrow(self, masks: GrammarOutput) -> None:
+        """Before a forward pass samples: leave the next token of a short run as the only legal
+        one."""
+        self._short_runs.narrow(masks, self._scheduler.requests)
 
     # -- beside speculative decoding --------------------------------------------------------------
 
@@ -278,7 +287,7 @@ class JumpForward:
         A request that was preempted while its token was in flight computes all of them again.
         """
         is_running = request.status == RequestStatus.RUNNING
-        forced = self._take(request)
+        forced = [] if self._short_runs.has_next(request) else self._take(request)
         if forced:
             if is_running:
                 self._drop_in_flight(request)
@@ -293,19 +302,22 @@ class JumpForward:
 
     def _take(self, request: Request) -> list[int]:
         """The forced tokens, if they end the request or a jump over them pays. Otherwise none, and
-        the grammar is as it was: the request decodes the next one of them, or jumps when its drafts
-        are known."""
+        the grammar is as it was: the request decodes them, or jumps when its drafts are known."""
         forced = self._source.take(request)
         max_model_len = self._scheduler.max_model_len
         if not forced or num_before_end(request, forced, max_model_len) < len(forced):
             return forced  # if any: the request ends now, not after one more pass
-        if len(forced) >= part.least_run(
-            self._mode, request.num_tokens, has_step_in_flight=request.num_in_flight_tokens > 0
-        ):
-            if not self._waits_for_drafts(request):
-                return forced
+        pays = self._takes_any_run or len(forced) >= part.least_run(
+            request.num_tokens, has_step_in_flight=request.num_in_flight_tokens > 0
+        )
+        if pays and not self._waits_for_drafts(request):
+            return forced
+        if not self._source.take_back(request, len(forced)):
+            return []
+        if pays:
             self._num_forced[request] = len(forced)
-        self._source.take_back(request, len(forced))
+        elif self._mode == "canonical":
+            self._short_runs.begin(request, forced)
         return []
 
     def _waits_for_drafts(self, request: Request) -> bool:

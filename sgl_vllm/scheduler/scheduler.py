@@ -11,7 +11,7 @@ what they do, or what the server asks of them (`control.py`).
                              are held back; the overrides under "inside vLLM's step" below
                              after it: what a KV connector loads; admitted requests are counted;
                              jumped requests resume
-    get_grammar_bitmask      timed
+    get_grammar_bitmask      timed; forced runs that are decoded are all that is legal
     update_from_output       before vLLM's own: loads are measured; tokens that were appended but
                              not sent (2); after it: scored rows, jumps (3), reports, refusals and
                              traces
@@ -154,6 +154,8 @@ class SglSchedulerMixin(Scheduler):
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
         started = time.monotonic()
         bitmasks = super().get_grammar_bitmask(scheduler_output)
+        if bitmasks is not None and self.parts.jump is not None:
+            self.parts.jump.narrow(bitmasks)
         if bitmasks is not None:
             self._bitmasks.masked_steps += 1
             self._bitmasks.mask_s += time.monotonic() - started

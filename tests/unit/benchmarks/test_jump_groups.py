@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.jump_groups import passes_of, simulate
+from benchmarks.jump_groups import decoded, passes_of, simulate
 
 
 def test_a_jump_is_one_pass_outside_full_graphs_and_with_a_step_in_flight_a_stale_row_too():
@@ -30,3 +30,12 @@ def test_a_jump_waits_one_step_only():
     waiting = simulate(answers, 2, waits=True, has_step_in_flight=False)
     assert (waiting.mixed_steps, waiting.waits) == (2, 1)
     assert sorted(waiting.steps_of_requests) == [6, 9]
+
+
+def test_short_runs_are_decoded_but_for_the_one_that_the_prompts_pass_computes():
+    answer = [-1, 2, -2, 4, -3, 1, -1]
+    assert decoded(answer, 1) == answer
+    assert decoded(answer, 3) == [-1, 8, -3, 2]
+    assert decoded(answer, 99) == [-1, 13]
+    steps = simulate([decoded(answer, 3)], 1, waits=False, has_step_in_flight=True)
+    assert (steps.steps, steps.mixed_steps) == (8 + 1 + 2, 2)  # a stale row before the jump

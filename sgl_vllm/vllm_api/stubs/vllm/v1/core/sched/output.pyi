@@ -1,5 +1,7 @@
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
@@ -34,4 +36,6 @@ class CachedRequestData:
     new_block_ids: list[tuple[list[int], ...] | None]  # [radix, jump_forward]
     num_computed_tokens: list[int]  # [radix, jump_forward]
 
-class GrammarOutput: ...
+class GrammarOutput:
+    structured_output_request_ids: list[str]
+    grammar_bitmask: NDArray[np.int32]

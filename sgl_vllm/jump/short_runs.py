@@ -1,0 +1,60 @@
+"""Forced runs too short for a jump: decoded one token a pass, in their canonical tokens.
+
+Owns which tokens are left of each such run, and that nothing else is legal meanwhile. So an answer
+does not depend on whether a run was jumped over or decoded.
+
+    forced after t      f1 f2
+    pass 1              samples with f1 as the only legal token
+    pass 2              samples with f2 as the only legal token
+    pass 3              samples the next undecided token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from vllm.v1.core.sched.output import GrammarOutput
+from vllm.v1.request import Request
+
+
+class ShortRuns:
+    """The runs that requests are decoding. A request has at most one."""
+
+    def __init__(self) -> None:
+        self._left: WeakKeyDictionary[Request, list[int]] = WeakKeyDictionary()
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._left
+
+    def begin(self, request: Request, run: Sequence[int]) -> None:
+        """From now on, `request` decodes `run`, which is forced after what it has."""
+        self._left[request] = list(run)
+
+    def has_next(self, request: Request) -> bool:
+        """Whether the token that `request` has just got is the next one of its run. The run ends
+        with its last token, or with any token that is not its next."""
+        left = self._left.get(request)
+        if left is None:
+            return False
+        is_next = request._all_token_ids[-1] == left.pop(0)
+        if not is_next or not left:
+            del self._left[request]
+        return is_next
+
+    def narrow(self, masks: GrammarOutput, requests: Mapping[str, Request]) -> None:
+        """Leave the next token of its run as the only legal one to every request that has one.
+
+        Args:
+            masks: one row for each request, so without drafts.
+            requests: by id.
+        """
+        if not self._left:
+            return
+        rows = masks.grammar_bitmask.view(np.uint32)
+        for row, request_id in zip(rows, masks.structured_output_request_ids, strict=True):
+            request = requests.get(request_id)
+            if request is not None and (left := self._left.get(request)):
+                row[:] = 0
+                row[left[0] >> 5] = 1 << (left[0] & 31)
