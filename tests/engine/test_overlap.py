@@ -60,7 +60,7 @@ def test_mixed_requests_get_the_same_tokens(start):
     engine.check_nothing_is_left()
     assert [index for index in range(len(asks)) if got[index] != want[index]] == []
     jumps = engine.scheduler.sgl_vllm.stats().jump_forward
-    assert jumps.forced_tokens > 150 and jumps.errors == 0
+    assert jumps.forced_tokens > 100 and jumps.errors == 0  # runs of three or more
     assert 0 < jumps.stale_tokens <= jumps.jumps
 
 
