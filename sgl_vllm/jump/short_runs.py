@@ -47,13 +47,13 @@ class ShortRuns:
         """Leave the next token of its run as the only legal one to every request that has one.
 
         Args:
-            masks: one row for each request, so without drafts.
+            masks: one row for each request. With drafts there are more, and none is changed.
             requests: by id.
         """
-        if not self._left:
+        rows, ids = masks.grammar_bitmask.view(np.uint32), masks.structured_output_request_ids
+        if not self._left or len(rows) != len(ids):
             return
-        rows = masks.grammar_bitmask.view(np.uint32)
-        for row, request_id in zip(rows, masks.structured_output_request_ids, strict=True):
+        for row, request_id in zip(rows, ids, strict=True):
             request = requests.get(request_id)
             if request is not None and (left := self._left.get(request)):
                 row[:] = 0
