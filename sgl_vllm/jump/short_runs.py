@@ -44,7 +44,8 @@ class ShortRuns:
         return is_next
 
     def narrow(self, masks: GrammarOutput, requests: Mapping[str, Request]) -> None:
-        """Leave the next token of its run as the only legal one to every request that has one.
+        """Leave the next token of its run as the only legal one to every request that has one. If
+        that token is not legal, the run ends.
 
         Args:
             masks: one row for each request. With drafts there are more, and none is changed.
@@ -55,6 +56,11 @@ class ShortRuns:
             return
         for row, request_id in zip(rows, ids, strict=True):
             request = requests.get(request_id)
-            if request is not None and (left := self._left.get(request)):
+            if request is None or (left := self._left.get(request)) is None:
+                continue
+            word, bit = left[0] >> 5, np.uint32(1 << (left[0] & 31))
+            if row[word] & bit:
                 row[:] = 0
-                row[left[0] >> 5] = 1 << (left[0] & 31)
+                row[word] = bit
+            else:  # the grammar is right
+                del self._left[request]

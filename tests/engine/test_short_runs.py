@@ -39,6 +39,15 @@ def test_only_the_next_token_of_a_run_is_legal() -> None:
         assert legal(masks) == [anything, [token], anything]
 
 
+def test_a_run_never_makes_an_illegal_token_legal() -> None:
+    runs, one = ShortRuns(), request()
+    runs.begin(one, [31])
+    masks = GrammarOutput(["one"], np.array([[0b1010, 0, 0, 0]], np.int32))
+    runs.narrow(masks, {"one": one})
+    assert legal(masks) == [[1, 3]]
+    assert one not in runs
+
+
 def test_a_run_goes_on_as_long_as_its_tokens_come() -> None:
     runs, one = ShortRuns(), request()
     runs.begin(one, [7, 8])
