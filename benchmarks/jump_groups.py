@@ -132,8 +132,8 @@ def recorded() -> dict[str, list[Answer]]:
 
 
 def table_of_least_runs() -> Iterator[str]:
-    """Rows of Markdown: the time with jumps over runs of so many tokens or more, asynchronously, in
-    percent of the time without jumps."""
+    """Rows of Markdown: the time with jumps over runs of a least length, asynchronously, in percent
+    of the time without jumps."""
     heads = " | ".join(f"penalty {penalty:g}" for penalty in PENALTIES)
     yield f"| format | at once | least run | {heads} |"
     yield "|---|---|---|" + "---|" * len(PENALTIES)
@@ -175,7 +175,7 @@ def table() -> Iterator[str]:
 
 
 def main() -> None:
-    print("Jumps over runs of so many tokens or more: time in percent of that without jumps\n")
+    print("Jumps over runs of a least length: time in percent of that without jumps\n")
     print("\n".join(table_of_least_runs()))
     print("\nJumps that wait for another request's: time in percent of that without waiting\n")
     print("\n".join(table()))

@@ -24,8 +24,8 @@ class Arrival:
     num_tokens: int
 
     def seconds_to(self, num_tokens: int) -> float:
-        """When it had so many tokens; all of its own, if it has fewer. Those after its first part
-        are taken to have arrived evenly."""
+        """When it had `num_tokens` tokens, or all of its tokens, if it has fewer. Those after its
+        first part are taken to have arrived evenly."""
         missing = min(num_tokens, self.num_tokens) - self.first_tokens
         if missing <= 0:
             return self.first_s

@@ -174,10 +174,9 @@ class TimedVLLM(sgl.VLLM):
         timer = _timer.get()
         async with aclosing(super().chunks(url, body)) as parts:
             async for part in parts:
-                if timer is not None and timer.first_token_s is None:
-                    timer.first_token_s = time.perf_counter()
-                if timer is not None and not timer.first_tokens:
-                    timer.first_tokens = _num_tokens(part)
+                if timer is not None:
+                    timer.first_token_s = timer.first_token_s or time.perf_counter()
+                    timer.first_tokens = timer.first_tokens or _num_tokens(part)
                 yield part
 
     async def _streamed(self, url: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class Result:
         variant: what tells it from the report's other results, "" if its workload does.
         spreads: by the names of the JSON's "ratio"; "throughput" is always there.
         first_tokens: how many tokens the plugin's first messages have, if more than one, else 0.
-        spreads_of_first: of the times to so many tokens: "p50" and "p99".
+        spreads_of_first: of the times to that many tokens: "p50" and "p99".
         score, near_limit: by arm; an arm that has none is not there.
         num_rounds: of each arm; 0 if the file does not say.
         quick: whether it was a look and no measurement.

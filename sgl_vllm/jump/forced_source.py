@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.sgl_vllm.jump")
 
 WORTH_A_HELD_PASS = least_run(0, has_step_in_flight=True)
-"""So many forced tokens, or the end of the text, are worth that the next pass waits for them."""
+"""With at least this many forced tokens, or the end of the text, after a token, it pays that the
+next pass waits for it."""
 
 MAX_ERRORS = 8
 """This many unexpected errors switch jump-forward off."""

@@ -51,8 +51,10 @@ class ShortRuns:
             masks: one row for each request. With drafts there are more, and none is changed.
             requests: by id.
         """
+        if not self._left:
+            return
         rows, ids = masks.grammar_bitmask.view(np.uint32), masks.structured_output_request_ids
-        if not self._left or len(rows) != len(ids):
+        if len(rows) != len(ids):
             return
         for row, request_id in zip(rows, ids, strict=True):
             request = requests.get(request_id)

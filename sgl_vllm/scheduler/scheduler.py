@@ -154,9 +154,9 @@ class SglSchedulerMixin(Scheduler):
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
         started = time.monotonic()
         bitmasks = super().get_grammar_bitmask(scheduler_output)
-        if bitmasks is not None and self.parts.jump is not None:
-            self.parts.jump.narrow(bitmasks)
         if bitmasks is not None:
+            if self.parts.jump is not None:
+                self.parts.jump.narrow(bitmasks)
             self._bitmasks.masked_steps += 1
             self._bitmasks.mask_s += time.monotonic() - started
         return bitmasks

@@ -100,7 +100,7 @@ class Workload:
     Attributes:
         name: as on the command line.
         summary: one line for `--help`.
-        gain: where a gain can come from here, or why there is none to be had; a sentence or two.
+        gain: where a gain can come from here, or why there is none; a sentence or two.
         program: run once per item, greedily where it does not say otherwise.
         items: so many items; called once for the warm-up and once for what is measured, with
             texts of different seeds. Raises ValueError if the data is not what it should be.

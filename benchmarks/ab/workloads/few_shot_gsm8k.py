@@ -43,7 +43,7 @@ WORKLOAD = Workload(
     name="few_shot_gsm8k",
     summary="five examples that all share, a question, up to 256 tokens of an answer",
     gain=(
-        "Little is to be had: most of the time goes into the answers, which nothing shortens. The "
+        "Little is possible: most of the time goes into the answers, which nothing shortens. The "
         "first requests wait a step for one of them to compute the examples, and a hit ends where "
         "the examples do, where stock's ends with a whole block."
     ),

@@ -30,7 +30,7 @@ WORKLOAD = Workload(
     name="mmlu_best",
     summary="the questions of mmlu; stock: one request each, of one token held to the labels",
     gain=(
-        "Next to none is to be had: both compute the new part of a prompt once. The plugin does so "
+        "Next to none is possible: both compute the new part of a prompt once. The plugin does so "
         "for four prompts of one more token, and what they share waits for none of them."
     ),
     program=mmlu.choice,

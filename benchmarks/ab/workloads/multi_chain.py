@@ -62,7 +62,7 @@ WORKLOAD = Workload(
     name="multi_chain",
     summary="five chains of up to 256 tokens side by side, then an answer that reads them all",
     gain=(
-        "Little is to be had: nearly all of the time goes into the chains, which nothing shortens. "
+        "Little is possible: nearly all of the time goes into the chains, which nothing shortens. "
         "Chains take their question from the cache, and the answer takes question and first chain "
         "from it, to the token, where stock's hits end with a whole block."
     ),

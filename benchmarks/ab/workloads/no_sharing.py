@@ -29,7 +29,7 @@ WORKLOAD = Workload(
     name="no_sharing",
     summary="random prompts: what the plugin costs where it cannot help",
     gain=(
-        "None is to be had: no two prompts have anything in common. It shows what the plugin costs."
+        "None is possible: no two prompts have anything in common. It shows what the plugin costs."
     ),
     program=continuation,
     items=items,

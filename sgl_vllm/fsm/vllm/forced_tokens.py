@@ -32,9 +32,9 @@ MAX_FORCED_CHARS = 4_096
 """Longer forced text enters in several jumps: tokenizing it at once would hold up the engine."""
 
 MAX_FORCED_BYTES_OF_XGRAMMAR = 256
-"""Where xgrammar might force endless text, it is asked for one byte after the other, and for no
-more than so many at a time. Each costs some 10 us, and 200 us where most of the vocabulary is
-legal."""
+"""Where xgrammar might force endless text, it is asked for one byte after the other, and for at
+most this many at a time. Each costs some 10 us, and 200 us where most of the vocabulary is legal.
+"""
 
 MAX_RUN_BYTES = 64 << 10
 """Where no run can be longer, xgrammar is asked for the whole run: 1 us, and 0.1 us for a byte."""
