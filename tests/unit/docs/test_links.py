@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import sgl_vllm
+from tools.site import navigation
 
 ROOT = Path(sgl_vllm.__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -32,6 +33,13 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
         if not target.exists() or (anchor and is_page and anchor not in anchors_of(target)):
             broken.append(link)
     assert broken == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_links_to_folders_have_a_page_of_the_site(page: Path) -> None:
+    links = [link for link in _LINK.findall(page.read_text()) if "://" not in link]
+    folders = {link for link in links if (page.parent / link).is_dir()}
+    assert folders <= navigation.FOLDERS.keys()
 
 
 def test_every_example_is_in_the_list_of_examples() -> None:
