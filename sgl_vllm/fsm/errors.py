@@ -30,3 +30,7 @@ class NothingValidError(UnsupportedSchemaError):
 
 class UnsupportedTagError(ValueError):
     """The structural tag has a format, or an option of one, that is not compiled here."""
+
+
+class UnsupportedGrammarError(ValueError):
+    """The EBNF grammar has a construct, or an ambiguity, that is not compiled here."""

@@ -60,8 +60,15 @@ FORMATS: dict[str, dict[str, Any]] = {
         }
     },
     "choices": {"grammar": 'root ::= "Paris in France" | "Parma" | "Paris in Texas"'},
-    "a grammar of xgrammar's": {
+    "a grammar": {
         "grammar": 'root ::= "Answer: " item ("; also: " item)* "."\nitem ::= [a-z]{2,4} " times"'
+    },
+    "a nested grammar": {
+        "grammar": 'root ::= call\ncall ::= "function(" (call | "nothing at all" | [0-9]+) ")"'
+    },
+    "a grammar of xgrammar's": {
+        "grammar": 'root ::= "Answer: " item ("; also: " item)* "."\nitem ::= p " times"\n'
+        'p ::= "a" p "a" | [a-c]'
     },
 }
 STOPS = {"no stop tokens": (), "stop tokens": range(3, 60, 4), "others": range(300, 2000, 3)}

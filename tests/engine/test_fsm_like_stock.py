@@ -1,6 +1,7 @@
 """Our automata say the same as stock's default backend, bit for bit, and where not, why.
 
-No model is needed: both backends are asked through vLLM's interface, over the demo's vocabulary.
+Both backends are asked through vLLM's interface, over the demo's vocabulary. Only the tests at the
+end need a model.
 """
 
 from __future__ import annotations
@@ -8,20 +9,27 @@ from __future__ import annotations
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
+from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 
 from sgl_vllm.demo import MODEL_PATH
+from sgl_vllm.fsm.ebnf import compile_grammar
+from sgl_vllm.fsm.errors import UnsupportedGrammarError
 from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.executor import GrammarExecutor
 from sgl_vllm.fsm.vllm.formats import COMPACT_HAS_NO_SPACES, choices_of_grammar
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
+from tests.engine.engine import Ask, Engine
+from tests.unit.fsm.ebnf_grammars import GRAMMARS, NOT_OURS, random_grammar
 
 WALKS = 6
 STEPS = 40
@@ -157,6 +165,49 @@ def test_choices_as_stock_s_frontend_sends_them(ours: SglBackend) -> None:
     walk_beside_stock(ours, Options.GRAMMAR, grammar)
 
 
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_grammars(name: str, ours: SglBackend) -> None:
+    walk_beside_stock(ours, Options.GRAMMAR, GRAMMARS[name])
+
+
+def test_random_grammars(ours: SglBackend) -> None:
+    num_compared = 0
+    for seed in range(20):
+        grammar = random_grammar(random.Random(seed))
+        with suppress(UnsupportedGrammarError):
+            compile_grammar(grammar)
+            walk_beside_stock(ours, Options.GRAMMAR, grammar)
+            num_compared += 1
+    assert num_compared > 12
+
+
+@pytest.mark.parametrize("name", NOT_OURS)
+def test_other_grammars_are_stock_s(name: str, ours: SglBackend) -> None:
+    before = ours.counters.xgrammar
+    assert not isinstance(ours.compile_grammar(Options.GRAMMAR, NOT_OURS[name]), SglGrammar)
+    assert ours.counters.xgrammar == before + 1
+
+
+def test_so_are_grammars_in_lark_and_those_that_guidance_is_to_read(ours: SglBackend) -> None:
+    assert not isinstance(ours.compile_grammar(Options.GRAMMAR, 'start: "a" | "b"'), SglGrammar)
+    by_spec = backend(semantics=SchemaSemantics.SPEC, stock="guidance")
+    grammar = by_spec.compile_grammar(Options.GRAMMAR, GRAMMARS["date"])
+    assert not isinstance(grammar, SglGrammar) and by_spec.counters.guidance == 1
+    by_spec.destroy()
+
+
+def test_a_long_repetition_allows_no_token_that_stock_refuses(ours: SglBackend) -> None:
+    """From 129 times on, stock's masks may allow tokens that stock then refuses. Nothing else
+    differs."""
+    spec = "root ::= [a-z ]{3,129}"
+    grammar = ours.compile_grammar(Options.GRAMMAR, spec)
+    stock = ours.xgrammar.compile_grammar(Options.GRAMMAR, spec)
+    assert isinstance(grammar, SglGrammar)
+    assert bits(ours, grammar) <= bits(ours, stock)
+    for token in bits(ours, stock) - bits(ours, grammar):
+        assert not ours.xgrammar.compile_grammar(Options.GRAMMAR, spec).accept_tokens("", [token])
+
+
 @pytest.mark.parametrize("grammar", ['root ::= "a" root | "b"', 'root ::= ("a" | "b")', "a: /b/"])
 def test_other_grammars_are_not_taken_for_choices(grammar: str) -> None:
     assert choices_of_grammar(grammar) is None
@@ -275,3 +326,32 @@ def test_what_is_known_is_not_waited_for(ours: SglBackend) -> None:
     failing = executor.submit(lambda _: 1 / 0, request)
     assert isinstance(failing.exception(), ZeroDivisionError)
     executor.shutdown()
+
+
+# -- grammars in an engine
+
+
+def ask_for(engine: Engine, name: str) -> Ask:
+    grammar = StructuredOutputsParams(grammar=GRAMMARS[name])
+    params = SamplingParams(temperature=0, max_tokens=60, structured_outputs=grammar)
+    return Ask(engine.encode("An example: "), params)
+
+
+def test_an_engine_answers_grammars_as_stock_does(start: Any) -> None:
+    stock: Engine = start()
+    want = stock.tokens([ask_for(stock, name) for name in GRAMMARS])
+    engine: Engine = start(plugin={"jump_mode": "exact"})
+    assert engine.tokens([ask_for(engine, name) for name in GRAMMARS]) == want
+    engine.check_nothing_is_left()
+    stats = engine.scheduler.sgl_vllm.stats()
+    assert stats.fsm.ours == len(GRAMMARS) and stats.fsm.xgrammar == 0
+    assert stats.jump_forward.forced_tokens > 0 and stats.jump_forward.errors == 0
+
+
+def test_what_a_grammar_forces_takes_no_passes_of_its_own(start: Any) -> None:
+    engine: Engine = start(plugin={})
+    texts = [output.outputs[0].text for output in engine.run([ask_for(engine, "a call")] * 2)]
+    engine.check_nothing_is_left()
+    assert all(text.startswith('get_weather(city="') for text in texts)
+    forced = len(engine.encode('get_weather(city="'))
+    assert engine.scheduler.sgl_vllm.stats().jump_forward.forced_tokens >= 2 * (forced - 1)

@@ -1,7 +1,7 @@
 """vLLM's structured-output backend: our automata where they can compile a format, else vLLM's own.
 
 Owns vLLM's backend interface, the cache of automata, and the counters. Which texts are legal is
-decided in `fsm/schema/`, `fsm/regex.py` and `fsm/structural_tag.py`, which tokens in
+decided in `fsm/schema/`, `fsm/regex.py`, `fsm/ebnf/` and `fsm/structural_tag.py`, which tokens in
 `fsm/masks.py`.
 
     format                   by automata                                  otherwise
@@ -9,7 +9,7 @@ decided in `fsm/schema/`, `fsm/regex.py` and `fsm/structural_tag.py`, which toke
     json_object, choice      always (vLLM turns a choice into a grammar)
     regex                    what `fsm/regex.py` supports                 xgrammar, guidance
     structural_tag           what `fsm/structural_tag.py` supports        xgrammar, guidance
-    grammar                                                               xgrammar, guidance
+    grammar                  what `fsm/ebnf` supports                     xgrammar, guidance
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.cache import AutomatonCache, RefusedFormats
 from sgl_vllm.fsm.errors import (
     TooComplexError,
+    UnsupportedGrammarError,
     UnsupportedPatternError,
     UnsupportedSchemaError,
     UnsupportedTagError,
@@ -53,6 +54,7 @@ logger = init_logger("vllm.sgl_vllm.fsm")
 
 UNSUPPORTED = (
     TooComplexError,
+    UnsupportedGrammarError,
     UnsupportedPatternError,
     UnsupportedSchemaError,
     UnsupportedTagError,
@@ -128,6 +130,7 @@ class SglBackend(StructuredOutputBackend):
             any_whitespace=not config.disable_any_whitespace,
             close_objects=config.disable_additional_properties
             and semantics is SchemaSemantics.SPEC,
+            prefers_guidance=stock == "guidance",
         )
         self._use_automata = use_automata
         self._preferred_stock = stock

@@ -18,6 +18,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
 from sgl_vllm.fsm import regex, run_bound
+from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Expression, Literals
 from sgl_vllm.fsm.schema import SchemaSemantics, compile_schema
@@ -40,11 +41,13 @@ class Dialect:
         semantics: what a schema means where backends differ.
         any_whitespace: whether white space may stand between tokens.
         close_objects: `disable_additional_properties`, which guidance applies to schemas.
+        prefers_guidance: whether guidance compiles what the automata leave, before xgrammar.
     """
 
     semantics: SchemaSemantics
     any_whitespace: bool
     close_objects: bool
+    prefers_guidance: bool
 
 
 _source = installed_source()
@@ -141,7 +144,12 @@ def _choice_expression(spec: str, dialect: Dialect) -> Expression | None:
 
 def _grammar_expression(spec: str, dialect: Dialect) -> Expression | None:
     choices = choices_of_grammar(spec)
-    return None if choices is None else _one_of(choices)
+    if choices is not None:
+        return _one_of(choices)
+    # What guidance makes of a grammar is its own; Lark's syntax is left to xgrammar.
+    if dialect.prefers_guidance or grammar_is_likely_lark(spec):
+        return None
+    return compile_grammar(spec)
 
 
 def _grammar_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:

@@ -1,0 +1,333 @@
+"""Grammars in EBNF: some as users write them, and random ones."""
+
+from __future__ import annotations
+
+import random
+
+GRAMMARS = {
+    "json": r"""
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+
+object ::=
+  "{" ws (
+            string ":" ws value
+    ("," ws string ":" ws value)*
+  )? "}" ws
+
+array  ::=
+  "[" ws (
+            value
+    ("," ws value)*
+  )? "]" ws
+
+string ::=
+  "\"" (
+    [^"\\\x7F\x00-\x1F] |
+    "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) # escapes
+  )* "\"" ws
+
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+
+# Optional space: by convention, applied in this grammar after literal chars when allowed
+ws ::= "" | " " | "\n" [ \t]{0,20}
+""",
+    "json, right-recursive": r"""
+root ::= basic_array | basic_object
+basic_any ::= basic_number | basic_string | basic_boolean | basic_null | basic_array | basic_object
+basic_integer ::= ("0" | "-"? [1-9] [0-9]*) ".0"?
+basic_number ::= ("0" | "-"? [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+-]? [0-9]+)?
+basic_string ::= (([\"] basic_string_1 [\"]))
+basic_string_1 ::= "" | [^"\\\r\n] basic_string_1 | "\\" escape basic_string_1
+escape ::= ["\\/bfnrt] | "u" [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9]
+basic_boolean ::= "true" | "false"
+basic_null ::= "null"
+basic_array ::= "[" ("" | ws basic_any (ws "," ws basic_any)*) ws "]"
+basic_object ::= "{" ("" | ws basic_pair (ws "," ws basic_pair)*) ws "}"
+basic_pair ::= basic_string ws ":" ws basic_any
+ws ::= [ \n\t]*
+""",
+    "arithmetic": r"""
+root ::= expr
+expr ::= term (ws [+-] ws term)*
+term ::= factor (ws [*/] ws factor)*
+factor ::= "-"? (number | "(" ws expr ws ")")
+number ::= [0-9]+ ("." [0-9]+)?
+ws ::= " "?
+""",
+    "equations": r"""
+root  ::= (expr "=" ws term "\n")+
+expr  ::= term ([-+*/] term)*
+term  ::= ident | num | "(" ws expr ")" ws
+ident ::= [a-z] [a-z0-9_]* ws
+num   ::= [0-9]+ ws
+ws    ::= [ \t\n]*
+""",
+    "arithmetic, left-recursive": r"""
+root ::= expr
+expr ::= expr "+" term | expr "-" term | term
+term ::= term "*" factor | term "/" factor | factor
+factor ::= "(" expr ")" | [0-9]+
+""",
+    "arithmetic, ambiguous": r"""
+root ::= expr
+expr ::= expr " + " expr | expr " * " expr | "-" expr | "(" expr ")" | [0-9]+ | [a-z]+
+""",
+    "sql, short": r"""
+root ::= select_statement
+select_statement ::= "SELECT " column " from " table " where " condition
+column ::= "col_1 " | "col_2 "
+table ::= "table_1 " | "table_2 "
+condition ::= column "= " number
+number ::= "1 " | "2 "
+""",
+    "sql": r"""
+root ::= select ";"
+select ::= "SELECT " columns " FROM " name (" WHERE " condition)? order? (" LIMIT " [1-9] [0-9]*)?
+order ::= " ORDER BY " name (" ASC" | " DESC")?
+columns ::= "*" | column (", " column)*
+column ::= name | ("COUNT" | "SUM" | "AVG") "(" ("*" | name) ")"
+condition ::= comparison ((" AND " | " OR ") comparison)*
+comparison ::= name " " operator " " value | "(" condition ")" | "NOT " comparison
+operator ::= "=" | "<>" | "<" | ">" | "<=" | ">=" | "LIKE"
+value ::= [0-9]+ | "'" [^']* "'" | name | "(" select ")"
+name ::= [a-z_] [a-z0-9_]*
+""",
+    "csv": r"""
+root ::= line{1,20}
+line ::= field ("," field)* "\n"
+field ::= [^",\n]* | "\"" ([^"] | "\"\"")* "\""
+""",
+    "calls": r"""
+root ::= call
+call ::= name "(" (argument (", " argument)*)? ")"
+argument ::= (name "=")? value
+value ::= number | string | list | call | "True" | "False" | "None"
+list ::= "[" (value (", " value)*)? "]"
+name ::= [a-zA-Z_] [a-zA-Z0-9_]*
+number ::= "-"? [0-9]+ ("." [0-9]+)?
+string ::= "\"" [^"\n]* "\""
+""",
+    "a call": r"""
+root ::= "get_weather(city=\"" [a-zA-Z ]+ "\", unit=\"" ("celsius" | "fahrenheit") "\")"
+""",
+    "chess": r"""
+root   ::= "1. " move " " move "\n" ([1-9] [0-9]? ". " move " " move "\n")+
+move   ::= (pawn | nonpawn | castle) [+#]?
+nonpawn ::= [NBKQR] [a-h]? [1-8]? "x"? [a-h] [1-8]
+pawn   ::= ([a-h] "x")? [a-h] [1-8] ("=" [NBKQR])?
+castle ::= "O-O" "-O"?
+""",
+    "date": r"""
+root ::= year "-" month "-" day ("T" [0-2] [0-9] ":" [0-5] [0-9] "Z")?
+year ::= [12] [0-9]{3}
+month ::= "0" [1-9] | "1" [0-2]
+day ::= "0" [1-9] | [12] [0-9] | "3" [01]
+""",
+    "emails": r"""
+root ::= email (", " email)*
+email ::= local "@" domain
+local ::= [a-z0-9._+-]+
+domain ::= label ("." label)+
+label ::= [a-z0-9] ([a-z0-9-]* [a-z0-9])?
+""",
+    "xml, fixed": r"""
+root ::= "<person>\n" name age emails "</person>"
+name ::= "  <name>" text "</name>\n"
+age ::= "  <age>" [0-9]{1,3} "</age>\n"
+emails ::= "  <emails>\n" ("    <email>" text "</email>\n")* "  </emails>\n"
+text ::= [^<>&]+
+""",
+    "xml, nested": r"""
+root ::= element
+element ::= "<div>" content "</div>" | "<b>" content "</b>" | "<br/>"
+content ::= (element | [^<&]+)*
+""",
+    "c": r"""
+root ::= (declaration)*
+
+declaration ::= dataType identifier "(" parameter? ")" "{" statement* "}"
+
+dataType  ::= "int" ws | "float" ws | "char" ws
+identifier ::= [a-zA-Z_] [a-zA-Z_0-9]*
+
+parameter ::= dataType identifier
+
+statement ::=
+    ( dataType identifier ws "=" ws expression ";" ) |
+    ( identifier ws "=" ws expression ";" ) |
+    ( identifier ws "(" argList? ")" ";" ) |
+    ( "return" ws expression ";" ) |
+    ( "while" "(" condition ")" "{" statement* "}" ) |
+    ( "for" "(" forInit ";" ws condition ";" ws forUpdate ")" "{" statement* "}" ) |
+    ( "if" "(" condition ")" "{" statement* "}" ("else" "{" statement* "}")? ) |
+    ( singleLineComment ) |
+    ( multiLineComment )
+
+forInit ::= dataType identifier ws "=" ws expression | identifier ws "=" ws expression
+forUpdate ::= identifier ws "=" ws expression
+
+condition ::= expression relationOperator expression
+relationOperator ::= ("<=" | "<" | "==" | "!=" | ">=" | ">")
+
+expression ::= term (("+" | "-") term)*
+term ::= factor(("*" | "/") factor)*
+
+factor ::= identifier | number | unaryTerm | funcCall | parenExpression
+unaryTerm ::= "-" factor
+funcCall ::= identifier "(" argList? ")"
+parenExpression ::= "(" ws expression ws ")"
+
+argList ::= expression ("," ws expression)*
+
+number ::= [0-9]+
+
+singleLineComment ::= "//" [^\n]* "\n"
+multiLineComment ::= "/*" ( [^*] | ("*" [^/]) )* "*/"
+
+ws ::= ([ \t\n]+)
+""",
+    "assignments": r"""
+root ::= statement+
+statement ::= ident " = " expr ";\n" | ident "(" (expr (", " expr)*)? ");\n"
+expr ::= primary (" " [-+*/%] " " primary)*
+primary ::= ident | [0-9]+ | ident "(" (expr (", " expr)*)? ")" | "(" expr ")" | ident "[" expr "]"
+ident ::= [a-z_] [a-zA-Z0-9_]*
+""",
+    "list": r"""
+root ::= item+
+
+# Excludes various line break characters
+item ::= "- " [^\r\n\x0b\x0c\x85\u2028\u2029]+ "\n"
+""",
+    "japanese": r"""
+# A probably incorrect grammar for Japanese
+root        ::= jp-char+ ([ \t\n] jp-char+)*
+jp-char     ::= hiragana | katakana | punctuation | cjk
+hiragana    ::= [ぁ-ゟ]
+katakana    ::= [ァ-ヿ]
+punctuation ::= [、-〾]
+cjk         ::= [一-鿿]
+""",
+    "numbers": r"""
+root ::= "[" items "]"
+items ::= item | item ", " items
+item ::= [0-9]+ | "[" items "]"
+""",
+    "thought": r"""
+root ::= "<think>\n" line{1,10} "</think>\n" answer
+line ::= [^<\n]+ "\n"
+answer ::= "Answer: " ("yes" | "no" | "maybe") "."
+""",
+    "lisp": r"""
+root ::= sexp
+sexp ::= atom | "(" ws (sexp (ws1 sexp)*)? ws ")"
+atom ::= [a-z+*/-] [a-z0-9+*/-]* | [0-9]+ | "\"" [^"]* "\""
+ws ::= [ \n]*
+ws1 ::= [ \n]+
+""",
+    "logic": r"""
+root ::= or
+or ::= and " or " or | and
+and ::= not " and " and | not
+not ::= "not " not | "(" or ")" | var
+var ::= [a-z]+ | "true" | "false"
+""",
+    "yaml": r"""
+root ::= "name: " word "\nversion: " [0-9]+ "." [0-9]+ "\nsteps:\n" ("  - " text "\n")+
+word ::= [a-z-]+
+text ::= [^\n]+
+""",
+    "lambda": r"""
+root ::= term
+term ::= app | "λ" var "." term
+app ::= atom | app " " atom
+atom ::= var | "(" term ")"
+var ::= [a-z]
+""",
+    "python": r"""
+root ::= dict
+dict ::= "{" ws (pair ws ("," ws pair ws)* ","? ws)? "}"
+pair ::= str ws ":" ws val
+val ::= str | num | dict | lst | "True" | "False" | "None"
+lst ::= "[" ws (val ws ("," ws val ws)*)? "]"
+str ::= "'" [^'\\]* "'" | "\"" [^"\\]* "\""
+num ::= "-"? [0-9]+ ("." [0-9]*)?
+ws ::= [ \t\n]*
+""",
+}
+"""By name. All are compiled by the automata."""
+
+NOT_OURS = {
+    "palindromes": 'root ::= p\np ::= "a" p "a" | "b" p "b" | [a-x]',
+    "brackets only": 'root ::= b\nb ::= ("(" b ")" | "[" b "]")*',
+    "white space after every nested item": ('root ::= t\nt ::= "-" t ws | [0-9]+ ws\nws ::= " "*'),
+    "look-ahead": 'root ::= "a" b\nb ::= [b-z] (="c")',
+    "a macro": 'root ::= Regex("a+")',
+    "tags": 'root ::= TagDispatch(("<a>", b))\nb ::= "x"',
+    "an attribute": 'root[capture] ::= "a"',
+    "a rule without an end": 'root ::= "a" | "b" x\nx ::= "c" x',
+    "a class of nothing": 'root ::= "a" | "b" []',
+    "a rule that may begin with itself": (
+        'root ::= x\nx ::= y x "a" | [0-9a-z]\ny ::= "" | "(" y ")" y'
+    ),
+    "many states": 'root ::= ("a" | "b")* "a" ("a" | "b"){40}',
+    "many copies": "root ::= (([a-z]{0,100}){0,100}){0,100}",
+}
+"""Grammars that xgrammar takes, and the automata do not."""
+
+
+def random_grammar(rng: random.Random) -> str:
+    """Levels of operators over leaves that lead back through brackets, with white space here and
+    there: with left, right and nested recursion, ambiguous or not."""
+    num_levels = rng.randint(1, 4)
+    levels = [f"e{i}" for i in range(num_levels)]
+    rules = {
+        "ws": rng.choice(["[ ]*", r"[ \n]*", '" "?', r"[ \t\n]+", '"" | " " ws']),
+        "num": rng.choice(["[0-9]+", '"-"? [0-9]+ ("." [0-9]+)?', "[1-9] [0-9]{0,3}"]),
+        "id": rng.choice(["[a-c]+", "[a-z_] [a-z0-9_]*", "[a-c] id | [a-c]", "[^é(0-9 ]{1,3}"]),
+        "str": rng.choice(
+            [
+                r'"\"" [^"]* "\""',
+                r'"\"" ([^"\\] | "\\" [nt"])* "\""',
+                r'"<" [^>\n]{0,5} ">"',
+            ]
+        ),
+    }
+
+    def leaf() -> str:
+        return rng.choice(
+            [*('"a"', '"ab"', '"true"', '"tr"', '"=="', '"="'), *("num", "id", "str")]
+        )
+
+    def space() -> str:
+        return rng.choice(["", " ws"])
+
+    def operator() -> str:
+        return rng.choice(['"+"', '","', '("+" | "-")', '" and "', "[*/]"])
+
+    for level, below in zip(levels, [*levels[1:], "leaf"], strict=True):
+        w = space()
+        rules[level] = rng.choice(
+            [
+                f"{below} ({operator()}{w} {below})*",
+                f"{level} {operator()}{w} {below} | {below}",
+                f"{below} {operator()} {level} | {below}",
+                f"{below} | {leaf()} {operator()} {below}",
+                f"({operator()})? {below}{w}",
+                f"{below}{w} ({operator()}{w} {below}){rng.choice(['?', '{0,2}', '*', '+'])}",
+                f'{below} | {leaf()} "(" {levels[0]} ("," {levels[0]})* ")"',
+            ]
+        )
+    begin, end = rng.choice([("(", ")"), ("[", "]"), ("<a>", "</a>")])
+    inside = rng.choice(levels)
+    rules["leaf"] = " | ".join(
+        [
+            *[leaf() for _ in range(rng.randint(1, 3))],
+            f'"{begin}"{space()} {inside}{space()} "{end}"{space()}',
+            *rng.choice([[], [f'"{begin}" ({inside} ("," {inside})*)? "{end}"'], ['"not " leaf']]),
+        ]
+    )
+    first = levels[0]
+    root = rng.choice([first, f'{first} "."', f'({first} "\\n")+', f'"<<" {first} ">>" | "none"'])
+    return "\n".join([f"root ::= {root}", *[f"{name} ::= {body}" for name, body in rules.items()]])

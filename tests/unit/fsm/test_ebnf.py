@@ -1,0 +1,209 @@
+"""EBNF grammars: the texts and the bitmasks are xgrammar's."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import xgrammar
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_vllm.fsm.automaton import MAX_THREADS, Automaton
+from sgl_vllm.fsm.ebnf import compile_grammar
+from sgl_vllm.fsm.ebnf.ambiguity import MAX_READINGS
+from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
+from sgl_vllm.fsm.masks import Bitmasks
+from sgl_vllm.fsm.vocabulary import Vocabulary, bits_of
+from tests.unit.fsm.ebnf_grammars import GRAMMARS, NOT_OURS, random_grammar
+from tests.unit.fsm.test_masks import PIECES, legal_by_mask
+from tests.unit.fsm.texts import accepts, after
+
+BYTES = [bytes([byte]) for byte in range(256)]
+TOKENS = [*dict.fromkeys(PIECES), b"<eos>"]
+END = len(TOKENS) - 1
+COMPILER = xgrammar.GrammarCompiler(
+    xgrammar.TokenizerInfo(TOKENS, stop_token_ids=[END]), max_threads=1
+)
+VOCABULARY = Vocabulary([*TOKENS[:END], b""], len(TOKENS))
+
+
+def stock_legal(matcher: xgrammar.GrammarMatcher) -> set[int]:
+    row = xgrammar.allocate_token_bitmask(1, len(TOKENS))
+    matcher.fill_next_token_bitmask(row)
+    flags = np.unpackbits(row.numpy()[0].view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(flags[: len(TOKENS)]).tolist())
+
+
+def walk_beside_xgrammar(grammar: str, rng: random.Random, walks: int, steps: int) -> None:
+    """Random legal tokens; the masks of both, and whether the text may end, compared before each.
+    Short tokens are preferred, so that texts come to their ends."""
+    automaton = Automaton(compile_grammar(grammar))
+    masks = Bitmasks(VOCABULARY)
+    compiled = COMPILER.compile_grammar(grammar)
+    for _ in range(walks):
+        matcher, state = xgrammar.GrammarMatcher(compiled), automaton.start
+        for _ in range(steps):
+            legal = legal_by_mask(masks, VOCABULARY, state)
+            assert legal | ({END} if state.accepting else set()) == stock_legal(matcher), grammar
+            if not legal:
+                break
+            token = min(rng.choices(sorted(legal), k=2), key=lambda one: len(TOKENS[one]))
+            following = after(state, TOKENS[token])
+            assert following is not None and matcher.accept_token(token)
+            state = following
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_masks_are_those_of_xgrammar(name: str) -> None:
+    walk_beside_xgrammar(GRAMMARS[name], random.Random(name), walks=3, steps=40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**9))
+def test_so_are_those_of_random_grammars(seed: int) -> None:
+    grammar = random_grammar(random.Random(seed))
+    try:
+        walk_beside_xgrammar(grammar, random.Random(seed), walks=2, steps=20)
+    except UnsupportedGrammarError:
+        xgrammar.Grammar.from_ebnf(grammar)  # left to xgrammar, which takes it
+
+
+def test_most_random_grammars_are_compiled() -> None:
+    num_left = 0
+    for seed in range(100):
+        try:
+            compile_grammar(random_grammar(random.Random(seed)))
+        except UnsupportedGrammarError:
+            num_left += 1
+    assert num_left < 25
+
+
+# -- the syntax
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        r'root ::= "\x41\u00e9\U0001F600" | "\x4" | "\x0041z" | "\n\r\t\\\""',
+        r'root ::= "\a\b\f\v\0\e" | "\'\?\/"',
+        r"root ::= [a-c\n\]\[\-] [--a] [a-] [-a] [a^] [\^a] [a-c-e]",
+        r"root ::= [\x41-\x43] [!-\-] [é-ü] [\u00e9]",
+        r"root ::= [^a-c\n] [^\]] [^^] [^]",
+        r"root ::= [^\ud800-\udfff] [\ud7ff-\ue000] [\uffff-\U00010001] [\u0000-\U0010FFFF]",
+        r"root ::= [à-\uffff] [\u0080-\u07ff] [\u0800-\uffff] [\U00010000-\U0010ffff]",
+        'root ::= "a"? "b"* "c"+ "d"{2} "e"{1,3} "f"{2,} "g"{0} "h"{ 0 , 2 } ( "i" ){0,0}',
+        'root ::= "" | () | ("a" | "" | "b" ()) "c"',
+        'root::="a"b # comment "\n# another\n\n  b\n::=\r\n"c"|\n "d"\r\n',
+        "root ::= _x -y z.1 r2\n_x ::= [a]\n-y ::= [b]\nz.1 ::= [c]\nr2 ::= [d]\nunused ::= root2\n"
+        'root2 ::= "never"',
+        'root ::= ("a"?)* "b" ("c"*)+ ("d"? "e"?){2,3}',
+    ],
+    ids=lambda grammar: grammar[:40],
+)
+def test_syntax_is_read_as_xgrammar_reads_it(grammar: str) -> None:
+    walk_beside_xgrammar(grammar, random.Random(grammar), walks=30, steps=20)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        *("", "root", "root ::=", 'a ::= "b"', "root ::= a", 'root ::= "a" | | "b"'),
+        *('root ::= ("a"', 'root ::= "a" )', 'root ::= "a', "root ::= [a", 'root ::= "a"**'),
+        *('root ::= "a"\nroot ::= "b"', r'root ::= "\z"', r"root ::= [\d]", r"root ::= [b-a]"),
+        *('root ::= "a"{3,1}', 'root ::= "a"{,3}', 'root ::= "a"{1,2', "root ::= 'a'"),
+        *("root ::= /a/", 'root ::= true\ntrue ::= "a"', 'root ::= "a" ; b', "start: /a/"),
+        *(r'root ::= "\U00110000"', r'root ::= "\u12"', r'root ::= "\x"', 'root ::= "a\0"'),
+    ],
+)
+def test_what_is_no_grammar_is_left_to_the_frontend_s_message(grammar: str) -> None:
+    with pytest.raises(UnsupportedGrammarError):
+        compile_grammar(grammar)
+
+
+# -- what is left to xgrammar
+
+
+@pytest.mark.parametrize("name", NOT_OURS)
+def test_other_grammars_are_left_to_xgrammar(name: str) -> None:
+    xgrammar.Grammar.from_ebnf(NOT_OURS[name])
+    with pytest.raises((UnsupportedGrammarError, TooComplexError)):
+        compile_grammar(NOT_OURS[name])
+
+
+def chain(body: str, number: int) -> str:
+    """Rules that each refer to the next one or ones, in place of `N`."""
+    rules = [f"r{i} ::= {body.replace('N', f'r{i + 1}')}" for i in range(number)]
+    return "\n".join(["root ::= r0", *rules, f"r{number} ::= [a-z]"])
+
+
+def web(number: int) -> str:
+    rules = [
+        f'r{i} ::= "a" r{(i * 7 + 1) % number} "b" r{(i * 5 + 2) % number} | [c-x]'
+        for i in range(number)
+    ]
+    return "\n".join(["root ::= r0", *rules])
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        *(chain("N N", 900), chain('"a" N', 990), chain("N", 2_000), web(300)),
+        "root ::= " + " ".join(["[^a]?"] * 1500),
+        "root ::= " + "(" * 5_000 + '"a"' + ")" * 5_000,
+        'root ::= (""{0,900000000}){0,9}',
+        'root ::= "' + "a" * 40_000 + '"',
+    ],
+    ids=["powers", "chain", "rules", "web", "options", "nested", "empty", "long"],
+)
+def test_what_would_take_long_is_given_up(grammar: str) -> None:
+    with pytest.raises((UnsupportedGrammarError, TooComplexError)):
+        compile_grammar(grammar)
+
+
+# -- how they are compiled
+
+
+def test_loops_are_loops_however_they_are_written() -> None:
+    for body in (
+        'item ("," item)*',
+        'list "," item | item',
+        'item "," list | item',
+        'list "," list | item',
+    ):
+        start = Automaton(compile_grammar(f"root ::= list\nlist ::= {body}\nitem ::= [0-9]+")).start
+        state = after(start, "1,22,333,4444")
+        assert state is not None and state.accepting
+        assert len(state.threads) == 1 and state.threads[0][1] is None, "no stack"
+
+
+def test_nesting_is_a_stack() -> None:
+    automaton = Automaton(compile_grammar(GRAMMARS["calls"]))
+    depth = 300
+    assert accepts(automaton, "f(" * depth + "x=f(1)" + ")" * depth)
+    assert not accepts(automaton, "f(" * depth + "1" + ")" * (depth - 1))
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_readings_do_not_become_more_with_the_text(name: str) -> None:
+    rng = random.Random(name)
+    state = Automaton(compile_grammar(GRAMMARS[name])).start
+    for _ in range(1_500):
+        options = [*bits_of(state.first)]
+        if not options:
+            break
+        opening = [byte for byte in options if byte in b"([{<"]
+        following = state.step(rng.choice(opening if opening and rng.random() < 0.5 else options))
+        assert following is not None
+        state = following
+        assert len(state.threads) <= MAX_READINGS < MAX_THREADS
+
+
+def test_what_a_text_must_go_on_with_is_forced() -> None:
+    start = Automaton(compile_grammar(GRAMMARS["xml, fixed"])).start
+    assert start.forced()[0] == b"<person>\n  <name>"
+    state = after(start, "<person>\n  <name>Al<")
+    assert state is not None and state.forced()[0] == b"/name>\n  <age>"
+    state = after(Automaton(compile_grammar(GRAMMARS["sql"])).start, "SELECT * F")
+    assert state is not None and state.forced()[0] == b"ROM "
