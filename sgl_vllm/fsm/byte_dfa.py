@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sgl_vllm.fsm import tables
 from sgl_vllm.fsm.errors import TooComplexError
-from sgl_vllm.fsm.expressions import EMPTY, NEVER, Alt, Expression
+from sgl_vllm.fsm.expressions import EMPTY, NEVER, Alt, Expression, Lazy, Seq
 
 MAX_STATES = 20_000
 """An automaton of more states is refused."""
@@ -99,6 +99,30 @@ class Dfa:
         index = self._row[byte]
         dfa = self.dfa
         return dfa.terminal(index), (EMPTY,) if dfa.accepting[index] else ()
+
+
+def table_bytes(expression: Expression) -> int:
+    """What the tables of all automata in an expression take, each counted once.
+
+    Cost: a visit to every part of the expression, which builds those that are built when needed.
+    """
+    dfas: set[ByteDfa] = set()
+    seen: set[Expression] = set()
+    stack = [expression]
+    while stack:
+        part = stack.pop()
+        if part in seen:
+            continue
+        seen.add(part)
+        if isinstance(part, Seq):
+            stack.extend(part.parts)
+        elif isinstance(part, Alt):
+            stack.extend(part.options)
+        elif isinstance(part, Lazy):
+            stack.append(part.get())
+        elif isinstance(part, Dfa):
+            dfas.add(part.dfa)
+    return sum(dfa.table.nbytes + dfa.by_class.nbytes for dfa in dfas)
 
 
 def minimal(dfa: ByteDfa) -> ByteDfa:

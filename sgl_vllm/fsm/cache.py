@@ -70,13 +70,16 @@ class AutomatonCache:
                 self._evict()
             return known[0]
 
-    def insert(self, key: Hashable, automaton: Automaton, num_characters: int = 0) -> None:
+    def insert(
+        self, key: Hashable, automaton: Automaton, num_characters: int = 0, num_bytes: int = 0
+    ) -> None:
         """
         Args:
             num_characters: the length of the format, which says how large its expression is.
+            num_bytes: what the expression takes beyond that.
         """
         with self._lock:
-            self._automata[key] = automaton, _BYTES_PER_CHARACTER * num_characters
+            self._automata[key] = automaton, _BYTES_PER_CHARACTER * num_characters + num_bytes
             self._evict()
 
     def clear(self) -> None:

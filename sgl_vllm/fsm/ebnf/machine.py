@@ -3,10 +3,10 @@
 Owns the construction of such machines from rules and from each other, and their minimization. Does
 not own which rules are called and which become part of their callers (`network.py`). Pure.
 
-    value ::= "[" value ("," value)* "]" | "x"       '['       value        ']'
-                                               (0) -----> (1) ------> (2) -----> ((3))
-                                                \\___ x ______________________ /   ^
-                                                       (1) <---- ',' ---- (2)     x
+    value ::= "[" value ("," value)* "]" | "x"
+
+        (0)  `[`    (1)        (1)  value  (2)        (2)  `,`  (1)
+        (0)  `x`  ((3))                               (2)  `]`  ((3))
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from sgl_vllm.counters import counter, timer_count, timer_sum
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.fsm.automaton import Automaton
+from sgl_vllm.fsm.byte_dfa import table_bytes
 from sgl_vllm.fsm.cache import AutomatonCache, RefusedFormats
 from sgl_vllm.fsm.errors import (
     TooComplexError,
@@ -347,13 +348,16 @@ class SglBackend(StructuredOutputBackend):
         """The automaton of a format; None if vLLM's backends compile it."""
         try:
             expression = FORMATS[request_type].expression(spec, self._dialect)
-            automaton = Automaton(expression) if expression is not None else None
+            if expression is None:
+                return None
+            automaton = Automaton(expression)
         except UNSUPPORTED as error:
             logger.debug("left to vLLM's backends: %s", error)
             return None
-        if automaton is None or not (automaton.start.first or automaton.start.accepting):
+        if not (automaton.start.first or automaton.start.accepting):
             return None
-        self._cache.insert((request_type, spec), automaton, len(spec))
+        num_bytes = table_bytes(expression) if FORMATS[request_type].is_of_tables else 0
+        self._cache.insert((request_type, spec), automaton, len(spec), num_bytes)
         with self._lock:
             self._counters.ours += 1
         return automaton

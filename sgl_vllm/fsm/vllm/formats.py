@@ -71,6 +71,7 @@ class Format:
         longest_run: how many bytes a specification of this kind can force at a time; None if there
             may be no limit.
         max_stock_chars: the longest specification that vLLM's backends are given.
+        is_of_tables: whether a short specification can become large tables, which are counted.
     """
 
     title: str
@@ -78,6 +79,7 @@ class Format:
     xgrammar_calls: Callable[[str, Dialect], list[XgrammarCall]]
     longest_run: Callable[[str], int | None]
     max_stock_chars: int = MAX_SPEC_CHARS
+    is_of_tables: bool = False
 
 
 def too_long(title: str, num_chars: int) -> str:
@@ -184,6 +186,7 @@ FORMATS: dict[StructuredOutputOptions, Format] = {
         _regex_expression,
         lambda spec, dialect: [("compile_regex", spec, {})],
         run_bound.of_regex,
+        is_of_tables=True,
     ),
     StructuredOutputOptions.CHOICE: Format(
         "choice", _choice_expression, _grammar_calls, lambda spec: None
@@ -194,6 +197,7 @@ FORMATS: dict[StructuredOutputOptions, Format] = {
         _grammar_calls,
         lambda spec: None,
         MAX_STOCK_GRAMMAR_CHARS,
+        is_of_tables=True,
     ),
     StructuredOutputOptions.STRUCTURAL_TAG: Format(
         "structural tag", _structural_tag_expression, _structural_tag_calls, run_bound.of_json

@@ -35,6 +35,14 @@ def test_long_formats_leave_room_for_fewer_others(monkeypatch):
     assert kept(cache, "abcd") == "d"  # the last one stays, however large
 
 
+def test_so_do_short_formats_that_take_much(monkeypatch):
+    monkeypatch.setattr(cache_module, "MAX_BYTES", 1 << 20)
+    cache = AutomatonCache()
+    for name in "abc":
+        cache.insert(name, automaton(), num_characters=10, num_bytes=500_000)
+    assert kept(cache, "abc") == "bc"
+
+
 def test_automata_that_grow_while_they_are_used_are_counted(monkeypatch):
     monkeypatch.setattr(cache_module, "MAX_BYTES", 60_000)
     cache = AutomatonCache()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_vllm.fsm.automaton import MAX_THREADS, Automaton
+from sgl_vllm.fsm.byte_dfa import table_bytes
 from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.ebnf.ambiguity import MAX_READINGS
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
@@ -66,7 +67,7 @@ def test_so_are_those_of_random_grammars(seed: int) -> None:
     grammar = random_grammar(random.Random(seed))
     try:
         walk_beside_xgrammar(grammar, random.Random(seed), walks=2, steps=20)
-    except UnsupportedGrammarError:
+    except (UnsupportedGrammarError, TooComplexError):
         xgrammar.Grammar.from_ebnf(grammar)  # left to xgrammar, which takes it
 
 
@@ -75,9 +76,9 @@ def test_most_random_grammars_are_compiled() -> None:
     for seed in range(100):
         try:
             compile_grammar(random_grammar(random.Random(seed)))
-        except UnsupportedGrammarError:
+        except (UnsupportedGrammarError, TooComplexError):
             num_left += 1
-    assert num_left < 25
+    assert num_left < 30
 
 
 # -- the syntax
@@ -198,6 +199,13 @@ def test_readings_do_not_become_more_with_the_text(name: str) -> None:
         assert following is not None
         state = following
         assert len(state.threads) <= MAX_READINGS < MAX_THREADS
+
+
+def test_the_tables_of_all_rules_are_counted() -> None:
+    row = 256 * 4  # a state's transitions, in bytes
+    assert 300 * row < table_bytes(compile_grammar("root ::= [a-z]{0,300}")) < 400 * row
+    nested = compile_grammar('root ::= "<" x ">"\nx ::= "(" x ")" | [a-z]{0,300}')
+    assert 300 * row < table_bytes(nested) < 700 * row
 
 
 def test_what_a_text_must_go_on_with_is_forced() -> None:
