@@ -21,6 +21,8 @@ somewhere. One without instances is right when it compiles.
   growth from before the set-up to its peak. Backends run one after the other, each alone.
 - outlines takes seconds per schema: it gets evenly chosen ones (--outlines-limit), and "best"
   compares backends that had the same schemas.
+- `sgl` reads schemas as the specification does. `sgl-stock` reads them as xgrammar does, which is a
+  server's default; it runs only where it is named.
 - *Mask and accept disagree*: a token that the mask allows and `accept_tokens` refuses, or the other
   way round. A backend that has one of these can end requests of real users.
 
@@ -43,6 +45,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.util import find_spec
@@ -72,6 +75,8 @@ class Source:
     module: str
     name: str
     packages: tuple[str, ...]
+    reading: str | None = None
+    """Of schemas: a value of `SchemaSemantics`."""
 
 
 _VLLM = "vllm.v1.structured_output"
@@ -80,7 +85,9 @@ BACKENDS = {
     "guidance": Source(f"{_VLLM}.backend_guidance", "GuidanceBackend", ("llguidance",)),
     "outlines": Source(f"{_VLLM}.backend_outlines", "OutlinesBackend", ("outlines_core",)),
     "sgl": Source("sgl_vllm.fsm.vllm.backend", "SglBackend", ()),
+    "sgl-stock": Source("sgl_vllm.fsm.vllm.backend", "SglBackend", (), "strict"),
 }
+DEFAULT_BACKENDS = [name for name in BACKENDS if name != "sgl-stock"]
 
 
 # -- what is asked
@@ -145,6 +152,7 @@ class Verdict:
         num_valid, num_invalid: instances that were tried.
         disagreements: tokens over which mask and `accept_tokens` disagree.
         compile_us: of the first compilation; None if there was none.
+        compiled_to: the class of the grammar. The plugin hands some schemas to other backends.
     """
 
     name: str
@@ -157,6 +165,7 @@ class Verdict:
     num_invalid: int = 0
     disagreements: int = 0
     compile_us: float | None = None
+    compiled_to: str | None = None
 
     @property
     def right(self) -> bool:
@@ -244,6 +253,7 @@ class Asker:
             return
         self.times.compile.append(duration_ns)
         verdict.compile_us = duration_ns / 1000
+        verdict.compiled_to = type(grammar).__name__
         for index, walk in enumerate(case.walks):
             if index:
                 grammar, duration_ns = self._compiled(case.schema, deadline_s)
@@ -348,6 +358,7 @@ class Report:
             "schemas": {
                 "tried": len(self.verdicts),
                 "right": self.count(lambda one: one.right),
+                "by_automata": self.count(lambda one: one.compiled_to == "SglGrammar"),
                 "refused": self.count(lambda one: one.refused),
                 "gave_up": self.count(lambda one: one.gave_up),
                 "failed": self.count(lambda one: one.failed),
@@ -460,7 +471,12 @@ def backend_class(name: str) -> Callable[..., Any] | str:
     if missing:
         return f"{', '.join(missing)} is not installed"
     try:
-        return getattr(importlib.import_module(source.module), source.name)
+        found = getattr(importlib.import_module(source.module), source.name)
+        if source.reading is not None:
+            from sgl_vllm.fsm.schema import SchemaSemantics
+
+            return partial(found, semantics=SchemaSemantics(source.reading))
+        return found
     except (ImportError, AttributeError) as error:
         return str(error)
 
@@ -495,6 +511,7 @@ _MS = 1e-3
 ROWS = (
     Row("schemas", _of("schemas", "tried"), ",d", 0),
     Row("  right", _of("schemas", "right"), ",d", 1),
+    Row("  by the plugin's automata", _of("schemas", "by_automata"), ",d", 0),
     Row("  refused in compiling", _of("schemas", "refused"), ",d", -1),
     Row("  given up: too slow", _of("schemas", "gave_up"), ",d", -1),
     Row("  failed later", _of("schemas", "failed"), ",d", -1),
@@ -688,9 +705,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--backends",
         type=_backends,
-        default=list(BACKENDS),
+        default=DEFAULT_BACKENDS,
         metavar="A,B",
-        help=f"which, in which order; default: {','.join(BACKENDS)}, as far as installed",
+        help=f"which, in which order; default: {','.join(DEFAULT_BACKENDS)}, as far as installed",
     )
     parser.add_argument(
         "--tokenizer", metavar="FOLDER", help=f"a model's; default: Mistral's {TEKKEN}"

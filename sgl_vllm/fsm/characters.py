@@ -70,6 +70,13 @@ def bracketed(ranges: Ranges) -> str:
 
 
 _JSON_PLAIN: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, _LAST))
+
+
+def bracketed_plain_in_json(ranges: Ranges) -> str:
+    """A pattern for those of these characters that a JSON string can contain as they are."""
+    return bracketed(intersection(ranges, _JSON_PLAIN))
+
+
 _JSON_SHORT = {0x22: '"', 0x5C: "\\", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}
 
 

@@ -11,9 +11,9 @@ import re
 import re._constants as sre  # type: ignore[import-not-found]
 import re._parser as sre_parser  # type: ignore[import-not-found]
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any  # Any: the parser's trees have no types
+from typing import Any, NamedTuple  # Any: the parser's trees have no types
 
 from sgl_vllm.fsm import characters
 from sgl_vllm.fsm.byte_dfa import ByteDfa
@@ -36,7 +36,19 @@ def full_match(pattern: str) -> ByteDfa:
         UnsupportedPatternError: the pattern has a construct that is not regular here.
         TooComplexError: it needs more states, time or memory than allowed.
     """
-    return compile_untrusted(_anchored(_parse(pattern), "", json_string=False))
+    return compile_untrusted(_anchored(_parse(pattern), "", _AS_IS))
+
+
+def full_match_in_json(pattern: str) -> ByteDfa:
+    """As `full_match`, of texts of characters that a JSON string can contain without an escape:
+    what xgrammar makes of a JSON schema's `pattern`.
+
+    Raises: as `full_match`, and UnsupportedPatternError where xgrammar may allow other texts, too.
+    """
+    _check_ecma_syntax(pattern)
+    items = _parse(pattern)
+    _check_read_alike(items)
+    return compile_untrusted(_anchored(items, "", _WITHOUT_ESCAPES))
 
 
 def json_string_search(pattern: str) -> ByteDfa:
@@ -54,7 +66,7 @@ def _searched(pattern: str) -> str:
     """The JSON strings in which `pattern` is found, in the syntax of Rust's regex."""
     _check_ecma_syntax(pattern)
     anything = f"{characters.bracketed_in_json(characters.ANY)}*"
-    return f'"{_anchored(_parse(pattern), anything, json_string=True)}"'
+    return f'"{_anchored(_parse(pattern), anything, _ECMA_IN_JSON)}"'
 
 
 def _parse(pattern: str) -> list[Any]:
@@ -77,7 +89,7 @@ _BEGINNING = (sre.AT, sre.AT_BEGINNING)
 _END = (sre.AT, sre.AT_END)
 
 
-def _anchored(items: list[Any], anything: str, json_string: bool, begun: bool = False) -> str:
+def _anchored(items: list[Any], anything: str, writing: _Writing, begun: bool = False) -> str:
     """The pattern with `anything` before and after it, except where an anchor stands.
 
     Args:
@@ -89,16 +101,54 @@ def _anchored(items: list[Any], anything: str, json_string: bool, begun: bool = 
     if len(items) == 1:
         op, value = items[0]
         if op is sre.BRANCH:
-            options = [_anchored(list(o), anything, json_string, begun) for o in value[1]]
+            options = [_anchored(list(o), anything, writing, begun) for o in value[1]]
             return "(?:" + "|".join(options) + ")"
         if op is sre.SUBPATTERN and not any(value[1:3]):
-            return _anchored(list(value[3]), anything, json_string, begun)
+            return _anchored(list(value[3]), anything, writing, begun)
     ends = bool(items) and items[-1] == _END
     try:
-        inner = _Translator(json_string).write(items[:-1] if ends else items)
+        inner = _Translator(writing).write(items[:-1] if ends else items)
     except RecursionError:
         raise TooComplexError("the pattern is nested too deeply") from None
     return f"{'' if begun else anything}{inner}{'' if ends else anything}"
+
+
+def _check_read_alike(items: Sequence[Any], in_branch: bool = False) -> None:
+    """Raises UnsupportedPatternError if xgrammar may read the pattern wrongly. It merges states of
+    its automata that are not equal: with 0.2.8, `(ab*)?` matches `b`, and `a|a{1,2}` matches
+    `aaa`. What is left to it is more than what it gets wrong."""
+    for op, value in items:
+        if op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+            low, high, part = value
+            is_bounded = low != high and high is not sre.MAXREPEAT
+            is_optional_group = is_bounded and low == 0 and not _is_class(part)
+            if (is_bounded and in_branch) or (is_optional_group and not _has_one_length(part)):
+                raise UnsupportedPatternError("xgrammar may read the pattern differently")
+            _check_read_alike(part, in_branch)
+        elif op is sre.SUBPATTERN:
+            _check_read_alike(value[-1], in_branch)
+        elif op is sre.BRANCH:
+            for option in value[1]:
+                _check_read_alike(option, True)
+
+
+def _is_class(items: Sequence[Any]) -> bool:
+    """Whether it matches one character, of some."""
+    return len(items) == 1 and items[0][0] in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN)
+
+
+def _has_one_length(items: Sequence[Any]) -> bool:
+    """Whether nothing in it is a choice, or repeated a varying number of times."""
+    for op, value in items:
+        if op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+            if value[0] != value[1] or not _has_one_length(value[2]):
+                return False
+        elif op is sre.SUBPATTERN:
+            if not _has_one_length(value[-1]):
+                return False
+        elif op is sre.BRANCH:
+            return False
+    return True
 
 
 _ECMA_TOKEN = re.compile(
@@ -129,21 +179,32 @@ def _categories(space: Ranges) -> dict[Any, Ranges]:
     }
 
 
-_CATEGORIES = _categories(characters.SPACE)
-_ECMA_CATEGORIES = _categories(characters.ECMA_SPACE)
+class _Writing(NamedTuple):
+    """What a pattern's characters are, and how they stand in the text.
+
+    Attributes:
+        bracketed: a pattern of Rust's regex for any of some characters.
+        any: those of `.`.
+        categories: those of `\\d`, `\\w`, `\\s` and their complements.
+    """
+
+    bracketed: Callable[[Ranges], str]
+    any: Ranges
+    categories: dict[Any, Ranges]
+
+
+_AS_IS = _Writing(characters.bracketed, characters.ANY, _categories(characters.SPACE))
+_WITHOUT_ESCAPES = _AS_IS._replace(bracketed=characters.bracketed_plain_in_json)
+_ECMA_IN_JSON = _Writing(
+    characters.bracketed_in_json, characters.ECMA_ANY, _categories(characters.ECMA_SPACE)
+)
 
 
 class _Translator:
-    """Writes a parsed pattern in the syntax of Rust's regex, with explicit ranges only.
+    """Writes a parsed pattern in the syntax of Rust's regex, with explicit ranges only."""
 
-    Args:
-        json_string: the text is a JSON string, and the pattern is one of ECMA-262.
-    """
-
-    def __init__(self, json_string: bool) -> None:
-        self._bracketed = characters.bracketed_in_json if json_string else characters.bracketed
-        self._any = characters.ECMA_ANY if json_string else characters.ANY
-        self._categories = _ECMA_CATEGORIES if json_string else _CATEGORIES
+    def __init__(self, writing: _Writing) -> None:
+        self._bracketed, self._any, self._categories = writing
 
     def write(self, items: Sequence[Any]) -> str:
         return "".join([self._item(op, value) for op, value in items])

@@ -11,6 +11,8 @@ from vllm.v1.structured_output.backend_types import StructuredOutputOptions as O
 
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.limits import COMPILE_TIMEOUT_S, CompilationLimitError
+from sgl_vllm.fsm.vllm.resources import tokenizer_info
+from sgl_vllm.fsm.vllm.sandbox import XgrammarSandbox
 from tests.engine.test_fsm_like_stock import backend
 
 MIB = 1 << 20
@@ -135,3 +137,15 @@ def test_what_the_automata_compile_takes_no_process() -> None:
     ours = backend()
     ours.compile_grammar(Options.JSON, '{"type": "integer"}')
     assert len(sandbox_processes()) + len(sandbox_processes("guidance_worker")) == others
+
+
+def test_the_process_prints_the_grammar_of_a_schema_or_nothing() -> None:
+    xgrammar = backend().xgrammar
+    sandbox = XgrammarSandbox(lambda: tokenizer_info(xgrammar))
+    try:
+        schema = '{"type": "integer", "minimum": 7}'
+        printed = sandbox.printed(("compile_json_schema", schema, {"any_whitespace": True}), "test")
+        assert "root ::= " in printed and "[7-9]" in printed
+        assert sandbox.printed(("compile_json_schema", '{"type": "wrong"}', {}), "test") == ""
+    finally:
+        sandbox.stop()

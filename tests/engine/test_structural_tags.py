@@ -49,6 +49,15 @@ CALLS = [
 ]
 TRIGGERED = {"type": "triggered_tags", "triggers": ["<call>"], "tags": CALLS}
 SEPARATED = {"type": "tags_with_separator", "tags": CALLS, "separator": ""}
+TRIP = {
+    "type": "object",
+    "properties": {
+        "day": {"type": "string", "pattern": "^[0-9]{2}$"},
+        "people": {"type": "integer", "minimum": 2},
+    },
+    "required": ["day"],
+}
+"""Read as the grammar that xgrammar prints for it."""
 FIRST = '<call>{"name": "a", "arguments": {"city": "Rome"}}</call>'
 SECOND = '<call>\n{"name": "ab", "arguments": [1, {"x": null}]}\n</call>'
 THOUGHT = tag("", {"type": "any_text", "excludes": ["<think>", "</think>"]}, "</think>")
@@ -82,6 +91,10 @@ FORMATS: dict[str, tuple[dict[str, Any], list[str]]] = {
             ],
         },
         ["t <a>{}</a>..[b]123]<ab12x", "<abééxy [b]"],
+    ),
+    "a call with a pattern": (
+        tag("<call>", {"type": "json_schema", "json_schema": TRIP}, "</call>"),
+        ['<call>{"day": "07", "people": 12}</call>', '<call>{"day": "7"'],
     ),
     "repeated": (
         {

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import NoReturn, TypeAlias
 
@@ -67,7 +68,7 @@ class Repetition:
 
 Node: TypeAlias = "Text | CharacterClass | Reference | Sequence | Choice | Repetition"
 
-_TOKEN = re.compile(
+TOKEN = re.compile(
     r"""[ \t\r\n]+ | \#[^\r\n]*
       | (?P<assign> ::= )
       | (?P<name> [A-Za-z_.-][A-Za-z0-9_.-]* )
@@ -100,92 +101,98 @@ def parse(grammar: str) -> dict[str, Node]:
         UnsupportedGrammarError: it is no grammar, or says more than which texts are allowed.
         TooComplexError: it has more than `MAX_RULES` rules, or is nested too deeply.
     """
-    tokens = _tokens(grammar)
-    defined = [
-        token.value
-        for token, following in pairwise(tokens)
-        if token.kind == "name" and following.kind == "assign"
-    ]
-    if len(defined) > MAX_RULES:
-        raise TooComplexError(f"the grammar has more than {MAX_RULES} rules")
-    if len({*defined}) < len(defined) or not _NO_RULES.isdisjoint(defined):
-        raise UnsupportedGrammarError("a rule has two definitions or a reserved name")
-    parser = _Parser(tokens, frozenset(defined))
-    rules = {}
-    while parser.kind != "end":
-        name, body = parser.rule()
-        rules[name] = body
-    return rules
+    return Parser(tokens_of(grammar, TOKEN)).rules()
 
 
 @dataclass(frozen=True, slots=True)
-class _Token:
-    """Kinds are the groups of `_TOKEN`; a mark is its own kind."""
+class Token:
+    """Kinds are the groups of `TOKEN`; a mark is its own kind."""
 
     kind: str
     value: str
 
 
-def _tokens(grammar: str) -> list[_Token]:
+def tokens_of(grammar: str, pattern: re.Pattern[str]) -> list[Token]:
     if "\0" in grammar:
         raise UnsupportedGrammarError("a NUL, where xgrammar stops to read")
     tokens = []
     position = 0
     while position < len(grammar):
-        match = _TOKEN.match(grammar, position)
+        match = pattern.match(grammar, position)
         if match is None:
             raise UnsupportedGrammarError(f"not understood: {grammar[position : position + 20]!r}")
         position = match.end()
         if match.lastgroup is not None:
             value = match[match.lastgroup]
-            tokens.append(_Token(value if match.lastgroup == "mark" else match.lastgroup, value))
-    return [*tokens, _Token("end", "")]
+            tokens.append(Token(value if match.lastgroup == "mark" else match.lastgroup, value))
+    return [*tokens, Token("end", "")]
 
 
-class _Parser:
+class Parser:
     """Recursive descent over the tokens. Each method begins at the current token and leaves the
     one after what it has read."""
 
-    def __init__(self, tokens: list[_Token], defined: frozenset[str]) -> None:
-        self._tokens = tokens
-        self._defined = defined
-        self._position = 0
+    def __init__(self, tokens: list[Token]) -> None:
+        self.tokens = tokens
+        self.position = 0
         self._nesting = 0
+        self._defined: frozenset[str] = frozenset()
+
+    def rules(self) -> dict[str, Node]:
+        """Raises as `parse`."""
+        defined = [
+            token.value
+            for token, following in pairwise(self.tokens)
+            if token.kind == "name" and following.kind == "assign"
+        ]
+        if len(defined) > MAX_RULES:
+            raise TooComplexError(f"the grammar has more than {MAX_RULES} rules")
+        self._defined = frozenset(defined)
+        if len(self._defined) < len(defined) or not _NO_RULES.isdisjoint(defined):
+            raise UnsupportedGrammarError("a rule has two definitions or a reserved name")
+        rules = {}
+        while self.kind != "end":
+            name, body = self.rule()
+            rules[name] = body
+        return rules
 
     @property
     def kind(self) -> str:
-        return self._tokens[self._position].kind
+        return self.tokens[self.position].kind
 
     def rule(self) -> tuple[str, Node]:
-        name = self._take("name")
-        self._take("assign")
+        name = self.take("name")
+        self.take("assign")
         return name, self._choice()
 
-    def _take(self, kind: str) -> str:
+    def take(self, kind: str) -> str:
         if self.kind != kind:
-            self._refuse()
-        self._position += 1
-        return self._tokens[self._position - 1].value
+            self.refuse()
+        self.position += 1
+        return self.tokens[self.position - 1].value
 
-    def _refuse(self) -> NoReturn:
-        raise UnsupportedGrammarError(f"{self._tokens[self._position].value!r} is not understood")
+    def refuse(self) -> NoReturn:
+        raise UnsupportedGrammarError(f"{self.tokens[self.position].value!r} is not understood")
 
     @property
     def _is_at_rule(self) -> bool:
-        return self.kind == "name" and self._tokens[self._position + 1].kind == "assign"
+        return self.kind == "name" and self.tokens[self.position + 1].kind == "assign"
 
     def _choice(self) -> Node:
         options = [self._sequence()]
         while self.kind == "|":
-            self._take("|")
+            self.take("|")
             options.append(self._sequence())
         return options[0] if len(options) == 1 else Choice(tuple(options))
 
     def _sequence(self) -> Node:
         parts = [self._repeated()]
-        while self.kind not in ("|", ")", "end") and not self._is_at_rule:
+        while not self._ends_sequence():
             parts.append(self._repeated())
         return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+
+    def _ends_sequence(self) -> bool:
+        return self.kind in ("|", ")", "end") or self._is_at_rule
 
     def _repeated(self) -> Node:
         part = self._element()
@@ -200,23 +207,23 @@ class _Parser:
                 return Repetition(part, *self._bounds())
             case _:
                 return part
-        self._position += 1
+        self.position += 1
         return Repetition(part, low, high)
 
     def _bounds(self) -> tuple[int, int | None]:
-        self._take("{")
+        self.take("{")
         high: int | None
         low = high = self._number()
         if self.kind == ",":
-            self._take(",")
+            self.take(",")
             high = None if self.kind == "}" else self._number()
-        self._take("}")
+        self.take("}")
         if high is not None and high < low:
             raise UnsupportedGrammarError("a repetition with its bounds exchanged")
         return low, high
 
     def _number(self) -> int:
-        number = self._take("number")
+        number = self.take("number")
         if len(number) > 9:
             raise TooComplexError("a repetition with a number of more than nine digits")
         return int(number)
@@ -224,37 +231,38 @@ class _Parser:
     def _element(self) -> Node:
         match self.kind:
             case "text":
-                return Text(_text(self._take("text")))
+                return Text(text_of(self.take("text")))
             case "members":
-                return CharacterClass(_class(self._take("members")))
+                return CharacterClass(_class(self.take("members")))
             case "name":
-                name = self._take("name")
+                name = self.take("name")
                 if name not in self._defined:
                     raise UnsupportedGrammarError(f"{name} is not defined")
                 return Reference(name)
             case "(":
                 return self._parenthesis()
-        self._refuse()
+        self.refuse()
 
     def _parenthesis(self) -> Node:
-        self._take("(")
+        self.take("(")
         if self.kind == ")":
-            self._take(")")
+            self.take(")")
             return Text(b"")
         self._nesting += 1
         if self._nesting > MAX_NESTING:
             raise TooComplexError("the grammar is nested too deeply")
         inside = self._choice()
         self._nesting -= 1
-        self._take(")")
+        self.take(")")
         return inside
 
 
-def _text(written: str) -> bytes:
+def text_of(written: str) -> bytes:
     codes = [_code(match, _ESCAPES) for match in _CHARACTER.finditer(written)]
     return "".join(map(chr, codes)).encode(errors="surrogatepass")
 
 
+@lru_cache(maxsize=512)
 def _class(members: str) -> Ranges:
     is_negated = members.startswith("^")
     found = [*_CHARACTER.finditer(members, 1 if is_negated else 0)]

@@ -45,7 +45,7 @@ from sgl_vllm.fsm.errors import (
     UnsupportedTagError,
 )
 from sgl_vllm.fsm.schema import SchemaSemantics
-from sgl_vllm.fsm.vllm.formats import FORMATS, MAX_SPEC_CHARS, Dialect, too_long
+from sgl_vllm.fsm.vllm.formats import FORMATS, MAX_SPEC_CHARS, Dialect, XgrammarCall, too_long
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.fsm.vllm.limits import NotCompiledError, within_limits
 from sgl_vllm.fsm.vllm.resources import TokenizerResources, compiler_of, make_xgrammar
@@ -132,6 +132,7 @@ class SglBackend(StructuredOutputBackend):
             close_objects=config.disable_additional_properties
             and semantics is SchemaSemantics.SPEC,
             prefers_guidance=stock == "guidance",
+            printed=self._printed if semantics is SchemaSemantics.STRICT else None,
         )
         self._use_automata = use_automata
         self._preferred_stock = stock
@@ -329,6 +330,9 @@ class SglBackend(StructuredOutputBackend):
         if not bitmask.any():  # vLLM would sample token 0, and fail the request for it
             raise ValueError(f"no text satisfies the {title}")
         return grammar
+
+    def _printed(self, call: XgrammarCall) -> str:
+        return self._stock_backends().printed(call)
 
     def _stock_backends(self) -> StockBackends:
         with self._lock:

@@ -15,6 +15,7 @@ from typing import Any  # Any: the JSON of a request
 
 from vllm.v1.structured_output.backend_guidance import process_for_additional_properties
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
 from sgl_vllm.fsm import regex, run_bound
@@ -22,6 +23,7 @@ from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Expression, Literals
 from sgl_vllm.fsm.schema import SchemaSemantics, compile_schema
+from sgl_vllm.fsm.schema_grammar import compile_schema_grammar
 from sgl_vllm.fsm.structural_tag import compile_structural_tag
 from sgl_vllm.vllm_api.vllm_source import installed_source
 
@@ -33,6 +35,10 @@ MAX_STOCK_GRAMMAR_CHARS = 32 << 10
 0.8 GB; one of 1 MB costs more than 21 GB, in a compilation that cannot be interrupted."""
 
 
+XgrammarCall = tuple[str, str, dict[str, Any]]  # Any: keyword arguments, as JSON
+"""A method of xgrammar's compiler, its argument, and its keyword arguments."""
+
+
 @dataclass(frozen=True)
 class Dialect:
     """What the server's options say about JSON.
@@ -42,21 +48,22 @@ class Dialect:
         any_whitespace: whether white space may stand between tokens.
         close_objects: `disable_additional_properties`, which guidance applies to schemas.
         prefers_guidance: whether guidance compiles what the automata leave, before xgrammar.
+        printed: prints the grammar that xgrammar makes of a JSON schema, given the call that
+            compiles it; empty if it makes none. None where schemas do not mean what they mean to
+            xgrammar.
     """
 
     semantics: SchemaSemantics
     any_whitespace: bool
     close_objects: bool
     prefers_guidance: bool
+    printed: Callable[[XgrammarCall], str] | None
 
 
 _source = installed_source()
 COMPACT_HAS_NO_SPACES = _source is None or _source.release >= (0, 32)
 """Without any white space, vLLM 0.31 has xgrammar write a space after each separator. There, such
 JSON is left to vLLM's backends."""
-
-XgrammarCall = tuple[str, str, dict[str, Any]]  # Any: keyword arguments, as JSON
-"""A method of xgrammar's compiler, its argument, and its keyword arguments."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +98,14 @@ def _json_expression(spec: str, dialect: Dialect) -> Expression | None:
     schema = _parsed(spec)
     if dialect.close_objects:
         schema = process_for_additional_properties(schema)
-    if dialect.semantics is SchemaSemantics.STRICT:
-        schema = _tool_calls(schema)
-    return _schema_expression(schema, dialect)
+    if dialect.semantics is not SchemaSemantics.STRICT:
+        return _schema_expression(schema, dialect)
+    try:
+        return _schema_expression(_tool_calls(schema), dialect)
+    except UnsupportedSchemaError as error:
+        if has_xgrammar_unsupported_json_features(schema):
+            raise  # vLLM hands it to guidance
+        return _as_printed(spec, dialect, error)
 
 
 def _schema_expression(schema: Any, dialect: Dialect) -> Expression:
@@ -104,6 +116,14 @@ def _schema_expression(schema: Any, dialect: Dialect) -> Expression:
     return compile_schema(
         schema, semantics=dialect.semantics, any_whitespace=dialect.any_whitespace
     )
+
+
+def _as_printed(spec: str, dialect: Dialect, error: UnsupportedSchemaError) -> Expression:
+    """A schema that was refused with `error`, as the grammar that xgrammar makes of it."""
+    grammar = dialect.printed(_json_calls(spec, dialect)[0]) if dialect.printed else ""
+    if not grammar:
+        raise error
+    return compile_schema_grammar(grammar)
 
 
 def _parsed(spec: str) -> Any:
@@ -161,7 +181,14 @@ def _grammar_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
 def _structural_tag_expression(spec: str, dialect: Dialect) -> Expression | None:
     # vLLM has xgrammar compile a tag as a whole, without the option that forbids white space.
     dialect = replace(dialect, any_whitespace=True)
-    return compile_structural_tag(_parsed(spec), lambda one: _schema_expression(one, dialect))
+
+    def compile_part(schema: Any) -> Expression:
+        try:
+            return _schema_expression(schema, dialect)
+        except UnsupportedSchemaError as error:
+            return _as_printed(json.dumps(schema), dialect, error)
+
+    return compile_structural_tag(_parsed(spec), compile_part)
 
 
 def _structural_tag_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:

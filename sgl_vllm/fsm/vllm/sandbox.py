@@ -64,16 +64,20 @@ class SandboxedCompiler:
             if key in self._within_limits:
                 self._within_limits.move_to_end(key)
                 return
-        try:
-            self._worker.ask(question)
-        except WorkerFailedError as error:
-            raise CompilationLimitError(f"compiling the {title} {error}") from None
-        except WorkerUnavailableError as error:
-            raise CompilersBusyError(f"compiling the {title} {error}") from None
+        self._ask(question, title)
         with self._lock:
             self._within_limits[key] = None
             if len(self._within_limits) > _MAX_VERDICTS:
                 self._within_limits.popitem(last=False)
+
+    def _ask(self, question: bytes, title: str) -> bytes:
+        """The process's answer. Raises as `check`."""
+        try:
+            return self._worker.ask(question)[1]
+        except WorkerFailedError as error:
+            raise CompilationLimitError(f"compiling the {title} {error}") from None
+        except WorkerUnavailableError as error:
+            raise CompilersBusyError(f"compiling the {title} {error}") from None
 
     def stop(self) -> None:
         self._worker.stop()
@@ -96,6 +100,11 @@ class XgrammarSandbox(SandboxedCompiler):
     def check_calls(self, calls: Sequence[XgrammarCall], title: str) -> None:
         """As `check`, for calls of xgrammar's compiler."""
         self.check(json.dumps(calls).encode(), title)
+
+    def printed(self, call: XgrammarCall, title: str) -> str:
+        """The grammar that xgrammar makes of a JSON schema; empty if it makes none. Raises as
+        `check`."""
+        return self._ask(json.dumps({"print": call}).encode(), title).decode()
 
 
 class GuidanceSandbox(SandboxedCompiler):

@@ -29,7 +29,7 @@ from vllm.v1.structured_output.backend_xgrammar import (
 )
 
 from sgl_vllm.fsm.schema import SchemaSemantics
-from sgl_vllm.fsm.vllm.formats import FORMATS, Dialect
+from sgl_vllm.fsm.vllm.formats import FORMATS, Dialect, XgrammarCall
 from sgl_vllm.fsm.vllm.limits import NotCompiledError, within_limits
 from sgl_vllm.fsm.vllm.resources import TokenizerResources, tokenizer_info
 from sgl_vllm.fsm.vllm.sandbox import GuidanceSandbox, XgrammarSandbox
@@ -105,6 +105,13 @@ class StockBackends:
             raise
         except Exception as error:  # xgrammar's compiler raises RuntimeError
             raise ValueError(f"the {form.title} cannot be compiled: {error}") from error
+
+    def printed(self, call: XgrammarCall) -> str:
+        """The grammar that xgrammar makes of a JSON schema; empty if it makes none.
+
+        Raises NotCompiledError: that takes too much time or memory, or others do.
+        """
+        return self._xgrammar_sandbox.printed(call, FORMATS[StructuredOutputOptions.JSON].title)
 
     def stop(self) -> None:
         self._xgrammar_sandbox.stop()

@@ -1,8 +1,10 @@
 """The process that compiles with xgrammar (`worker.py`), to see that it comes to an end.
 
 The first question is the vocabulary, as xgrammar serializes it. Each other question is a list of
-calls of its compiler, `[[method, argument, options], ...]`. The answer is empty: what is wrong with
-a format is reported by the backend that compiles it next.
+calls of its compiler, `[[method, argument, options], ...]`, or one call for a JSON schema in an
+object, `{"print": [method, schema, options]}`, which prints the grammar of the schema instead. The
+answer is that grammar, or empty: what is wrong with a format is reported by the backend that
+compiles it next.
 """
 
 from __future__ import annotations
@@ -25,8 +27,12 @@ def answer(question: bytes) -> tuple[int, bytes]:
             xgrammar.GrammarCompiler(vocabulary, max_threads=NUM_THREADS, cache_enabled=False)
         )
         return 0, b""
+    asked = json.loads(question)
     try:
-        for method, argument, options in json.loads(question):
+        if isinstance(asked, dict):
+            _, schema, options = asked["print"]
+            return 0, str(xgrammar.Grammar.from_json_schema(schema, **options)).encode()
+        for method, argument, options in asked:
             getattr(_compilers[0], method)(argument, **options)
     except Exception as error:
         if isinstance(error, MemoryError) or "bad_alloc" in str(error):

@@ -19,7 +19,7 @@ from sgl_vllm.fsm.byte_dfa import ByteDfa, combined, minimal
 from sgl_vllm.fsm.characters import MARK
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedPatternError
 from sgl_vllm.fsm.expressions import NEVER
-from sgl_vllm.fsm.regex import full_match, json_string_search
+from sgl_vllm.fsm.regex import full_match, full_match_in_json, json_string_search
 from sgl_vllm.fsm.tables import byte_classes, distances, equal_blocks, product, reachable
 from tests.effort import examples
 
@@ -100,6 +100,28 @@ def test_a_json_string_matches_where_re_finds_the_pattern_in_its_value(pattern, 
     for text in texts:
         accepted = dfa is not None and dfa.accepts(json.dumps(text, ensure_ascii=False).encode())
         assert accepted == bool(found(text)), text
+
+
+@settings(max_examples=examples(100))
+@given(patterns, st.lists(strings))
+def test_without_escapes_only_plain_characters_match(pattern, texts):
+    plain = re.compile(r'[^"\\\x00-\x1f]*')
+    try:
+        dfa = full_match_in_json(pattern)
+    except UnsupportedPatternError:
+        return  # nothing matches, or xgrammar may read it differently
+    matches = re.compile(pattern, re.ASCII | re.DOTALL).fullmatch
+    for text in texts:
+        if not any(char in text for char in "\xa0\x1c\x1d\x1e\x1f"):  # \s of Python, of xgrammar
+            assert dfa.accepts(text.encode()) == bool(plain.fullmatch(text) and matches(text)), text
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(ab*)?", "(a|a{1,2})", "(ca{1,2})?", "x(a*b)?", "((ab)+){0,2}"]
+)
+def test_a_pattern_is_handed_on_where_xgrammar_may_read_it_wrongly(pattern):
+    with pytest.raises(UnsupportedPatternError, match="xgrammar may read"):
+        full_match_in_json(pattern)
 
 
 ECMA_SPACE = "\t\n\v\f\r \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff" + "".join(

@@ -1,0 +1,266 @@
+r"""The grammar that xgrammar makes of a JSON schema -> an expression.
+
+Owns the schemas that are read as xgrammar reads them, whatever it makes of their keywords, because
+the grammar that it prints says so. `schema/` compiles those whose keywords it knows, in less time.
+Pure: asks nobody for the grammar.
+
+    root        ::= "{" ws "\"a\"" ws ":" ws root_prop_0 ws "}"     a sequence: literals, blanks
+    root_prop_0 ::= [1-9] [0-9]*                                    an automaton: no punctuation
+
+What `schema/` would make of a text is made here too, so that terminals, and what is known about
+tokens in them, are shared: strings are `JsonString`, blanks and numbers are automata.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from sgl_vllm.fsm import characters, regex
+from sgl_vllm.fsm.characters import Ranges
+from sgl_vllm.fsm.ebnf.printed import PrintedGrammar, parse_printed
+from sgl_vllm.fsm.ebnf.syntax import (
+    CharacterClass,
+    Choice,
+    Node,
+    Reference,
+    Repetition,
+    Sequence,
+    Text,
+)
+from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
+from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Seq, literal
+from sgl_vllm.fsm.json_string import PLAIN_STRING, STRING, JsonString
+from sgl_vllm.fsm.rust_regex import compile_trusted, compile_untrusted
+
+MAX_GRAMMAR_CHARS = 64 << 10
+"""Reading this much takes some 30 ms. Larger ones are left to xgrammar."""
+
+_ROOT = "root"
+_PUNCTUATION = frozenset(b'{}[]:,"')
+_MAX_POSITIONS = 200
+"""Characters of a rule, with what is repeated counted as often. A larger rule is a structure of
+smaller automata."""
+
+_MAX_COUNT = 10_000
+
+_STRINGS, _ = parse_printed(r"""
+basic_escape ::= (([\"\\/bfnrt]) | ("u" [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9]))
+basic_string_sub ::= (("\"") | ([^\0-\x1f\"\\\r\n] basic_string_sub)
+    | ("\\" basic_escape basic_string_sub))
+plain ::= [^\"\\\r\n]
+""")
+"""How xgrammar writes the rest of a string, and a character of a string with a length."""
+
+
+def compile_schema_grammar(grammar: str) -> Expression:
+    """The texts that a grammar allows which xgrammar has printed for a JSON schema.
+
+    Cost: about a millisecond per KB. The automaton costs what is visited of it.
+
+    Raises:
+        UnsupportedGrammarError: it has a construct that is not known here.
+        UnsupportedPatternError: so has one of its patterns.
+        TooComplexError: it is too large.
+    """
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        raise TooComplexError(f"the grammar has more than {MAX_GRAMMAR_CHARS:,} characters")
+    try:
+        printed = parse_printed(grammar)
+        if _ROOT not in printed.rules:
+            raise UnsupportedGrammarError("no rule root")
+        return _Compiler(printed).rule(_ROOT)
+    except RecursionError:
+        raise TooComplexError("the grammar is nested too deeply") from None
+
+
+class _Compiler:
+    def __init__(self, printed: PrintedGrammar) -> None:
+        self._rules, self._patterns = rules, _ = printed
+        self._empty = _Empty(printed)
+        self._expressions: dict[str, Expression] = {}
+        self._regular: dict[str, _Regular | None] = {}
+        self._is_string_tail = (
+            rules.get("basic_escape") == _STRINGS["basic_escape"]
+            and rules.get("basic_string_sub") == _STRINGS["basic_string_sub"]
+        )
+
+    def rule(self, name: str) -> Expression:
+        """The expression of a rule. One for each, so that a rule may contain itself."""
+        known = self._expressions.get(name)
+        if known is None and name in self._patterns:
+            known = regex.full_match_in_json(self._patterns[name]).expression
+            self._expressions[name] = known
+        if known is None:
+            holder: list[Expression] = []
+            self._expressions[name] = Lazy(lambda: holder[0])
+            known = self._made(name)
+            holder.append(known)
+            self._expressions[name] = known
+        return known
+
+    def _made(self, name: str) -> Expression:
+        if name == "basic_string_sub" and self._is_string_tail:
+            return JsonString.of(STRING)
+        node = self._rules[name]
+        regular = self._regular_rule(name)
+        if regular is not None and not isinstance(node, Text):
+            return regular.expression
+        return self._expression(node)
+
+    def _expression(self, node: Node) -> Expression:
+        match node:
+            case Text(data):
+                return literal(data)
+            case CharacterClass(ranges):
+                return compile_trusted(_bracketed(ranges)).expression
+            case Reference(name):
+                return self.rule(name)
+            case Choice(options):
+                return Alt([self._expression(option) for option in options])
+            case Sequence(parts):
+                return self._sequence(parts)
+            case Repetition(part, low, high):
+                return self._repetition(part, low, high)
+
+    def _sequence(self, parts: tuple[Node, ...]) -> Expression:
+        match parts:
+            case (Text(b'"'), Repetition(part, low, high), Text(b'"')) if self._is_plain(part):
+                # xgrammar allows raw control characters here, which are invalid in JSON.
+                return Seq(literal(b'"'), JsonString.of(PLAIN_STRING, 0, low, high))
+        return Seq(*[self._expression(part) for part in parts])
+
+    def _is_plain(self, node: Node) -> bool:
+        """Whether it is a character of a string with `minLength` or `maxLength`, of which xgrammar
+        allows no escapes."""
+        plain = _STRINGS["plain"]
+        return node == plain or (
+            isinstance(node, Reference) and self._rules.get(node.name) == plain
+        )
+
+    def _repetition(self, part: Node, low: int, high: int | None) -> Expression:
+        if max(low, high or 0) > _MAX_COUNT:
+            raise TooComplexError(f"a repetition of more than {_MAX_COUNT:,} times")
+        regular = self._regular_part(Repetition(part, low, high))
+        if regular is not None:
+            return regular.expression
+        if self._empty.part(part):
+            raise UnsupportedGrammarError("a repetition of what may be empty")
+        return _repeated(self._expression(part), low, high)
+
+    # -- regular parts without punctuation ---------------------------------------------------------
+
+    def _regular_rule(self, name: str) -> _Regular | None:
+        if name not in self._regular:
+            self._regular[name] = None  # a rule that contains itself
+            if name in self._rules:
+                self._regular[name] = self._regular_part(self._rules[name])
+        return self._regular[name]
+
+    def _regular_part(self, node: Node) -> _Regular | None:
+        """The texts of a part; None if they are many, not regular, or have punctuation of JSON."""
+        match node:
+            case Text(data):
+                if not data.isascii() or not _PUNCTUATION.isdisjoint(data):
+                    return None
+                brackets = [characters.bracketed(((byte, byte),)) for byte in data]
+                return _limited("".join(brackets), len(data))
+            case CharacterClass(ranges):
+                return _limited(_bracketed(ranges), 1)
+            case Reference(name):
+                return self._regular_rule(name)
+            case Choice(options):
+                return _joined([self._regular_part(option) for option in options], "|")
+            case Sequence(parts):
+                return _joined([self._regular_part(part) for part in parts], "")
+            case Repetition(part, low, high):
+                inside = self._regular_part(part)
+                if inside is None:
+                    return None
+                times = f"{{{low},{'' if high is None else high}}}"
+                return _limited(f"(?:{inside.regex}){times}", inside.size * max(low, high or 1))
+
+
+class _Regular(NamedTuple):
+    """A regular part of a grammar, in the syntax of Rust's regex, and how many positions it has."""
+
+    regex: str
+    size: int
+
+    @property
+    def expression(self) -> Expression:
+        # Some are a request's pattern, written as rules: they may need any number of states.
+        compiled = compile_trusted if self.size == 1 else compile_untrusted
+        return compiled(self.regex).expression
+
+
+def _limited(pattern: str, size: int) -> _Regular | None:
+    return _Regular(pattern, size) if size <= _MAX_POSITIONS else None
+
+
+def _joined(parts: list[_Regular | None], mark: str) -> _Regular | None:
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    pattern = mark.join([part.regex for part in known])
+    return _limited(f"(?:{pattern})", sum([part.size for part in known]))
+
+
+@lru_cache(maxsize=512)
+def _bracketed(ranges: Ranges) -> str:
+    """A pattern for those of the characters that UTF-8 can write."""
+    return characters.bracketed(characters.intersection(ranges, characters.ANY))
+
+
+def _repeated(part: Expression, low: int, high: int | None) -> Expression:
+    """`part`, from `low` to `high` times. Made as far as a walk gets."""
+    if high is None and low == 0:
+        loop: list[Expression] = []
+        endless = Alt((EMPTY, Seq(part, Lazy(lambda: loop[0]))))
+        loop.append(endless)
+        return endless
+    if high == 0:
+        return EMPTY
+    fewer = Lazy(lambda: _repeated(part, max(low - 1, 0), None if high is None else high - 1))
+    once = Seq(part, fewer)
+    return once if low else Alt((EMPTY, once))
+
+
+class _Empty:
+    """Which parts of rules may be empty.
+
+    Raises UnsupportedGrammarError if a rule may begin with itself: no walk through it would end.
+    """
+
+    def __init__(self, printed: PrintedGrammar) -> None:
+        self._rules = printed.rules
+        self._known = dict.fromkeys(printed.patterns, True)
+        self._open: set[str] = set()
+        for name in self._rules:
+            self.rule(name)
+
+    def rule(self, name: str) -> bool:
+        known = self._known.get(name)
+        if known is None:
+            if name in self._open:
+                raise UnsupportedGrammarError("a rule begins with itself")
+            self._open.add(name)
+            known = self._known[name] = self.part(self._rules[name])
+            self._open.remove(name)
+        return known
+
+    def part(self, node: Node) -> bool:
+        """It looks at everything with which a text may begin."""
+        match node:
+            case Text(data):
+                return not data
+            case Reference(name):
+                return self.rule(name)
+            case Choice(options):
+                return True in [self.part(option) for option in options]
+            case Sequence(parts):
+                return all(self.part(part) for part in parts)
+            case Repetition(part, low, _):
+                return self.part(part) or low == 0
+            case CharacterClass():
+                return False
