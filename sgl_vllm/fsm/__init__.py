@@ -6,7 +6,8 @@ interface. Rooms, from the bottom up:
     errors, tables, characters            arrays and sets
     expressions, byte_dfa, json_string    what a compiled format is made of
     rust_regex, regex, numbers            formats -> expressions
-    schema/, ebnf/, structural_tag
+    schema/, ebnf/, schema_grammar,
+    structural_tag
     automaton                             which bytes may come next, and which must
     trie_walks, vocabulary,               which tokens may come next
     terminal_walks, masks

@@ -1,11 +1,13 @@
 """vLLM's structured-output backend: our automata where they can compile a format, else vLLM's own.
 
 Owns vLLM's backend interface, the cache of automata, and the counters. Which texts are legal is
-decided in `fsm/schema/`, `fsm/regex.py`, `fsm/ebnf/` and `fsm/structural_tag.py`, which tokens in
-`fsm/masks.py`.
+decided in `fsm/schema/`, `fsm/schema_grammar.py`, `fsm/regex.py`, `fsm/ebnf/` and
+`fsm/structural_tag.py`, which tokens in `fsm/masks.py`.
 
     format                   by automata                                  otherwise
-    json                     what `fsm/schema` supports                   xgrammar, guidance
+    json                     what `fsm/schema` supports, or, where a      xgrammar, guidance
+                             schema means what xgrammar makes of it,
+                             what `fsm/schema_grammar.py` does
     json_object, choice      always (vLLM turns a choice into a grammar)
     regex                    what `fsm/regex.py` supports                 xgrammar, guidance
     structural_tag           what `fsm/structural_tag.py` supports        xgrammar, guidance
