@@ -181,17 +181,21 @@ def _mooncake_prompt(hash_ids: list[int], input_length: int, block: int) -> Toke
 
 
 class _Writer:
-    """Texts of random tokens and lengths."""
+    """Texts of random tokens and lengths, each of `scale` times the length asked for."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, scale: Fraction = Fraction(1)) -> None:
         self.rng = np.random.default_rng(seed)
+        self._scale = scale
 
     def number(self, low: int, high: int) -> int:
         """From `low` to `high`, both included."""
         return int(self.rng.integers(low, high + 1))
 
     def text(self, low: int, high: int) -> Tokens:
-        return self.rng.integers(0, VOCABULARY, self.number(low, high), dtype=np.int32)
+        length = self.number(low, high)
+        if length:
+            length = max(1, int(length * self._scale))
+        return self.rng.integers(0, VOCABULARY, length, dtype=np.int32)
 
     def pause_s(self, mean_s: float) -> float:
         return float(self.rng.exponential(mean_s))
@@ -216,6 +220,29 @@ def _chat(writer: _Writer) -> Iterator[Program]:
             calls.append(writer.then(prompt, reply, calls, writer.pause_s(10.0)))
             history = _join(prompt, reply)
         yield Program(tuple(calls))
+
+
+def _thinking_chat(writer: _Writer) -> Iterator[Program]:
+    """As `chat`, of a model that thinks before it answers: the next prompt has the second half of
+    each reply only."""
+    system_prompts = [writer.text(100, 900) for _ in range(4)]
+    while True:
+        history = system_prompts[writer.number(0, 3)]
+        calls: list[Call] = []
+        for _ in range(writer.number(3, 6)):
+            prompt, reply = _join(history, writer.text(20, 300)), writer.text(80, 400)
+            calls.append(writer.then(prompt, reply, calls, writer.pause_s(10.0)))
+            history = _join(prompt, reply[len(reply) // 2 :])
+        yield Program(tuple(calls))
+
+
+def _few_shot(writer: _Writer) -> Iterator[Program]:
+    """Single questions of 57 subjects, in any order, each after the examples of its subject; short
+    answers. As MMLU."""
+    examples = [writer.text(500, 2500) for _ in range(57)]
+    while True:
+        prompt = _join(examples[writer.number(0, 56)], writer.text(40, 250))
+        yield Program((Call(prompt, writer.text(1, 8)),))
 
 
 def _short_chat(writer: _Writer) -> Iterator[Program]:
@@ -317,25 +344,28 @@ def _no_sharing(writer: _Writer) -> Iterator[Program]:
 
 GENERATORS: dict[str, Callable[[_Writer], Iterator[Program]]] = {
     "chat": _chat,
+    "thinking_chat": _thinking_chat,
     "short_chat": _short_chat,
     "long_chat": _long_chat,
     "tree_of_thought": _tree_of_thought,
     "react": _react,
     "fork_join": _fork_join,
+    "few_shot": _few_shot,
     "tight_cache": _tight_cache,
     "no_sharing": _no_sharing,
 }
 
 
-def generate(name: str, num_requests: int, seed: int = 0) -> Trace:
-    """As many whole programs of the kind `name` as it takes for `num_requests` calls.
+def generate(name: str, num_requests: int, seed: int = 0, scale: Fraction = Fraction(1)) -> Trace:
+    """As many whole programs of the kind `name` as it takes for `num_requests` calls. `scale`
+    shortens every text.
 
     Raises:
         KeyError: no such kind.
     """
     programs: list[Program] = []
     num_calls = 0
-    for program in GENERATORS[name](_Writer(seed)):
+    for program in GENERATORS[name](_Writer(seed, scale)):
         if num_calls >= num_requests:
             break
         programs.append(program)

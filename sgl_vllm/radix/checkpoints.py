@@ -19,9 +19,9 @@ So it does where the prompts of waiting requests, which could go on from there, 
     waiting       |============= examples =============|== another question ==
                                                        ^ checkpoints  ^
 
-It also leaves one at the end of its prompt, where a pass ends anyway, if empty blocks and spare
-states (`components/states.py`) suffice for it. Conversations whose template drops a part of the
-last answer continue from there.
+It also leaves one at the end of its prompt, where a pass ends anyway, if there are empty blocks for
+it, or if requests are known to go on from such states (`components/state_order.py`). Conversations
+whose template drops a part of the last answer do.
 
 The copy is one that vLLM makes for its own prefix cache (`MambaManager.allocate_new_blocks`): it
 takes a block of each recurrent group, and both endpoints stay allocated until it is done.
@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from sgl_vllm.radix.components.state_order import Kind
 from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.request_record import RequestRecord
 
@@ -101,9 +102,10 @@ class Checkpoints:
         num_needed *= groups.num_blocks_per_full_block
         num_needed += len(groups.recurrent)
         num_free = self._pool.get_num_free_blocks()
-        if not is_stop:  # it must not cost what is likely to be used
-            num_free += tree.states.num_spare_blocks - tree.num_evictable_blocks
         if num_free < num_needed:
+            return False
+        is_full = num_free - tree.num_evictable_blocks < num_needed
+        if not is_stop and is_full and not tree.states.is_worth_a_state(Kind.PROMPT):
             return False
         for manager, block_id in zip(groups.recurrent, block_ids, strict=True):
             source = number, self._pool.blocks[block_id]
@@ -117,7 +119,7 @@ class Checkpoints:
 
     def finish(self, request: Request) -> None:
         """Put the checkpoint that `begin` has asked for, and vLLM will make before the next pass,
-        into the tree. One at a stop is expected to be used, so it is not spare."""
+        into the tree."""
         position = request.num_computed_tokens
         number = (position - 1) // self._groups.block_size
         copies = []
@@ -130,5 +132,5 @@ class Checkpoints:
         self._pool.mark_computed_in_this_step(block_ids)
         record, tree = self._pool.records.known(request), self._pool.tree
         assert tree is not None and tree.states is not None
-        if record is not None and position in record.stops:
-            tree.states.expect(block_ids[0])
+        is_stop = record is not None and position in record.stops
+        tree.states.mark(block_ids[0], Kind.BRANCH if is_stop else Kind.PROMPT)

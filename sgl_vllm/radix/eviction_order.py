@@ -84,21 +84,25 @@ class LeafQueue:
 class EvictionOrder:
     """The evictable leaves of one tree.
 
-    Leaves that end inside a block come first, least recently used first. A cache of whole blocks
-    would not hold a partial block, so none is kept at the expense of a full one. Then all leaves
-    come, in the policy's order. Wanted leaves are set aside.
+    Leaves with a *tail*, a last block that is worth less, come first, least recently used first. By
+    default these are the leaves that end inside a block: a cache of whole blocks would not hold a
+    partial block, so none is kept at the expense of a full one. Then all leaves come, in the
+    policy's order. Wanted leaves are set aside.
 
     Args:
-        tails_first: False if a leaf is of no use without its partial last block.
+        has_tail: whether a node is an evictable leaf with a tail.
 
     Invariant: every evictable leaf of the tree is queued or set aside.
     """
 
     def __init__(
-        self, policy: EvictionPolicy, blocks: BlockTable, *, tails_first: bool = True
+        self,
+        policy: EvictionPolicy,
+        blocks: BlockTable,
+        has_tail: Callable[[Node], bool] | None = None,
     ) -> None:
-        self._block_size = blocks.block_size if tails_first else 1
-        self._tails = LeafQueue(lru, blocks.has_evictable_tail)
+        self._has_tail = has_tail or blocks.has_evictable_tail
+        self._tails = LeafQueue(lru, self._has_tail)
         self._leaves = LeafQueue(policy, blocks.is_evictable)
         self._oldest = LeafQueue(lru, blocks.is_evictable)
         self._may_expire = False
@@ -108,7 +112,7 @@ class EvictionOrder:
     def add(self, leaf: Node) -> None:
         """Add `leaf`, which has just become evictable."""
         self._leaves.push(leaf)
-        if leaf.end % self._block_size:
+        if self._has_tail(leaf):
             self._tails.push(leaf)
         if self._may_expire:
             self._oldest.push(leaf)
@@ -118,15 +122,16 @@ class EvictionOrder:
         for queue in (self._tails, self._leaves, self._oldest):
             queue.forget(node)
 
-    def pop(self, wanted: Collection[Node]) -> Node | None:
-        """Take the next leaf that is not in `wanted`; None if there is none.
+    def pop(self, wanted: Collection[Node], only_tails: bool = False) -> Node | None:
+        """Take the next leaf, or the next with a tail, that is not in `wanted`; None if there is
+        none.
 
         Wanted leaves that come up are set aside until this is called with another collection.
         """
         if wanted is not self._set_aside_for:
             self._put_back()
             self._set_aside_for = wanted
-        for queue in (self._tails, self._leaves):
+        for queue in (self._tails,) if only_tails else (self._tails, self._leaves):
             while (leaf := queue.pop()) is not None:
                 if leaf not in wanted:
                     return leaf

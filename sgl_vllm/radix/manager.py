@@ -35,6 +35,7 @@ from vllm.v1.request import Request, RequestStatus
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.radix.block_hashes import BlockHasher, placeholder_hasher
 from sgl_vllm.radix.checkpoints import Checkpoints, stops_for
+from sgl_vllm.radix.components.state_order import Kind
 from sgl_vllm.radix.components.states import States
 from sgl_vllm.radix.components.windows import HOLE
 from sgl_vllm.radix.contexts import Contexts, is_salted
@@ -414,6 +415,7 @@ class RadixKVCacheManager(KVCacheManager):
         tree, record = self.pool.tree, self.pool.records.of(request)
         if tree is not None and record is not None:
             record.used = tree.record_hit(record.used, request.priority)
+            tree.record_state_use(record.used, record.num_found)
 
     # -- insert -------------------------------------------------------------------------------
 
@@ -530,6 +532,9 @@ class RadixKVCacheManager(KVCacheManager):
                 is_cached = self.pool.index(
                     request, blocks, num_tokens, is_last_use=True, states=states
                 )
+                tree = self.tree
+                if states and num_tokens in states and tree is not None and tree.states is not None:
+                    tree.states.mark(states[num_tokens][0], Kind.END)
                 self.counters.retained_tails += is_cached and num_tokens % self.block_size != 0
                 if is_cached and record is not None:
                     self.contexts.left(request, record)

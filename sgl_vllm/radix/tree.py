@@ -102,18 +102,20 @@ class RadixTree:
         self.num_nodes = 0
         self.roots: dict[Namespace, Node] = {}
         self.blocks = BlockTable(block_size)
-        # The state after a leaf's last token would go with its partial last block.
-        self.order = EvictionOrder(policy, self.blocks, tails_first=not num_recurrent_groups)
         self.watchers = Watchers()
         self.num_groups = 1 + len(window_groups) + num_recurrent_groups
         self._num_blocks_per_end = 1 + num_recurrent_groups
         self._num_blocks_per_end += sum(block_size // one.block_size for one in window_groups)
         self.windows = Windows(window_groups, self.blocks, self.watchers) if window_groups else None
         self.states = (
-            RecurrentStates(num_recurrent_groups, self.blocks, self.watchers)
+            RecurrentStates(
+                num_recurrent_groups, self.blocks, self.watchers, clock, policy is not lru
+            )
             if num_recurrent_groups
             else None
         )
+        has_tail = self.states.has_useless_end if self.states is not None else None
+        self.order = EvictionOrder(policy, self.blocks, has_tail)
         self.shortened: list[int] = []
         """Blocks of which the tree has lost the last tokens but not the first, with states only,
         since the caller last emptied the list."""
@@ -208,6 +210,12 @@ class RadixTree:
         self._record_use(node, priority, num_hits=1)
         return Match(num_tokens, node)
 
+    def record_state_use(self, match: Match, num_tokens: int) -> None:
+        """A request goes on from the state after the first `num_tokens` of what it matched."""
+        node = holder_of(match, num_tokens).node
+        if self.states is not None and node is not None:
+            self.states.used(node, num_tokens)
+
     def record_use(self, node: Node | None, priority: int = 0) -> None:
         """A request of `priority` has just used the tokens of `node` and of all its parents."""
         self._record_use(node, priority, num_hits=0)
@@ -236,6 +244,8 @@ class RadixTree:
             num_hits = node.num_hits
             node.count_as_never_used()
             self.order.forget(node)
+            if self.states is not None:
+                self.states.count_as_never_used(node)
             if self.blocks.is_evictable(node):
                 self.order.add(node)
             if len(parent.children) > 1 or parent.num_hits > num_hits + 1:
@@ -443,19 +453,23 @@ class RadixTree:
     def evict(self, num_blocks: int, wanted: Collection[Node] = ()) -> list[int]:
         """Evict `num_blocks` that are not locked, or as many as there are, in this order:
 
-        1. spare states and spare blocks of window groups (`components/`), of `wanted` nodes too;
-        2. partial last blocks of leaves, least recently used first; not with recurrent groups;
-        3. leaves from their end, in the order of the policy;
-        4. blocks before locked ones. Costs a scan of all blocks.
+        1. spare blocks of window groups (`components/windows.py`), of `wanted` nodes too;
+        2. partial last blocks of leaves, least recently used first; with recurrent groups those in
+           which no hit can end instead, whole or partial;
+        3. with recurrent groups states, in their own order (`components/state_order.py`), each with
+           the end of a leaf that is of no use without it. If the policy is another than LRU, spare
+           states only;
+        4. leaves from their end, in the order of the policy;
+        5. blocks before locked ones. Costs a scan of all blocks.
 
-        In 2 and 3 (`EvictionOrder`), leaves in `wanted` come after all others.
+        In 2 to 4, nodes in `wanted` come after all others.
 
         Blocks before locked ones are of two kinds. Window blocks that the end of a locked node
         needs are evicted alone. Full-attention blocks of an ended request are left if a running one
         has the same tokens in blocks of its own, and only what continues them is in the tree. They
         are evicted with everything that continues them, locked or not.
 
-        Returns every block evicted, in case 4 possibly more than `num_blocks`. With several groups
+        Returns every block evicted, in case 5 possibly more than `num_blocks`. With several groups
         there may be more in any case, because the blocks at the end of a leaf go together, and with
         recurrent groups all after the last state that is left.
         """
@@ -463,19 +477,21 @@ class RadixTree:
             self.evictions.begin("evicted", self.clock())
         evicted: list[int] = []
         num_left = min(num_blocks, self.num_evictable_blocks)
-        for component in (self.states, self.windows):
-            if component is not None and num_left > 0:
-                spare = component.evict_spare(num_left)
-                num_left -= len(spare)
-                evicted += spare
+        if self.windows is not None and num_left > 0:
+            evicted += self.windows.evict_spare(num_left)
+            num_left -= len(evicted)
         while num_left > 0:
+            num_before = self.num_evictable_blocks
+            if self.states is not None and (cut := self._evict_state(self.states, wanted)):
+                evicted += cut
+                num_left -= num_before - self.num_evictable_blocks  # some may be in use
+                continue
             leaf = self.order.pop(wanted)
             if leaf is not None and self.num_groups == 1:
                 cut = self._evict_end(leaf, 1 if leaf.end % self.block_size else num_left)
                 num_left -= len(cut)
                 evicted += cut
             elif leaf is not None:
-                num_before = self.num_evictable_blocks
                 is_tail = leaf.end % self.block_size != 0
                 num_ends = 1 if is_tail else -(-num_left // self._num_blocks_per_end)
                 evicted += self._evict_end(leaf, num_ends)
@@ -486,6 +502,19 @@ class RadixTree:
                 self._evict_before_locked(max(num_left, _MIN_SCAN_BLOCKS), evicted)
                 break
         return evicted
+
+    def _evict_state(self, states: RecurrentStates, wanted: Collection[Node]) -> list[int]:
+        """Evict the end of a leaf in which no hit can end, or else a state, with the end of a leaf
+        that is of no use without it. Returns the blocks; none if there is neither."""
+        while (leaf := self.order.pop(wanted, only_tails=True)) is not None:
+            if cut := self._evict_end(leaf, 1):  # or its parent has got the block
+                return cut
+        block_id = states.take_first(wanted)
+        if block_id is None:
+            return []
+        if not states.is_last(block_id):
+            return states.drop(block_id)
+        return self._evict_end(self.blocks.owners[block_id], 1)
 
     def _evict_before_locked(self, num_blocks: int, evicted: list[int]) -> None:
         unlocked = [i for i in self.blocks.owners if i not in self.blocks.locked]

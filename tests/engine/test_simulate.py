@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from benchmarks import hostile, session_model, simulate, traces
+from benchmarks import hostile, session_model, simulate, states, traces
 from benchmarks.comparison import Result, percentile
 from benchmarks.cost_model import CostModel
 from benchmarks.simulate_grid import Run, run_all
@@ -470,3 +470,30 @@ def test_what_is_remembered_of_open_sessions_is_bounded() -> None:
         return hostile.run(agents, attack, "sgl", settings).num_bytes
 
     assert num_bytes(4000) < 1.1 * num_bytes(2000)
+
+
+# -- recurrent layers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trace", ["chat", "thinking_chat"])
+def test_conversations_keep_the_states_that_they_go_on_from(trace: str) -> None:
+    """Whether that is the end of an answer or of a prompt. By age alone, they would compute more
+    than twice what they have to."""
+    (row,) = states.measure(trace, "qwen3_next", [0.2], [0], share=0.5, arms=("sgl",))
+    assert row.unique < row.computed["sgl"] < 1.5 * row.unique
+
+
+def test_the_table_of_states_has_a_line_for_each_model_and_trace(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "states.json"
+    words = ["--quick", "--trace", "react", "fork_join", "--model", "granite4"]
+    assert states.main([*words, "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["trace"], row["model"]) for row in rows] == [
+        ("react", "granite4"),
+        ("fork_join", "granite4"),
+    ]
+    assert all(row["unique"] <= min(row["computed"].values()) for row in rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "| trace | model | cache | unique | stock | sgl |"
+    assert len(lines) == 2 + len(rows)
+    assert lines[2].startswith(f"| react | granite4 | 20% | {rows[0]['unique']:,} | ")

@@ -83,6 +83,7 @@ def make_scheduler(
         cache_config=CacheConfig(
             block_size=settings.block_size,
             enable_prefix_caching=True,
+            prefix_match_unit=settings.prefix_match_unit,
             mamba_cache_mode="align" if settings.num_recurrent_groups else "none",
         ),
         speculative_config=_speculation(settings, model_config),

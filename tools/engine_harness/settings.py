@@ -23,7 +23,7 @@ class EngineSettings:
     `num_recurrent_groups` more, of recurrent layers. The blocks of full attention are
     `full_block_scale` times as long as `block_size`, those of others. `kv_events` has blocks
     announced, to a publisher that drops the events. `speculation` is vLLM's name of a method, which
-    drafts `num_drafts` tokens.
+    drafts `num_drafts` tokens. `prefix_match_unit` is vLLM's option; None for its default.
     """
 
     num_blocks: int
@@ -40,6 +40,7 @@ class EngineSettings:
     kv_events: bool = False
     speculation: str | None = None
     num_drafts: int = 0
+    prefix_match_unit: int | None = None
     plugin: Mapping[str, Any] = field(default_factory=dict)
 
     @property

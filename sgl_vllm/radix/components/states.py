@@ -1,8 +1,9 @@
 """KV-cache groups of recurrent layers, which keep one state per request: Mamba, linear attention.
 
 Owns which blocks hold the state after which prefix, where a hit may end because of that, and which
-states can be evicted by themselves. Does not own tokens, nodes and the blocks of full attention
-(`tree.py`), nor ownership and locks (`blocks.py`). Pure: no vLLM, no torch.
+states can be evicted. Does not own tokens, nodes and the blocks of full attention (`tree.py`),
+ownership and locks (`blocks.py`), nor the order in which states are evicted (`state_order.py`).
+Pure: no vLLM, no torch.
 
 A state is what a recurrent layer has made of *all* tokens so far. It cannot be cut, and the next
 token overwrites it. So a hit can only end where a state was kept:
@@ -14,17 +15,18 @@ token overwrites it. So a hit can only end where a state was kept:
 A node keeps its states by their position, the number of tokens before them: a block of each
 recurrent group, all of one position. If one of these blocks goes, the others are of no use.
 
-**Spare** states go before anything else: those inside a node. Only a request that diverges exactly
-there could use them, and none is expected to. At the end of a node, either something diverges or a
-sequence ends.
+A state is evicted alone, unless it is the only one in the last block of a leaf: then the tokens
+after the state before it go too, as no hit could reach them. If the tree has another policy than
+LRU, leaves are evicted by that, and only *spare* states alone: those inside a node, where nothing
+ends or diverges and no request is expected to go on.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from sgl_vllm.radix.blocks import BlockTable
+from sgl_vllm.radix.components.state_order import Kind, StateOrder
 from sgl_vllm.radix.node import Match, Node, holder_of
 from sgl_vllm.radix.watchers import Watchers
 
@@ -39,21 +41,30 @@ class RecurrentStates:
         num_groups: how many there are.
         blocks: the table of the tree's blocks.
         watchers: of the tree, notified when a hit becomes longer or shorter.
+        clock: seconds, monotonic.
+        only_spare: only spare states are evicted alone.
 
     Invariant: `check` below.
     """
 
-    def __init__(self, num_groups: int, blocks: BlockTable, watchers: Watchers) -> None:
+    def __init__(
+        self,
+        num_groups: int,
+        blocks: BlockTable,
+        watchers: Watchers,
+        clock: Callable[[], float],
+        only_spare: bool = False,
+    ) -> None:
         self._num_groups = num_groups
         self._blocks = blocks
         self._watchers = watchers
+        self._only_spare = only_spare
         self._positions: dict[int, int] = {}
         """Of every block, the position of its state."""
-        self._spare: OrderedDict[int, None] = OrderedDict()
-        """A block of every spare state that is not locked, in the order in which they became so.
-        Some others too, which are no longer spare."""
-        self._expected: set[int] = set()
-        """A block of every state that `expect` was called for."""
+        self._order = StateOrder(clock)
+        """The states, each by its first block. Some of those in a queue may be locked."""
+        self._set_aside: list[int] = []
+        self._set_aside_for: Collection[Node] = ()
 
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._positions
@@ -61,11 +72,6 @@ class RecurrentStates:
     def __len__(self) -> int:
         """How many states there are."""
         return len(self._positions) // self._num_groups
-
-    @property
-    def num_spare_blocks(self) -> int:
-        """How many blocks of spare states there are at most."""
-        return len(self._spare) * self._num_groups
 
     # -- match --------------------------------------------------------------------------------
 
@@ -110,15 +116,18 @@ class RecurrentStates:
                 raise ValueError(f"one of the blocks {block_ids} is already in the tree")
             holder.states[position] = tuple(block_ids)
             self._positions.update(dict.fromkeys(block_ids, position))
+            self._order.add(block_ids[0])
             self._blocks.add(block_ids, holder)
+            self._queue_again(holder)
             self._notify(holder, position)
             taken += block_ids
         return taken
 
     def grew(self, node: Node, old_end: int) -> None:
-        """`node` ended at `old_end`, so a state there has become spare."""
-        if (state := node.states.get(old_end)) is not None:
-            self._note_spare(state[0])
+        """`node` ended at `old_end`, or its parent does, which has become longer by `node`."""
+        holder = node if old_end > node.start else node.parent
+        if holder is not None:
+            self._queue_again(holder)
 
     def split(self, node: Node, upper: Node) -> None:
         """`upper` has got the first tokens of `node`."""
@@ -126,12 +135,28 @@ class RecurrentStates:
         for position, block_ids in upper.states.items():
             del node.states[position]
             self._blocks.assign(block_ids, upper)
+        self._queue_again(upper)
 
-    def expect(self, block_id: int) -> None:
-        """The state that a block is part of is not spare: requests are expected to go on from
-        there. Does nothing if the tree has another state at its position."""
+    def mark(self, block_id: int, kind: Kind) -> None:
+        """The state that a block is part of was left in a place of this kind. Does nothing if the
+        tree has another state at its position."""
         if (position := self._positions.get(block_id)) is not None:
-            self._expected.add(self._blocks.owners[block_id].states[position][0])
+            self._order.mark(self._blocks.owners[block_id].states[position][0], kind)
+
+    def used(self, node: Node, position: int) -> None:
+        """A request goes on from the state at a position of `node`, if there still is one."""
+        if (block_ids := node.states.get(position)) is not None:
+            self._order.used(block_ids[0])
+            self.unlocked(block_ids[:1])
+
+    def count_as_never_used(self, node: Node) -> None:
+        """The states of `node` go before all that count."""
+        for block_ids in node.states.values():
+            self._order.count_as_never_used(block_ids[0])
+
+    def is_worth_a_state(self, kind: Kind) -> bool:
+        """Whether a new state in a place of this kind is worth evicting others."""
+        return self._order.is_worth_a_state(kind)
 
     # -- evict --------------------------------------------------------------------------------
 
@@ -159,50 +184,80 @@ class RecurrentStates:
         self._notify(node, position)
         return block_ids
 
-    def evict_spare(self, num_blocks: int) -> list[int]:
-        """Remove spare states of up to about `num_blocks`, the oldest first. Returns their blocks.
-        O(1) for each."""
-        evicted: list[int] = []
-        while self._spare and len(evicted) < num_blocks:
-            block_id, _ = self._spare.popitem(last=False)
-            if self._is_evictable_spare(block_id):
-                evicted += self.drop(block_id)
-        return evicted
+    def take_first(self, wanted: Collection[Node]) -> int | None:
+        """A block of the state to evict next, which is then evicted; None if there is none.
+
+        Those of nodes in `wanted` are set aside until this is called with another collection.
+        """
+        if wanted is not self._set_aside_for:
+            self._order.put_back(self._set_aside)
+            self._set_aside.clear()
+            self._set_aside_for = wanted
+        while (block_id := self._order.take_first()) is not None:
+            node, position = self._blocks.owners[block_id], self._positions[block_id]
+            if not self._blocks.locked.isdisjoint(node.states[position]):
+                continue  # put back when it is unlocked
+            if self._only_spare and not self._is_spare(node, position):
+                continue  # put back when it may have become so
+            if node not in wanted:
+                return block_id
+            self._set_aside.append(block_id)
+        return None
+
+    def is_last(self, block_id: int) -> bool:
+        """Whether a state is the only one in the last block of a leaf that may be evicted."""
+        node, position = self._blocks.owners[block_id], self._positions[block_id]
+        last = self._start_of_last_block(node)
+        return (
+            position > last
+            and self._blocks.is_evictable(node)
+            and not any(last < i != position for i in node.states)
+        )
+
+    def has_useless_end(self, node: Node) -> bool:
+        """Whether `node` is a leaf whose last block may be evicted, and no hit can end in it."""
+        last = self._start_of_last_block(node)
+        return self._blocks.is_evictable(node) and not any(i > last for i in node.states)
 
     def unlocked(self, block_ids: Iterable[int]) -> None:
-        """These blocks are in use no longer. Some may be of no recurrent group."""
+        """These blocks may be in use no longer. Some may be of no recurrent group."""
         for block_id in block_ids:
-            if block_id in self._positions:
-                self._note_spare(block_id)
+            if (position := self._positions.get(block_id)) is not None:
+                node = self._blocks.owners[block_id]
+                of_state = node.states[position]
+                if self._blocks.locked.isdisjoint(of_state):
+                    self._order.put(of_state[0])
+                    if node.ended:
+                        self._order.count_as_never_used(of_state[0])
 
     def clear(self) -> None:
         self._positions.clear()
-        self._spare.clear()
-        self._expected.clear()
+        self._order.clear()
+        self._set_aside.clear()
 
-    def _note_spare(self, block_id: int) -> None:
-        if self._is_evictable_spare(block_id):
-            first = self._blocks.owners[block_id].states[self._positions[block_id]][0]
-            self._spare[first] = None
-            self._spare.move_to_end(first)
+    def _queue_again(self, node: Node) -> None:
+        """States of `node` may have become spare."""
+        if self._only_spare:
+            states = node.states.values()
+            self._order.put_back(i[0] for i in states if self._blocks.locked.isdisjoint(i))
 
-    def _is_evictable_spare(self, block_id: int) -> bool:
-        """Whether its state is inside its node and not expected, and no block of it is locked."""
-        node, position = self._blocks.owners[block_id], self._positions[block_id]
-        block_ids = node.states[position]
-        return (
-            position < node.end
-            and block_ids[0] not in self._expected
-            and self._blocks.locked.isdisjoint(block_ids)
-        )
+    def _start_of_last_block(self, node: Node) -> int:
+        size = self._blocks.block_size
+        return (node.start // size + len(node.block_ids) - 1) * size
+
+    def _is_spare(self, node: Node, position: int) -> bool:
+        """Whether it is inside its node, with another one or other tokens of use after it, and no
+        request is expected to go on from there."""
+        is_inside = position < (node.end if node.children else max(node.states))
+        return is_inside and self._order.kind(node.states[position][0]) is not Kind.BRANCH
 
     # -- inside -------------------------------------------------------------------------------
 
     def _remove(self, block_ids: Sequence[int]) -> None:
         for block_id in block_ids:
             del self._positions[block_id]
-            self._spare.pop(block_id, None)
-            self._expected.discard(block_id)
+            if block_id in self._order:
+                self._order.remove(block_id)
         self._blocks.remove(block_ids)
 
     def _notify(self, node: Node, position: int) -> None:
@@ -226,8 +281,10 @@ class RecurrentStates:
                     assert block_id not in positions, f"block {block_id} is in two states"
                     positions[block_id] = position
                     assert self._blocks.owners[block_id] is node
-                if self._is_evictable_spare(block_ids[0]):
-                    assert block_ids[0] in self._spare, "a spare state cannot be evicted"
+                if self._blocks.locked.isdisjoint(block_ids) and (
+                    not self._only_spare or self._is_spare(node, position)
+                ):
+                    is_queued = self._order.may_be_evicted(block_ids[0])
+                    assert is_queued or block_ids[0] in self._set_aside, "it cannot be evicted"
         assert positions == self._positions
-        assert self._spare.keys() <= positions.keys()
-        assert self._expected <= positions.keys()
+        assert len(self._order) == len(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from fractions import Fraction
 from pathlib import Path
@@ -201,3 +202,22 @@ def test_the_bound_is_that_of_counting_prefixes_one_by_one() -> None:
     bound = reuse(trace_of(*calls))
     assert bound.must_compute_tokens == expected
     assert bound.working_set_tokens == len(prompts | replies)
+
+
+@pytest.mark.parametrize("name", ["chat", "thinking_chat", "few_shot"])
+def test_a_scale_shortens_every_text(name: str) -> None:
+    means = []
+    for scale in (Fraction(1), Fraction(1, 8)):
+        calls = [*generate(name, 400, seed=1, scale=scale).calls()]
+        assert min(len(call.reply) for call in calls) >= 1
+        means.append(sum(len(call.prompt) for call in calls) / len(calls))
+    assert 0.1 < means[1] / means[0] < 0.15
+
+
+def test_a_chat_whose_thoughts_are_dropped_goes_on_from_the_end_of_its_prompts() -> None:
+    for program in generate("thinking_chat", 40).programs:
+        for before, after in itertools.pairwise(program.calls):
+            length = len(before.prompt)
+            assert np.array_equal(after.prompt[:length], before.prompt)
+            kept = before.reply[len(before.reply) // 2 :]
+            assert np.array_equal(after.prompt[length : length + len(kept)], kept)

@@ -15,7 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from sgl_vllm.radix.components.state_order import Kind
 from sgl_vllm.radix.components.windows import HOLE, WindowGroup
+from sgl_vllm.radix.eviction import POLICIES
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.node import Match, Node, holder_of
 from sgl_vllm.radix.tokens import pack
@@ -66,6 +68,7 @@ class StatesAgainstModel(LivesOfATree):
     @initialize(
         block_size=st.integers(1, 4),
         num_recurrent_groups=st.integers(1, 3),
+        policy=st.sampled_from(["lru", "lru", "slru", "priority"]),
         kinds=st.lists(st.sampled_from(KINDS), max_size=2),
         ratio=st.integers(1, 3),
     )
@@ -73,6 +76,7 @@ class StatesAgainstModel(LivesOfATree):
         self,
         block_size: int,
         num_recurrent_groups: int,
+        policy: str,
         kinds: list[Callable[[int], int]],
         ratio: int,
     ) -> None:
@@ -84,6 +88,7 @@ class StatesAgainstModel(LivesOfATree):
         self.now = 0.0
         self.tree = RadixTree(
             self.size,
+            POLICIES[policy],
             clock=self.clock,
             window_groups=[*map(WindowGroup, self.sizes[1:], kinds)],
             num_recurrent_groups=num_recurrent_groups,
@@ -114,7 +119,8 @@ class StatesAgainstModel(LivesOfATree):
         state = self.tree.state_ids(match, num_cached)
         if num_cached:
             all_of_it = data.draw(st.booleans(), "counts as a hit of the whole match")
-            self.tree.record_hit(match if all_of_it else holder_of(match, num_cached))
+            used = self.tree.record_hit(match if all_of_it else holder_of(match, num_cached))
+            self.tree.record_state_use(used, num_cached)
         request = Running(namespace, tokens[:num_cached], hit)
         if num_cached:
             request.states[num_cached] = state
@@ -165,6 +171,8 @@ class StatesAgainstModel(LivesOfATree):
         copies = [self.copy(block, position) for block in request.states[position]]
         self.hold(copies)
         self.insert(request, position, {position: copies})
+        assert self.tree.states is not None
+        self.tree.states.mark(copies[0], data.draw(st.sampled_from(Kind)))
         self.release(copies)
 
     @precondition(lambda self: self.running)
