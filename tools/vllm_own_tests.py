@@ -96,6 +96,7 @@ HASHES = "design: the tree replaces vLLM's hashes of blocks, which the test read
 EVICTION = "design: the tree has its own order of eviction"
 QUEUE = "design: the waiting queue is not a list, as vLLM's own priority queue is not"
 RETENTION = "design: hits in windows do not depend on which blocks vLLM would keep a hash of"
+STATES = "design: the tree evicts a recurrent state together with the tokens before it"
 SOURCES = "design: the plugin asks a connector once more where a hit was found, for its metrics"
 
 REASONS: dict[str, str] = {
@@ -118,6 +119,7 @@ REASONS: dict[str, str] = {
     "test_swa_free_split_keeps_cached_tail_ahead_of_scratch": HASHES,
     "test_swa_shared_prefix_reuse_under_zero_retention": RETENTION,
     "test_evict": EVICTION,
+    "test_hybrid_per_group_hit_divergence_with_connector": STATES,
     "test_scheduler_reset_prefix_cache": QUEUE,
     "test_kv_connector_records_external_cache_hit_sources": SOURCES,
 }
