@@ -1,12 +1,18 @@
-"""Segments of a prompt whose order does not matter, and the canonical order for them.
+"""Segments of a prompt whose order does not matter: their marks, and the canonical order for them.
 
 The canonical order depends on the segments' texts alone, so prompts with the same segments begin
-alike in all processes. Owns that order. Pure.
+alike in all processes. Owns that order, and how marks are read. Pure.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+
+from sgl_vllm.protocol.request_keys import SEGMENTS
+
+MAX_MARKS = 10_000
+"""Two for each segment."""
 
 
 def digest_of(text: str) -> bytes:
@@ -17,3 +23,27 @@ def digest_of(text: str) -> bytes:
 def canonical_rank(digest: bytes, seed: int = 0) -> bytes:
     """Segments in canonical order are sorted by it. Each `seed` is another order."""
     return hashlib.blake2b(str(seed).encode() + b" " + digest).digest()
+
+
+def intervals_of(marks: object) -> list[tuple[int, int]]:
+    """The half-open intervals of characters that a request marks (`SEGMENTS`), in ascending order.
+
+    Raises:
+        ValueError: it is no list of integers that go up. The message does not quote it.
+    """
+    if (
+        not isinstance(marks, Sequence)
+        or isinstance(marks, str)
+        or len(marks) % 2
+        or any(type(mark) is not int for mark in marks)
+    ):
+        raise ValueError(f"{SEGMENTS} has to be a list of integers, a start and an end by turns")
+    if len(marks) > MAX_MARKS:
+        raise ValueError(f"{SEGMENTS} has more than {MAX_MARKS:,} numbers")
+    intervals = list(zip(marks[::2], marks[1::2], strict=True))
+    position = 0
+    for start, end in intervals:
+        if not position <= start < end:
+            raise ValueError(f"{SEGMENTS} has to go up, and no segment can be empty")
+        position = end
+    return intervals

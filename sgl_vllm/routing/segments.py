@@ -1,6 +1,6 @@
 """Puts the segments that a request marks into the canonical order, before it is routed.
 
-Owns how marks are read and what of a request changes. The order itself is `protocol/segments.py`'s.
+Owns what of a request changes. How marks are read, and the order, is `protocol/segments.py`'s.
 Knows neither Ray nor vLLM, and neither logs nor keeps prompts.
 """
 
@@ -11,11 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias  # Any: the JSON of a request
 
 from sgl_vllm.protocol.request_keys import SEGMENTS
-from sgl_vllm.protocol.segments import canonical_rank, digest_of
+from sgl_vllm.protocol.segments import canonical_rank, digest_of, intervals_of
 from sgl_vllm.routing.prompts import Body, as_body
-
-MAX_MARKS = 10_000
-"""Two for each segment."""
 
 Interval: TypeAlias = tuple[int, int]
 """Characters, half-open."""
@@ -47,28 +44,9 @@ def in_canonical_order(request: object) -> dict[str, Any] | None:
     extra = body.get("vllm_xargs")
     if not isinstance(extra, Mapping) or SEGMENTS not in extra:
         return None
-    marks = _intervals(extra[SEGMENTS])
+    marks = intervals_of(extra[SEGMENTS])
     rest = {name: value for name, value in extra.items() if name != SEGMENTS} or None
     return {**_reordered(body, marks), "vllm_xargs": rest}
-
-
-def _intervals(marks: object) -> list[Interval]:
-    if (
-        not isinstance(marks, Sequence)
-        or isinstance(marks, str)
-        or len(marks) % 2
-        or any(type(mark) is not int for mark in marks)
-    ):
-        raise ValueError(f"{SEGMENTS} has to be a list of integers, a start and an end by turns")
-    if len(marks) > MAX_MARKS:
-        raise ValueError(f"{SEGMENTS} has more than {MAX_MARKS:,} numbers")
-    intervals = list(zip(marks[::2], marks[1::2], strict=True))
-    position = 0
-    for start, end in intervals:
-        if not position <= start < end:
-            raise ValueError(f"{SEGMENTS} has to go up, and no segment can be empty")
-        position = end
-    return intervals
 
 
 def _reordered(body: Body, marks: Sequence[Interval]) -> dict[str, Any]:

@@ -10,9 +10,10 @@ import pytest
 from pydantic import BaseModel
 
 import sgl_vllm as sgl
+from sgl_vllm.protocol.segments import MAX_MARKS
 from sgl_vllm.routing.placement import RequestPlacer
 from sgl_vllm.routing.router import PrefixRouter
-from sgl_vllm.routing.segments import MAX_MARKS, in_canonical_order
+from sgl_vllm.routing.segments import in_canonical_order
 from tests.unit.lang.scripted import ScriptedBackend
 
 DOCUMENTS = ["Of hares. ", "Of an owl. ", "Of foxes and hens. ", "Of tortoises. "]

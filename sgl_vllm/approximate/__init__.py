@@ -1,0 +1,1 @@
+"""Approximate reuse: the KV of segments that was computed at another place in another prompt"""

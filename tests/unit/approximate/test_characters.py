@@ -1,0 +1,57 @@
+"""Which tokens lie inside an interval of characters."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_vllm.approximate.characters import TokenTexts
+from tests.effort import examples
+
+WORDS = ["a", "of ", "\u00e9", "\u00e9t\u00e9", "\U0001f431", "\n\n"]
+PARTS = [b"\xc3", b"\xa9", b"\xf0\x9f", b"\x90\xb1"]
+PIECES = [b"", b"a", b"of ", "\u00e9t\u00e9".encode(), *PARTS, b"\n\n"]
+
+
+def tokenized(text: str) -> list[int]:
+    """The longest piece first."""
+    rest, tokens = text.encode(), []
+    while rest:
+        best = max((p for p in PIECES if p and rest.startswith(p)), key=len)
+        tokens.append(PIECES.index(best))
+        rest = rest[len(best) :]
+    return tokens
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    st.lists(st.sampled_from(WORDS)),
+    st.data(),
+)
+def test_the_tokens_of_whole_texts_are_found(words, data) -> None:
+    """Texts that are tokenized by themselves, with special tokens anywhere between them."""
+    token_ids, wanted, intervals, num_chars = [0], [], [], 0
+    for word in words:
+        if data.draw(st.booleans()):
+            token_ids.append(0)
+        tokens = tokenized(word)
+        wanted.append((len(token_ids), len(token_ids) + len(tokens)))
+        intervals.append((num_chars, num_chars + len(word)))
+        token_ids += tokens
+        num_chars += len(word)
+    token_ids.append(0)
+    assert TokenTexts(PIECES).token_intervals(token_ids, intervals) == wanted
+
+
+def test_an_interval_is_cut_to_the_whole_tokens_inside_it() -> None:
+    texts = TokenTexts([b"of ", b"foxes", b" and"])
+    assert texts.token_intervals([0, 1, 2, 0, 1], [(1, 14)]) == [(1, 3)]
+    assert texts.token_intervals([0, 1, 2, 0, 1], [(0, 4), (4, 12)]) == [(0, 1), (2, 3)]
+    assert texts.token_intervals([0, 1], [(1, 2), (4, 6)]) == []
+
+
+def test_intervals_and_tokens_out_of_range_do_no_harm() -> None:
+    texts = TokenTexts([b"of "])
+    assert texts.token_intervals([0, 99, 0], [(3, 500)]) == [(2, 3)]
+    assert texts.token_intervals([0], [(3, 9), (700, 900)]) == []
+    assert texts.token_intervals([], [(0, 9)]) == []

@@ -1,0 +1,72 @@
+"""Which tokens of a prompt are reused: against a list of what every position needs."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_vllm.approximate.plan import MIN_TOKENS, Reuse, plan
+from sgl_vllm.approximate.segment_index import Donor
+from tests.effort import examples
+
+
+@st.composite
+def prompts(draw):
+    """Segments with gaps between them, each cached somewhere, in part or not at all."""
+    position, found = 0, []
+    for _ in range(draw(st.integers(0, 5))):
+        start = position + draw(st.integers(0, 40))
+        end = start + draw(st.integers(1, 150))
+        position = end
+        if draw(st.booleans()):
+            size = draw(st.integers(1, 32))
+            at, length = draw(st.integers(0, 200)), draw(st.integers(1, end - start))
+            num_blocks = -(-(at + length) // 32) - at // 32
+            found.append((start, end, Donor(at, length, tuple(range(size, size + num_blocks)))))
+    num_tokens = position + draw(st.integers(1, 60))
+    return found, draw(st.integers(0, num_tokens - 1)), num_tokens
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(prompts(), st.sampled_from([0.0, 0.05, 0.15, 0.3, 0.5, 1.0]))
+def test_plans_reuse_the_ends_of_segments_and_nothing_that_has_to_run(prompt, recompute) -> None:
+    found, num_computed, num_tokens = prompt
+    reuses = plan(found, num_computed, num_tokens, recompute, block_size=32)
+    position = num_computed + 1
+    for reuse in reuses:
+        assert position <= reuse.start and reuse.num_tokens >= MIN_TOKENS
+        position = reuse.end
+        (segment,) = [one for one in found if one[0] <= reuse.start and reuse.end <= one[1]]
+        start, end, donor = segment
+        assert reuse.start - start >= recompute * (end - start)
+        assert reuse.donor_start - donor.start == reuse.start - start
+        assert reuse.donor_start + reuse.num_tokens <= donor.start + donor.num_tokens
+        for index in (0, reuse.num_tokens - 1):  # the donor's blocks hold its first and last token
+            number = (reuse.donor_start + index) // 32
+            block = donor.block_ids[number - donor.start // 32]
+            assert reuse.block_ids[number - reuse.donor_start // 32] == block
+        assert len(reuse.block_ids) == number - reuse.donor_start // 32 + 1
+    assert position <= num_tokens - 1 or not reuses
+    # Nothing that could be reused is left out.
+    planned = {reuse.end for reuse in reuses}
+    for start, end, donor in found:
+        first = max(start + math.ceil(recompute * (end - start)), num_computed + 1)
+        last = min(start + donor.num_tokens, num_tokens - 1)
+        assert (last in planned) == (last - first >= MIN_TOKENS)
+    if recompute == 1:
+        assert reuses == []
+
+
+def test_a_plan_in_numbers() -> None:
+    found = [(10, 110, Donor(0, 100, (7, 8, 9, 10))), (110, 210, Donor(300, 100, (1, 2, 3, 4)))]
+    assert plan(found, 0, 220, 0.15, block_size=32) == [
+        Reuse(25, 110, 15, (7, 8, 9, 10)),
+        Reuse(125, 210, 315, (1, 2, 3, 4)),
+    ]
+    assert plan(found, 10, 211, 0.0, block_size=32) == [
+        Reuse(11, 110, 1, (7, 8, 9, 10)),
+        Reuse(110, 210, 300, (1, 2, 3, 4)),
+    ]
+    assert plan(found, 100, 220, 0.5, block_size=32) == [Reuse(160, 210, 350, (2, 3, 4))]

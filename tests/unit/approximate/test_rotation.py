@@ -1,0 +1,87 @@
+"""Turned keys, against keys that were computed at the other position with complex numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_vllm.approximate.rotation import Rotation
+from tests.effort import examples
+
+
+def frequencies_of(rotary_dim: int, base: float, divisor: float = 1.0) -> torch.Tensor:
+    return base ** (-torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim) / divisor
+
+
+def table(frequencies: torch.Tensor, num_positions: int, factor: float = 1.0) -> torch.Tensor:
+    """As models keep it: float32, computed in float32."""
+    angles = torch.arange(num_positions).float()[:, None] * frequencies.float()
+    return torch.cat((angles.cos(), angles.sin()), 1) * factor
+
+
+def at_position(keys: torch.Tensor, position: int, frequencies, is_neox: bool) -> torch.Tensor:
+    """Each pair of dimensions as a complex number, multiplied by e^(i * angle)."""
+    half = len(frequencies)
+    out = keys.double().clone()
+    for pair, frequency in enumerate(frequencies.tolist()):
+        one, other = (pair, pair + half) if is_neox else (2 * pair, 2 * pair + 1)
+        number = torch.complex(keys[..., one].double(), keys[..., other].double())
+        angle = torch.tensor(position * frequency, dtype=torch.float64)
+        turned = number * torch.polar(torch.tensor(1.0, dtype=torch.float64), angle)
+        out[..., one], out[..., other] = turned.real, turned.imag
+    return out
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    st.sampled_from([8, 32, 64]),
+    st.sampled_from([0, 16]),
+    st.sampled_from([10_000.0, 500_000.0]),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 4000)), min_size=1, max_size=4),
+)
+def test_a_turned_key_is_that_of_the_other_position(dim, rest, base, is_neox, places) -> None:
+    frequencies = frequencies_of(dim, base)
+    rotation = Rotation(table(frequencies, 4096), is_neox)
+    keys = torch.randn(len(places), 2, dim + rest, generator=torch.Generator().manual_seed(0))
+    before, after = (
+        torch.stack(
+            [
+                at_position(key, place[which], frequencies, is_neox)
+                for key, place in zip(keys, places, strict=True)
+            ]
+        )
+        for which in (0, 1)
+    )
+    shifts = torch.tensor([b - a for a, b in places])
+    turned = rotation.turn(before.float(), rotation.angles(shifts))
+    torch.testing.assert_close(turned.double(), after, atol=5e-3, rtol=0)
+
+
+def test_frequencies_are_read_from_a_table_of_rounded_angles() -> None:
+    wanted = frequencies_of(128, 10_000.0, divisor=4.0)
+    rotation = Rotation(table(wanted, 32_768, factor=1.37), is_neox=True)
+    assert float((rotation.frequencies - wanted).abs().max()) * 32_768 < 0.01
+
+
+def test_a_key_keeps_its_dtype_and_its_dimensions_without_a_position() -> None:
+    rotation = Rotation(table(frequencies_of(8, 10_000.0), 64), is_neox=False)
+    keys = torch.ones(1, 1, 12, dtype=torch.bfloat16)
+    turned = rotation.turn(keys, rotation.angles(torch.tensor([5])))
+    assert turned.dtype == torch.bfloat16 and turned[..., 8:].tolist() == [[[1.0] * 4]]
+    assert turned[..., :8].tolist() != keys[..., :8].tolist()
+
+
+def test_angles_that_are_not_proportional_to_the_position_are_refused() -> None:
+    angles = torch.arange(64).float()[:, None] ** 1.2 * frequencies_of(8, 100.0).float()
+    with pytest.raises(ValueError, match="proportional"):
+        Rotation(torch.cat((angles.cos(), angles.sin()), 1), is_neox=True)
+
+
+def test_a_table_with_several_factors_is_refused() -> None:
+    cos_sin = table(frequencies_of(8, 100.0), 64)
+    cos_sin[32:] *= 2
+    with pytest.raises(ValueError, match="factor"):
+        Rotation(cos_sin, is_neox=True)

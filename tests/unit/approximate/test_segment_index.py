@@ -1,0 +1,134 @@
+"""The index of segments, against dictionaries that record what every block holds."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from sgl_vllm.approximate.segment_index import Donor, SegmentIndex
+from sgl_vllm.radix.eviction import POLICIES
+from sgl_vllm.radix.tokens import pack
+from sgl_vllm.radix.tree import RadixTree
+from tests.effort import examples
+from tests.unit.radix.test_tree_against_model import NAMESPACES, SEQUENCES, TreeAgainstModel
+from tests.unit.radix.trees import letters, put
+
+
+class SegmentsAgainstModel(TreeAgainstModel):
+    """The random life of a tree, in which blocks are used again, and segments of what is inserted
+    are added to an index and found."""
+
+    @initialize(
+        block_size=st.integers(1, 5),
+        policy=st.sampled_from(sorted(POLICIES)),
+        max_segments=st.sampled_from([3, 100]),
+    )
+    def start(self, block_size, policy, max_segments):
+        super().start(block_size, policy, 0)
+        self.index = SegmentIndex(self.tree, max_segments)
+        self.max_segments = max_segments
+        self.numbers: dict[int, int] = {}
+        self.segments: list[tuple[str, list[int]]] = []
+        self.fresh = self.fresh_or_unused(self.fresh)
+
+    def fresh_or_unused(self, fresh):
+        while True:
+            unused = [b for b, n in self.holders.items() if not n and b not in self.tree]
+            yield unused[0] if unused else next(fresh)
+
+    def write(self, request, tokens, begin):
+        super().write(request, tokens, begin)
+        self.numbers.update({block: number for number, block in enumerate(request.blocks)})
+
+    @precondition(lambda self: self.inserted)
+    @rule(data=st.data())
+    def add(self, data):
+        namespace, tokens = data.draw(st.sampled_from(self.inserted))
+        edges = sorted(data.draw(st.sets(st.integers(0, len(tokens)), min_size=2, max_size=4)))
+        segments = list(zip(edges[::2], edges[1::2], strict=False))
+        self.index.add(namespace, pack(tokens), segments)
+        self.segments += [(namespace, tokens[start:end]) for start, end in segments]
+        assert len(self.index) <= self.max_segments
+        num_cached = self.tree.match_prefix(namespace, pack(tokens)).num_tokens
+        for start, end in segments[-1:]:
+            if end <= num_cached:
+                found = self.index.find(namespace, pack(tokens[start:end]))
+                assert found is not None and found.num_tokens == end - start
+
+    @rule(data=st.data(), namespace=NAMESPACES, tokens=SEQUENCES)
+    def what_is_found_holds_the_segment(self, data, namespace, tokens):
+        if self.segments and data.draw(st.booleans()):
+            namespace, tokens = data.draw(st.sampled_from(self.segments))
+        self.check(namespace, tokens)
+
+    def check(self, namespace, tokens):
+        donor = self.index.find(namespace, pack(tokens))
+        if donor is None:
+            return
+        assert (namespace, tokens) in self.segments
+        assert 0 < donor.num_tokens <= len(tokens)
+        first = donor.start // self.size
+        assert len(donor.block_ids) == -(-(donor.start + donor.num_tokens) // self.size) - first
+        for index, token in enumerate(tokens[: donor.num_tokens]):
+            number, offset = divmod(donor.start + index, self.size)
+            block = donor.block_ids[number - first]
+            assert block in self.tree and self.numbers[block] == number
+            owner, held = self.content[block]
+            assert owner == namespace and held[offset] == token
+
+    def teardown(self):
+        if hasattr(self, "index"):
+            for namespace, tokens in self.segments:
+                self.check(namespace, tokens)
+        super().teardown()
+
+
+TestSegmentsAgainstModel = SegmentsAgainstModel.TestCase
+TestSegmentsAgainstModel.settings = settings(
+    max_examples=examples(200), stateful_step_count=30, deadline=None
+)
+
+
+def test_a_segment_is_found_at_the_place_that_was_added_last() -> None:
+    tree = RadixTree(4)
+    put(tree, "headAAAAAABBBB", [1, 2, 3, 4])
+    put(tree, "hBBBBAAAAAA", [5, 6, 7])
+    index = SegmentIndex(tree)
+    index.add("", letters("headAAAAAABBBB"), [(4, 10), (10, 14)])
+    assert index.find("", letters("AAAAAA")) == Donor(4, 6, (2, 3))
+    assert index.find("", letters("BBBB")) == Donor(10, 4, (3, 4))
+    index.add("", letters("hBBBBAAAAAA"), [(1, 5), (5, 11)])
+    assert index.find("", letters("AAAAAA")) == Donor(5, 6, (6, 7))
+    assert index.find("", letters("AAAAA")) is None
+
+
+def test_a_segment_survives_splits_and_loses_what_is_evicted() -> None:
+    tree = RadixTree(4)
+    put(tree, "headAAAAAAAAend", [1, 2, 3, 4])
+    index = SegmentIndex(tree)
+    index.add("", letters("headAAAAAAAAend"), [(4, 12)])
+    put(tree, "headAAxx", [1, 5])
+    assert index.find("", letters("AAAAAAAA")) == Donor(4, 8, (2, 3))
+    tree.evict_block(3)
+    assert index.find("", letters("AAAAAAAA")) == Donor(4, 4, (2,))
+    tree.evict_block(2)
+    assert index.find("", letters("AAAAAAAA")) is None and len(index) == 0
+
+
+def test_namespaces_share_no_segment() -> None:
+    tree = RadixTree(4)
+    put(tree, "headAAAA", [1, 2], namespace="mine")
+    index = SegmentIndex(tree)
+    index.add("mine", letters("headAAAA"), [(4, 8)])
+    index.add("yours", letters("headAAAA"), [(4, 8)])
+    assert index.find("mine", letters("AAAA")) is not None
+    assert index.find("yours", letters("AAAA")) is None
+
+
+def test_what_is_not_cached_is_not_added() -> None:
+    tree = RadixTree(4)
+    put(tree, "headAAAA", [1, 2])
+    index = SegmentIndex(tree)
+    index.add("", letters("headAAAABBBB"), [(4, 8), (8, 12)])
+    assert len(index) == 1 and index.find("", letters("BBBB")) is None
