@@ -228,6 +228,21 @@ class Options:
         part="radix",
         page="kernels.md",
     )
+    approximate_reuse: bool = _option(
+        False,
+        "Let requests reuse the KV of segments that was computed at another place in another "
+        "prompt, if they ask for it. Their answers are not exact. Other requests are not affected.",
+        part="radix",
+        page="approximate-reuse.md",
+    )
+    approximate_recompute: float = _option(
+        0.15,
+        "The share of each reused segment's tokens, from its first on, that is computed in its new "
+        "place. With 1, nothing is reused.",
+        part="radix",
+        maximum=1.0,
+        page="approximate-reuse.md",
+    )
     select: bool = _option(
         True,
         "Let requests for prompt log-probabilities read the prefix from the cache. Stock vLLM "

@@ -31,4 +31,10 @@ None and those of the tokens from n on; leaving out the others saves microsecond
 
 SEGMENTS = "sgl_segments"
 """Intervals of characters of the prompt, a start and an end by turns: segments whose order does not
-matter. A router with `canonical_order` reorders them; engines ignore them."""
+matter. A router with `canonical_order` reorders them. Engines ignore them, unless
+`approximate_reuse` is on."""
+
+REUSE, APPROXIMATE = "sgl_reuse", "approximate"
+"""With this value, segments that are cached at another place may be reused from there, which is not
+exact. Only where the server allows it (`approximate_reuse`). The answer is under the same key, in
+`kv_transfer_params`."""

@@ -7,9 +7,10 @@ alike in all processes. Owns that order, and how marks are read. Pure.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any  # Any: the JSON of a request
 
-from sgl_vllm.protocol.request_keys import SEGMENTS
+from sgl_vllm.protocol.request_keys import APPROXIMATE, REUSE, SEGMENTS
 
 MAX_MARKS = 10_000
 """Two for each segment."""
@@ -23,6 +24,18 @@ def digest_of(text: str) -> bytes:
 def canonical_rank(digest: bytes, seed: int = 0) -> bytes:
     """Segments in canonical order are sorted by it. Each `seed` is another order."""
     return hashlib.blake2b(str(seed).encode() + b" " + digest).digest()
+
+
+def check_reuse(extra_args: Mapping[str, Any]) -> None:
+    """Raises ValueError if a request asks for reuse of its segments (`REUSE`) in a way that cannot
+    be meant."""
+    if REUSE not in extra_args:
+        return
+    if extra_args[REUSE] != APPROXIMATE:
+        raise ValueError(f'{REUSE} has to be "{APPROXIMATE}"; leave it out for an exact answer')
+    if SEGMENTS not in extra_args:
+        raise ValueError(f"{REUSE} needs {SEGMENTS}, the segments to reuse")
+    intervals_of(extra_args[SEGMENTS])
 
 
 def intervals_of(marks: object) -> list[tuple[int, int]]:

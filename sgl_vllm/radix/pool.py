@@ -37,6 +37,7 @@ from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.radix.components.states import States
 from sgl_vllm.radix.eviction import EvictionPolicy
 from sgl_vllm.radix.groups import Groups
+from sgl_vllm.radix.inexact import InexactRequests
 from sgl_vllm.radix.invariants import check_tree
 from sgl_vllm.radix.loads import Loads
 from sgl_vllm.radix.node import NO_MATCH, Match
@@ -94,6 +95,7 @@ class RadixBlockPool(BlockPool):
     _scheduled: dict[str, _Scheduled]
     """By request id, the whole blocks that this step will compute and that are not in the tree yet.
     They enter it at the next lookup or when the next step starts, whichever comes first."""
+    inexact: InexactRequests
     _in_this_step: set[int]
     """Blocks in the tree whose contents exist only after this step's forward pass: not to be copied
     from before it."""
@@ -143,6 +145,7 @@ class RadixBlockPool(BlockPool):
             on_trip=functools.partial(pool.switch_off, BY_ERROR),
         )
         pool.loads = Loads(groups)
+        pool.inexact = InexactRequests(pool.touch, pool.free_blocks)
         pool.first_computed = None
         pool._scheduled = {}
         pool._in_this_step = set()
@@ -166,6 +169,8 @@ class RadixBlockPool(BlockPool):
             self.records.leave_tree(request)
         self.loads.discard(request)
         self._scheduled.pop(request.request_id, None)
+        if self.inexact:
+            self.inexact.end(request.request_id)
 
     def may_be_copied(self, num_tokens: int, last_blocks: list[int]) -> bool:
         """Whether the blocks that hold the last of `num_tokens` may be copied before this step's
@@ -227,6 +232,7 @@ class RadixBlockPool(BlockPool):
         states: States | None = None,
     ) -> bool:
         """Put the first `num_tokens` of `request` into the tree, with its blocks of window groups.
+        Those with inexact KV, and all that follow them, stay out.
 
         Args:
             blocks: the request's blocks of full attention, from number 0 on.
@@ -239,6 +245,10 @@ class RadixBlockPool(BlockPool):
         record = self.records.of(request)
         if record is None or self.tree is None:
             return False
+        if self.inexact:
+            num_tokens = self.inexact.num_exact(request.request_id, num_tokens)
+            if not num_tokens:
+                return False
         tree, own = self.tree, record.own
         num_known = 0
         if not tree.can_extend(own, num_tokens):
@@ -330,6 +340,9 @@ class RadixBlockPool(BlockPool):
             # A request that started while the tree was on has to be hashed from its first block.
             request.update_block_hashes()
             first = 0
+            if self.inexact:
+                num_exact = self.inexact.num_exact(request.request_id, num_full_blocks * block_size)
+                num_full_blocks = num_exact // block_size
             while first < num_full_blocks and (
                 blocks[first].block_hash is not None or blocks[first].is_null
             ):
@@ -352,7 +365,7 @@ class RadixBlockPool(BlockPool):
     ) -> BlockHashWithGroupId | None:
         """Called by vLLM, if `prefix_match_unit` is smaller than its blocks, when a prompt that
         ends inside a block is computed. The tree has it anyway."""
-        if self.tree is not None:
+        if self.tree is not None or request.request_id in self.inexact:
             return None
         return super().cache_partial_block(
             request, block, num_tokens, kv_cache_group_id, block_size, *args, **kwargs

@@ -25,6 +25,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.async_llm import InputStreamError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
+from sgl_vllm.protocol.segments import check_reuse
 from sgl_vllm.routes.bodies import is_unicode
 from sgl_vllm.routes.tenants import TenantSource
 from sgl_vllm.vllm_api.patching import wrap
@@ -109,6 +110,10 @@ def check(request: EngineCoreRequest) -> None:
         raise VLLMValidationError("stop or bad_words is not valid Unicode: it has half a character")
     if not params.extra_args:
         return
+    try:
+        check_reuse(params.extra_args)
+    except ValueError as error:
+        raise VLLMValidationError(str(error)) from None
     try:
         msgspec.msgpack.encode(params.extra_args)
     except TypeError:  # an object of vLLM's own, which it knows how to send

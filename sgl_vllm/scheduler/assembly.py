@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from sgl_vllm.approximate import part as approximate
+from sgl_vllm.approximate.reuse import ApproximateReuse
 from sgl_vllm.fsm.vllm import part as fsm
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.jump import part as jump
@@ -78,7 +80,8 @@ class Parts:
         engine: the engine as the parts saw it.
         off: why each part that is off by choice, from the start or since the self-check, is off.
         plan: whether the engine is to be checked before it serves.
-        victim, tiers, traces: present if their option, a KV connector or tracing asks for them.
+        victim, tiers, traces, approximate: present if their option, a KV connector or tracing asks
+            for them.
         grammars: also present with `fsm` off, for jumps.
         refusals: present with `grammars`.
     """
@@ -97,6 +100,7 @@ class Parts:
     victim: CheapestVictim | None = None
     tiers: Tiers | None = None
     traces: RequestTraces | None = None
+    approximate: ApproximateReuse | None = None
 
     def states(self) -> dict[str, str]:
         """For each part `ON`, or why it is off."""
@@ -210,6 +214,11 @@ def build_parts(scheduler: Scheduler, kv_cache_config: KVCacheConfig, options: O
         else:
             assert parts.radix is not None  # without it there is a reason
             parts.victim = CheapestVictim(scheduler, parts.radix)
+    if options.approximate_reuse:
+        if reason := approximate.why_off(engine):
+            logger.warning("sgl-vllm: approximate_reuse has no effect: %s", reason)
+        else:
+            parts.approximate = _build_approximate(parts)
     if not plan.runs:
         log_states(parts)
     return parts
@@ -232,6 +241,8 @@ def renew(parts: Parts) -> None:
         _build_jump(parts)
     if parts.select is not None:
         parts.select = ScoredRequests()
+    if parts.approximate is not None:
+        parts.approximate.renew()
 
 
 def _load_rule(options: Options) -> LoadRule:
@@ -294,6 +305,14 @@ def _build_jump(parts: Parts) -> None:
         connector = UnseenJumps(scheduler, scheduler.connector)
     mode = engine.options.jump_mode
     parts.jump = JumpForward(scheduler, mode, token_bytes, listeners, connector)
+
+
+def _build_approximate(parts: Parts) -> ApproximateReuse:
+    scheduler, engine = parts.scheduler, parts.engine
+    assert parts.radix is not None
+    read = fsm.token_bytes_reader(engine, scheduler.structured_output_manager, parts.grammars)
+    recompute = engine.options.approximate_recompute
+    return ApproximateReuse(scheduler, parts.radix, recompute, lambda: read()[0])
 
 
 def log_states(parts: Parts) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any  # Any: JSON
 
 from vllm.logger import init_logger
 
+from sgl_vllm.approximate import copies as turned_copies
 from sgl_vllm.config import Options
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix import slot_copies, whole_copies
@@ -93,6 +94,9 @@ class EngineControl:
             structured_output=copy.copy(self._bitmasks),
             jump_forward=copy.copy(parts.jump.counters) if parts.jump is not None else None,
             select=copy.copy(parts.select.counters) if parts.select is not None else None,
+            approximate=(
+                copy.copy(parts.approximate.counters) if parts.approximate is not None else None
+            ),
         )
 
     def tree(self, max_nodes: int = 1000, max_text_tokens: int = 128) -> dict[str, Any]:
@@ -176,13 +180,20 @@ class EngineControl:
     # -- once, when the engine core starts ------------------------------------------------------
 
     def prepare_workers(self, collective_rpc: Callable[..., list[Any]]) -> None:
-        """Make the workers copy whole blocks, or slots with `radix_slot_copy`. To be called when
-        their KV caches exist."""
+        """Make the workers copy whole blocks, or slots with `radix_slot_copy`, and segments with
+        `approximate_reuse`. To be called when their KV caches exist."""
         radix = self._parts.radix
         if radix is None:
             return
         if radix.groups.num_groups > 1:
             radix.pool.guarded(collective_rpc, whole_copies.use_in_worker)
+        if self._parts.approximate is not None:
+            why_not = collective_rpc(turned_copies.use_in_worker, args=(radix.block_size,))
+            for reason in {*why_not} - {None}:
+                logger.warning("sgl-vllm: approximate_reuse has no effect: %s", reason)
+                self._parts.approximate = None
+        if self._parts.approximate is not None:
+            self._parts.approximate.install(self._parts.scheduler)
         if not self._options.radix_slot_copy:
             return
         reasons: Collection[str | None] = ["it needs a GPU"]

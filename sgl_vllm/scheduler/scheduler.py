@@ -89,6 +89,8 @@ class SglSchedulerMixin(Scheduler):
             parts.refusals.expect(request)
         if is_new and parts.traces is not None:
             parts.traces.begin(request)
+        if is_new and parts.approximate is not None:
+            parts.approximate.expect(request)
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -106,6 +108,10 @@ class SglSchedulerMixin(Scheduler):
         if parts.radix is not None:
             for request in self._prompts_done:
                 parts.radix.index_prompt(request)
+        if parts.approximate is not None:
+            for request in self._prompts_done:
+                parts.approximate.prompt_done(request)
+            parts.approximate.before_pass()
         if parts.jump is not None:
             parts.jump.before_pass()
         if parts.queue is not None:
@@ -131,6 +137,8 @@ class SglSchedulerMixin(Scheduler):
             self._prompts_done = self._prompts_done_by(output)
         if parts.queue is not None:
             parts.queue.step_ends(output)
+        if parts.approximate is not None:
+            parts.approximate.after_schedule(output)
         if parts.jump is not None:
             parts.jump.jumped.rewrite_resumed(output)
             parts.jump.jumped.release_one_if_stuck(output)
@@ -183,6 +191,8 @@ class SglSchedulerMixin(Scheduler):
             parts.reports.attach(outputs, self.requests)
         if parts.refusals is not None:
             parts.refusals.attach(outputs, self.requests)
+        if parts.approximate is not None:
+            parts.approximate.attach(outputs, self.requests)
         if parts.traces is not None:
             parts.traces.attach(outputs, self.requests)
         return results
@@ -225,6 +235,10 @@ class SglSchedulerMixin(Scheduler):
         hits itself. For vLLM's own lookup, the request is cut to one token after its prompt, the
         token that is computed in any case.
         """
+        if self.parts.approximate is not None:
+            found = super()._get_local_prefix_cache_hit(request, *args, **kwargs)
+            self.parts.approximate.looked_up(request, num_hit=found[1])
+            return found
         if (
             self.parts.radix is not None
             or request.num_output_tokens <= 1

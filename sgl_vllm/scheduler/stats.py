@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any  # Any: JSON
 
+from sgl_vllm.approximate.stats import ApproximateCounters
 from sgl_vllm.counters import Declaration, counter, declarations, merge, timer_count, timer_sum
 from sgl_vllm.fsm.vllm.backend import BackendCounters
 from sgl_vllm.jump.jump import JumpCounters
@@ -71,6 +72,7 @@ class EngineStats:
     structured_output: BitmaskCounters | None = None
     jump_forward: JumpCounters | None = None
     select: SelectCounters | None = None
+    approximate: ApproximateCounters | None = None
 
     def sections(self) -> Iterator[tuple[str, DataclassInstance]]:
         """The counters of the parts that are on, with their key in the JSON."""

@@ -22,6 +22,7 @@ OPTIONAL_PARTS = (
     "rank_routing",
     "prefix_attention",
     "radix_slot_copy",
+    "approximate_reuse",
     "tiers",
     "traces",
     "routes",

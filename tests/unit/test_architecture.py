@@ -36,6 +36,9 @@ MAY_IMPORT_VLLM = (
     "sgl_vllm.radix.part",
     "sgl_vllm.radix.layouts",
     "sgl_vllm.radix.manager",
+    "sgl_vllm.approximate.copies",
+    "sgl_vllm.approximate.part",
+    "sgl_vllm.approximate.reuse",
     "sgl_vllm.scheduler.queue",
     "sgl_vllm.scheduler.refusals",
     "sgl_vllm.scheduler.scheduler",
@@ -58,6 +61,7 @@ MAY_NOT_IMPORT = {
     # A package, and what it may not depend on.
     "sgl_vllm.fsm": ("sgl_vllm.radix", "sgl_vllm.scheduler", "sgl_vllm.jump", "sgl_vllm.plugin"),
     "sgl_vllm.radix": ("sgl_vllm.fsm", "sgl_vllm.scheduler", "sgl_vllm.jump", "sgl_vllm.plugin"),
+    "sgl_vllm.approximate": ("sgl_vllm.fsm", "sgl_vllm.scheduler", "sgl_vllm.plugin"),
     "sgl_vllm.jump": ("sgl_vllm.scheduler", "sgl_vllm.plugin"),
     "sgl_vllm.scheduler": ("sgl_vllm.plugin", "sgl_vllm.routes"),
     "sgl_vllm.protocol": ("sgl_vllm",),

@@ -202,3 +202,21 @@ def test_an_unknown_source_of_tenants_is_refused(value) -> None:
 def test_sources_of_tenants() -> None:
     for value in ("none", "api_key", "header:X-Tenant-Id"):
         assert Options(tenant_from=value).tenant_from == value
+
+
+@pytest.mark.parametrize(
+    ("extra_args", "message"),
+    [
+        ({"sgl_reuse": "aproximate", "sgl_segments": [0, 4]}, 'has to be "approximate"'),
+        ({"sgl_reuse": "approximate"}, "needs sgl_segments"),
+        ({"sgl_reuse": "approximate", "sgl_segments": [4, 0]}, "has to go up"),
+    ],
+)
+def test_reuse_that_cannot_be_meant_is_a_400(extra_args, message) -> None:
+    with pytest.raises(VLLMValidationError, match=message):
+        processor().add_request(request(**extra_args), None)
+
+
+def test_marks_without_a_wish_to_reuse_are_for_routers() -> None:
+    processor().add_request(request(sgl_segments=[4, 0]), None)
+    processor().add_request(request(sgl_segments=[0, 4], sgl_reuse="approximate"), None)

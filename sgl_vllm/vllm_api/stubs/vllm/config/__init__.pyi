@@ -30,7 +30,7 @@ class VllmConfig:
 class CacheConfig:
     enable_prefix_caching: bool
     prefix_match_unit: int | None  # [radix]
-    cache_dtype: str  # [self_check]
+    cache_dtype: str  # [self_check, approximate_reuse]
     block_size: int  # [routes, rank_routing]
     num_gpu_blocks: int | None  # [rank_routing]
 
@@ -58,6 +58,8 @@ class ModelConfig:
     @property
     def is_diffusion(self) -> bool: ...  # [self_check]
     @property
+    def uses_mrope(self) -> bool: ...  # [approximate_reuse]
+    @property
     def is_moe(self) -> bool: ...  # [preview]
     def get_vocab_size(self) -> int: ...  # [fsm, jump_forward, self_check]
     def get_diff_sampling_param(self) -> dict[str, Any]: ...  # [engine_backend]
@@ -76,7 +78,7 @@ class ParallelConfig:
     decode_context_parallel_size: int  # [radix]
     prefill_context_parallel_size: int  # [radix]
     data_parallel_size_local: int  # [rank_routing]
-    world_size: int  # [preview]
+    world_size: int  # [preview, approximate_reuse]
     worker_cls: str  # [preview]
     enable_expert_parallel: bool  # [preview]
     distributed_executor_backend: str | type[object] | None
@@ -86,7 +88,7 @@ class ParallelConfig:
 class SchedulerConfig:
     scheduler_cls: str | type[object] | None
     async_scheduling: bool | None
-    enable_chunked_prefill: bool  # [self_check]
+    enable_chunked_prefill: bool  # [self_check, approximate_reuse]
     policy: str  # [preview]
 
 class SpeculativeConfig:

@@ -13,7 +13,10 @@ class KVCacheSpec:
 class AttentionSpec(KVCacheSpec):
     tokens_per_state: int | Fraction
 
-class FullAttentionSpec(AttentionSpec): ...
+class FullAttentionSpec(AttentionSpec):
+    sliding_window: int | None  # [approximate_reuse]
+    attention_chunk_size: int | None  # [approximate_reuse]
+
 class MLAAttentionSpec(FullAttentionSpec): ...
 class ChunkedLocalAttentionSpec(AttentionSpec): ...  # [radix]
 

@@ -72,6 +72,9 @@ class Scheduler:
         num_new_local_computed_tokens: int = ...,
         num_external_computed_tokens: int = ...,
     ) -> int: ...
+    def _reserve_prefill_lookahead(  # [approximate_reuse]
+        self, request: Request, num_computed_tokens: int, num_new_tokens: int
+    ) -> int: ...
     def _get_local_prefix_cache_hit(
         self,
         request: Request,

@@ -1,0 +1,300 @@
+"""Approximate reuse in an engine: which requests reuse segments, and where they go on computing.
+
+Owns the life of a request that reuses: its plan, the jumps over what it reuses, the copies that
+fill it, and the flag in its answer. Does not own the index (`segment_index.py`), the plan's rules
+(`plan.py`), the copying (`copies.py`), nor that inexact KV stays out of the tree
+(`radix/inexact.py`).
+
+    pass        1                 2                  3
+    computes    [hit ... A a)     [B b)              [question]
+    before it                     copy [a ... A end) copy [b ... B end)
+
+A request computes one chunk per pass, beside other requests. Before the next chunk, its number of
+computed tokens moves past what it reuses, and the pass that computes the chunk copies that first.
+From admission on, the request holds the blocks that it will copy from, so they stay as they are. A
+request that is preempted computes all of it when it resumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypedDict
+from weakref import WeakKeyDictionary
+
+from vllm.logger import init_logger
+
+from sgl_vllm.approximate.characters import TokenTexts
+from sgl_vllm.approximate.copies import TurnedCopy, send
+from sgl_vllm.approximate.part import why_exact
+from sgl_vllm.approximate.plan import Reuse, plan
+from sgl_vllm.approximate.segment_index import SegmentIndex
+from sgl_vllm.approximate.stats import ApproximateCounters
+from sgl_vllm.jump.records import follow
+from sgl_vllm.protocol.request_keys import APPROXIMATE, REUSE, SEGMENTS
+from sgl_vllm.protocol.segments import intervals_of
+from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
+from sgl_vllm.vllm_api.patching import wrap
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine import EngineCoreOutput
+    from vllm.v1.request import Request
+
+    from sgl_vllm.protocol.cache_namespace import CacheNamespace
+    from sgl_vllm.radix.manager import RadixKVCacheManager
+
+logger = init_logger("vllm.sgl_vllm.approximate")
+
+MAX_STEPS_FOR_ROOM = 32
+"""Steps that a request waits for room beside the blocks that it would copy from."""
+
+
+class ReuseReport(TypedDict):
+    """What an answer tells of approximate reuse: how many of its prompt's tokens have KV that was
+    computed at another place, and of how many segments they are. 0 for an exact answer."""
+
+    reused_tokens: int
+    reused_segments: int
+
+
+@dataclass(slots=True)
+class _Marked:
+    """A request that marks segments.
+
+    Attributes:
+        segments: half-open intervals of its prompt's tokens.
+        reuses: whether it asks for approximate reuse, and may have it.
+        namespace, tokens: its key in the tree, known from its first lookup on.
+        num_tries: in how many steps it had no room.
+    """
+
+    segments: list[tuple[int, int]]
+    reuses: bool
+    namespace: CacheNamespace | None = None
+    tokens: Tokens = b""
+    num_tries: int = 0
+
+
+@dataclass(slots=True)
+class _Planned:
+    """A request with a plan.
+
+    Attributes:
+        left: what it has yet to reuse.
+        to_copy: what it has moved past, and what its next pass copies.
+        is_admitted: whether it has been admitted with this plan.
+    """
+
+    request: Request
+    left: list[Reuse]
+    to_copy: list[Reuse] = field(default_factory=list)
+    is_admitted: bool = False
+
+
+@dataclass(slots=True)
+class _Answer:
+    request: Request
+    report: ReuseReport
+
+
+class ApproximateReuse:
+    """The requests of one engine that mark segments.
+
+    Without such a request, a step costs a few checks of empty dictionaries.
+
+    Args:
+        recompute: the share of each segment's tokens, from its first on, that is computed anyway.
+        token_bytes: returns the bytes of each token. Called when the first request marks segments.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        radix: RadixKVCacheManager,
+        recompute: float,
+        token_bytes: Callable[[], Sequence[bytes]],
+    ) -> None:
+        assert radix.tree is not None
+        self._scheduler = scheduler
+        self._radix = radix
+        self._token_bytes = token_bytes
+        self._texts: TokenTexts | None = None
+        self._marked: WeakKeyDictionary[Request, _Marked] = WeakKeyDictionary()
+        self._planned: dict[str, _Planned] = {}
+        self._answers: dict[str, _Answer] = {}
+        self.recompute = recompute
+        self.index = SegmentIndex(radix.tree)
+        self.counters = ApproximateCounters()
+
+    # -- a request ------------------------------------------------------------------------------
+
+    def install(self, scheduler: Scheduler) -> None:
+        """Let chunks end where segments are reused. To be called once, when workers can copy."""
+        wrap(scheduler, "_reserve_prefill_lookahead")(self._cut)
+
+    def renew(self) -> None:
+        """Forget all segments and counts. To be called when no request runs or waits."""
+        self.index.clear()
+        self.counters = ApproximateCounters()
+
+    def expect(self, request: Request) -> None:
+        """Note the segments of a new request, and whether it asks for approximate reuse. Marks that
+        cannot be used are ignored, with a warning, and so is the wish to reuse."""
+        params = request.sampling_params
+        if params is None or not params.extra_args or SEGMENTS not in params.extra_args:
+            return
+        if request.prompt_token_ids is None:
+            return
+        wants = params.extra_args.get(REUSE) == APPROXIMATE
+        try:
+            intervals = intervals_of(params.extra_args[SEGMENTS])
+        except ValueError as error:
+            logger.warning("Request %.100s is computed: %s", request.request_id, error)
+            return
+        if self._texts is None:
+            self._texts = TokenTexts(self._token_bytes())
+        segments = self._texts.token_intervals(request.prompt_token_ids, intervals)
+        reuses = wants
+        if wants and (reason := why_exact(request)) is not None:
+            logger.info("Request %.100s reuses no segment: %s", request.request_id, reason)
+            reuses = False
+        if wants:
+            self.counters.requests += 1
+            report = ReuseReport(reused_tokens=0, reused_segments=0)
+            self._answers[request.request_id] = _Answer(request, report)
+        self._marked[request] = _Marked(segments, reuses)
+
+    def looked_up(self, request: Request, num_hit: int) -> None:
+        """A waiting request was looked up, and has a hit of `num_hit` tokens. Make its plan, if it
+        is to reuse segments, and hold what it needs until this step's end, or for as long as it
+        needs that if the step admits it."""
+        marked = self._marked.get(request)
+        if marked is None:
+            return
+        pool, request_id = self._radix.pool, request.request_id
+        record = pool.records.of(request)
+        if record is None or pool.tree is None:
+            return
+        marked.namespace, marked.tokens = record.namespace, record.tokens
+        if not marked.reuses or request.num_preemptions or marked.num_tries < 0:
+            return
+        if marked.num_tries and (
+            not self._scheduler.running or marked.num_tries >= MAX_STEPS_FOR_ROOM
+        ):
+            marked.num_tries = -1
+            self.counters.given_up += 1
+            return
+        reuses = self._plan(marked, num_hit, request.num_prompt_tokens)
+        if not reuses:
+            return
+        blocks = pool.blocks
+        needed = [[blocks[block_id] for block_id in reuse.block_ids] for reuse in reuses]
+        pool.inexact.begin(request_id, reuses[0].start, needed)
+        self._planned[request_id] = _Planned(request, reuses)
+
+    def _plan(self, marked: _Marked, num_hit: int, num_prompt_tokens: int) -> list[Reuse]:
+        found = []
+        for start, end in marked.segments:
+            segment = marked.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]
+            donor = self.index.find(marked.namespace, segment) if end > num_hit else None
+            # What this very step computes is not there before its forward pass.
+            if donor is not None and self._radix.pool.may_be_copied(0, list(donor.block_ids)):
+                found.append((start, end, donor))
+        size = self._radix.block_size
+        return plan(found, num_hit, num_prompt_tokens, self.recompute, size)
+
+    def _cut(
+        self,
+        original: Callable[[Request, int, int], int],
+        request: Request,
+        num_computed_tokens: int,
+        num_new_tokens: int,
+    ) -> int:
+        """How many tokens a pass computes of a request. Wraps the last of vLLM's own rules for it:
+        a chunk ends where the next segment is reused."""
+        num_new_tokens = original(request, num_computed_tokens, num_new_tokens)
+        planned = self._planned.get(request.request_id) if self._planned else None
+        if planned is not None and planned.left and planned.request is request:
+            num_new_tokens = min(num_new_tokens, planned.left[0].start - num_computed_tokens)
+        return num_new_tokens
+
+    # -- a step ---------------------------------------------------------------------------------
+
+    def prompt_done(self, request: Request) -> None:
+        """The prompt of a request is in the tree, as far as it is exact: note where its segments
+        are."""
+        marked = self._marked.get(request)
+        if marked is not None and marked.tokens and self._radix.tree is not None:
+            self.index.add(marked.namespace, marked.tokens, marked.segments)
+
+    def before_pass(self) -> None:
+        """Move requests that have computed a chunk past what they reuse after it."""
+        self._forget_ended()
+        for planned in self._planned.values():
+            request, left = planned.request, planned.left
+            while left and request.num_computed_tokens == left[0].start:
+                planned.to_copy.append(left[0])
+                request.num_computed_tokens = left.pop(0).end
+
+    def after_schedule(self, output: SchedulerOutput) -> None:
+        """Send the copies of the step, and forget the plans of requests that were not admitted or
+        were preempted."""
+        self._forget_ended()
+        copies: list[TurnedCopy] = []
+        inexact = self._radix.pool.inexact
+        for request_id, planned in [*self._planned.items()]:
+            if request_id in output.num_scheduled_tokens:
+                self._admitted(planned)
+                while planned.to_copy:
+                    copies.append(self._copy(planned.request, planned.to_copy.pop(0)))
+                    inexact.release_first(request_id)
+                if not planned.left:
+                    del self._planned[request_id]
+            elif not planned.is_admitted:
+                del self._planned[request_id]
+                inexact.end(request_id)
+                self._marked[planned.request].num_tries += 1
+        if copies:
+            send(output, copies)
+
+    def _forget_ended(self) -> None:
+        """Forget the plans of requests that have released their blocks since."""
+        inexact = self._radix.pool.inexact
+        for request_id in [one for one in self._planned if one not in inexact]:
+            del self._planned[request_id]
+
+    def _admitted(self, planned: _Planned) -> None:
+        if not planned.is_admitted:
+            planned.is_admitted = True
+            self.counters.reusing_requests += 1
+
+    def _copy(self, request: Request, reuse: Reuse) -> TurnedCopy:
+        size = self._radix.block_size
+        blocks = self._radix.groups.full_blocks[request.request_id]
+        targets = blocks[reuse.start // size : -(-reuse.end // size)]
+        self.counters.segments += 1
+        self.counters.tokens += reuse.num_tokens
+        answer = self._answers.get(request.request_id)
+        if answer is not None:
+            answer.report["reused_tokens"] += reuse.num_tokens
+            answer.report["reused_segments"] += 1
+        return TurnedCopy(
+            reuse.block_ids,
+            reuse.donor_start % size,
+            tuple(block.block_id for block in targets),
+            reuse.start % size,
+            reuse.num_tokens,
+            reuse.shift,
+        )
+
+    def attach(
+        self, outputs: Iterable[EngineCoreOutput], unfinished: Mapping[str, Request]
+    ) -> None:
+        """Flag the answers of requests that asked for approximate reuse, in the field that also
+        carries forced reports."""
+        for output, answer, is_due in follow(self._answers, outputs, unfinished):
+            if is_due:
+                params = output.kv_transfer_params or {}
+                output.kv_transfer_params = {**params, REUSE: answer.report}

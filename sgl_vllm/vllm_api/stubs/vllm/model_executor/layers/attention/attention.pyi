@@ -1,0 +1,8 @@
+# [approximate_reuse]
+import torch
+
+class Attention(torch.nn.Module):
+    kv_cache: torch.Tensor
+    num_kv_heads: int
+    head_size: int
+    impl: object

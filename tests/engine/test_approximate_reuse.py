@@ -1,0 +1,412 @@
+"""Segments reused from another place: how much is computed, what the KV is, and that nothing of it
+is ever a hit of an exact request."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from typing import Any
+
+import pytest
+import torch
+from vllm.sampling_params import StructuredOutputsParams
+
+from sgl_vllm.protocol.cache_namespace import CacheNamespace
+from sgl_vllm.radix.tokens import pack
+from tests.effort import requests
+from tests.engine.approximate_prompts import Prompt, ask, document, has_flag, reused
+from tests.engine.engine import Engine, greedy, tokens_of
+from tests.engine.window_models import random_model, save
+
+A, B, C, D = (document(number) for number in range(4))
+NAMESPACE = CacheNamespace(None, None)
+PLUGIN = {"approximate_reuse": True, "fsm": False, "jump_forward": False}
+
+
+@pytest.fixture(scope="module")
+def engine(start) -> Engine:
+    return start(plugin=PLUGIN)
+
+
+@pytest.fixture
+def fresh(engine: Engine) -> Engine:
+    """The engine with an empty cache."""
+    assert engine.scheduler.reset_prefix_cache()
+    engine.scheduler.parts.approximate.recompute = 0.15
+    engine.reset_counts()
+    return engine
+
+
+def num_computed(engine: Engine, prompt: Prompt, share: float, num_hit: int) -> int:
+    """All tokens past a hit but those of each segment after its first `share`."""
+    head, *segments, question = map(len, prompt.pieces(engine))
+    computed, position = head + question, head
+    for length in segments:
+        first = max(position + math.ceil(share * length), num_hit + 1)
+        computed += min(first - position, length)
+        position += length
+    return computed - num_hit
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.15, 0.3, 0.5])
+def test_each_share_computes_so_many_tokens(fresh, share) -> None:
+    engine = fresh
+    approximate = engine.scheduler.parts.approximate
+    approximate.recompute = share
+    ask(engine, [Prompt((A, B, C))], reuse=False, max_tokens=1)
+    prompt = Prompt((C, A, B))
+    head, c, a, b, question = map(len, prompt.pieces(engine))
+    # The exact hit is the head, and what all segments begin with.
+    num_hit = engine.scheduler.parts.radix.hit_lengths(NAMESPACE, [pack(prompt.tokens(engine))])[0]
+    engine.reset_counts()
+    (output,) = ask(engine, [prompt], reuse=True, max_tokens=1)
+    assert engine.computed_tokens == num_computed(engine, prompt, share, num_hit)
+    assert reused(output) == (sum((head, c, a, b, question)) - num_hit - engine.computed_tokens, 3)
+    # Without a first token to compute, the segments leave no chunk between them.
+    assert engine.forward_passes == (4 if share else 2)
+    engine.check_nothing_is_left()
+
+
+def test_a_share_of_all_is_exact(fresh) -> None:
+    engine = fresh
+    ask(engine, [Prompt((A, B, C))], reuse=False)
+    engine.scheduler.parts.approximate.recompute = 1.0
+    prompt = Prompt((C, A, B))
+    engine.reset_counts()
+    (output,) = ask(engine, [prompt], reuse=True, max_tokens=12, logprobs=5)
+    num_passes, num_tokens = engine.forward_passes, engine.computed_tokens
+    assert reused(output) == (0, 0) and num_passes == 12
+    assert engine.scheduler.reset_prefix_cache()
+    ask(engine, [Prompt((A, B, C))], reuse=False)
+    engine.reset_counts()
+    (exact,) = ask(engine, [prompt], reuse=False, max_tokens=12, logprobs=5)
+    assert (engine.forward_passes, engine.computed_tokens) == (num_passes, num_tokens)
+    assert tokens_of(output) == tokens_of(exact) and not has_flag(exact)
+    assert logprobs(output) == logprobs(exact)
+
+
+def test_only_requests_that_ask_for_it_reuse(fresh) -> None:
+    engine = fresh
+    ask(engine, [Prompt((A, B))], reuse=False)
+    engine.reset_counts()
+    (exact,) = ask(engine, [Prompt((B, A))], reuse=False, max_tokens=1)
+    assert not has_flag(exact) and engine.forward_passes == 1
+
+
+def test_requests_that_need_all_of_their_prompt_are_exact(fresh) -> None:
+    engine = fresh
+    ask(engine, [Prompt((A, B))], reuse=False)
+    (output,) = ask(engine, [Prompt((B, A))], reuse=True, prompt_logprobs=0)
+    assert reused(output) == (0, 0)
+
+
+def test_tenants_share_no_segment(fresh) -> None:
+    engine = fresh
+    ask(engine, [Prompt((A, B), salt="mine")], reuse=False)
+    (other,) = ask(engine, [Prompt((B, A), salt="yours")], reuse=True)
+    assert reused(other) == (0, 0)
+    (own,) = ask(engine, [Prompt((B, A), salt="mine")], reuse=True)
+    assert reused(own)[1] == 2
+
+
+def test_what_was_reused_is_never_a_hit(fresh) -> None:
+    """The KV from the first reused token on, and the output after it, stays out of the tree: other
+    requests with the same tokens compute them, and so does the same request again."""
+    engine = fresh
+    ask(engine, [Prompt((A, B, C))], reuse=False, max_tokens=1)
+    prompt = Prompt((C, A, B))
+    length = len(prompt.tokens(engine))
+    (output,) = ask(engine, [prompt], reuse=True, max_tokens=40)
+    head, c, a, b, _ = map(len, prompt.pieces(engine))
+    first_reused = head + math.ceil(0.15 * c)
+    again = prompt.tokens(engine) + tokens_of(output) + [7, 8]
+    hits = engine.scheduler.parts.radix.hit_lengths(NAMESPACE, [pack(again)])
+    assert hits == [first_reused]
+    assert places(engine, prompt) == [
+        head + a + b,
+        head,
+        head + a,
+    ]  # nor is it a place to copy from
+    engine.reset_counts()
+    (exact,) = ask(engine, [prompt], reuse=False, max_tokens=40)
+    assert engine.computed_tokens == length - first_reused + 39
+    engine.check_nothing_is_left()
+    assert engine.scheduler.reset_prefix_cache()
+    (stock,) = ask(engine, [prompt], reuse=False, max_tokens=40)
+    assert tokens_of(exact) == tokens_of(stock)
+
+
+def test_a_segment_is_reused_in_part_where_its_end_is_evicted(fresh) -> None:
+    engine = fresh
+    long = document(9, num_sentences=24)
+    prompt = Prompt((A, long))
+    ask(engine, [prompt], reuse=False, max_tokens=2)  # the second step finds it in the tree
+    radix = engine.scheduler.parts.radix
+    tree, size = radix.tree, radix.block_size
+    match = tree.match_prefix(NAMESPACE, pack(prompt.tokens(engine)))
+    head, a, b, _ = map(len, prompt.pieces(engine))
+    num_kept = (head + a + b // 2) // size  # whole blocks
+    radix.pool._release_evicted(tree.evict_block(tree.block_ids(match, match.num_tokens)[num_kept]))
+    (output,) = ask(engine, [Prompt((long, A))], reuse=True)
+    kept_of_b = num_kept * size - head - a
+    assert reused(output) == (
+        kept_of_b - math.ceil(0.15 * b) + a - math.ceil(0.15 * a),
+        2,
+    )
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [64])
+def test_a_chunk_may_take_several_passes(start, max_num_batched_tokens) -> None:
+    engine = start(
+        plugin={**PLUGIN, "approximate_recompute": 0.5},
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=8,
+    )
+    prompt = Prompt((C, A, B))
+    ask(engine, [Prompt((A, B, C))], reuse=False, max_tokens=1)
+    (one,) = ask(engine, [prompt], reuse=True, max_tokens=4)
+    assert reused(one)[1] == 3
+    two = ask(engine, [prompt, Prompt((B, A))], reuse=True, max_tokens=4)
+    assert [reused(output)[1] for output in two] == [3, 2]
+    assert tokens_of(two[0]) == tokens_of(one)
+    engine.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("num_blocks", [24, 40, 200])
+def test_exact_requests_beside_reusing_ones_get_stocks_answers(start, num_blocks) -> None:
+    """Random programs of both kinds at once, in caches of which the smallest evict and preempt."""
+    rng = random.Random(num_blocks)
+    documents = [document(number, num_sentences=rng.randrange(4, 9)) for number in range(6)]
+    rounds = []
+    for _ in range(requests(6)):
+        prompts = []
+        for _ in range(rng.randrange(2, 7)):
+            chosen = tuple(rng.sample(documents, rng.randrange(1, 4)))
+            prompts.append(
+                (Prompt(chosen, question=f"Is it {rng.randrange(3)}?"), rng.random() < 0.5)
+            )
+        rounds.append((prompts, rng.randrange(1, 40)))
+    arguments = {"num_gpu_blocks_override": num_blocks, "max_model_len": 640, "max_num_seqs": 6}
+    stock = start(**arguments)
+    wanted = [play(stock, [(one, False) for one, _ in prompts], n) for prompts, n in rounds]
+    engine = start(plugin={**PLUGIN, "approximate_recompute": 0.1}, **arguments)
+    num_reused = num_exact = 0
+    for (prompts, max_tokens), stocks in zip(rounds, wanted, strict=True):
+        outputs = play(engine, prompts, max_tokens)
+        for (_, reuses), output, of_stock in zip(prompts, outputs, stocks, strict=True):
+            if reuses:
+                num_reused += reused(output)[1]
+            else:
+                assert not has_flag(output)
+                assert tokens_of(output) == tokens_of(of_stock)
+                num_exact += 1
+        engine.check_nothing_is_left()
+        assert not engine.scheduler.parts.radix.pool.inexact
+    assert num_exact > 3 and num_reused > 3
+
+
+def test_a_request_that_is_aborted_leaves_nothing(fresh) -> None:
+    engine = fresh
+    ask(engine, [Prompt((A, B, C))], reuse=False)
+    prompt = Prompt((C, B, A))
+    for num_steps in range(1, 6):
+        params = greedy(30, extra_args=prompt.extra_args(reuse=True))
+        engine.llm.llm_engine.add_request(f"aborted {num_steps}", prompt.as_prompt(engine), params)
+        for _ in range(num_steps):
+            engine.llm.llm_engine.step()
+        (request_id,) = engine.scheduler.requests
+        engine.llm.llm_engine.abort_request([request_id], internal=True)
+        while engine.scheduler.has_requests():
+            engine.llm.llm_engine.step()
+        engine.check_nothing_is_left()
+        assert not engine.scheduler.parts.radix.pool.inexact
+    assert engine.scheduler.reset_prefix_cache()
+
+
+def test_a_preempted_request_is_computed_when_it_resumes(fresh) -> None:
+    engine = fresh
+    ask(engine, [Prompt((A, B, C))], reuse=False)
+    prompt = Prompt((C, B, A))
+    scheduler = engine.scheduler
+    params = greedy(8, extra_args=prompt.extra_args(reuse=True))
+    engine.llm.llm_engine.add_request("preempted", prompt.as_prompt(engine), params)
+    for _ in range(3):
+        engine.llm.llm_engine.step()
+    assert scheduler.parts.approximate.counters.tokens > 0
+    scheduler._preempt_request(scheduler.running.pop(), 0.0)
+    assert not scheduler.parts.radix.pool.inexact
+    (output,) = finish(engine)
+    (exact,) = ask(engine, [prompt], reuse=False, max_tokens=8)
+    assert tokens_of(output) == tokens_of(exact)  # it had no output before
+    engine.check_nothing_is_left()
+
+
+def test_no_room_beside_the_cached_segments_means_they_are_computed(start) -> None:
+    """A cache that has room for the request, but not for what it would copy from as well."""
+    engine = start(plugin=PLUGIN, num_gpu_blocks_override=24, max_model_len=640)
+    long = [document(number, num_sentences=28) for number in (20, 21)]
+    ask(engine, [Prompt((*long,))], reuse=False, max_tokens=1)
+    prompt = Prompt((*long[::-1],), head="Now read these two.\n")
+    assert len(prompt.tokens(engine)) // 32 * 2 > 24
+    (output,) = ask(engine, [prompt], reuse=True)
+    assert reused(output) == (0, 0)
+    assert engine.scheduler.parts.approximate.counters.given_up == 1
+    engine.check_nothing_is_left()
+
+
+def test_what_was_reused_is_no_hit_of_vllms_own_cache_either(start) -> None:
+    """After an error, vLLM's own prefix cache takes over while a request runs that has reused."""
+    engine = start(plugin=PLUGIN)
+    prompt = Prompt((C, B, A))
+    (exact,) = ask(engine, [prompt], reuse=False, max_tokens=60, logprobs=5)
+    assert engine.scheduler.reset_prefix_cache()
+    ask(engine, [Prompt((A, B, C))], reuse=False)
+    params = greedy(60, extra_args=prompt.extra_args(reuse=True))
+    engine.llm.llm_engine.add_request("running", prompt.as_prompt(engine), params)
+    for _ in range(6):
+        engine.llm.llm_engine.step()
+    assert engine.scheduler.parts.approximate.counters.segments == 3
+    engine.scheduler.parts.radix.pool.switch_off("for the test")
+    finish(engine)
+    engine.reset_counts()
+    (output,) = ask(engine, [prompt], reuse=True, max_tokens=60, logprobs=5)
+    assert engine.computed_tokens == len(prompt.tokens(engine)) + 59
+    assert reused(output) == (0, 0) and logprobs(output) == logprobs(exact)
+
+
+def test_structured_requests_may_reuse_and_jump(start) -> None:
+    engine = start(plugin={"approximate_reuse": True})
+    regex = r'\{"slow": "(hare|owl)", "fast": "(hare|fox)"\}'
+    ask(engine, [Prompt((A, B, C))], reuse=False)
+    prompts = [Prompt((C, B, A)), Prompt((B, C)), Prompt((A, C))]
+    outputs = ask(
+        engine,
+        prompts,
+        reuse=True,
+        max_tokens=40,
+        structured_outputs=StructuredOutputsParams(regex=regex),
+    )
+    assert [reused(output)[1] for output in outputs] == [3, 2, 1]
+    for output in outputs:
+        assert re.match(regex, engine.tokenizer.decode(tokens_of(output)))
+    assert engine.scheduler.parts.jump.counters.jumps > 0
+    engine.check_nothing_is_left()
+
+
+# -- the KV itself
+
+
+MODELS: dict[str, tuple[str, dict[str, Any]] | None] = {
+    "demo": None,
+    "qwen3, yarn": (
+        "qwen3",
+        {
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 1024,
+            },
+        },
+    ),
+    "gptj, neighbors and a part of the dimensions": (
+        "gptj",
+        {
+            "n_embd": 64,
+            "n_layer": 3,
+            "num_attention_heads": 2,
+            "n_positions": 1024,
+            "rotary_dim": 16,
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model_engine(request, start, tmp_path_factory) -> Engine:
+    model = MODELS[request.param]
+    if model is None:
+        return start(plugin=PLUGIN)
+    path = save(random_model(*model).to(torch.float32), tmp_path_factory.mktemp("model") / "model")
+    return start(plugin=PLUGIN, model=path)
+
+
+def test_the_first_layers_kv_is_that_of_the_new_place(model_engine) -> None:
+    """In the first layer, the KV of a token depends on the token and its position only. Raw blocks
+    are compared, so the test knows nothing of how a block is laid out."""
+    engine = model_engine
+    assert engine.scheduler.parts.approximate is not None
+    assert engine.scheduler.reset_prefix_cache()
+    caches = engine.core.model_executor.driver_worker.worker.model_runner.kv_caches
+    ask(engine, [Prompt((A, B, C))], reuse=False, max_tokens=1)
+    prompt = Prompt((C, A, B), head="Read these now.\n")
+    blocks, approximate = whole_blocks(engine, caches, prompt, reuse=True)
+    assert engine.scheduler.parts.approximate.counters.tokens > 200
+    assert engine.scheduler.reset_prefix_cache()
+    other_blocks, exact = whole_blocks(engine, caches, prompt, reuse=False)
+    assert len(blocks) == len(other_blocks) >= 8
+    torch.testing.assert_close(approximate[0], exact[0], atol=2e-4, rtol=0)
+    assert (approximate[-1] - exact[-1]).abs().max() > 0.01  # in the last layer it is approximate
+
+
+def whole_blocks(engine: Engine, caches, prompt: Prompt, reuse: bool):
+    """The contents of the whole blocks of a prompt, by layer, once it is computed."""
+    params = greedy(3, extra_args=prompt.extra_args(reuse))
+    engine.llm.llm_engine.add_request("one", prompt.as_prompt(engine), params)
+    length = len(prompt.tokens(engine))
+    while not (request := next(iter(engine.scheduler.requests.values()))).num_output_tokens:
+        engine.llm.llm_engine.step()
+    manager = engine.scheduler.kv_cache_manager
+    blocks = manager.get_block_ids(request.request_id)[0][: length // manager.block_size]
+    contents = [cache[blocks].clone() for cache in caches]
+    finish(engine)
+    return blocks, contents
+
+
+def test_layers_without_known_positions_are_refused(start, tmp_path) -> None:
+    path = save(
+        random_model(
+            "opt", {"ffn_dim": 128, "word_embed_proj_dim": 64, "num_attention_heads": 2}
+        ).to(torch.float32),
+        tmp_path / "opt",
+    )
+    engine = start(plugin=PLUGIN, model=path)
+    assert engine.scheduler.parts.approximate is None
+    ask(engine, [Prompt((A, B))], reuse=False)
+    (output,) = ask(engine, [Prompt((B, A))], reuse=True)
+    assert not has_flag(output)
+
+
+# -- inside
+
+
+def finish(engine: Engine) -> list:
+    finished = []
+    while engine.scheduler.has_requests():
+        finished += [one for one in engine.llm.llm_engine.step() if one.finished]
+    return finished
+
+
+def play(engine: Engine, prompts, max_tokens: int) -> list:
+    """Prompts and whether each may reuse, all at once."""
+    return engine.llm.generate(
+        [prompt.as_prompt(engine) for prompt, _ in prompts],
+        [greedy(max_tokens, extra_args=prompt.extra_args(reuses)) for prompt, reuses in prompts],
+        use_tqdm=False,
+    )
+
+
+def logprobs(output) -> list[dict[int, float]]:
+    return [
+        {token: one.logprob for token, one in row.items()} for row in output.outputs[0].logprobs
+    ]
+
+
+def places(engine: Engine, prompt: Prompt) -> list[int]:
+    """Where the index would copy a prompt's segments from: the position of each one's first token
+    there."""
+    index = engine.scheduler.parts.approximate.index
+    found = [index.find(NAMESPACE, pack(piece)) for piece in prompt.pieces(engine)[1:-1]]
+    return [-1 if donor is None else donor.start for donor in found]
