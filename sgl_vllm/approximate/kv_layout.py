@@ -22,6 +22,10 @@ _BASE = 128
 """Numbers are written digit by digit: integers up to this are exact in every floating dtype."""
 
 
+_GROUPS = (1, 2, 4, 8, 16, 32)
+"""How many tokens or dimensions may be interleaved."""
+
+
 class KVLayout:
     """The layout of the blocks of one layer: which number of a block is which of a key or value.
 
@@ -49,7 +53,7 @@ class KVLayout:
             raise ValueError(f"a layer's KV cache has the shape {tuple(cache.shape)}")
         columns = _columns_after_writes(layer, self.cache, block_size)
         self.keys, self.values = columns.view(2, block_size, heads, size)
-        self._strided = [_strided(self.cache, columns) for columns in (self.keys, self.values)]
+        self._parts = [_Part(self.cache, columns) for columns in (self.keys, self.values)]
 
     def read(
         self, blocks: torch.Tensor, offsets: torch.Tensor
@@ -59,12 +63,7 @@ class KVLayout:
         Args:
             blocks, offsets: for each token its block, and its place in it; shape (tokens,).
         """
-        keys, values = (
-            view[blocks, offsets]
-            if view is not None
-            else self.cache[blocks[:, None, None], columns[offsets]]
-            for view, columns in self._views()
-        )
+        keys, values = (part.read(blocks, offsets) for part in self._parts)
         return keys, values
 
     def write(
@@ -75,14 +74,49 @@ class KVLayout:
         values: torch.Tensor,
     ) -> None:
         """The inverse of `read`. No token is there twice."""
-        for (view, columns), what in zip(self._views(), (keys, values), strict=True):
-            if view is not None:
-                view[blocks, offsets] = what
-            else:
-                self.cache[blocks[:, None, None], columns[offsets]] = what
+        for part, what in zip(self._parts, (keys, values), strict=True):
+            part.write(blocks, offsets, what)
 
-    def _views(self) -> list[tuple[torch.Tensor | None, torch.Tensor]]:
-        return list(zip(self._strided, (self.keys, self.values), strict=True))
+
+class _Part:
+    """The keys or the values of all blocks of a layer.
+
+    Where strides can describe the layout, tokens are indexed in a view of the same memory, which is
+    faster than its numbers one by one. Layouts for matrix instructions interleave a few tokens or a
+    few dimensions. So a token's place is given by two numbers, its quotient and its remainder by
+    `group`, and a dimension likewise:
+
+        (blocks, block_size / group, group, heads, head_size / step, step)
+    """
+
+    def __init__(self, rows: torch.Tensor, columns: torch.Tensor) -> None:
+        self._rows = rows
+        self._columns = columns
+        self._view: torch.Tensor | None = None
+        self._group = 1
+        block_size, heads, size = columns.shape
+        for group, step in itertools.product(_GROUPS, _GROUPS):
+            if block_size % group or size % step:
+                continue
+            shape = block_size // group, group, heads, size // step, step
+            strides = _strides(columns.reshape(shape))
+            if strides is not None:
+                first = rows.storage_offset() + int(columns[0, 0, 0])
+                self._view = rows.as_strided((len(rows), *shape), (rows.stride(0), *strides), first)
+                self._group = group
+                return
+
+    def read(self, blocks: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        if self._view is None:
+            return self._rows[blocks[:, None, None], self._columns[offsets]]
+        return self._view[blocks, offsets // self._group, offsets % self._group].flatten(2)
+
+    def write(self, blocks: torch.Tensor, offsets: torch.Tensor, what: torch.Tensor) -> None:
+        if self._view is None:
+            self._rows[blocks[:, None, None], self._columns[offsets]] = what
+            return
+        what = what.unflatten(2, self._view.shape[-2:])
+        self._view[blocks, offsets // self._group, offsets % self._group] = what
 
 
 def _as_rows(cache: torch.Tensor) -> torch.Tensor:
@@ -122,22 +156,15 @@ def _columns_after_writes(layer: Attention, rows: torch.Tensor, block_size: int)
     return columns
 
 
-def _strided(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor | None:
-    """A view of shape (blocks, block_size, heads, head_size) of the same memory, which is faster to
-    index than its numbers one by one; None where strides cannot describe `columns`."""
-    first = int(columns[0, 0, 0])
-    steps = []
+def _strides(columns: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides of a view that has these columns of a row, from its first one on; None if there
+    is none."""
+    described, strides = columns.flatten()[0], []
     for dim, length in enumerate(columns.shape):
-        steps.append(int(columns.select(dim, 1)[0, 0]) - first if length > 1 else 0)
-    ranges = [
-        torch.arange(length, device=columns.device) * step
-        for length, step in zip(columns.shape, steps, strict=True)
-    ]
-    described = first + ranges[0][:, None, None] + ranges[1][:, None] + ranges[2]
-    if not torch.equal(described, columns) or min(steps) < 0:
+        first = columns.movedim(dim, 0).flatten(1)[:, 0]
+        strides.append(int(first[1] - first[0]) if length > 1 else 0)
+        steps = torch.arange(length, device=columns.device) * strides[-1]
+        described = described[..., None] + steps
+    if not torch.equal(described, columns) or min(strides) < 0:
         return None
-    return rows.as_strided(
-        (rows.shape[0], *columns.shape),
-        (rows.stride(0), *steps),
-        rows.storage_offset() + first,
-    )
+    return tuple(strides)

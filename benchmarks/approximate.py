@@ -1,0 +1,246 @@
+"""Approximate reuse against exact answers: what it computes, its time, and how far it is off.
+
+    python -m benchmarks.approximate                       # the demo model, 33M random weights
+    python -m benchmarks.approximate --quick --json FILE
+
+For each share of recomputed tokens, prompts show segments in a new order that were computed before
+in another. Printed are, of the tokens of a prompt, how many are computed, and the median time to
+the first token, against an exact request without a hit, in alternating rounds on one engine in this
+process. On the demo model, which is trained, also how far the next token's distribution is from the
+exact one at some positions of the exact continuation: the share of positions at which the likeliest
+token is the same, and the mean KL divergence in nats.
+
+A share of 100% computes everything, so its agreement is 100%, unless sums are taken in another
+order. Random weights pay no attention to anything in particular, so nothing is said of their
+answers. One engine runs at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.in_process import prepare_engine_in_this_process
+from benchmarks.models import resolve_model
+
+if TYPE_CHECKING:
+    from vllm import LLM
+    from vllm.outputs import RequestOutput
+
+SHARES = (0.0, 0.05, 0.15, 0.3, 1.0)
+NUM_SEGMENTS = 8
+WORDS = ["hare", "owl", "fox", "hen", "toad", "newt", "crow", "mole", "wasp", "carp", "lynx"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    segment_tokens: int
+    prompts: int
+    rounds: int
+    positions: int
+
+
+@dataclass
+class Row:
+    """One share of one model.
+
+    Attributes:
+        computed: the tokens of a prompt that are computed, as a share of all.
+        ms: median time to the first token. `exact_ms`: of exact requests without a hit.
+        agreement, kl: of the next token; None if they were not measured.
+    """
+
+    model: str
+    share: float
+    prompt_tokens: int
+    computed: float
+    ms: float
+    exact_ms: float
+    agreement: float | None = None
+    kl: float | None = None
+
+
+class Bench:
+    """One engine, and the prompts for it."""
+
+    def __init__(self, model: str, sizes: Sizes) -> None:
+        from vllm import LLM
+
+        self.name, self.sizes = model, sizes
+        length = (sizes.segment_tokens + 40) * NUM_SEGMENTS
+        self.llm: LLM = LLM(
+            model=str(resolve_model(model)),
+            max_model_len=length,
+            max_num_batched_tokens=length,
+            max_logprobs=-1,
+            kv_cache_memory_bytes=1 << 30,
+            additional_config={"sgl_vllm": {"approximate_reuse": True}},
+        )
+        self.tokenizer = self.llm.get_tokenizer()
+        self.scheduler: Any = self.llm.llm_engine.engine_core.engine_core.scheduler
+        if self.scheduler.parts.approximate is None:
+            raise SystemExit("approximate reuse has no effect here: see the log")
+        self.num_scheduled = 0
+        core: Any = self.llm.llm_engine.engine_core.engine_core
+        execute = core.model_executor.execute_model
+
+        def counted(output: Any, **kwargs: Any) -> Any:
+            self.num_scheduled += output.total_num_scheduled_tokens
+            return execute(output, **kwargs)
+
+        core.model_executor.execute_model = counted
+
+    def segment(self, number: int) -> str:
+        """A text of about `segment_tokens` tokens."""
+        rng, text, size = random.Random(number), "", self.sizes.segment_tokens
+        while len(self.tokenizer.encode(text, add_special_tokens=False)) < size - 12:
+            text += (
+                f"The {rng.choice(WORDS)} of {rng.choice(WORDS)} {number} is {rng.choice(WORDS)}. "
+            )
+        return text + "\n"
+
+    def ask(
+        self,
+        segments: Sequence[str],
+        salt: str,
+        *,
+        reuse: bool,
+        after: Sequence[int] = (),
+        max_tokens: int = 1,
+        **params: Any,
+    ) -> tuple[RequestOutput, int, float]:
+        """A prompt of a head, segments and a question, and tokens after it. Returns the answer, the
+        tokens computed, and the seconds that it took."""
+        from vllm import SamplingParams
+
+        head, question = "Read these notes.\n", "The hare of crow is"
+        marks, position = [], len(head)
+        for segment in segments:
+            marks += [position, position + len(segment)]
+            position += len(segment)
+        token_ids = [
+            token
+            for text in (head, *segments, question)
+            for token in self.tokenizer.encode(text, add_special_tokens=False)
+        ]
+        extra = {"sgl_segments": marks, **({"sgl_reuse": "approximate"} if reuse else {})}
+        sampling = SamplingParams(
+            temperature=0, max_tokens=max_tokens, ignore_eos=True, extra_args=extra, **params
+        )
+        prompt: Any = {"prompt_token_ids": [*token_ids, *after], "cache_salt": salt}
+        self.num_scheduled, started = 0, time.perf_counter()
+        (output,) = self.llm.generate([prompt], [sampling], use_tqdm=False)
+        return output, self.num_scheduled, time.perf_counter() - started
+
+    def rows(self, with_quality: bool) -> list[Row]:
+        rng = random.Random(0)
+        orders = []
+        for number in range(self.sizes.prompts):
+            segments = [self.segment(NUM_SEGMENTS * number + i) for i in range(NUM_SEGMENTS)]
+            orders.append((segments, rng.sample(segments, NUM_SEGMENTS)))
+        rows = [self._measured(share, orders) for share in SHARES]
+        if with_quality:
+            for row in rows:
+                row.agreement, row.kl = self._quality(row.share, orders)
+        return rows
+
+    def _measured(self, share: float, orders: Sequence[tuple[list[str], list[str]]]) -> Row:
+        self.scheduler.parts.approximate.recompute = share
+        computed, times, exact_times, length = [], [], [], 0
+        for turn in range(self.sizes.rounds + 1):
+            before, after = orders[turn % len(orders)]
+            salt = f"{share} {turn}"
+            self.ask(before, salt, reuse=False)
+            _, num_tokens, seconds = self.ask(after, salt, reuse=True)
+            output, _, exact_seconds = self.ask(after, f"exact {salt}", reuse=False)
+            assert output.prompt_token_ids is not None
+            length = len(output.prompt_token_ids)
+            if turn:  # the first one warms up
+                computed.append(num_tokens / length)
+                times.append(1e3 * seconds)
+                exact_times.append(1e3 * exact_seconds)
+        return Row(
+            self.name,
+            share,
+            length,
+            statistics.mean(computed),
+            statistics.median(times),
+            statistics.median(exact_times),
+        )
+
+    def _quality(
+        self, share: float, orders: Sequence[tuple[list[str], list[str]]]
+    ) -> tuple[float, float]:
+        """How often the likeliest next token is the exact one, and the mean KL divergence."""
+        self.scheduler.parts.approximate.recompute = share
+        same, divergences = [], []
+        for number, (before, after) in enumerate(orders):
+            num_tokens = self.sizes.positions
+            exact, _, _ = self.ask(
+                after, f"exact {number}", reuse=False, max_tokens=num_tokens, logprobs=-1
+            )
+            (answer,) = exact.outputs
+            for position in range(num_tokens):
+                salt = f"quality {share} {number} {position}"  # no exact hit of what is reused
+                self.ask(before, salt, reuse=False)
+                so_far = answer.token_ids[:position]
+                output, _, _ = self.ask(after, salt, reuse=True, after=so_far, logprobs=-1)
+                wanted, got = _distribution(answer, position), _distribution(output.outputs[0], 0)
+                same.append(max(wanted, key=wanted.__getitem__) == max(got, key=got.__getitem__))
+                divergences.append(
+                    sum(math.exp(one) * (one - got[token]) for token, one in wanted.items())
+                )
+        return statistics.mean(same), statistics.mean(divergences)
+
+
+def _distribution(answer: Any, position: int) -> dict[int, float]:
+    return {token: one.logprob for token, one in answer.logprobs[position].items()}
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.approximate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="short segments and few prompts")
+    parser.add_argument("--model", action="append", help="demo, shape:NAME or a folder; repeatable")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    options = parser.parse_args()
+    prepare_engine_in_this_process()
+    rows: list[Row] = []
+    for model in options.model or ["demo", "shape:33m"]:
+        is_demo = model == "demo"
+        if options.quick:
+            sizes = Sizes(segment_tokens=96, prompts=2, rounds=2, positions=2)
+        elif is_demo:
+            sizes = Sizes(segment_tokens=256, prompts=6, rounds=6, positions=6)
+        else:
+            sizes = Sizes(segment_tokens=512, prompts=4, rounds=8, positions=0)
+        bench = Bench(model, sizes)
+        rows += bench.rows(with_quality=is_demo)
+        bench.llm.llm_engine.engine_core.shutdown()
+    print("model        tokens  recomputed  computed     TTFT    exact  agreement    KL (nats)")
+    for row in rows:
+        quality = "" if row.agreement is None else f"{row.agreement:10.0%} {row.kl:12.4f}"
+        print(
+            f"{row.model:12} {row.prompt_tokens:6} {row.share:11.0%} {row.computed:9.1%}"
+            f" {row.ms:5.0f} ms {row.exact_ms:5.0f} ms {quality}"
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+
+
+if __name__ == "__main__":
+    main()
