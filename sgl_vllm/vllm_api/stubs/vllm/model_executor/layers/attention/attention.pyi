@@ -1,7 +1,7 @@
 # [approximate_reuse]
 import torch
 
-class Attention(torch.nn.Module):
+class Attention:
     kv_cache: torch.Tensor
     num_kv_heads: int
     head_size: int

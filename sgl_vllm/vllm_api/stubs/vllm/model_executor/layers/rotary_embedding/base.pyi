@@ -1,7 +1,7 @@
 # [approximate_reuse]
 import torch
 
-class RotaryEmbedding(torch.nn.Module):
+class RotaryEmbedding:
     head_size: int
     rotary_dim: int
     is_neox_style: bool
