@@ -89,20 +89,24 @@ class StringBody:
     State 0 is between characters; the closing quote leads from there to -2.
     """
 
-    def __init__(self, escapes: Literal["any", "characters", "needed", "none"]) -> None:
+    def __init__(self, escapes: Literal["any", "characters", "needed", "none", "raw"]) -> None:
         """
         Args:
             escapes: which escapes a string may contain. any: all of JSON's. characters: those of
                 whole characters, so no halves of surrogate pairs. needed: only those without which
                 JSON cannot write a character, so that every text has one spelling, the one of
-                `json.dumps(..., ensure_ascii=False)`. none.
+                `json.dumps(..., ensure_ascii=False)`. none. raw: none, but control characters that
+                end no line may stand for themselves, which is no JSON.
         """
         rows = [[-1] * 256 for _ in range(14)]
         between, one, two, three, e0, ed, f0, f4, escape, hex4, hex3, hex2, hex1, extra = range(14)
         for byte in range(0x20, 0x80):
             rows[between][byte] = between
         rows[between][QUOTE] = -2
-        rows[between][0x5C] = escape if escapes != "none" else -1
+        rows[between][0x5C] = escape if escapes not in ("none", "raw") else -1
+        if escapes == "raw":
+            for byte in {*range(0x20)} - {*b"\r\n"}:
+                rows[between][byte] = between
         for byte in range(0xC2, 0xE0):
             rows[between][byte] = one
         for byte in range(0xE1, 0xF0):
@@ -154,6 +158,7 @@ STRING = StringBody("any")
 COUNTED_STRING = StringBody("characters")
 NAME_STRING = StringBody("needed")
 PLAIN_STRING = StringBody("none")
+RAW_STRING = StringBody("raw")
 
 
 @lru_cache(maxsize=16)

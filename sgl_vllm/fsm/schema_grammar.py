@@ -30,7 +30,7 @@ from sgl_vllm.fsm.ebnf.syntax import (
 )
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Seq, literal
-from sgl_vllm.fsm.json_string import PLAIN_STRING, STRING, JsonString
+from sgl_vllm.fsm.json_string import RAW_STRING, STRING, JsonString
 from sgl_vllm.fsm.rust_regex import compile_trusted, compile_untrusted
 
 MAX_GRAMMAR_CHARS = 64 << 10
@@ -126,8 +126,7 @@ class _Compiler:
     def _sequence(self, parts: tuple[Node, ...]) -> Expression:
         match parts:
             case (Text(b'"'), Repetition(part, low, high), Text(b'"')) if self._is_plain(part):
-                # xgrammar allows raw control characters here, which are invalid in JSON.
-                return Seq(literal(b'"'), JsonString.of(PLAIN_STRING, 0, low, high))
+                return Seq(literal(b'"'), JsonString.of(RAW_STRING, 0, low, high))
         return Seq(*[self._expression(part) for part in parts])
 
     def _is_plain(self, node: Node) -> bool:

@@ -146,6 +146,7 @@ AS_PRINTED: list[dict[str, Any]] = [
     {"type": "integer", "minimum": 7, "maximum": 1203},
     NUMBER,
     {"type": ["string", "integer", "null"], "minimum": 3},
+    {"type": ["string", "integer"], "minLength": 1, "maxLength": 6},
     {"type": ["array", "string"], "items": NUMBER, "maxItems": 40, "minItems": 1},
     {"oneOf": [{"const": 1}, {"type": "string", "pattern": "a+"}, {"type": "boolean"}]},
     {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}},

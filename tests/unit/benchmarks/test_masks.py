@@ -308,7 +308,7 @@ def test_the_command_measures_what_there_is_and_writes_all_of_it(
     assert content["backends"]["outlines"]["schemas"]["tried"] == 2
     xgrammar = content["backends"]["xgrammar"]
     assert xgrammar["schemas"] == {
-        **dict.fromkeys(("refused", "gave_up", "failed", "invalid_accepted"), 0),
+        **dict.fromkeys(("refused", "gave_up", "failed", "invalid_accepted", "by_automata"), 0),
         "tried": 5,
         "right": 0,
         "valid_refused": 5,
