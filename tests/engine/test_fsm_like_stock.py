@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import SimpleNamespace
@@ -55,15 +56,19 @@ def backend(**changes: Any) -> SglBackend:
 
 
 @pytest.fixture(scope="module")
-def ours() -> SglBackend:
-    return backend()
+def ours() -> Iterator[SglBackend]:
+    made = backend()
+    yield made
+    made.destroy()
 
 
 @pytest.fixture(scope="module")
-def compact_ours() -> SglBackend:
+def compact_ours() -> Iterator[SglBackend]:
     if not COMPACT_HAS_NO_SPACES:
         pytest.skip("left to vLLM's backends")
-    return backend(compact=True)
+    made = backend(compact=True)
+    yield made
+    made.destroy()
 
 
 def bits(ours: SglBackend, grammar: Any) -> set[int]:

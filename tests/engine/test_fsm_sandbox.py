@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 
@@ -54,11 +55,22 @@ def guidance_s():
     handing_on.destroy()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_processes_of_other_files():
+    """Backends that tests of other files have left behind may still have theirs."""
+    gc.collect()
+    _of_other_files.extend(psutil.Process().children())
+
+
+_of_other_files: list[psutil.Process] = []
+
+
 def sandbox_processes(worker: str = "xgrammar_worker") -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process().children()
-        if child.status() != psutil.STATUS_ZOMBIE  # an ended engine of another test
+        if child not in _of_other_files
+        and child.status() != psutil.STATUS_ZOMBIE  # an ended engine of another test
         and f"sgl_vllm.fsm.vllm.{worker}" in child.cmdline()
     ]
 
