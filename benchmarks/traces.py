@@ -209,31 +209,30 @@ def _join(*parts: Tokens) -> Tokens:
     return np.concatenate(parts)
 
 
-def _chat(writer: _Writer) -> Iterator[Program]:
-    """A person's conversation of 3 to 6 turns under one of 4 system prompts; 10 s between turns."""
+def _conversations(
+    writer: _Writer, reply_tokens: tuple[int, int], kept: Callable[[Tokens], Tokens]
+) -> Iterator[Program]:
+    """A person's conversation of 3 to 6 turns under one of 4 system prompts; 10 s between turns.
+    The next prompt has what is `kept` of each reply."""
     system_prompts = [writer.text(100, 900) for _ in range(4)]
     while True:
         history = system_prompts[writer.number(0, 3)]
         calls: list[Call] = []
         for _ in range(writer.number(3, 6)):
-            prompt, reply = _join(history, writer.text(20, 300)), writer.text(40, 260)
+            prompt, reply = _join(history, writer.text(20, 300)), writer.text(*reply_tokens)
             calls.append(writer.then(prompt, reply, calls, writer.pause_s(10.0)))
-            history = _join(prompt, reply)
+            history = _join(prompt, kept(reply))
         yield Program(tuple(calls))
+
+
+def _chat(writer: _Writer) -> Iterator[Program]:
+    """Conversations that keep the replies."""
+    return _conversations(writer, (40, 260), lambda reply: reply)
 
 
 def _thinking_chat(writer: _Writer) -> Iterator[Program]:
-    """As `chat`, of a model that thinks before it answers: the next prompt has the second half of
-    each reply only."""
-    system_prompts = [writer.text(100, 900) for _ in range(4)]
-    while True:
-        history = system_prompts[writer.number(0, 3)]
-        calls: list[Call] = []
-        for _ in range(writer.number(3, 6)):
-            prompt, reply = _join(history, writer.text(20, 300)), writer.text(80, 400)
-            calls.append(writer.then(prompt, reply, calls, writer.pause_s(10.0)))
-            history = _join(prompt, reply[len(reply) // 2 :])
-        yield Program(tuple(calls))
+    """Those of a model that thinks before it answers: the second half of each reply is kept."""
+    return _conversations(writer, (80, 400), lambda reply: reply[len(reply) // 2 :])
 
 
 def _few_shot(writer: _Writer) -> Iterator[Program]:

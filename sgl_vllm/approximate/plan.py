@@ -63,7 +63,7 @@ def plan(
     Args:
         found: segments of the prompt, as half-open intervals of its tokens in ascending order, each
             with what is cached of it elsewhere.
-        num_computed: so many tokens of the prompt have exact KV in the cache.
+        num_computed: how many tokens of the prompt have exact KV in the cache.
         num_tokens: of the prompt. Its last token is always computed, and so is the first one after
             `num_computed`.
         recompute: the share of each segment's tokens, from its first on, that is computed. 0 to 1.

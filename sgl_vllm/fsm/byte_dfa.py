@@ -137,19 +137,8 @@ def _minimal(
     start: int = 0,
 ) -> ByteDfa:
     """As `minimal`, of a table over classes of bytes, which are those of the 256 bytes."""
-    distance = tables.distances(table, accepting)
-    if distance[start] < 0:
-        return ByteDfa(np.full((1, 256), -1, np.int32), np.zeros(1, np.bool_))
-    table = np.where((table >= 0) & (distance[table] >= 0), table, -1)
-    block, count = tables.equal_blocks(table, distance)
-    representative = np.empty(count, np.int64)
-    representative[block] = np.arange(len(block))
-    smaller = table[representative]
-    smaller = np.where(smaller >= 0, block[smaller], -1).astype(np.int32)
-    order, number = tables.reachable(smaller, block[start])
-    smaller = smaller[order]
-    smaller = np.where(smaller >= 0, number[smaller], -1)
-    return ByteDfa(smaller[:, classes], accepting[representative][order])
+    smaller, flags = tables.minimal(table, accepting, start)
+    return ByteDfa(smaller[:, classes], flags)
 
 
 def of_texts(texts: Iterable[bytes]) -> ByteDfa:

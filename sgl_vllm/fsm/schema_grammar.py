@@ -2,7 +2,7 @@ r"""The grammar that xgrammar makes of a JSON schema -> an expression.
 
 Owns the schemas that are read as xgrammar reads them, whatever it makes of their keywords, because
 the grammar that it prints says so. `schema/` compiles those whose keywords it knows, in less time.
-Pure: asks nobody for the grammar.
+Pure: it is given the grammar.
 
     root        ::= "{" ws "\"a\"" ws ":" ws root_prop_0 ws "}"     a sequence: literals, blanks
     root_prop_0 ::= [1-9] [0-9]*                                    an automaton: no punctuation
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from sgl_vllm.fsm import characters, regex
 from sgl_vllm.fsm.characters import Ranges
+from sgl_vllm.fsm.ebnf.network import ROOT
 from sgl_vllm.fsm.ebnf.printed import PrintedGrammar, parse_printed
 from sgl_vllm.fsm.ebnf.syntax import (
     CharacterClass,
@@ -36,7 +37,6 @@ from sgl_vllm.fsm.rust_regex import compile_trusted, compile_untrusted
 MAX_GRAMMAR_CHARS = 64 << 10
 """Reading this much takes some 30 ms. Larger ones are left to xgrammar."""
 
-_ROOT = "root"
 _PUNCTUATION = frozenset(b'{}[]:,"')
 _MAX_POSITIONS = 200
 """Characters of a rule, with what is repeated counted as often. A larger rule is a structure of
@@ -67,9 +67,9 @@ def compile_schema_grammar(grammar: str) -> Expression:
         raise TooComplexError(f"the grammar has more than {MAX_GRAMMAR_CHARS:,} characters")
     try:
         printed = parse_printed(grammar)
-        if _ROOT not in printed.rules:
+        if ROOT not in printed.rules:
             raise UnsupportedGrammarError("no rule root")
-        return _Compiler(printed).rule(_ROOT)
+        return _Compiler(printed).rule(ROOT)
     except RecursionError:
         raise TooComplexError("the grammar is nested too deeply") from None
 
@@ -88,9 +88,6 @@ class _Compiler:
     def rule(self, name: str) -> Expression:
         """The expression of a rule. One for each, so that a rule may contain itself."""
         known = self._expressions.get(name)
-        if known is None and name in self._patterns:
-            known = regex.full_match_in_json(self._patterns[name]).expression
-            self._expressions[name] = known
         if known is None:
             holder: list[Expression] = []
             self._expressions[name] = Lazy(lambda: holder[0])
@@ -100,6 +97,8 @@ class _Compiler:
         return known
 
     def _made(self, name: str) -> Expression:
+        if name in self._patterns:
+            return regex.full_match_in_json(self._patterns[name]).expression
         if name == "basic_string_sub" and self._is_string_tail:
             return JsonString.of(STRING)
         node = self._rules[name]

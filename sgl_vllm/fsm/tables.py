@@ -167,6 +167,36 @@ def reachable(table, start):  # type: ignore[no-untyped-def]
     return order[:count].copy(), number
 
 
+def merged(
+    table: NDArray[np.int32], accepting: NDArray[np.bool_]
+) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.int64]]:
+    """Equal states made one, and transitions to states that lead nowhere removed.
+
+    Returns: the table, which states accept, and the new number of each state, -1 for those that
+        lead nowhere.
+    """
+    distance = distances(table, accepting)
+    table = np.where((table >= 0) & (distance[table] >= 0), table, -1)
+    block, count = equal_blocks(table, distance)
+    representative = np.empty(count, np.int64)
+    representative[block] = np.arange(len(block))
+    smaller = table[representative]
+    smaller = np.where(smaller >= 0, block[smaller], -1).astype(np.int32)
+    return smaller, accepting[representative], np.where(distance >= 0, block, -1)
+
+
+def minimal(
+    table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int = 0
+) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """As `merged`, with only the states that `start` leads to. It is the first one."""
+    smaller, flags, number = merged(table, accepting)
+    if number[start] < 0:  # nothing is accepted
+        return np.full((1, table.shape[1]), -1, np.int32), np.zeros(1, np.bool_)
+    order, position = reachable(smaller, int(number[start]))
+    smaller = smaller[order]
+    return np.where(smaller >= 0, position[smaller], -1).astype(np.int32), flags[order]
+
+
 @compiled
 def _twice_as_long(rows):  # type: ignore[no-untyped-def]
     longer = np.empty((2 * len(rows), rows.shape[1]), rows.dtype)

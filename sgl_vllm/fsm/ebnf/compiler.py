@@ -15,9 +15,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from sgl_vllm.fsm import tables
 from sgl_vllm.fsm.byte_dfa import ByteDfa
 from sgl_vllm.fsm.ebnf.ambiguity import check_ambiguity
-from sgl_vllm.fsm.ebnf.machine import Budget, Call, Machine, merged
+from sgl_vllm.fsm.ebnf.machine import Budget, Call, Machine
 from sgl_vllm.fsm.ebnf.network import ROOT, network
 from sgl_vllm.fsm.ebnf.syntax import parse
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
@@ -118,7 +119,7 @@ class _Exit:
         numbers: the state of `dfa` for each state of the machine, -1 if it does not lead there.
     """
 
-    def __init__(self, dfa: ByteDfa, numbers: NDArray[np.int32], call: Call | None) -> None:
+    def __init__(self, dfa: ByteDfa, numbers: NDArray[np.int64], call: Call | None) -> None:
         self.dfa = dfa
         self.call = call
         self._numbers = numbers
@@ -139,10 +140,10 @@ def _exits(machine: Machine) -> list[_Exit]:
     calls = dict.fromkeys(call for calls in machine.calls for call in calls)
     if not calls:  # every state of a minimal machine leads to its end
         dfa = ByteDfa(np.take(table, classes, axis=1), np.array(machine.accepting, np.bool_))
-        return [_Exit(dfa, np.arange(len(table), dtype=np.int32), None)]
+        return [_Exit(dfa, np.arange(len(table)), None)]
     exits: list[_Exit] = []
     for call in [*calls, None]:
         leaves = machine.accepting if call is None else [call in c for c in machine.calls]
-        small, accepting, numbers = merged(table, np.array(leaves, np.bool_))
+        small, accepting, numbers = tables.merged(table, np.array(leaves, np.bool_))
         exits.append(_Exit(ByteDfa(np.take(small, classes, axis=1), accepting), numbers, call))
     return exits

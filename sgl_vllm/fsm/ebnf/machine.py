@@ -300,10 +300,7 @@ def _minimal(machine: Machine) -> Machine:
         for name, target in calls:
             by_calls[state, column[name]] = target
     table = np.ascontiguousarray(np.concatenate([by_bytes, by_calls], axis=1))
-    small, accepting, _ = merged(table, np.array(machine.accepting, np.bool_))
-    order, number = tables.reachable(small, 0)
-    small = small[order]
-    small = np.where(small >= 0, number[small], -1)
+    small, accepting = tables.minimal(table, np.array(machine.accepting, np.bool_))
     width = by_bytes.shape[1]
     first = np.append(np.searchsorted(classes, np.arange(width)), 256).tolist()
     return Machine(
@@ -312,31 +309,8 @@ def _minimal(machine: Machine) -> Machine:
             [(name, target) for name, target in zip(names, row, strict=True) if target >= 0]
             for row in small[:, width:].tolist()
         ],
-        accepting[order].tolist(),
+        accepting.tolist(),
     )
-
-
-def merged(
-    table: NDArray[np.int32], accepting: NDArray[np.bool_]
-) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.int32]]:
-    """Equal states made one, the start first, and transitions to states that lead nowhere removed.
-
-    Returns: the table, which states accept, and the new number of each state, -1 for those that
-        lead nowhere.
-    """
-    distance = tables.distances(table, accepting)
-    table = np.where((table >= 0) & (distance[table] >= 0), table, -1).astype(np.int32)
-    block, count = tables.equal_blocks(table, distance)
-    representative = np.empty(count, np.int64)
-    representative[block[::-1]] = np.arange(len(block))[::-1]  # the first of each block
-    order = np.argsort(representative)
-    position = np.empty(count, np.int64)
-    position[order] = np.arange(count)
-    number = position[block].astype(np.int32)
-    small = table[representative[order]]
-    small = np.where(small >= 0, number[small], -1).astype(np.int32)
-    flags = accepting[representative[order]]
-    return small, flags, np.where(distance >= 0, number, -1).astype(np.int32)
 
 
 def _spans(row: list[int], first: list[int]) -> list[Span]:

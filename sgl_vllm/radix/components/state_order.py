@@ -35,7 +35,7 @@ MIN_CHANCE = 0.1
 """A state is worth evicting others if it is used with this chance or more."""
 
 TRY_EVERY = 16
-"""Of the states with a smaller chance, one of so many counts as worth it nevertheless. Otherwise it
+"""Of this many states with a smaller chance, one counts as worth it nevertheless. Otherwise it
 would never be noticed that states of its kind have come into use."""
 
 
@@ -58,7 +58,7 @@ _CHANCES = {
 """Chances, by kind and number of uses, as long as no outcomes are known; `_CHANCE` for others."""
 
 _NUM_ASSUMED = 2
-"""The chances above count as much as so many outcomes."""
+"""The chances above count as much as this many outcomes."""
 
 _LEAST_S = 1e-6
 

@@ -32,7 +32,7 @@ def leave(order: StateOrder, state: int, kind: Kind) -> None:
 
 
 def teach(order: StateOrder, kind: Kind, num_used: int, num_evicted: int) -> None:
-    """So many states of a kind are used once, and so many never."""
+    """`num_used` states of a kind are used once, and `num_evicted` never."""
     for state in range(10_000, 10_000 + num_used + num_evicted):
         leave(order, state, kind)
     for state in range(10_000, 10_000 + num_used):
