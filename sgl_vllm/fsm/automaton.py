@@ -102,6 +102,15 @@ class State:
         self._next[byte] = known
         return known
 
+    def walk(self, piece: bytes) -> State | None:
+        """The state after these bytes; None if they are not legal."""
+        state: State | None = self
+        for byte in piece:
+            if state is None:
+                break
+            state = state.step(byte)
+        return state
+
     def forget(self) -> None:
         """Let go of the states that this one leads to."""
         self._next.clear()

@@ -2,12 +2,12 @@
 
 Owns the forecast: as a processor predicts branches, from how often it was so before. For an
 automaton each state has one, which all requests with the same format share. What is asked about a
-state that no request has left yet is answered from some of the bytes that may come next. Pure.
+state that no request has left yet is answered from some of the tokens that may come next. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from sgl_vllm.fsm.automaton import State
@@ -16,7 +16,7 @@ from sgl_vllm.fsm.errors import TooComplexError
 _WEIGHT_OF_LATEST = 1 / 8
 _LIKELY, _UNLIKELY = 0.6, 0.2
 
-_MAX_BYTES_TRIED = 4
+MAX_PIECES_TRIED = 8
 _MAX_THREADS_TRIED = 32
 """A step of the automaton costs some microseconds for each thread."""
 
@@ -57,22 +57,23 @@ def forecast_of(state: State) -> Forecast:
     return known
 
 
-def likelihood_of_forced(state: State) -> float:
-    """How likely forced text is after the next token in a state, from 0 to 1. Costs a few steps of
-    the automaton if nothing has happened there yet."""
-    return forecast_of(state).likelihood(partial(_is_mostly_forced, state))
+def likelihood_of_forced(state: State, pieces: Callable[[], Sequence[bytes]]) -> float:
+    """How likely forced text is after the next token in a state, from 0 to 1.
+
+    Args:
+        pieces: some of the tokens that may come next, as bytes. If nothing has happened in this
+            state yet, it is called, and the automaton walks them.
+    """
+    return forecast_of(state).likelihood(partial(_is_mostly_forced, state, pieces))
 
 
-def _is_mostly_forced(state: State) -> bool:
-    """Whether one byte only, or the end, may follow most of the bytes that may come next, or most
-    of some of them."""
+def _is_mostly_forced(state: State, pieces: Callable[[], Sequence[bytes]]) -> bool:
+    """Whether one byte only, or the end, may follow at least half of some tokens."""
     if len(state.threads) > _MAX_THREADS_TRIED:
         return False
-    legal = [byte for byte in range(256) if state.first >> byte & 1]
-    tried = legal[:: -(-len(legal) // _MAX_BYTES_TRIED) or 1]
     try:
-        following = [one for one in map(state.step, tried) if one is not None]
+        following = [one for one in map(state.walk, pieces()) if one is not None]
     except TooComplexError:
         return False
     forced = [one for one in following if one.first.bit_count() + one.accepting == 1]
-    return 2 * len(forced) > len(following)
+    return 2 * len(forced) >= len(following) > 0

@@ -7,6 +7,7 @@ that request fails, and no other.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,12 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.fsm.automaton import UNLIMITED, Automaton, State
 from sgl_vllm.fsm.errors import TooComplexError
-from sgl_vllm.fsm.forecast import Forecast, forecast_of, likelihood_of_forced
+from sgl_vllm.fsm.forecast import (
+    MAX_PIECES_TRIED,
+    Forecast,
+    forecast_of,
+    likelihood_of_forced,
+)
 from sgl_vllm.fsm.vllm.resources import TokenizerResources
 
 logger = init_logger("vllm.sgl_vllm.fsm")
@@ -95,17 +101,12 @@ class SglGrammar(StructuredOutputGrammar):
             return None
         self._automaton.allowance = self._allowance
         try:
-            for byte in piece:
-                following = state.step(byte)
-                if following is None:
-                    return None
-                state = following
+            return state.walk(piece)
         except Exception as error:
             self._fail(error)
             return None
         finally:
             self._settle()
-        return state
 
     def _settle(self) -> None:
         """Take over what is left of the allowance. Other threads may walk the same automaton for
@@ -173,7 +174,17 @@ class SglGrammar(StructuredOutputGrammar):
 
     def likelihood_of_forced(self) -> float:
         """How likely forced text is after the next token, from 0 to 1."""
-        return likelihood_of_forced(self._path[-1])
+        state = self._path[-1]
+        self._automaton.allowance = self._allowance
+        try:
+            return likelihood_of_forced(state, partial(self._some_pieces, state))
+        finally:
+            self._settle()
+
+    def _some_pieces(self, state: State) -> list[bytes]:
+        pieces = self.resources.token_bytes
+        tokens = self.resources.bitmasks.of(state).some_tokens(MAX_PIECES_TRIED)
+        return [pieces[token] for token in tokens]
 
     def forced(self) -> tuple[bytes, int, int | None]:
         """What must come next.

@@ -6,18 +6,35 @@ import pytest
 
 from sgl_vllm.fsm.automaton import Automaton, State
 from sgl_vllm.fsm.errors import TooComplexError
-from sgl_vllm.fsm.forecast import Forecast, forecast_of, likelihood_of_forced
+from sgl_vllm.fsm.forecast import (
+    MAX_PIECES_TRIED,
+    Forecast,
+    forecast_of,
+    likelihood_of_forced,
+)
+from sgl_vllm.fsm.masks import Bitmasks
 from sgl_vllm.fsm.regex import full_match
+from sgl_vllm.fsm.vocabulary import Vocabulary
 from sgl_vllm.jump.part import WORTH_WAITING
+
+WORDS = b"le lev la lab co col colour Gry Huff Raven Sly tr true fal false 01 12 33 47 88".split()
+PIECES = [bytes([byte]) for byte in range(256)] + WORDS
+BITMASKS = Bitmasks(Vocabulary(PIECES, len(PIECES)))
 
 
 def start_of(pattern: str) -> State:
     return Automaton(full_match(pattern).expression).start
 
 
+def likelihood(state: State) -> float:
+    """In a vocabulary of the 256 bytes and some words."""
+    tokens = BITMASKS.of(state).some_tokens(MAX_PIECES_TRIED)
+    return likelihood_of_forced(state, lambda: [PIECES[token] for token in tokens])
+
+
 def is_expected(state: State) -> bool:
     """Whether forced text is likely enough after the next token for a pass to wait."""
-    return likelihood_of_forced(state) >= WORTH_WAITING
+    return likelihood(state) >= WORTH_WAITING
 
 
 @pytest.fixture
@@ -33,11 +50,13 @@ def no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         ("[0-9]: ", True),
         ("[ab]", True),  # then only the end may follow
         ("[a-z]{3,8}", False),
-        ("[1-9][0-9]", False),
+        ("(level|label|colour)", True),  # most of its tokens are longer than a byte
+        ("[1-9][0-9]", True),  # and here: a number is a token
+        ("[1-9][0-9]{2}", False),
         ("[ab]?c*", False),
     ],
 )
-def test_an_unseen_state_is_judged_by_what_follows_its_bytes(pattern: str, expected: bool) -> None:
+def test_an_unseen_state_is_judged_by_what_follows_its_tokens(pattern: str, expected: bool) -> None:
     assert is_expected(start_of(pattern)) is expected
 
 
@@ -64,7 +83,7 @@ def test_a_guess_counts_as_what_happened_first() -> None:
     forecast_of(told).learn(True)
     for state in (asked, told):
         forecast_of(state).learn(False)
-    assert likelihood_of_forced(asked) == likelihood_of_forced(told)
+    assert likelihood(asked) == likelihood(told)
 
 
 def test_requests_of_one_format_share_what_was_learned() -> None:
