@@ -64,7 +64,10 @@ def byte_classes(table):  # type: ignore[no-untyped-def]
 
 @compiled
 def distances(table, accepting):  # type: ignore[no-untyped-def]
-    """How many transitions each state is from acceptance, at least; -1 if it cannot be reached."""
+    """How many transitions each state is from acceptance.
+
+    Returns: the fewest, -1 if there is no way; and the most, -1 if there is no limit.
+    """
     num_states, num_columns = table.shape
     counts = np.zeros(num_states + 1, np.int64)
     for state in range(num_states):
@@ -80,12 +83,12 @@ def distances(table, accepting):  # type: ignore[no-untyped-def]
             if target >= 0:
                 sources[filled[target]] = state
                 filled[target] += 1
-    distance = np.full(num_states, -1, np.int32)
+    fewest = np.full(num_states, -1, np.int32)
     queue = np.empty(num_states, np.int32)
     count, next_ = 0, 0
     for state in range(num_states):
         if accepting[state]:
-            distance[state] = 0
+            fewest[state] = 0
             queue[count] = state
             count += 1
     while next_ < count:
@@ -93,57 +96,92 @@ def distances(table, accepting):  # type: ignore[no-untyped-def]
         next_ += 1
         for i in range(begin[state], begin[state + 1]):
             source = sources[i]
-            if distance[source] < 0:
-                distance[source] = distance[state] + 1
+            if fewest[source] < 0:
+                fewest[source] = fewest[state] + 1
                 queue[count] = source
                 count += 1
-    return distance
+    most = np.full(num_states, -1, np.int32)
+    num_left = np.zeros(num_states, np.int32)  # transitions, but those that lead nowhere
+    longest = np.zeros(num_states, np.int32)
+    count, next_ = 0, 0
+    for state in range(num_states):
+        for c in range(num_columns):
+            target = table[state, c]
+            if target >= 0 and fewest[target] >= 0:
+                num_left[state] += 1
+        if not num_left[state] and fewest[state] >= 0:
+            queue[count] = state
+            count += 1
+    while next_ < count:
+        state = queue[next_]
+        next_ += 1
+        most[state] = longest[state]
+        for i in range(begin[state], begin[state + 1]):
+            source = sources[i]
+            longest[source] = max(longest[source], most[state] + 1)
+            num_left[source] -= 1
+            if not num_left[source]:
+                queue[count] = source
+                count += 1
+    return fewest, most
 
 
 @compiled
-def equal_blocks(table, distance):  # type: ignore[no-untyped-def]
-    """Group the states into blocks that accept the same texts.
-
-    Moore's refinement, one column at a time: two states separate as soon as one column leads to
-    different blocks. States at different distances from acceptance are separate from the start,
-    so a chain of states, such as a repetition, does not separate one state in each round.
+def equal_blocks(table, block):  # type: ignore[no-untyped-def]
+    """Group the states into blocks that accept the same texts: Moore's refinement. In each round
+    states separate that lead to different blocks.
 
     Args:
-        distance: of each state, as from `distances`.
+        block: int64, of each state; states in different ones do not accept the same texts. From 0
+            on.
 
     Returns: the block of each state, and the number of blocks.
+
+    Cost: a visit to all transitions in each round. Chains take a round for each of their states,
+        unless `block` tells these apart.
     """
     num_states, num_columns = table.shape
-    block = distance.astype(np.int64) + 1
-    count = len(np.unique(block))
     size = 16
     while size < 2 * num_states:
         size *= 2
-    keys = np.empty(size, np.int64)
-    numbers = np.empty(size, np.int64)
-    settled = 0
-    while settled < num_columns:
-        for c in range(num_columns):
-            keys[:] = -1
-            found = 0
-            fresh = np.empty(num_states, np.int64)
-            for state in range(num_states):
+    numbers = np.empty(size, np.int64)  # a hash table of blocks
+    first = np.empty(num_states, np.int64)
+    count = block.max() + 1
+    while True:
+        numbers[:] = -1
+        fresh = np.empty(num_states, np.int64)
+        found = 0
+        for state in range(num_states):
+            key = block[state]
+            for c in range(num_columns):
                 target = table[state, c]
-                key = block[state] * (num_states + 2) + (block[target] + 1 if target >= 0 else 0)
-                slot = (key * 0x9E3779B1) % size
-                while keys[slot] != -1 and keys[slot] != key:
-                    slot = (slot + 1) % size
-                if keys[slot] == -1:
-                    keys[slot] = key
-                    numbers[slot] = found
-                    found += 1
-                fresh[state] = numbers[slot]
-            settled = settled + 1 if found == count else 0
-            block = fresh
-            count = found
-            if settled >= num_columns:
-                break
-    return block, count
+                key = key * 0x5851F42D4C957F2D + (block[target] + 1 if target >= 0 else 0)
+            slot = (key ^ (key >> 32)) & (size - 1)
+            while numbers[slot] >= 0 and not _leads_alike(
+                table, block, state, first[numbers[slot]]
+            ):
+                slot = (slot + 1) & (size - 1)
+            if numbers[slot] < 0:
+                numbers[slot] = found
+                first[found] = state
+                found += 1
+            fresh[state] = numbers[slot]
+        block = fresh
+        if found == count:
+            return block, count
+        count = found
+
+
+@compiled
+def _leads_alike(table, block, a, b):  # type: ignore[no-untyped-def]
+    """Whether two states of one block lead to the same blocks."""
+    if block[a] != block[b]:
+        return False
+    for c in range(table.shape[1]):
+        to_a, to_b = table[a, c], table[b, c]
+        if to_a != to_b and (to_a < 0 or to_b < 0 or block[to_a] != block[to_b]):
+            return False
+    return True
 
 
 @compiled
@@ -175,14 +213,16 @@ def merged(
     Returns: the table, which states accept, and the new number of each state, -1 for those that
         lead nowhere.
     """
-    distance = distances(table, accepting)
-    table = np.where((table >= 0) & (distance[table] >= 0), table, -1)
-    block, count = equal_blocks(table, distance)
+    fewest, most = distances(table, accepting)
+    table = np.where((table >= 0) & (fewest[table] >= 0), table, -1)
+    # States at different distances from acceptance do not accept the same texts.
+    _, block = np.unique(fewest.astype(np.int64) * (len(table) + 1) + most, return_inverse=True)
+    block, count = equal_blocks(table, block)
     representative = np.empty(count, np.int64)
     representative[block] = np.arange(len(block))
     smaller = table[representative]
     smaller = np.where(smaller >= 0, block[smaller], -1).astype(np.int32)
-    return smaller, accepting[representative], np.where(distance >= 0, block, -1)
+    return smaller, accepting[representative], np.where(fewest >= 0, block, -1)
 
 
 def minimal(
