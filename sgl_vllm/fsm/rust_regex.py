@@ -74,6 +74,11 @@ _num_states = operator.attrgetter("num_states")
 _worker = Worker("sgl_vllm.fsm.regex_worker", timeout_s=TIMEOUT_S, memory_bytes=WORKER_MEMORY_BYTES)
 
 
+def start_worker() -> None:
+    """Start the process for requests' patterns in the background, before the first of them."""
+    _worker.start_ahead()
+
+
 def _build_in_worker(rust_regex: str) -> bytes:
     try:
         status, answer = _worker.ask(rust_regex.encode())

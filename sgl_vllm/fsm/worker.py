@@ -48,8 +48,8 @@ class WorkerUnavailableError(Exception):
 class Worker:
     """A process that runs a module which calls `serve`.
 
-    It starts with the first question, and again after each kill. It ends when this object or this
-    process does.
+    It starts when told to or with the first question, and again after each kill. It ends when this
+    object or this process does.
 
     Args:
         module: the module's name.
@@ -87,7 +87,8 @@ class Worker:
                 killed. The next question starts a new one.
             WorkerUnavailableError: there was no process to ask.
         """
-        if not self._lock.acquire(timeout=2 * self.timeout_s):
+        patience_s = 2 * self.timeout_s if self._has_been_ready else START_TIMEOUT_S
+        if not self._lock.acquire(timeout=patience_s):
             raise WorkerUnavailableError("has to wait for others, which take too long")
         try:
             if self._process is None or self._process.poll() is not None:
@@ -101,6 +102,17 @@ class Worker:
                 ) from None
         finally:
             self._lock.release()
+
+    def start_ahead(self) -> None:
+        """Start the process in the background, unless it has been started. Questions wait for
+        it."""
+        if self._process is None:
+            threading.Thread(target=self._start_first, name="sgl-vllm-start", daemon=True).start()
+
+    def _start_first(self) -> None:
+        with self._lock, contextlib.suppress(WorkerUnavailableError):
+            if self._process is None:
+                self._start()
 
     def stop(self) -> None:
         """Kill the process. The next question starts another."""

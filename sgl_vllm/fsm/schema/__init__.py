@@ -21,6 +21,13 @@ and goes to another backend: handing a schema on is better than guessing. Pure.
 
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.schema.compiler import compile_schema
+from sgl_vllm.fsm.schema.formats import compile_formats
 from sgl_vllm.fsm.schema.keywords import Schema, SchemaSemantics
 
-__all__ = ["Schema", "SchemaSemantics", "UnsupportedSchemaError", "compile_schema"]
+__all__ = [
+    "Schema",
+    "SchemaSemantics",
+    "UnsupportedSchemaError",
+    "compile_formats",
+    "compile_schema",
+]

@@ -36,6 +36,7 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from sgl_vllm.counters import counter, timer_count, timer_sum
 from sgl_vllm.degrade import CircuitBreaker
+from sgl_vllm.fsm import rust_regex
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.byte_dfa import table_bytes
 from sgl_vllm.fsm.cache import AutomatonCache, RefusedFormats
@@ -46,7 +47,7 @@ from sgl_vllm.fsm.errors import (
     UnsupportedSchemaError,
     UnsupportedTagError,
 )
-from sgl_vllm.fsm.schema import SchemaSemantics
+from sgl_vllm.fsm.schema import SchemaSemantics, compile_formats
 from sgl_vllm.fsm.vllm.formats import FORMATS, MAX_SPEC_CHARS, Dialect, XgrammarCall, too_long
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
 from sgl_vllm.fsm.vllm.limits import NotCompiledError, within_limits
@@ -136,6 +137,8 @@ class SglBackend(StructuredOutputBackend):
             prefers_guidance=stock == "guidance",
             printed=self._printed if semantics is SchemaSemantics.STRICT else None,
         )
+        if semantics is SchemaSemantics.SPEC and use_automata:
+            compile_formats()
         self._use_automata = use_automata
         self._preferred_stock = stock
         self._counters = BackendCounters()
@@ -240,6 +243,7 @@ class SglBackend(StructuredOutputBackend):
         with self._lock:
             resources = self._resources.get(id(compiler))
             if resources is None:
+                rust_regex.start_worker()
                 resources = TokenizerResources(compiler, self.tokenizer, self.vocab_size)
                 self._resources[id(compiler)] = resources
         return resources

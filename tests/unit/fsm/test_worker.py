@@ -67,6 +67,18 @@ def test_only_the_first_start_of_a_process_has_the_usual_priority(tmp_path, monk
     assert worker.ask(b"") == (0, f"{low} {low}".encode())
 
 
+def test_a_question_waits_for_a_process_that_starts_in_the_background(
+    tmp_path, monkeypatch
+) -> None:
+    worker = worker_of(TELLS_ITS_NICENESS, tmp_path, monkeypatch, timeout_s=0.05)
+    worker.start_ahead()
+    worker.start_ahead()
+    assert worker.ask(b"")[0] == 0  # its imports take longer than two questions may
+    process = worker._process
+    worker.start_ahead()
+    assert worker._process is process
+
+
 WAITS_OR_WORKS = """
 import time
 from sgl_vllm.fsm.worker import serve
