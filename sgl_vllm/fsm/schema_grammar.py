@@ -1,8 +1,8 @@
-r"""The grammar that xgrammar makes of a JSON schema -> an expression.
+r"""The grammar that xgrammar makes of a schema -> an expression.
 
 Owns the schemas that are read as xgrammar reads them, whatever it makes of their keywords, because
-the grammar that it prints says so. `schema/` compiles those whose keywords it knows, in less time.
-Pure: it is given the grammar.
+the grammar that it prints says so: of JSON, and of arguments in XML, which some models write.
+`schema/` compiles JSON whose keywords it knows, in less time. Pure: it is given the grammar.
 
     root        ::= "{" ws "\"a\"" ws ":" ws root_prop_0 ws "}"     a sequence: literals, blanks
     root_prop_0 ::= [1-9] [0-9]*                                    an automaton: no punctuation
@@ -31,6 +31,7 @@ from sgl_vllm.fsm.ebnf.syntax import (
 )
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Seq, literal
+from sgl_vllm.fsm.free_text import free_text
 from sgl_vllm.fsm.json_string import RAW_STRING, STRING, JsonString
 from sgl_vllm.fsm.rust_regex import compile_trusted, compile_untrusted
 
@@ -44,7 +45,7 @@ smaller automata."""
 
 _MAX_COUNT = 10_000
 
-_STRINGS, _ = parse_printed(r"""
+_STRINGS, *_ = parse_printed(r"""
 basic_escape ::= (([\"\\/bfnrt]) | ("u" [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9] [A-Fa-f0-9]))
 basic_string_sub ::= (("\"") | ([^\0-\x1f\"\\\r\n] basic_string_sub)
     | ("\\" basic_escape basic_string_sub))
@@ -54,7 +55,7 @@ plain ::= [^\"\\\r\n]
 
 
 def compile_schema_grammar(grammar: str) -> Expression:
-    """The texts that a grammar allows which xgrammar has printed for a JSON schema.
+    """The texts that a grammar allows which xgrammar has printed for a schema.
 
     Cost: about a millisecond per KB. The automaton costs what is visited of it.
 
@@ -76,7 +77,7 @@ def compile_schema_grammar(grammar: str) -> Expression:
 
 class _Compiler:
     def __init__(self, printed: PrintedGrammar) -> None:
-        self._rules, self._patterns = rules, _ = printed
+        self._rules, self._patterns, self._free_texts = rules, *_ = printed
         self._empty = _Empty(printed)
         self._expressions: dict[str, Expression] = {}
         self._regular: dict[str, _Regular | None] = {}
@@ -99,6 +100,8 @@ class _Compiler:
     def _made(self, name: str) -> Expression:
         if name in self._patterns:
             return regex.full_match_in_json(self._patterns[name]).expression
+        if name in self._free_texts:
+            return free_text((), frozenset(self._free_texts[name])).without.expression
         if name == "basic_string_sub" and self._is_string_tail:
             return JsonString.of(STRING)
         node = self._rules[name]
@@ -126,7 +129,27 @@ class _Compiler:
         match parts:
             case (Text(b'"'), Repetition(part, low, high), Text(b'"')) if self._is_plain(part):
                 return Seq(literal(b'"'), JsonString.of(RAW_STRING, 0, low, high))
-        return Seq(*[self._expression(part) for part in parts])
+        made: list[Expression] = []
+        position = 0
+        while position < len(parts):
+            part, *following = parts[position : position + 2]
+            word = self._excluded_word(part)
+            match following:
+                case [Text(data)] if word and data.startswith(word):
+                    made.append(free_text((word,)).until[0].expression)
+                    made.append(literal(data[len(word) :]))
+                    position += 2
+                case _:
+                    made.append(self._expression(part))
+                    position += 1
+        return Seq(*made)
+
+    def _excluded_word(self, node: Node) -> bytes | None:
+        """What free text must not contain, if `node` is that and it is one word."""
+        while isinstance(node, Reference) and node.name in self._rules:
+            node = self._rules[node.name]
+        words = self._free_texts.get(node.name, ()) if isinstance(node, Reference) else ()
+        return words[0] if len(words) == 1 else None
 
     def _is_plain(self, node: Node) -> bool:
         """Whether it is a character of a string with `minLength` or `maxLength`, of which xgrammar
@@ -232,7 +255,7 @@ class _Empty:
 
     def __init__(self, printed: PrintedGrammar) -> None:
         self._rules = printed.rules
-        self._known = dict.fromkeys(printed.patterns, True)
+        self._known = dict.fromkeys([*printed.patterns, *printed.free_texts], True)
         self._open: set[str] = set()
         for name in self._rules:
             self.rule(name)

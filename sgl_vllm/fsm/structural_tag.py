@@ -15,9 +15,10 @@ something else follows, it could end anywhere: that is not compiled here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any  # Any: the JSON of a tag
+from typing import Any, TypeAlias  # Any: the JSON of a tag
 
 from sgl_vllm.fsm import characters, regex
+from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.errors import UnsupportedTagError
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Literals, Seq, literal
 from sgl_vllm.fsm.free_text import free_text
@@ -32,7 +33,6 @@ Ends = tuple[bytes, ...] | None
 format then consumes; or something else, None."""
 
 _NEUTRAL: Json = {
-    "style": "json",
     "any_order": False,
     "excludes": [],
     "max_chars": None,
@@ -42,7 +42,11 @@ _NEUTRAL: Json = {
 """Options that change nothing with these values. A format with any other option is not compiled."""
 
 
-def compile_structural_tag(tag: Json, compile_schema: Callable[[Any], Expression]) -> Expression:
+SchemaCompiler: TypeAlias = Callable[[Any, str], Expression]
+"""Compiles a schema, given the style of its texts: `json`, or one of xgrammar's in XML."""
+
+
+def compile_structural_tag(tag: Json, compile_schema: SchemaCompiler) -> Expression:
     """The texts that a structural tag allows.
 
     Args:
@@ -51,7 +55,8 @@ def compile_structural_tag(tag: Json, compile_schema: Callable[[Any], Expression
 
     Raises:
         UnsupportedTagError: the tag is not compiled here; ask another backend.
-        UnsupportedSchemaError, UnsupportedPatternError, TooComplexError: nor is a part of it.
+        UnsupportedSchemaError, UnsupportedPatternError, UnsupportedGrammarError, TooComplexError:
+            nor is a part of it.
     """
     try:
         if "structures" in tag:
@@ -80,7 +85,7 @@ class _Compiler:
     """Compiles one tag. Each method is called with a format and with what ends its free text, and
     returns the format's texts, followed by that end where `ends` names texts."""
 
-    def __init__(self, compile_schema: Callable[[Any], Expression]) -> None:
+    def __init__(self, compile_schema: SchemaCompiler) -> None:
         self._compile_schema = compile_schema
         self._num_formats = 0
 
@@ -96,13 +101,26 @@ class _Compiler:
                 return self._triggered_tags(form, ends)
             case "sequence":
                 _check_options(form, "elements")
-                *first, last = form["elements"]
-                return Seq(*[self.format(one, None) for one in first], self.format(last, ends))
+                return self._sequence(form["elements"], ends)
             case "or":
                 _check_options(form, "elements")
                 return Alt([self.format(one, ends) for one in form["elements"]])
         closed = self._closed(form)
         return Seq(closed, _any_of(ends)) if ends else closed
+
+    def _sequence(self, elements: list[Json], ends: Ends) -> Expression:
+        parts: list[tuple[Json, Ends]] = []
+        for form in elements:
+            before, its_ends = parts[-1] if parts else (None, None)
+            if before and its_ends is None and _ends_text(before, form):
+                parts[-1] = before, (form["value"].encode(),)
+            else:
+                parts.append((form, None))
+        last, its_ends = parts[-1]
+        if its_ends is None:
+            parts[-1] = last, ends
+            ends = None
+        return Seq(*[self.format(*part) for part in parts], _any_of(ends) if ends else EMPTY)
 
     def _closed(self, form: Json) -> Expression:
         """A format that ends by itself."""
@@ -111,8 +129,11 @@ class _Compiler:
                 _check_options(form, "value")
                 return literal(form["value"].encode())
             case "json_schema":
-                _check_options(form, "json_schema")
-                return self._compile_schema(form["json_schema"])
+                _check_options(form, "json_schema", "style")
+                return self._compile_schema(form["json_schema"], form.get("style", "json"))
+            case "grammar":
+                _check_options(form, "grammar")
+                return compile_grammar(form["grammar"])
             case "regex":
                 _check_options(form, "pattern")
                 dfa = regex.full_match(form["pattern"])
@@ -206,16 +227,28 @@ def _text(
     """
     if ends is None:
         raise UnsupportedTagError("free text with something else after it")
-    followed = {**following, **dict.fromkeys(ends, EMPTY)}
-    if len(followed) < len(following) + len(ends):
-        raise UnsupportedTagError("a trigger is an end tag, too")
+    followed = {**following}
+    for end in filter(None, ends):
+        # An end that begins with an excluded word begins where that word is read first.
+        word = next(filter(end.startswith, excluded), end)
+        if word in followed:
+            raise UnsupportedTagError("two words end free text in the same place")
+        followed[word] = literal(end[len(word) :])
     if not followed and not excluded:
         return compile_trusted(f"{characters.bracketed(characters.ANY)}*").expression
-    text = free_text(tuple(followed), frozenset(excluded) - frozenset(ends))
+    text = free_text(tuple(followed), frozenset(excluded) - frozenset(followed))
     options: list[Expression] = [
         Seq(dfa.expression, then) for dfa, then in zip(text.until, followed.values(), strict=True)
     ]
-    return Alt(options if ends else [*options, text.without.expression])
+    may_stop = not ends or b"" in ends
+    return Alt([*options, text.without.expression] if may_stop else options)
+
+
+def _ends_text(form: Json, following: Json) -> bool:
+    """Whether `form` is free text that ends where the string `following` begins."""
+    if form["type"] != "any_text" or following["type"] != "const_string":
+        return False
+    return any(map(following["value"].startswith, form.get("excludes", [])))
 
 
 def _words(texts: list[str]) -> tuple[bytes, ...]:

@@ -6,6 +6,7 @@ No model is needed: both backends are asked through vLLM's interface, over the d
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.parser.parser_manager import ParserManager
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 
+from benchmarks import tool_tags
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.fsm.schema import SchemaSemantics
 from sgl_vllm.fsm.vllm.backend import SglBackend
@@ -62,7 +64,24 @@ FIRST = '<call>{"name": "a", "arguments": {"city": "Rome"}}</call>'
 SECOND = '<call>\n{"name": "ab", "arguments": [1, {"x": null}]}\n</call>'
 THOUGHT = tag("", {"type": "any_text", "excludes": ["<think>", "</think>"]}, "</think>")
 LINE_END = {"type": "const_string", "value": "\n"}
+END_OF_VALUE = {"type": "const_string", "value": "</v>."}
 REGEX = {"type": "regex", "pattern": r"[0-9]{2,3}|é+"}
+GRAMMAR = {"type": "grammar", "grammar": 'root ::= pair ("," pair)*\npair ::= [a-z]+ "=" [0-9]+'}
+
+
+def xml(style: str, schema: Any = CITY) -> dict[str, Any]:
+    return tag("<c>\n", {"type": "json_schema", "json_schema": schema, "style": style}, "\n</c>")
+
+
+MARK = "｜DSML｜"
+PARAMETERS = {
+    "qwen_xml": "<parameter=city>a <b </ é\n</parameter>\n<parameter=days>\n-3\n</parameter>",
+    "minimax_xml": '<parameter name="city">Rome</parameter>\n<parameter name="days">12</parameter>',
+    "glm_xml": "<arg_key>city</arg_key>\n<arg_value></arg></arg_value><arg_key>days</arg_key>",
+    "deepseek_xml": f'<{MARK}parameter name="city" string="true">Rome</{MARK}parameter>\n'
+    f'<{MARK}parameter name="days" string="false">3</{MARK}parameter>',
+}
+"""Arguments in XML, by style, as models write them."""
 
 FORMATS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "text, calls": (TRIGGERED, [f"Hi <b <ca <{FIRST} é {SECOND} bye", "日本 <call>"]),
@@ -80,6 +99,25 @@ FORMATS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "text": (TEXT, ["é 日本\n"]),
     "text in a tag": (tag("<t>", TEXT, "</t>"), ["<t></</t>"]),
     "a call or text": ({"type": "or", "elements": [CALLS[0], TEXT]}, [FIRST, "no"]),
+    "text that ends where an excluded word begins": (
+        tag("<t>", {"type": "any_text", "excludes": ["</", "<t>"]}, ["</t>", "!"]),
+        ["<t>a < b</t>", "<t>x!", "<t></x", "<t><t>"],
+    ),
+    "text before a string that it excludes": (
+        {
+            "type": "sequence",
+            "elements": [LINE_END, {"type": "any_text", "excludes": ["</v>"]}, END_OF_VALUE, REGEX],
+        },
+        ["\na </b> é</v>.12", "\n</v>é"],
+    ),
+    "text in a tag that need not end": (tag("<t>", TEXT, ["</t>", ""]), ["<t>a </b", "<t></t>"]),
+    "a grammar": (tag("<g>", GRAMMAR, "</g>"), ["<g>a=1,bc=23</g>", "<g>a=,"]),
+    "grammars": ({"type": "star", "content": GRAMMAR}, ["a=1b=2,c=3", ""]),
+    **{style: (xml(style), [f"<c>\n{text}\n</c>"]) for style, text in PARAMETERS.items()},
+    **{
+        f"{style}, any": (xml(style, True), [f"<c>\n{text}\n</c>"])
+        for style, text in PARAMETERS.items()
+    },
     "two triggers": (
         {
             "type": "triggered_tags",
@@ -185,10 +223,16 @@ def asked(parser: str, **fields: Any) -> tuple[Options, str]:
         ("hermes", "required", Options.STRUCTURAL_TAG),
         ("hermes", "auto", Options.STRUCTURAL_TAG),
         ("hermes", NAMED, Options.STRUCTURAL_TAG),
+        ("qwen3_coder", "required", Options.STRUCTURAL_TAG),
+        ("qwen3_coder", "auto", Options.STRUCTURAL_TAG),
+        ("deepseek_v32", "auto", Options.STRUCTURAL_TAG),
+        ("minimax_m2", NAMED, Options.STRUCTURAL_TAG),
+        ("glm47", "auto", Options.STRUCTURAL_TAG),
+        ("openai", "auto", Options.STRUCTURAL_TAG),
         ("xlam", "required", Options.JSON),
         ("xlam", NAMED, Options.JSON),
     ],
-    ids=["required, in tags", "auto, in tags", "named, in tags", "required, JSON", "named, JSON"],
+    ids=lambda value: "named" if value is NAMED else getattr(value, "name", value),
 )
 def test_tool_calls(
     parser: str, choice: Any, wanted: Options, parallel: bool, ours: SglBackend
@@ -207,3 +251,25 @@ def test_calls_are_objects_in_the_specification_s_reading_too() -> None:
     )
     assert isinstance(grammar, SglGrammar) and grammar.accept_tokens("", [bracket])
     assert brace in bits(by_spec, grammar) and quote not in bits(by_spec, grammar)
+
+
+# -- calls as models write them
+
+
+@pytest.mark.parametrize("model", tool_tags.MODELS)
+def test_the_masks_along_calls_are_those_of_stock(model: str, ours: SglBackend) -> None:
+    for choice, strict in (("required", True), ("required", False), ("auto", True)):
+        form = tool_tags.tag_of(model, choice=choice, strict=strict)
+        for seed in range(4):
+            text = tool_tags.written(form["format"], random.Random(seed))
+            follow_beside_stock(ours, json.dumps(form), text)
+
+
+def test_the_benchmark_of_tool_calls(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "tags.json"
+    words = ["--quick", "--models", "qwen_3_coder", "--tokenizer", str(MODEL_PATH)]
+    assert tool_tags.main([*words, "--json", str(file)]) == 0
+    assert "qwen_3_coder" in capsys.readouterr().out
+    (result,) = json.loads(file.read_text())
+    assert result["by_automata"] and result["rows"] > 50 and not result["different_rows"]
+    assert 0.3 < result["forced"] < 1

@@ -1,10 +1,11 @@
 """The grammars that xgrammar prints, in a syntax that it does not read itself.
 
-Owns what that syntax has beyond xgrammar's EBNF: look-ahead, patterns, and repetitions without a
-limit. Pure.
+Owns what that syntax has beyond xgrammar's EBNF: look-ahead, patterns, free text, and repetitions
+without a limit. Pure.
 
     root    ::= (("\\"" root_1{2, -1} "\\"" items)) (=([ \\n]* [,}]))
     root_1  ::= Regex("^[a-z]$", json_string=true)
+    value   ::= TagDispatch(loop_after_dispatch=false, excludes=("</value>"))
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ _TOKEN = re.compile(rf"(?P<minus> -1 ) | (?P<equals> = ) | {TOKEN.pattern}", re.
 
 
 class PrintedGrammar(NamedTuple):
-    """The rules by name, and the regular expressions by the name that rules have for them. These
-    are of characters that a JSON string can contain without an escape."""
+    """The rules by name, and what has a name in rules without being one.
+
+    Attributes:
+        patterns: regular expressions of characters that a JSON string can contain without an
+            escape.
+        free_texts: what a text must not contain that is otherwise free.
+    """
 
     rules: dict[str, Node]
     patterns: dict[str, str]
+    free_texts: dict[str, tuple[bytes, ...]]
 
 
 def parse_printed(grammar: str) -> PrintedGrammar:
@@ -32,13 +39,14 @@ def parse_printed(grammar: str) -> PrintedGrammar:
     Raises: as `syntax.parse`.
     """
     parser = _PrintedParser(tokens_of(grammar, _TOKEN))
-    return PrintedGrammar(parser.rules(), parser.patterns)
+    return PrintedGrammar(parser.rules(), parser.patterns, parser.free_texts)
 
 
 class _PrintedParser(Parser):
     def __init__(self, tokens: list[Token]) -> None:
         super().__init__(tokens)
         self.patterns: dict[str, str] = {}
+        self.free_texts: dict[str, tuple[bytes, ...]] = {}
 
     def rule(self) -> tuple[str, Node]:
         name, body = super().rule()
@@ -67,16 +75,47 @@ class _PrintedParser(Parser):
         return low, None
 
     def _element(self) -> Node:
-        if self.kind != "name" or self.tokens[self.position].value != "Regex":
-            return super()._element()
+        match self.tokens[self.position]:
+            case Token("name", "Regex"):
+                return self._pattern()
+            case Token("name", "TagDispatch"):
+                return self._free_text()
+        return super()._element()
+
+    def _pattern(self) -> Reference:
         self.take("name")
         self.take("(")
         regex = text_of(self.take("text")).decode(errors="surrogatepass")
         self.take(",")
-        option = [self.take("name"), self.take("equals"), self.take("name")]
+        self._option("json_string", "true")
         self.take(")")
-        if option != ["json_string", "=", "true"]:
-            self.refuse()
         name = f"Regex({len(self.patterns)})"  # no rule has this name
         self.patterns[name] = regex
         return Reference(name)
+
+    def _free_text(self) -> Reference:
+        self.take("name")
+        self.take("(")
+        self._option("loop_after_dispatch", "false")
+        self.take(",")
+        self._name("excludes")
+        self.take("equals")
+        self.take("(")
+        excluded = [text_of(self.take("text"))]
+        while self.kind == ",":
+            self.take(",")
+            excluded.append(text_of(self.take("text")))
+        self.take(")")
+        self.take(")")
+        name = f"TagDispatch({len(self.free_texts)})"
+        self.free_texts[name] = tuple(excluded)
+        return Reference(name)
+
+    def _option(self, name: str, value: str) -> None:
+        self._name(name)
+        self.take("equals")
+        self._name(value)
+
+    def _name(self, name: str) -> None:
+        if self.take("name") != name:
+            self.refuse()

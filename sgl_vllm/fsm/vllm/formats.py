@@ -48,9 +48,8 @@ class Dialect:
         any_whitespace: whether white space may stand between tokens.
         close_objects: `disable_additional_properties`, which guidance applies to schemas.
         prefers_guidance: whether guidance compiles what the automata leave, before xgrammar.
-        printed: prints the grammar that xgrammar makes of a JSON schema, given the call that
-            compiles it; empty if it makes none. None where schemas do not mean what they mean to
-            xgrammar.
+        printed: prints the grammar that xgrammar makes of a schema, given the call that compiles
+            it; empty if it makes none. None where schemas do not mean what they mean to xgrammar.
     """
 
     semantics: SchemaSemantics
@@ -105,7 +104,7 @@ def _json_expression(spec: str, dialect: Dialect) -> Expression | None:
     except UnsupportedSchemaError as error:
         if has_xgrammar_unsupported_json_features(schema):
             raise  # vLLM hands it to guidance
-        return _as_printed(spec, dialect, error)
+        return _as_printed(_json_calls(spec, dialect)[0], dialect, error)
 
 
 def _schema_expression(schema: Any, dialect: Dialect) -> Expression:
@@ -118,9 +117,9 @@ def _schema_expression(schema: Any, dialect: Dialect) -> Expression:
     )
 
 
-def _as_printed(spec: str, dialect: Dialect, error: UnsupportedSchemaError) -> Expression:
+def _as_printed(call: XgrammarCall, dialect: Dialect, error: UnsupportedSchemaError) -> Expression:
     """A schema that was refused with `error`, as the grammar that xgrammar makes of it."""
-    grammar = dialect.printed(_json_calls(spec, dialect)[0]) if dialect.printed else ""
+    grammar = dialect.printed(call) if dialect.printed else ""
     if not grammar:
         raise error
     return compile_schema_grammar(grammar)
@@ -182,13 +181,23 @@ def _structural_tag_expression(spec: str, dialect: Dialect) -> Expression | None
     # vLLM has xgrammar compile a tag as a whole, without the option that forbids white space.
     dialect = replace(dialect, any_whitespace=True)
 
-    def compile_part(schema: Any) -> Expression:
+    def compile_part(schema: Any, style: str) -> Expression:
+        if style != "json":
+            error = UnsupportedSchemaError(f"the style {style} is not supported")
+            return _as_printed(_styled_call(schema, style), dialect, error)
         try:
             return _schema_expression(schema, dialect)
         except UnsupportedSchemaError as error:
-            return _as_printed(json.dumps(schema), dialect, error)
+            return _as_printed(_json_calls(json.dumps(schema), dialect)[0], dialect, error)
 
     return compile_structural_tag(_parsed(spec), compile_part)
+
+
+def _styled_call(schema: Any, style: str) -> XgrammarCall:
+    """For one part of a structural tag."""
+    part = {"type": "json_schema", "json_schema": schema, "style": style}
+    tag = {"type": "structural_tag", "format": part}
+    return "compile_structural_tag", json.dumps(tag), {}
 
 
 def _structural_tag_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:

@@ -1,10 +1,10 @@
 """The process that compiles with xgrammar (`worker.py`), to see that it comes to an end.
 
 The first question is the vocabulary, as xgrammar serializes it. Each other question is a list of
-calls of its compiler, `[[method, argument, options], ...]`, or one call for a JSON schema in an
-object, `{"print": [method, schema, options]}`, which prints the grammar of the schema instead. The
-answer is that grammar, or empty: what is wrong with a format is reported by the backend that
-compiles it next.
+calls of its compiler, `[[method, argument, options], ...]`, or one call for a JSON schema or a
+structural tag in an object, `{"print": [method, argument, options]}`, which prints its grammar
+instead. The answer is that grammar, or empty: what is wrong with a format is reported by the
+backend that compiles it next.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ import xgrammar
 from sgl_vllm.fsm.worker import serve
 
 NUM_THREADS = 4
+_PRINTED = {
+    "compile_json_schema": xgrammar.Grammar.from_json_schema,
+    "compile_structural_tag": xgrammar.Grammar.from_structural_tag,
+}
 _compilers: list[xgrammar.GrammarCompiler] = []
 
 
@@ -30,8 +34,8 @@ def answer(question: bytes) -> tuple[int, bytes]:
     asked = json.loads(question)
     try:
         if isinstance(asked, dict):
-            _, schema, options = asked["print"]
-            return 0, str(xgrammar.Grammar.from_json_schema(schema, **options)).encode()
+            method, argument, options = asked["print"]
+            return 0, str(_PRINTED[method](argument, **options)).encode()
         for method, argument, options in asked:
             getattr(_compilers[0], method)(argument, **options)
     except Exception as error:

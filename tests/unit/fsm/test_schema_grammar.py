@@ -39,10 +39,13 @@ def accepts(grammar: str, text: str) -> bool:
         ('(("0") | ("-" [1-9] [0-9]*)) "}"', r"(0|-[1-9][0-9]*)\}", ["0}", "-10}", "-0}", "1}"]),
         ('"\\"" Regex("^a+é$", json_string=true) "\\""', '"a+é"', ['"aé"', '"é"', '"aaé"']),
         ('"\\"" plain{1, 2} "\\""', '".{1,2}"', ['""', '"é"', '"ab"', '"abc"']),
+        ('"<" text "</x>"', "<((?!</x)(?s:.))*</x>", ["<</x>", "<a\n</x>", "<</x</x>", "<</x>a"]),
+        ('"<" text ">"', "<((?!</x)(?s:.))*>", ["<>", "<</x>", "<a>>", "<a"]),
     ],
 )
 def test_a_rule_means_what_the_pattern_means(rule: str, pattern: str, texts: list[str]) -> None:
-    grammar = f'root ::= ({rule})\nitem ::= (("x" ","))\nplain ::= (([^\\"\\\\\\r\\n]))'
+    grammar = f'root ::= ({rule})\nitem ::= (("x" ","))\nplain ::= (([^\\"\\\\\\r\\n]))\n'
+    grammar += 'text ::= TagDispatch(\n  loop_after_dispatch=false,\n  excludes=("</x")\n)'
     assert [accepts(grammar, t) for t in texts] == [bool(re.fullmatch(pattern, t)) for t in texts]
 
 
@@ -57,7 +60,8 @@ def test_rules_may_contain_themselves() -> None:
         ('root ::= ((a "x") | ("y"))\na ::= ("" | (root))', "begins with itself"),
         ('root ::= ((a root))\na ::= ("" | ("x"))', "begins with itself"),
         ('root ::= ((a{0, -1}))\na ::= ("" | ("{" "x"))', "may be empty"),
-        ('root ::= ((TagDispatch(("a", b))))', "not defined"),
+        ('root ::= ((TagDispatch(("a", b), excludes=("c"))))', "not understood"),
+        ('root ::= ((TagDispatch(loop_after_dispatch=true, excludes=("c"))))', "not understood"),
         ('a ::= (("x"))', "no rule root"),
     ],
 )

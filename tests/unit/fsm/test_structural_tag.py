@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from sgl_vllm.fsm.automaton import Automaton
-from sgl_vllm.fsm.errors import UnsupportedPatternError, UnsupportedTagError
+from sgl_vllm.fsm.errors import (
+    UnsupportedGrammarError,
+    UnsupportedPatternError,
+    UnsupportedTagError,
+)
 from sgl_vllm.fsm.schema import SchemaSemantics, compile_schema
 from sgl_vllm.fsm.structural_tag import MAX_FORMATS, compile_structural_tag
 from tests.unit.fsm.texts import after
@@ -40,7 +44,8 @@ def sequence(*elements: dict[str, Any]) -> dict[str, Any]:
 
 
 def automaton(form: dict[str, Any]) -> Automaton:
-    def schema(one: Any) -> Any:
+    def schema(one: Any, style: str) -> Any:
+        assert style == "json"
         return compile_schema(one, semantics=SchemaSemantics.STRICT)
 
     return Automaton(compile_structural_tag({"type": "structural_tag", "format": form}, schema))
@@ -58,6 +63,18 @@ def allows(form: dict[str, Any], text: str) -> bool:
         (tag("<", TEXT, [">", "|"]), ["<>", "<x|", "<<>"], ["<x", "<>>", "<a|>"]),
         (sequence(const("a"), TEXT), ["a", "a b"], ["", "b"]),
         ({"type": "any_text", "excludes": ["no"]}, ["", "n o"], ["no", "a no"]),
+        (tag("<", TEXT, ["/>", ""]), ["<", "<a>", "<a/>"], ["<a/>b"]),
+        (tag("<", {"type": "any_text", "excludes": ["/"]}, "/>"), ["</>", "<a/>"], ["<", "<a/b/>"]),
+        (
+            sequence({"type": "any_text", "excludes": ["/", "!"]}, const("/>"), const("/>")),
+            ["/>/>", "a/>/>"],
+            ["a/>", "!/>/>", "/b/>/>", "/>a/>"],
+        ),
+        (
+            {"type": "grammar", "grammar": 'root ::= "a" root?'},
+            ["a", "aa"],
+            ["", "b"],
+        ),
         ({"type": "or", "elements": [const("a"), JSON]}, ["a", "22"], ["", "a22", "2"]),
         ({"type": "regex", "pattern": "a+"}, ["a", "aa"], ["", "ab"]),
         ({"type": "optional", "content": JSON}, ["", "1"], ["11"]),
@@ -84,7 +101,9 @@ def test_texts(form, allowed, refused) -> None:
 def test_the_older_form_is_text_with_tags() -> None:
     structures = [{"begin": "<a>", "schema": {"enum": [1]}, "end": "</a>"}]
     made = Automaton(
-        compile_structural_tag({"structures": structures, "triggers": ["<a"]}, compile_schema)
+        compile_structural_tag(
+            {"structures": structures, "triggers": ["<a"]}, lambda one, style: compile_schema(one)
+        )
     )
     for text, is_allowed in ((b"x <a>1</a> y", True), (b"<a>2", False), (b"<a", False)):
         state = after(made.start, text)
@@ -102,9 +121,10 @@ def test_what_a_call_begins_with_is_forced() -> None:
         sequence(TEXT, const("a")),
         {"type": "star", "content": TEXT},
         {"type": "any_text", "max_tokens": 5},
-        {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"},
         {"type": "json_schema", "json_schema": {}, "any_order": True},
-        {"type": "grammar", "grammar": 'root ::= "a"'},
+        {"type": "grammar", "grammar": "no grammar"},
+        sequence({"type": "any_text", "excludes": ["<"]}, const(">")),
+        tag("[", {"type": "any_text", "excludes": ["<", "</"]}, "</a>"),
         tag("<", {"type": "token", "token": 5}, ">"),
         {"type": "tag", "begin": {"type": "token", "token": 5}, "content": JSON, "end": ">"},
         triggered(tags=[tag("<g>", JSON, "</g>")]),
@@ -121,7 +141,7 @@ def test_what_a_call_begins_with_is_forced() -> None:
     ids=lambda form: str(form)[:50],
 )
 def test_other_formats_are_left_to_other_backends(form) -> None:
-    with pytest.raises((UnsupportedTagError, UnsupportedPatternError)):
+    with pytest.raises((UnsupportedTagError, UnsupportedPatternError, UnsupportedGrammarError)):
         automaton(form)
 
 
