@@ -79,6 +79,11 @@ def bits(ours: SglBackend, grammar: Any) -> set[int]:
     return set(np.flatnonzero(flags).tolist())
 
 
+def begins_surrogate(ours: SglBackend, token: int) -> bool:
+    """Whether xgrammar takes the half of a surrogate after a token, which is no UTF-8."""
+    return ours.resources.token_bytes[token].endswith(b"\xed")
+
+
 def walk_beside_stock(ours: SglBackend, kind: Options, spec: str) -> None:
     """Random legal tokens, the masks of both compared before each."""
     rng = random.Random(spec)
@@ -89,7 +94,7 @@ def walk_beside_stock(ours: SglBackend, kind: Options, spec: str) -> None:
         for _ in range(STEPS):
             legal = bits(ours, grammar)
             assert legal == bits(ours, stock)
-            token = rng.choice(sorted(legal))
+            token = rng.choice([one for one in sorted(legal) if not begins_surrogate(ours, one)])
             assert grammar.accept_tokens("", [token]) and stock.accept_tokens("", [token])
             assert grammar.is_terminated() == stock.is_terminated()
             if grammar.is_terminated():
