@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -71,10 +71,10 @@ def within_limits(make: Callable[[], Result], title: str, *, has_threads: bool =
             f"the {title} is not compiled: {MAX_COMPILING} others take too long"
         )
     made: Future[Result] = Future()
-    started: Future[_Cpu] = Future()
+    cpu = _Cpu()
 
     def work() -> None:
-        started.set_result(_Cpu())
+        cpu.begin()
         if has_threads:
             _lower_priority()
         started_at = time.monotonic()
@@ -89,25 +89,30 @@ def within_limits(make: Callable[[], Result], title: str, *, has_threads: bool =
             release_freed_memory(time.monotonic() - started_at)
 
     threading.Thread(target=work, name="sgl-vllm-compile", daemon=True).start()
-    time_limit = TimeLimit(COMPILE_TIMEOUT_S, started.result().time_s)
-    left_s = time_limit.left_s()
-    while not wait([made], left_s).done:
-        if not left_s:
-            raise CompilationLimitError(
-                f"the {title} takes more than {COMPILE_TIMEOUT_S:g} s to compile"
-            )
-        left_s = time_limit.left_s()
-    return made.result()
+    time_limit = TimeLimit(COMPILE_TIMEOUT_S, cpu.time_s)
+    while left_s := time_limit.left_s():
+        try:
+            made.exception(left_s)
+        except TimeoutError:
+            continue
+        return made.result()
+    raise CompilationLimitError(f"the {title} takes more than {COMPILE_TIMEOUT_S:g} s to compile")
 
 
 class _Cpu:
-    """The processor time of the thread that creates it."""
+    """The processor time of a thread, from its beginning on."""
 
     def __init__(self) -> None:
+        self._clock: int | None = None
+
+    def begin(self) -> None:
+        """Called by the thread."""
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
 
     def time_s(self) -> float:
         """Seconds so far. Any thread may ask; infinite once the thread has ended."""
+        if self._clock is None:
+            return 0.0
         try:
             return time.clock_gettime(self._clock)
         except OSError:
