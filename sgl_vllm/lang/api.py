@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload  # Any: values of the user's types
+from typing import Any, Literal, overload  # Any: values of the user's types
 
 from typing_extensions import TypeVar
 
@@ -49,6 +49,7 @@ from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.media_options import SPEECH_FORMATS, ServiceOptions, SpeechFormat, Voice
 from sgl_vllm.lang.reasoning import reasoning_format
 from sgl_vllm.lang.sampling import Sampling, as_ids, as_texts
+from sgl_vllm.protocol.request_keys import APPROXIMATE
 
 T = TypeVar("T")
 ValueT = TypeVar("ValueT", default=str)
@@ -229,6 +230,7 @@ def any_order(
     seed: int | None = None,
     annotate: bool | str = False,
     repeated: str | None = None,
+    reuse: Literal["approximate"] | None = None,
 ) -> AnyOrder:
     """Append all `segments`, in an order that lets the server find more of the prompt in its cache.
 
@@ -252,12 +254,18 @@ def any_order(
     - `repeated`: the text in the place of a segment that an earlier `any_order` of this prompt has
       appended, after all other segments. Fields: ``{rank}`` here and ``{earlier}`` there, from 1.
       "" leaves the segment out.
+    - `reuse`: with "approximate", the server may take the KV of a segment from another prompt, in
+      which it stands at another place. **The answer is then not exact.** It needs a program
+      without roles and a server with ``approximate_reuse``; anywhere else all is computed.
+      `Usage.reused_tokens` says what was taken.
 
-    Raises ValueError for both `key` and `seed`, and a template with other fields; TypeError for a
-    segment that is not a text or a variable.
+    Raises ValueError for both `key` and `seed`, another `reuse`, and a template with other fields;
+    TypeError for a segment that is not a text or a variable.
     """
     if key is not None and seed is not None:
         raise ValueError("any_order takes a key or a seed, not both")
+    if reuse not in (None, APPROXIMATE):
+        raise ValueError(f"reuse={reuse!r}: only {APPROXIMATE!r} is known, or None")
     if len(segments) == 1 and isinstance(segments[0], list | tuple):
         segments = tuple(segments[0])
     parts: list[Text | Var] = []
@@ -276,7 +284,7 @@ def any_order(
             except (LookupError, ValueError, AttributeError) as error:
                 names = " and ".join(f"{{{name}}}" for name in fields)
                 raise ValueError(f"{template!r} may have the fields {names} only") from error
-    return AnyOrder(tuple(parts), key, seed, after, repeated)
+    return AnyOrder(tuple(parts), key, seed, after, repeated, reuse == APPROXIMATE)
 
 
 def image(path: Any) -> Show:  # SGLang's untyped argument: see read_image

@@ -50,7 +50,7 @@ from sgl_vllm.lang.operations import (
     Operation,
     Read,
 )
-from sgl_vllm.lang.ordering import arranged, pieces_of
+from sgl_vllm.lang.ordering import arranged, pieces_of, places_of
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.speculation import Ahead
@@ -361,10 +361,19 @@ class Execution:
         order = await arranged(
             expr, texts, self.written.transcript, run.backend, run.planned_orders
         )
-        for text in pieces_of(expr, order, self.written.transcript.orders):
+        before = self.written.transcript
+        reusable = before.reusable
+        if expr.reuses:
+            if before.role is not None or before.messages:
+                raise ValueError(
+                    'any_order(reuse="approximate") in a program with roles: the server cannot '
+                    "tell where segments are in a chat"
+                )
+            reusable += places_of(expr, order, len(before.text))
+        for text in pieces_of(expr, order, before.orders):
             self._append(text)
         after = self.written.transcript
-        self.written = Written(replace(after, orders=(*after.orders, order)))
+        self.written = Written(replace(after, orders=(*after.orders, order), reusable=reusable))
 
     # --- fork and join -------------------------------------------------------------------------
 

@@ -157,6 +157,7 @@ class AnyOrder(Expr):
 
     With `key` or `seed`, that order depends on the segments alone. `annotate` is the text after
     them, `repeated` what stands for a segment that the prompt has already; both are templates.
+    `reuses` says that the server may reuse their KV from another place.
     """
 
     segments: tuple[Text | Var, ...]
@@ -164,6 +165,7 @@ class AnyOrder(Expr):
     seed: int | None = None
     annotate: str | None = None
     repeated: str | None = None
+    reuses: bool = False
 
     def __str__(self) -> str:
         return f"any_order of {len(self.segments)}"

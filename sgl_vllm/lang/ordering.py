@@ -83,9 +83,7 @@ async def arranged(
 
 def pieces_of(expr: AnyOrder, order: Order, earlier: Sequence[Order]) -> list[str]:
     """The texts to append, of an order that follows those in `earlier`."""
-    pieces = [order.segments[number] for number in order.order]
-    if expr.annotate is not None:
-        pieces = [f"[{position}] {text}" for position, text in enumerate(pieces, 1)]
+    pieces = [mark + text for mark, text in _marked(expr, order)]
     for number in order.repeated:
         text = order.segments[number]
         before = next(one for one in earlier if text in one.segments)
@@ -97,6 +95,25 @@ def pieces_of(expr: AnyOrder, order: Order, earlier: Sequence[Order]) -> list[st
         ranks = ", ".join(f"[{positions[number]}]" for number in sorted(positions))
         pieces.append(expr.annotate.format(ranks=ranks))
     return [piece for piece in pieces if piece]
+
+
+def places_of(expr: AnyOrder, order: Order, start: int) -> tuple[tuple[int, int], ...]:
+    """The intervals of characters of the segments, in a text in which they begin at `start`."""
+    places = []
+    for mark, text in _marked(expr, order):
+        start += len(mark)
+        if text:
+            places.append((start, start + len(text)))
+        start += len(text)
+    return tuple(places)
+
+
+def _marked(expr: AnyOrder, order: Order) -> list[tuple[str, str]]:
+    """The segments as they are ordered, each with what stands before it."""
+    texts = [order.segments[number] for number in order.order]
+    if expr.annotate is None:
+        return [("", text) for text in texts]
+    return [(f"[{position}] ", text) for position, text in enumerate(texts, 1)]
 
 
 # -- all programs of a batch

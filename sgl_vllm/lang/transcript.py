@@ -202,7 +202,8 @@ class Transcript:
     Invariant: `spans` cover `text` in order. In a program with roles, `messages` are the closed
     turns, and ``text[turn_start:]`` with `turn_media` (each with its position in the text) is the
     content of the open turn, which belongs to `role`. The server has seen ``text[:seen_chars]``.
-    `orders` are those of `any_order`, in the order of the text.
+    `orders` are those of `any_order`, in the order of the text, and `reusable` the places in the
+    text of the segments whose KV may be reused from elsewhere.
     """
 
     text: str = ""
@@ -213,6 +214,7 @@ class Transcript:
     seen_chars: int = 0
     spans: tuple[Span, ...] = ()
     orders: tuple[Order, ...] = ()
+    reusable: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, expressions: Iterable[Expr]) -> Transcript:
@@ -267,7 +269,7 @@ class Transcript:
     def prompt(self) -> Prompt:
         """The prompt so far."""
         if self.role is None and not self.messages:
-            return TextPrompt(self.text)
+            return TextPrompt(self.text, self.reusable)
         if self.role is not None and not self._turn_is_empty:
             return ChatPrompt(self.all_messages(), "continue")
         if self.role == "assistant":

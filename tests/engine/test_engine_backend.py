@@ -300,3 +300,25 @@ def test_closing_leaves_no_process_and_later_use_starts_it_again(
         assert os.environ["VLLM_PLUGINS"] == "another"
         state = text_program.run(backend=with_plugin, temperature=0.0)
         assert state["year"] and state["mean"] and state.usage.cached_prompt_tokens
+
+
+# -- approximate reuse
+
+
+@sgl.function
+def in_short(s, documents, reuse):
+    s += "Some documents.\n" + sgl.any_order(documents, key=documents.index, reuse=reuse)
+    s += "\nIn short:" + sgl.gen("answer", max_tokens=8)
+
+
+def test_segments_of_another_prompt_are_reused_where_a_program_asks_for_it():
+    documents = [f"{name} lives near the river and is old.\n" * 12 for name in ("Ann", "Bo", "Cy")]
+    with engine_of(plugin={"approximate_reuse": True}) as engine:
+        in_short.run(documents, "approximate", backend=engine)
+        exact = in_short.run(documents[::-1], None, backend=engine)
+        assert exact.usage.reused_tokens == 0
+        engine.flush_cache()
+        in_short.run(documents, "approximate", backend=engine)
+        reusing = in_short.run(documents[::-1], "approximate", backend=engine)
+    usage = reusing.usage
+    assert 0.5 * usage.prompt_tokens < usage.reused_tokens < usage.prompt_tokens

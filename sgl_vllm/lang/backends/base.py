@@ -96,12 +96,17 @@ def _part(part: str | Media) -> Json:
 
 @dataclass(frozen=True)
 class TextPrompt:
-    """A prompt without roles: the text itself."""
+    """A prompt without roles: the text itself.
+
+    `reusable` are the intervals of characters of segments whose KV the server may reuse from
+    another place, which is not exact.
+    """
 
     text: str
+    reusable: tuple[tuple[int, int], ...] = ()
 
     def extended(self, suffix: str) -> TextPrompt:
-        return TextPrompt(self.text + suffix)
+        return replace(self, text=self.text + suffix)
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,8 @@ class Usage:
     - `saved_calls` and `saved_prompt_tokens`: what API speculative execution avoided, and the calls
       of branches that a `vote` did not start.
     - `audio_seconds`: the audio of transcriptions that the server counts by its length.
+    - `reused_tokens`: the part of `prompt_tokens` whose KV was reused from another place, so that
+      the answer is not exact (`any_order` with `reuse`).
 
     A number that the server does not report is 0, except `cached_prompt_tokens`, which is None: not
     known. A sum is not known if one of its parts is not.
@@ -160,6 +167,7 @@ class Usage:
     saved_calls: int = 0
     saved_prompt_tokens: int = 0
     audio_seconds: float = 0.0
+    reused_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         pairs = [(getattr(self, n), getattr(other, n)) for n in _USAGE_FIELDS]

@@ -41,11 +41,11 @@ from sgl_vllm.lang.backends.engine_requests import (
     token_logprob,
     usage_of,
 )
-from sgl_vllm.lang.backends.on_vllm import OnVLLM, missed_by_cause, with_report
+from sgl_vllm.lang.backends.on_vllm import OnVLLM, extra_keys, missed_by_cause, with_report
 from sgl_vllm.lang.backends.once import Once
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.loop import background_loop
-from sgl_vllm.protocol.request_keys import REPORT, SCORE_FROM
+from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.protocol.scoring import all_answers, in_requests
 
 if TYPE_CHECKING:
@@ -159,8 +159,7 @@ class Engine(OnVLLM):
             self._raise(error, refused=True)
         if request.constraint is not None:
             params.structured_outputs = structured_outputs(request.constraint)
-            if params.n == 1:  # vLLM reports on one text only
-                params.extra_args = {REPORT: 1}
+        params.extra_args = extra_keys(request) or None
         prompt_from = sampling.prompt_logprobs_from
         if prompt_from is not None:
             params.prompt_logprobs = sampling.top_logprobs_num

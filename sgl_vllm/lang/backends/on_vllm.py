@@ -22,12 +22,13 @@ from sgl_vllm.lang.backends.base import (
     Json,
     Prompt,
     ScoreAnswer,
+    TextPrompt,
     Usage,
 )
 from sgl_vllm.lang.backends.media_scoring import MediaScoring
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.protocol import scoring
-from sgl_vllm.protocol.request_keys import REPORT
+from sgl_vllm.protocol.request_keys import APPROXIMATE, REPORT, REUSE, SEGMENTS
 
 
 def has_media(prompt: Prompt) -> TypeGuard[ChatPrompt]:
@@ -156,9 +157,25 @@ def missed_by_cause(explanation: Json) -> dict[str, int]:
     return dict(missed)
 
 
+def extra_keys(request: GenRequest) -> Json:
+    """What a request asks of the plugin: a report of forced text, and to reuse segments."""
+    asked: Json = {}
+    has_one_text = (request.sampling.n or 1) == 1  # vLLM reports on one only
+    if request.constraint is not None and has_one_text:
+        asked[REPORT] = 1
+    if isinstance(request.prompt, TextPrompt) and request.prompt.reusable:
+        asked[SEGMENTS] = [mark for interval in request.prompt.reusable for mark in interval]
+        asked[REUSE] = APPROXIMATE
+    return asked
+
+
 def with_report(texts: list[Generated], usage: Usage, kv_transfer_params: Json | None) -> Usage:
-    """Add the plugin's report to the first text. Returns the usage with its forced tokens."""
-    report = (kv_transfer_params or {}).get(REPORT)
+    """Add the plugin's report to the first text. Returns the usage with its forced tokens, and with
+    the tokens of reused segments."""
+    answers = kv_transfer_params or {}
+    if reused := answers.get(REUSE):
+        usage = replace(usage, reused_tokens=int(reused["reused_tokens"]))
+    report = answers.get(REPORT)
     if not report:
         return usage
     texts[0] = _with_forced(texts[0], report["forced_bytes"])

@@ -33,7 +33,13 @@ from sgl_vllm.lang.backends.base import (
 )
 from sgl_vllm.lang.backends.batching import NOT_FORWARDED, Batcher, BatchRoute
 from sgl_vllm.lang.backends.media_requests import SpokenRequest
-from sgl_vllm.lang.backends.on_vllm import OnVLLM, has_media, missed_by_cause, with_report
+from sgl_vllm.lang.backends.on_vllm import (
+    OnVLLM,
+    extra_keys,
+    has_media,
+    missed_by_cause,
+    with_report,
+)
 from sgl_vllm.lang.backends.once import Once
 from sgl_vllm.lang.backends.openai_api import (
     prompt_body,
@@ -44,7 +50,7 @@ from sgl_vllm.lang.backends.openai_api import (
 from sgl_vllm.lang.backends.openai_media import OpenAIMedia
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.protocol.hints import Hints, write_hints
-from sgl_vllm.protocol.request_keys import REPORT, SCORE_FROM
+from sgl_vllm.protocol.request_keys import SCORE_FROM
 from sgl_vllm.protocol.scoring import (
     MAX_CONTINUATIONS,
     ChoiceTokens,
@@ -149,8 +155,8 @@ class VLLM(OnVLLM, OpenAIMedia):
         body = sampling_body(sampling, chat=isinstance(request.prompt, ChatPrompt))
         if (constraint := request.constraint) is not None:
             body["structured_outputs"] = {constraint.kind.vllm_key: constraint.value}
-            if sampling.n == 1:  # vLLM reports on one text only
-                body["vllm_xargs"] = {REPORT: 1}
+        if asked := extra_keys(request):
+            body["vllm_xargs"] = asked
         prompt_from = sampling.prompt_logprobs_from
         if prompt_from is not None:
             body["prompt_logprobs"] = sampling.top_logprobs_num

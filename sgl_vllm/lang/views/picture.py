@@ -160,6 +160,7 @@ def usage_facts(usage: Usage) -> list[tuple[str, int]]:
         ("calls saved", usage.saved_calls),
         ("prompt tokens saved", usage.saved_prompt_tokens),
         ("seconds of audio", round(usage.audio_seconds)),
+        ("prompt tokens reused, not exactly", usage.reused_tokens),
     ]
     return always + [(name, number) for name, number in sometimes if number]
 

@@ -287,7 +287,44 @@ def test_arguments_are_checked_where_they_are_given():
     for template in ("{0}", "{"):
         with pytest.raises(ValueError, match="fields"):
             sgl.any_order(A, repeated=template)
+    with pytest.raises(ValueError, match="only 'approximate'"):
+        sgl.any_order(A, reuse="exact")  # type: ignore[arg-type]
     assert sgl.any_order([A, B]).segments == sgl.any_order(A, B).segments
+
+
+# -- approximate reuse
+
+
+def test_the_server_is_told_where_the_segments_are_that_it_may_reuse(server):
+    @sgl.function
+    def program(s):
+        s += "Read.\n" + sgl.any_order(A, "", B, seed=3, annotate=True, reuse="approximate")
+        s += "So" + sgl.gen("a") + sgl.any_order(C) + sgl.gen("b")
+
+    state = program.run(backend=sgl.VLLM(server.url))
+    for body in server.bodies("/v1/completions"):
+        asked, prompt = body["vllm_xargs"], body["prompt"]
+        marks = asked["sgl_segments"]
+        places = zip(marks[::2], marks[1::2], strict=True)
+        assert asked["sgl_reuse"] == "approximate"
+        assert sorted(prompt[start:end] for start, end in places) == [A, B]
+    assert state.usage.reused_tokens == 0
+
+
+def test_a_program_that_does_not_ask_for_it_says_nothing_of_segments(server):
+    complete.run([A, B], backend=sgl.VLLM(server.url))
+    (body,) = server.bodies("/v1/completions")
+    assert not {"sgl_segments", "sgl_reuse"} & body["vllm_xargs"].keys()
+
+
+def test_a_chat_cannot_reuse_segments(backend):
+    @sgl.function
+    def program(s):
+        s += sgl.user(sgl.any_order(A, B, reuse="approximate") + "Why?")
+        s += sgl.assistant(sgl.gen("a"))
+
+    with pytest.raises(sgl.ProgramError, match="program with roles"):
+        program.run(backend=backend)
 
 
 # -- with the rest of the language
