@@ -15,17 +15,21 @@ something else follows, it could end anywhere: that is not compiled here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from time import monotonic
 from typing import Any, TypeAlias  # Any: the JSON of a tag
 
 from sgl_vllm.fsm import characters, regex
 from sgl_vllm.fsm.ebnf import compile_grammar
-from sgl_vllm.fsm.errors import UnsupportedTagError
+from sgl_vllm.fsm.errors import TooComplexError, UnsupportedTagError
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Literals, Seq, literal
 from sgl_vllm.fsm.free_text import free_text
 from sgl_vllm.fsm.rust_regex import compile_trusted
 
 MAX_FORMATS = 2_000
 MAX_REPETITIONS = 100
+MAX_S = 5.0
+"""A tag whose parts take longer together is left to another backend. Each part has limits of its
+own."""
 
 Json = dict[str, Any]
 Ends = tuple[bytes, ...] | None
@@ -88,11 +92,14 @@ class _Compiler:
     def __init__(self, compile_schema: SchemaCompiler) -> None:
         self._compile_schema = compile_schema
         self._num_formats = 0
+        self._started = monotonic()
 
     def format(self, form: Json, ends: Ends) -> Expression:
         self._num_formats += 1
         if self._num_formats > MAX_FORMATS:
             raise UnsupportedTagError(f"more than {MAX_FORMATS} formats")
+        if monotonic() - self._started > MAX_S:
+            raise TooComplexError("the parts of the structural tag take too long to compile")
         match form["type"]:
             case "any_text":
                 _check_options(form, "excludes")
@@ -109,6 +116,8 @@ class _Compiler:
         return Seq(closed, _any_of(ends)) if ends else closed
 
     def _sequence(self, elements: list[Json], ends: Ends) -> Expression:
+        if not elements:
+            raise UnsupportedTagError("a sequence of nothing")
         parts: list[tuple[Json, Ends]] = []
         for form in elements:
             before, its_ends = parts[-1] if parts else (None, None)

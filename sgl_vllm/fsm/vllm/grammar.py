@@ -173,13 +173,14 @@ class SglGrammar(StructuredOutputGrammar):
         return forecast_of(self._path[-2]) if len(self._path) > 1 else None
 
     def likelihood_of_forced(self) -> float:
-        """How likely forced text is after the next token, from 0 to 1."""
+        """How likely forced text is after the next token, from 0 to 1. May do what the request's
+        allowance is for, and leaves it as it is."""
         state = self._path[-1]
         self._automaton.allowance = self._allowance
         try:
             return likelihood_of_forced(state, partial(self._some_pieces, state))
         finally:
-            self._settle()
+            self._automaton.allowance = UNLIMITED
 
     def _some_pieces(self, state: State) -> list[bytes]:
         pieces = self.resources.token_bytes

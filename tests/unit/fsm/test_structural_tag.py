@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from sgl_vllm.fsm import structural_tag
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.errors import (
+    TooComplexError,
     UnsupportedGrammarError,
     UnsupportedPatternError,
     UnsupportedTagError,
@@ -131,6 +133,7 @@ def test_what_a_call_begins_with_is_forced() -> None:
         triggered(triggers=["<f=", "<f=a"]),
         triggered(new_option=True),
         {"type": "triggered_tags"},
+        sequence(),
         {"type": "repeat", "min": 0, "max": 1_000, "content": JSON},
         {"no": "type"},
         ["no format"],
@@ -143,6 +146,13 @@ def test_what_a_call_begins_with_is_forced() -> None:
 def test_other_formats_are_left_to_other_backends(form) -> None:
     with pytest.raises((UnsupportedTagError, UnsupportedPatternError, UnsupportedGrammarError)):
         automaton(form)
+
+
+def test_parts_that_take_too_long_together_are_left_to_other_backends(monkeypatch) -> None:
+    clock = iter(range(0, 100, 2))
+    monkeypatch.setattr(structural_tag, "monotonic", lambda: next(clock))
+    with pytest.raises(TooComplexError, match="too long"):
+        automaton(sequence(*[const("a")] * 4))
 
 
 def test_a_tag_nested_too_deeply_is_left_to_other_backends() -> None:
