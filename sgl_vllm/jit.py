@@ -22,14 +22,14 @@ COMPILED: list[Any] = []
 
 
 def compiled(function: Function) -> Function:
-    """Decorator: compiles a function at its first call.
+    """Decorator: compiles a function at its first call. While it runs, other threads run, too.
 
     The result is cached on disk if a folder is writable (see numba's NUMBA_CACHE_DIR). Otherwise
     every process compiles again, which takes some seconds.
     """
     try:
-        fast: Function = numba.njit(cache=True)(function)
+        fast: Function = numba.njit(cache=True, nogil=True)(function)
     except RuntimeError:  # no writable folder for the cache
-        fast = numba.njit(function)
+        fast = numba.njit(nogil=True)(function)
     COMPILED.append(fast)
     return fast

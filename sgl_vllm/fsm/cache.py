@@ -12,7 +12,7 @@ from sgl_vllm.fsm.automaton import Automaton
 MAX_GRAMMARS = 1_000
 MAX_STATES = 100_000
 MAX_BYTES = 96 << 20
-_CHECK_EVERY = 32
+_CHECK_EVERY = 4
 _BYTES_PER_CHARACTER = 160
 """About what the expression of a format takes, for each character of the format."""
 
@@ -48,7 +48,8 @@ class AutomatonCache:
     """Automata by format, least recently used first out. Thread-safe.
 
     What an expression takes is known when it is inserted. Automata grow while they are used, so
-    their states are counted at every 32nd insertion or look-up, at a microsecond for four of them.
+    their states are counted at every fourth insertion or look-up, at a microsecond for four of
+    them.
     """
 
     def __init__(self) -> None:

@@ -56,6 +56,12 @@ def free_text(words: tuple[bytes, ...], excluded: frozenset[bytes] = frozenset()
     return FreeText(_ending(table, inside, np.flatnonzero(inside).tolist()), tuple(until))
 
 
+def begins_in(word: bytes, end: bytes) -> bool:
+    """Whether a text may complete `word` within `end`, having begun it before: an end of `word`
+    begins `end`. Then the first `word` is not where text up to `end` ends."""
+    return any(word.endswith(end[:length]) for length in range(1, min(len(word), len(end))))
+
+
 def _ending(table: NDArray[np.int32], inside: NDArray[np.bool_], last: list[int]) -> ByteDfa:
     """The texts that end in one of the states `last`, and are `inside` before."""
     accepting = np.zeros(len(table), np.bool_)

@@ -69,8 +69,8 @@ class Bitmask:
             or_words(out, self.numbers, self.words)
 
     def some_tokens(self, count: int) -> list[int]:
-        """At most `count` of the tokens that are its own, from all over the vocabulary. None in
-        most free text, where all are shared."""
+        """At most `count` of the tokens in `words`, spread over the vocabulary. Empty for most free
+        text, whose tokens are all in shared bitmasks."""
         chosen = slice(None, None, -(-len(self.numbers) // count) or 1)
         pairs = zip(self.numbers[chosen].tolist(), self.words[chosen].tolist(), strict=True)
         return [32 * number + word.bit_length() - 1 for number, word in pairs]

@@ -31,7 +31,7 @@ from sgl_vllm.fsm.ebnf.syntax import (
 )
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Seq, literal
-from sgl_vllm.fsm.free_text import free_text
+from sgl_vllm.fsm.free_text import begins_in, free_text
 from sgl_vllm.fsm.json_string import RAW_STRING, STRING, JsonString
 from sgl_vllm.fsm.rust_regex import compile_trusted, compile_untrusted
 
@@ -135,7 +135,7 @@ class _Compiler:
             part, *following = parts[position : position + 2]
             word = self._excluded_word(part)
             match following:
-                case [Text(data)] if word and data.startswith(word):
+                case [Text(data)] if word and data.startswith(word) and not begins_in(word, word):
                     made.append(free_text((word,)).until[0].expression)
                     made.append(literal(data[len(word) :]))
                     position += 2

@@ -2,31 +2,36 @@
 
 Owns which formats of xgrammar's structural tags are compiled here. Any other raises
 `UnsupportedTagError` and goes to another backend. Does not own schemas (`schema/`), patterns
-(`regex.py`) and free text (`free_text.py`). Pure.
+(`regex.py`), grammars (`ebnf/`) and free text (`free_text.py`). Pure.
 
     triggered_tags         free text <tool_call>{"name": "a", ... }</tool_call> free text ...
                                      |-trigger-|
     tags_with_separator              <tool_call>{"name": "a", ... }</tool_call><tool_call> ...
 
-Free text ends where the output does, at a trigger, or at the end tag of what contains it. Where
-something else follows, it could end anywhere: that is not compiled here.
+Free text ends where the output does, at a trigger, at the end of the tag that contains it, or
+before a string that begins with a text it excludes. Where something else follows, it could end
+anywhere: that is not compiled here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from time import monotonic
-from typing import Any, TypeAlias  # Any: the JSON of a tag
+from typing import Any, NamedTuple, TypeAlias  # Any: the JSON of a tag
 
 from sgl_vllm.fsm import characters, regex
+from sgl_vllm.fsm.byte_dfa import table_bytes
 from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedTagError
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Literals, Seq, literal
-from sgl_vllm.fsm.free_text import free_text
+from sgl_vllm.fsm.free_text import begins_in, free_text
 from sgl_vllm.fsm.rust_regex import compile_trusted
 
 MAX_FORMATS = 2_000
 MAX_REPETITIONS = 100
+MAX_TABLE_BYTES = 32 << 20
+"""Of all patterns and grammars of a tag."""
+
 MAX_S = 5.0
 """A tag whose parts take longer together is left to another backend. Each part has limits of its
 own."""
@@ -34,7 +39,7 @@ own."""
 Json = dict[str, Any]
 Ends = tuple[bytes, ...] | None
 """What ends the free text in a format: the end of the output, `()`; one of several texts, which the
-format then consumes; or something else, None."""
+format then consumes, and of which an empty one is anywhere; or something else, None."""
 
 _NEUTRAL: Json = {
     "any_order": False,
@@ -50,7 +55,14 @@ SchemaCompiler: TypeAlias = Callable[[Any, str], Expression]
 """Compiles a schema, given the style of its texts: `json`, or one of xgrammar's in XML."""
 
 
-def compile_structural_tag(tag: Json, compile_schema: SchemaCompiler) -> Expression:
+class CompiledTag(NamedTuple):
+    """The texts that a tag allows, and what the tables of its patterns and grammars take."""
+
+    expression: Expression
+    table_bytes: int
+
+
+def compile_structural_tag(tag: Json, compile_schema: SchemaCompiler) -> CompiledTag:
     """The texts that a structural tag allows.
 
     Args:
@@ -62,11 +74,11 @@ def compile_structural_tag(tag: Json, compile_schema: SchemaCompiler) -> Express
         UnsupportedSchemaError, UnsupportedPatternError, UnsupportedGrammarError, TooComplexError:
             nor is a part of it.
     """
+    compiler = _Compiler(compile_schema)
     try:
-        if "structures" in tag:
-            return _Compiler(compile_schema).format(_triggered(tag), ())
-        return _Compiler(compile_schema).format(tag["format"], ())
-    except (AttributeError, KeyError, TypeError, UnicodeEncodeError):
+        expression = compiler.format(_triggered(tag) if "structures" in tag else tag["format"], ())
+        return CompiledTag(expression, compiler.table_bytes)
+    except (AttributeError, LookupError, TypeError, UnicodeEncodeError):
         raise UnsupportedTagError("not a structural tag") from None
     except RecursionError:
         raise UnsupportedTagError("the structural tag is nested too deeply") from None
@@ -90,7 +102,9 @@ class _Compiler:
     returns the format's texts, followed by that end where `ends` names texts."""
 
     def __init__(self, compile_schema: SchemaCompiler) -> None:
+        self.table_bytes = 0
         self._compile_schema = compile_schema
+        self._tag_ends: tuple[bytes, ...] = ()  # of the tag around; no free text contains them
         self._num_formats = 0
         self._started = monotonic()
 
@@ -103,7 +117,7 @@ class _Compiler:
         match form["type"]:
             case "any_text":
                 _check_options(form, "excludes")
-                return _text({}, ends, _words(form.get("excludes", [])))
+                return self._text({}, ends, form)
             case "triggered_tags":
                 return self._triggered_tags(form, ends)
             case "sequence":
@@ -142,13 +156,13 @@ class _Compiler:
                 return self._compile_schema(form["json_schema"], form.get("style", "json"))
             case "grammar":
                 _check_options(form, "grammar")
-                return compile_grammar(form["grammar"])
+                return self._of_tables(compile_grammar(form["grammar"]))
             case "regex":
                 _check_options(form, "pattern")
                 dfa = regex.full_match(form["pattern"])
                 if dfa.is_empty:
                     raise UnsupportedTagError("nothing matches a pattern")
-                return dfa.expression
+                return self._of_tables(dfa.expression)
             case "tag":
                 return self._tags([form])
             case "tags_with_separator":
@@ -170,8 +184,10 @@ class _Compiler:
         others = []
         for tag in tags:
             _check_options(tag, "begin", "content", "end")
-            ends = tag["end"] if isinstance(tag["end"], list) else [tag["end"]]
-            inside = self.format(tag["content"], _words(ends))
+            ends = _words(tag["end"] if isinstance(tag["end"], list) else [tag["end"]])
+            around, self._tag_ends = self._tag_ends, ends
+            inside = self.format(tag["content"], ends)
+            self._tag_ends = around
             begin = tag["begin"].encode()[num_read:]
             if begin:
                 entries.append((begin, inside))
@@ -183,7 +199,6 @@ class _Compiler:
         options = ("triggers", "tags", "at_least_one", "stop_after_first", "excludes")
         _check_options(form, *options)
         triggers = _words(form["triggers"])
-        excluded = _words(form.get("excludes", []))
         by_trigger: dict[bytes, list[Json]] = {trigger: [] for trigger in triggers}
         for tag in form["tags"]:
             begin = tag["begin"].encode()
@@ -198,7 +213,7 @@ class _Compiler:
             trigger: Seq(self._tags(tags, len(trigger)), after_tag)
             for trigger, tags in by_trigger.items()
         }
-        text = _text(following, ends, excluded)
+        text = self._text(following, ends, form)
         if form.get("at_least_one"):
             return Seq(self._tags(form["tags"]), after_tag)
         return text
@@ -226,31 +241,38 @@ class _Compiler:
             more = Alt((EMPTY, Seq(content, more)))
         return Seq(*[content] * low, more)
 
+    def _text(self, following: dict[bytes, Expression], ends: Ends, form: Json) -> Expression:
+        """Free text, up to a word of `following` and then what follows it, or up to one of `ends`.
 
-def _text(
-    following: dict[bytes, Expression], ends: Ends, excluded: tuple[bytes, ...]
-) -> Expression:
-    """Free text, up to a word of `following` and then what follows it, or up to one of `ends`.
+        xgrammar takes any bytes for text if it has to look for words in it, else valid UTF-8 only.
+        """
+        if ends is None:
+            raise UnsupportedTagError("free text with something else after it")
+        excluded = _shortest({*_words(form.get("excludes", [])), *self._tag_ends} - {b""})
+        followed = {**following}
+        for end in filter(None, ends):
+            # An end that begins with an excluded word begins where that word is read first.
+            word = next(filter(end.startswith, excluded), end)
+            if word in followed:
+                raise UnsupportedTagError("two words end free text in the same place")
+            if any(begins_in(one, word) for one in (*followed, *excluded, word)):
+                raise UnsupportedTagError("a word may begin before an end and be completed in it")
+            followed[word] = literal(end[len(word) :])
+        if not followed and not excluded:
+            return compile_trusted(f"{characters.bracketed(characters.ANY)}*").expression
+        text = free_text(tuple(followed), frozenset(excluded - followed.keys()))
+        options: list[Expression] = [
+            Seq(dfa.expression, then)
+            for dfa, then in zip(text.until, followed.values(), strict=True)
+        ]
+        may_stop = not ends or b"" in ends
+        return Alt([*options, text.without.expression] if may_stop else options)
 
-    xgrammar takes any bytes for text if it has to look for words in it, else valid UTF-8 only.
-    """
-    if ends is None:
-        raise UnsupportedTagError("free text with something else after it")
-    followed = {**following}
-    for end in filter(None, ends):
-        # An end that begins with an excluded word begins where that word is read first.
-        word = next(filter(end.startswith, excluded), end)
-        if word in followed:
-            raise UnsupportedTagError("two words end free text in the same place")
-        followed[word] = literal(end[len(word) :])
-    if not followed and not excluded:
-        return compile_trusted(f"{characters.bracketed(characters.ANY)}*").expression
-    text = free_text(tuple(followed), frozenset(excluded) - frozenset(followed))
-    options: list[Expression] = [
-        Seq(dfa.expression, then) for dfa, then in zip(text.until, followed.values(), strict=True)
-    ]
-    may_stop = not ends or b"" in ends
-    return Alt([*options, text.without.expression] if may_stop else options)
+    def _of_tables(self, expression: Expression) -> Expression:
+        self.table_bytes += table_bytes(expression)
+        if self.table_bytes > MAX_TABLE_BYTES:
+            raise TooComplexError("the patterns and grammars of the structural tag are too large")
+        return expression
 
 
 def _ends_text(form: Json, following: Json) -> bool:
@@ -258,6 +280,11 @@ def _ends_text(form: Json, following: Json) -> bool:
     if form["type"] != "any_text" or following["type"] != "const_string":
         return False
     return any(map(following["value"].startswith, form.get("excludes", [])))
+
+
+def _shortest(words: set[bytes]) -> frozenset[bytes]:
+    """Those that contain no other one: a text without these has none of `words`."""
+    return frozenset(one for one in words if not any(other in one for other in words - {one}))
 
 
 def _words(texts: list[str]) -> tuple[bytes, ...]:

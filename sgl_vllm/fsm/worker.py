@@ -110,7 +110,8 @@ class Worker:
             threading.Thread(target=self._start_first, name="sgl-vllm-start", daemon=True).start()
 
     def _start_first(self) -> None:
-        with self._lock, contextlib.suppress(WorkerUnavailableError):
+        # Whatever happens, such as the end of this process: the next question starts it again.
+        with self._lock, contextlib.suppress(Exception):
             if self._process is None:
                 self._start()
 

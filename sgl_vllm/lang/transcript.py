@@ -339,4 +339,6 @@ class Transcript:
 
     @property
     def is_worth_a_hint(self) -> bool:
-        return len(self.text) - self.seen_chars >= HINT_MIN_CHARS
+        """Whether to send the prompt ahead. Not where that would compute exactly what may be
+        reused approximately."""
+        return len(self.text) - self.seen_chars >= HINT_MIN_CHARS and not self.reusable

@@ -5,23 +5,30 @@ No model is needed: both backends are asked through vLLM's interface, over the d
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from typing import Any
 
 import pytest
 import vllm
+import xgrammar
 from transformers import AutoTokenizer
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser.parser_manager import ParserManager
 from vllm.tool_parsers import structural_tag_registry
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
+from xgrammar.testing import _is_grammar_accept_string as is_grammar_accept_string
 
 from benchmarks import tool_tags
 from sgl_vllm.demo import MODEL_PATH
+from sgl_vllm.fsm.automaton import Automaton
+from sgl_vllm.fsm.errors import UnsupportedTagError
 from sgl_vllm.fsm.schema import SchemaSemantics
+from sgl_vllm.fsm.structural_tag import compile_structural_tag
 from sgl_vllm.fsm.vllm.backend import SglBackend
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
+from tests.effort import requests
 from tests.engine.test_fsm_like_stock import backend, bits, walk_beside_stock
 
 CITY = {
@@ -150,17 +157,20 @@ FORMATS: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-def follow_beside_stock(ours: SglBackend, spec: str, text: str) -> None:
-    """The masks of both before each token of a text, as far as it is allowed."""
+def follow_beside_stock(ours: SglBackend, spec: str, text: str) -> bool:
+    """Compares the masks of both before each token of a text, as far as it is allowed. Returns
+    whether that is to its end."""
     grammar = ours.compile_grammar(Options.STRUCTURAL_TAG, spec)
     stock = ours.xgrammar.compile_grammar(Options.STRUCTURAL_TAG, spec)
+    assert isinstance(grammar, SglGrammar), "handed on: nothing is compared"
     for token in ours.tokenizer.encode(text, add_special_tokens=False):
         legal = bits(ours, grammar)
         assert legal == bits(ours, stock)
         if token not in legal:
-            return
+            return False
         assert grammar.accept_tokens("", [token]) and stock.accept_tokens("", [token])
     assert bits(ours, grammar) == bits(ours, stock)
+    return True
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -268,12 +278,15 @@ def test_the_masks_along_calls_are_those_of_stock(model: str, ours: SglBackend) 
         pytest.skip(f"vLLM {vllm.__version__} does not know {model}")
     for choice, strict in (("required", True), ("required", False), ("auto", True)):
         form = tool_tags.tag_of(model, choice=choice, strict=strict)
-        for seed in range(4):
-            text = tool_tags.written(form["format"], random.Random(seed))
-            follow_beside_stock(ours, json.dumps(form), text)
+        texts = [tool_tags.written(form["format"], random.Random(seed)) for seed in range(4)]
+        followed = [follow_beside_stock(ours, json.dumps(form), text) for text in texts]
+        assert all(followed) if strict and choice == "required" else any(followed)
 
 
-def test_the_benchmark_of_tool_calls(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_benchmark_of_tool_calls(
+    tmp_path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")  # the command sets it for its process
     file = tmp_path / "tags.json"
     words = ["--quick", "--models", "qwen_3_coder", "--tokenizer", str(MODEL_PATH)]
     assert tool_tags.main([*words, "--json", str(file)]) == 0
@@ -281,3 +294,62 @@ def test_the_benchmark_of_tool_calls(tmp_path, capsys: pytest.CaptureFixture[str
     (result,) = json.loads(file.read_text())
     assert result["by_automata"] and result["rows"] > 50 and not result["different_rows"]
     assert 0.3 < result["forced"] < 1
+
+
+# -- free text, by brute force
+
+ALPHABET = "abc"
+TEXTS = ["".join(text) for n in range(6) for text in itertools.product(ALPHABET, repeat=n)]
+
+
+def random_format(rng: random.Random, depth: int = 0) -> dict[str, Any]:
+    def word() -> str:
+        return "".join(rng.choices(ALPHABET, k=rng.choice((1, 1, 2, 2, 3))))
+
+    def inner() -> dict[str, Any]:
+        return random_format(rng, depth + 1)
+
+    text = {"type": "any_text", "excludes": [word() for _ in range(rng.choice((0, 1, 1, 2)))]}
+    const = {"type": "const_string", "value": word()}
+    match rng.randrange(3) if depth > 2 else rng.randrange(8):
+        case 0 | 1:
+            return text
+        case 2:
+            return const
+        case 3 | 4:
+            ends = [word() for _ in range(rng.choice((1, 1, 2)))] + [""] * (rng.random() < 0.2)
+            return tag(word(), inner(), ends)
+        case 5 | 6:
+            follower = {
+                **const,
+                "value": rng.choice(text["excludes"] or ["a"]) + rng.choice(["", "b"]),
+            }
+            return {
+                "type": "sequence",
+                "elements": rng.choice(([text, follower], [inner(), const])),
+            }
+        case _:
+            return {"type": rng.choice(("star", "optional", "plus")), "content": inner()}
+
+
+def test_free_text_ends_where_stock_s_does() -> None:
+    """All short texts of three characters, in random formats whose words overlap."""
+    rng = random.Random(1)
+    num_compared = 0
+    while num_compared < requests(150):
+        form = {"type": "structural_tag", "format": random_format(rng)}
+        try:
+            compiled = compile_structural_tag(form, no_schemas)
+            stock = xgrammar.Grammar.from_structural_tag(json.dumps(form))
+        except (UnsupportedTagError, RuntimeError):
+            continue
+        start = Automaton(compiled.expression).start
+        for text in TEXTS:
+            state = start.walk(text.encode())
+            is_allowed = state is not None and state.accepting
+            assert is_allowed == is_grammar_accept_string(stock, text), (form, text)
+        num_compared += 1
+
+
+def no_schemas(schema: Any, style: str) -> Any:
+    raise AssertionError("no format has a schema")

@@ -19,12 +19,12 @@ _TOKEN = re.compile(rf"(?P<minus> -1 ) | (?P<equals> = ) | {TOKEN.pattern}", re.
 
 
 class PrintedGrammar(NamedTuple):
-    """The rules by name, and what has a name in rules without being one.
+    """The rules by name.
 
     Attributes:
-        patterns: regular expressions of characters that a JSON string can contain without an
-            escape.
-        free_texts: what a text must not contain that is otherwise free.
+        patterns: regular expressions, by the names that rules refer to them by. They are of
+            characters that a JSON string can contain without an escape.
+        free_texts: the words that a free text must not contain, by names of the same kind.
     """
 
     rules: dict[str, Node]

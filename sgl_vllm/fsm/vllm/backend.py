@@ -38,7 +38,6 @@ from sgl_vllm.counters import counter, timer_count, timer_sum
 from sgl_vllm.degrade import CircuitBreaker
 from sgl_vllm.fsm import rust_regex
 from sgl_vllm.fsm.automaton import Automaton
-from sgl_vllm.fsm.byte_dfa import table_bytes
 from sgl_vllm.fsm.cache import AutomatonCache, RefusedFormats
 from sgl_vllm.fsm.errors import (
     TooComplexError,
@@ -137,8 +136,6 @@ class SglBackend(StructuredOutputBackend):
             prefers_guidance=stock == "guidance",
             printed=self._printed if semantics is SchemaSemantics.STRICT else None,
         )
-        if semantics is SchemaSemantics.SPEC and use_automata:
-            compile_formats()
         self._use_automata = use_automata
         self._preferred_stock = stock
         self._counters = BackendCounters()
@@ -244,6 +241,8 @@ class SglBackend(StructuredOutputBackend):
             resources = self._resources.get(id(compiler))
             if resources is None:
                 rust_regex.start_worker()
+                if self._dialect.semantics is SchemaSemantics.SPEC and self._use_automata:
+                    compile_formats()
                 resources = TokenizerResources(compiler, self.tokenizer, self.vocab_size)
                 self._resources[id(compiler)] = resources
         return resources
@@ -357,17 +356,16 @@ class SglBackend(StructuredOutputBackend):
     def _automaton(self, request_type: StructuredOutputOptions, spec: str) -> Automaton | None:
         """The automaton of a format; None if vLLM's backends compile it."""
         try:
-            expression = FORMATS[request_type].expression(spec, self._dialect)
-            if expression is None:
+            compiled = FORMATS[request_type].compiled(spec, self._dialect)
+            if compiled is None:
                 return None
-            automaton = Automaton(expression)
+            automaton = Automaton(compiled.expression)
         except UNSUPPORTED as error:
             logger.debug("left to vLLM's backends: %s", error)
             return None
         if not (automaton.start.first or automaton.start.accepting):
             return None
-        num_bytes = table_bytes(expression) if FORMATS[request_type].is_of_tables else 0
-        self._cache.insert((request_type, spec), automaton, len(spec), num_bytes)
+        self._cache.insert((request_type, spec), automaton, len(spec), compiled.table_bytes)
         with self._lock:
             self._counters.ours += 1
         return automaton

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any  # Any: the JSON of a request
+from typing import Any, NamedTuple  # Any: the JSON of a request
 
 from vllm.v1.structured_output.backend_guidance import process_for_additional_properties
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
@@ -19,6 +19,7 @@ from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
 from sgl_vllm.fsm import regex, run_bound
+from sgl_vllm.fsm.byte_dfa import table_bytes
 from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Expression, Literals
@@ -65,27 +66,36 @@ COMPACT_HAS_NO_SPACES = _source is None or _source.release >= (0, 32)
 JSON is left to vLLM's backends."""
 
 
+class Compiled(NamedTuple):
+    """A specification as an expression.
+
+    Attributes:
+        table_bytes: what its tables take, which can be much more than the specification.
+    """
+
+    expression: Expression
+    table_bytes: int = 0
+
+
 @dataclass(frozen=True)
 class Format:
     """One kind of constraint.
 
     Attributes:
         title: its name in messages.
-        expression: compiles a specification of this kind; None if it is left to vLLM's backends.
-            May raise any error of `sgl_vllm.fsm.errors`.
+        compiled: compiles a specification of this kind; None if it is left to vLLM's backends. May
+            raise any error of `sgl_vllm.fsm.errors`.
         xgrammar_calls: what vLLM's xgrammar backend calls to compile it.
         longest_run: how many bytes a specification of this kind can force at a time; None if there
             may be no limit.
         max_stock_chars: the longest specification that vLLM's backends are given.
-        is_of_tables: whether a short specification can become large tables, which are counted.
     """
 
     title: str
-    expression: Callable[[str, Dialect], Expression | None]
+    compiled: Callable[[str, Dialect], Compiled | None]
     xgrammar_calls: Callable[[str, Dialect], list[XgrammarCall]]
     longest_run: Callable[[str], int | None]
     max_stock_chars: int = MAX_SPEC_CHARS
-    is_of_tables: bool = False
 
 
 def too_long(title: str, num_chars: int) -> str:
@@ -93,18 +103,18 @@ def too_long(title: str, num_chars: int) -> str:
     return f"a {title} of {num_chars:,} characters; at most {MAX_SPEC_CHARS:,} are allowed"
 
 
-def _json_expression(spec: str, dialect: Dialect) -> Expression | None:
+def _compiled_json(spec: str, dialect: Dialect) -> Compiled | None:
     schema = _parsed(spec)
     if dialect.close_objects:
         schema = process_for_additional_properties(schema)
     if dialect.semantics is not SchemaSemantics.STRICT:
-        return _schema_expression(schema, dialect)
+        return Compiled(_schema_expression(schema, dialect))
     try:
-        return _schema_expression(_tool_calls(schema), dialect)
+        return Compiled(_schema_expression(_tool_calls(schema), dialect))
     except UnsupportedSchemaError as error:
         if has_xgrammar_unsupported_json_features(schema):
             raise  # vLLM hands it to guidance
-        return _as_printed(_json_calls(spec, dialect)[0], dialect, error)
+        return Compiled(_as_printed(_json_calls(spec, dialect)[0], dialect, error))
 
 
 def _schema_expression(schema: Any, dialect: Dialect) -> Expression:
@@ -150,34 +160,39 @@ def _json_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
     return [("compile_json_schema", spec, options)]
 
 
-def _json_object_expression(spec: str, dialect: Dialect) -> Expression | None:
-    return _schema_expression({"type": "object"}, replace(dialect, semantics=SchemaSemantics.SPEC))
+def _compiled_json_object(spec: str, dialect: Dialect) -> Compiled | None:
+    by_spec = replace(dialect, semantics=SchemaSemantics.SPEC)
+    return Compiled(_schema_expression({"type": "object"}, by_spec))
 
 
-def _regex_expression(spec: str, dialect: Dialect) -> Expression | None:
+def _compiled_regex(spec: str, dialect: Dialect) -> Compiled | None:
     dfa = regex.full_match(spec)
-    return None if dfa.is_empty else dfa.expression
+    return None if dfa.is_empty else _of_tables(dfa.expression)
 
 
-def _choice_expression(spec: str, dialect: Dialect) -> Expression | None:
+def _compiled_choice(spec: str, dialect: Dialect) -> Compiled | None:
     return _one_of(json.loads(spec))
 
 
-def _grammar_expression(spec: str, dialect: Dialect) -> Expression | None:
+def _compiled_grammar(spec: str, dialect: Dialect) -> Compiled | None:
     choices = choices_of_grammar(spec)
     if choices is not None:
         return _one_of(choices)
     # What guidance makes of a grammar is its own; Lark's syntax is left to xgrammar.
     if dialect.prefers_guidance or grammar_is_likely_lark(spec):
         return None
-    return compile_grammar(spec)
+    return _of_tables(compile_grammar(spec))
+
+
+def _of_tables(expression: Expression) -> Compiled:
+    return Compiled(expression, table_bytes(expression))
 
 
 def _grammar_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
     return [("compile_lark" if grammar_is_likely_lark(spec) else "compile_grammar", spec, {})]
 
 
-def _structural_tag_expression(spec: str, dialect: Dialect) -> Expression | None:
+def _compiled_structural_tag(spec: str, dialect: Dialect) -> Compiled | None:
     # vLLM has xgrammar compile a tag as a whole, without the option that forbids white space.
     dialect = replace(dialect, any_whitespace=True)
 
@@ -190,11 +205,11 @@ def _structural_tag_expression(spec: str, dialect: Dialect) -> Expression | None
         except UnsupportedSchemaError as error:
             return _as_printed(_json_calls(json.dumps(schema), dialect)[0], dialect, error)
 
-    return compile_structural_tag(_parsed(spec), compile_part)
+    return Compiled(*compile_structural_tag(_parsed(spec), compile_part))
 
 
 def _styled_call(schema: Any, style: str) -> XgrammarCall:
-    """For one part of a structural tag."""
+    """The call that compiles one schema in a style of XML: a structural tag of that part alone."""
     part = {"type": "json_schema", "json_schema": schema, "style": style}
     tag = {"type": "structural_tag", "format": part}
     return "compile_structural_tag", json.dumps(tag), {}
@@ -209,43 +224,41 @@ def _structural_tag_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
 
 FORMATS: dict[StructuredOutputOptions, Format] = {
     StructuredOutputOptions.JSON: Format(
-        "JSON schema", _json_expression, _json_calls, run_bound.of_json
+        "JSON schema", _compiled_json, _json_calls, run_bound.of_json
     ),
     StructuredOutputOptions.JSON_OBJECT: Format(
         "JSON object",
-        _json_object_expression,
+        _compiled_json_object,
         lambda spec, dialect: _json_calls('{"type": "object"}', dialect),
         lambda spec: len("false"),
     ),
     StructuredOutputOptions.REGEX: Format(
         "regex",
-        _regex_expression,
+        _compiled_regex,
         lambda spec, dialect: [("compile_regex", spec, {})],
         run_bound.of_regex,
-        is_of_tables=True,
     ),
     StructuredOutputOptions.CHOICE: Format(
-        "choice", _choice_expression, _grammar_calls, lambda spec: None
+        "choice", _compiled_choice, _grammar_calls, lambda spec: None
     ),
     StructuredOutputOptions.GRAMMAR: Format(
         "grammar",
-        _grammar_expression,
+        _compiled_grammar,
         _grammar_calls,
         lambda spec: None,
         MAX_STOCK_GRAMMAR_CHARS,
-        is_of_tables=True,
     ),
     StructuredOutputOptions.STRUCTURAL_TAG: Format(
-        "structural tag", _structural_tag_expression, _structural_tag_calls, run_bound.of_json
+        "structural tag", _compiled_structural_tag, _structural_tag_calls, run_bound.of_json
     ),
 }
 
 
-def _one_of(choices: Sequence[str]) -> Expression | None:
+def _one_of(choices: Sequence[str]) -> Compiled | None:
     texts = dict.fromkeys(choice.encode() for choice in choices)
     if not texts or b"" in texts:
         return None
-    return Literals(tuple((text, None) for text in texts))
+    return Compiled(Literals(tuple((text, None) for text in texts)))
 
 
 _STRING = r'"((?:[^"\\\n]|\\.)*)"'

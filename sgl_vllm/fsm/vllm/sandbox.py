@@ -102,7 +102,7 @@ class XgrammarSandbox(SandboxedCompiler):
         self.check(json.dumps(calls).encode(), title)
 
     def printed(self, call: XgrammarCall, title: str) -> str:
-        """The grammar that xgrammar makes of a JSON schema; empty if it makes none. Raises as
+        """The grammar that xgrammar makes of a call's argument; empty if it makes none. Raises as
         `check`."""
         return self._ask(json.dumps({"print": call}).encode(), title).decode()
 

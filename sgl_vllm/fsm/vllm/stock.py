@@ -107,7 +107,7 @@ class StockBackends:
             raise ValueError(f"the {form.title} cannot be compiled: {error}") from error
 
     def printed(self, call: XgrammarCall) -> str:
-        """The grammar that xgrammar makes of a JSON schema; empty if it makes none.
+        """The grammar that xgrammar makes of a call's argument; empty if it makes none.
 
         Raises NotCompiledError: that takes too much time or memory, or others do.
         """

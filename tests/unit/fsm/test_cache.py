@@ -43,6 +43,19 @@ def test_so_do_short_formats_that_take_much(monkeypatch):
     assert kept(cache, "abc") == "bc"
 
 
+def test_formats_that_are_gone_are_not_counted(monkeypatch):
+    monkeypatch.setattr(cache_module, "MAX_BYTES", 1 << 20)
+    cache = AutomatonCache()
+    for _ in range(5):
+        cache.insert("a", automaton(), num_bytes=400_000)  # replaces itself
+    cache.insert("b", automaton(), num_bytes=400_000)
+    assert kept(cache, "ab") == "ab"
+    cache.clear()
+    for name in "cd":
+        cache.insert(name, automaton(), num_bytes=400_000)
+    assert kept(cache, "abcd") == "cd"
+
+
 def test_automata_that_grow_while_they_are_used_are_counted(monkeypatch):
     monkeypatch.setattr(cache_module, "MAX_BYTES", 60_000)
     cache = AutomatonCache()

@@ -373,6 +373,21 @@ def test_loops_over_tables_are_compiled_once_whatever_the_tables():
         assert len(loop.signatures) == 1  # type: ignore[union-attr]
 
 
+def test_copies_of_states_become_one_again():
+    """In a table of thousands, in which the states of the text are shuffled."""
+    small = full_match("(?:abcdefghij){0,40}[x-z]{3}|[a-f]{30}q")
+    copies = 7
+    order = np.random.default_rng(0).permutation(copies * small.num_states)
+    number = np.argsort(order)
+    table = np.tile(small.table, (copies, 1))[order]
+    copy_of = np.random.default_rng(1).integers(copies, size=table.shape) * small.num_states
+    table = np.where(table >= 0, number[np.where(table >= 0, table + copy_of, 0)], -1)
+    accepting = np.tile(small.accepting, copies)[order]
+    large = ByteDfa(table.astype(np.int32), accepting, int(number[small.start]))
+    assert large.num_states > 2_000
+    assert minimal(large).num_states == small.num_states
+
+
 @settings(max_examples=examples(100), deadline=None)
 @given(tables)
 def test_a_minimal_automaton_has_the_fewest_states_for_its_language(description):

@@ -50,7 +50,8 @@ def automaton(form: dict[str, Any]) -> Automaton:
         assert style == "json"
         return compile_schema(one, semantics=SchemaSemantics.STRICT)
 
-    return Automaton(compile_structural_tag({"type": "structural_tag", "format": form}, schema))
+    tag = {"type": "structural_tag", "format": form}
+    return Automaton(compile_structural_tag(tag, schema).expression)
 
 
 def allows(form: dict[str, Any], text: str) -> bool:
@@ -105,7 +106,7 @@ def test_the_older_form_is_text_with_tags() -> None:
     made = Automaton(
         compile_structural_tag(
             {"structures": structures, "triggers": ["<a"]}, lambda one, style: compile_schema(one)
-        )
+        ).expression
     )
     for text, is_allowed in ((b"x <a>1</a> y", True), (b"<a>2", False), (b"<a", False)):
         state = after(made.start, text)
@@ -126,7 +127,8 @@ def test_what_a_call_begins_with_is_forced() -> None:
         {"type": "json_schema", "json_schema": {}, "any_order": True},
         {"type": "grammar", "grammar": "no grammar"},
         sequence({"type": "any_text", "excludes": ["<"]}, const(">")),
-        tag("[", {"type": "any_text", "excludes": ["<", "</"]}, "</a>"),
+        tag("[", TEXT, "```"),  # it may begin in the text
+        tag("[", triggered(), "=a>]"),
         tag("<", {"type": "token", "token": 5}, ">"),
         {"type": "tag", "begin": {"type": "token", "token": 5}, "content": JSON, "end": ">"},
         triggered(tags=[tag("<g>", JSON, "</g>")]),
@@ -146,6 +148,18 @@ def test_what_a_call_begins_with_is_forced() -> None:
 def test_other_formats_are_left_to_other_backends(form) -> None:
     with pytest.raises((UnsupportedTagError, UnsupportedPatternError, UnsupportedGrammarError)):
         automaton(form)
+
+
+def test_what_patterns_and_grammars_take_is_counted(monkeypatch) -> None:
+    grammar = {"type": "grammar", "grammar": 'root ::= "a"{100}'}
+    regex = {"type": "regex", "pattern": "[a-z]{100}"}
+    for form, least, most in ((JSON, 0, 0), (sequence(grammar, regex), 200 << 10, 1 << 20)):
+        tag = {"type": "structural_tag", "format": form}
+        compiled = compile_structural_tag(tag, lambda *_: compile_schema(True))
+        assert least <= compiled.table_bytes <= most
+    monkeypatch.setattr(structural_tag, "MAX_TABLE_BYTES", 1 << 16)
+    with pytest.raises(TooComplexError, match="too large"):
+        automaton(sequence(grammar, regex))
 
 
 def test_parts_that_take_too_long_together_are_left_to_other_backends(monkeypatch) -> None:
