@@ -21,15 +21,19 @@ COMPILED: list[Any] = []
 """The functions that numba compiles, as its dispatchers, which have no type that mypy can read."""
 
 
-def compiled(function: Function) -> Function:
-    """Decorator: compiles a function at its first call. While it runs, other threads run, too.
+def compiled(function: Function, *, nogil: bool = False) -> Function:
+    """Decorator: compiles a function at its first call.
 
     The result is cached on disk if a folder is writable (see numba's NUMBA_CACHE_DIR). Otherwise
     every process compiles again, which takes some seconds.
+
+    Args:
+        nogil: other threads run meanwhile. For what may take long; after it, the thread waits for
+            the interpreter, which can be longer than a short function takes.
     """
     try:
-        fast: Function = numba.njit(cache=True, nogil=True)(function)
+        fast: Function = numba.njit(cache=True, nogil=nogil)(function)
     except RuntimeError:  # no writable folder for the cache
-        fast = numba.njit(nogil=True)(function)
+        fast = numba.njit(nogil=nogil)(function)
     COMPILED.append(fast)
     return fast

@@ -9,10 +9,15 @@ that no state distinguishes.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
 from sgl_vllm.jit import compiled
+
+_without_gil = partial(compiled, nogil=True)
+"""For loops that take up to seconds for a request's pattern."""
 
 
 def byte_set(flags: NDArray[np.bool_]) -> int:
@@ -126,7 +131,7 @@ def distances(table, accepting):  # type: ignore[no-untyped-def]
     return fewest, most
 
 
-@compiled
+@_without_gil
 def equal_blocks(table, block):  # type: ignore[no-untyped-def]
     """Group the states into blocks that accept the same texts: Moore's refinement. In each round
     states separate that lead to different blocks.
@@ -246,7 +251,7 @@ def _twice_as_long(rows):  # type: ignore[no-untyped-def]
     return longer
 
 
-@compiled
+@_without_gil
 def product(table_a, start_a, table_b, start_b, needs_b, most):  # type: ignore[no-untyped-def]
     """The pairs of states that two tables with the same columns reach together.
 
