@@ -44,6 +44,9 @@ MODELS = (
 )
 """As vLLM calls the notations of models."""
 
+OURS, STOCK = 0, 1
+"""The backends: the plugin's, and xgrammar's."""
+
 NUM_TEXTS = 10
 WORDS = ("Rome", "a < b </", "日本", "", "two words", "x\ny", "é")
 
@@ -160,29 +163,28 @@ class Bench:
             vocab_size=len(tokenizer),
             semantics=SchemaSemantics.STRICT,
         )
-        self._rows = [self._ours.allocate_token_bitmask(1) for _ in range(2)]
+        self._backends = (self._ours, self._ours.xgrammar)
+        self._rows = [self._ours.allocate_token_bitmask(1) for _ in self._backends]
         schema = {"type": "json_schema", "json_schema": TOOLS["weather"], "style": "qwen_xml"}
         self._compiled({"type": "structural_tag", "format": schema})  # starts what others need
 
     def run(self, model: str, num_texts: int) -> Result:
         tag = tag_of(model)
-        backends = (self._ours, self._ours.xgrammar)
-        compile_ms = []
-        for backend in backends:
+        grammars, compile_ms = [], []
+        for number in OURS, STOCK:
             started = time.perf_counter()
-            grammar = backend.compile_grammar(self._kind, json.dumps(tag))
+            grammars.append(self._compiled(tag, number))
             compile_ms.append(1e3 * (time.perf_counter() - started))
-            if backend is self._ours:
-                by_automata = type(grammar).__name__ == "SglGrammar"
+        by_automata = type(grammars[OURS]).__name__ == "SglGrammar"
         num_rows = different = num_forced = num_bytes = 0
         times_us: tuple[list[float], list[float]] = ([], [])
         for seed in range(num_texts):
             text = written(tag["format"], random.Random(seed))
             tokens = self._tokenizer.encode(text, add_special_tokens=False)
-            for ours, stock in zip_longest(*[self._walk(n, tag, tokens) for n in (0, 1)]):
+            for ours, stock in zip_longest(*[self._walk(n, tag, tokens) for n in (OURS, STOCK)]):
                 num_rows += 1
                 different += not np.array_equal(ours, stock)
-            for number, _ in enumerate(backends):
+            for number in OURS, STOCK:
                 for _ in self._walk(number, tag, tokens, times_us[number]):
                     pass
             if by_automata:
@@ -192,16 +194,15 @@ class Bench:
         return Result(
             model,
             by_automata,
-            (compile_ms[0], compile_ms[1]),
+            (compile_ms[OURS], compile_ms[STOCK]),
             (ours_us, stock_us),
             num_forced / max(1, num_bytes),
             num_rows,
             different,
         )
 
-    def _compiled(self, tag: Any, number: int = 0) -> Any:
-        backend = (self._ours, self._ours.xgrammar)[number]
-        return backend.compile_grammar(self._kind, json.dumps(tag))
+    def _compiled(self, tag: Any, number: int = OURS) -> Any:
+        return self._backends[number].compile_grammar(self._kind, json.dumps(tag))
 
     def _walk(
         self, number: int, tag: Any, tokens: Sequence[int], times_us: list[float] | None = None

@@ -7,7 +7,7 @@ Owns `ByteDfa`, its minimization, intersection and difference. Does not own wher
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any  # Any: integers of any size
+from typing import Any, NamedTuple  # Any: integers of any size
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +99,22 @@ class Dfa:
         index = self._row[byte]
         dfa = self.dfa
         return dfa.terminal(index), (EMPTY,) if dfa.accepting[index] else ()
+
+
+class CompiledFormat(NamedTuple):
+    """A format as an expression.
+
+    Attributes:
+        table_bytes: what its tables take, which can be much more than the format.
+    """
+
+    expression: Expression
+    table_bytes: int = 0
+
+    @classmethod
+    def of_tables(cls, expression: Expression) -> CompiledFormat:
+        """With its tables counted."""
+        return cls(expression, table_bytes(expression))
 
 
 def table_bytes(expression: Expression) -> int:

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from time import monotonic
-from typing import Any, NamedTuple, TypeAlias  # Any: the JSON of a tag
+from typing import Any, TypeAlias  # Any: the JSON of a tag
 
 from sgl_vllm.fsm import characters, regex
-from sgl_vllm.fsm.byte_dfa import table_bytes
+from sgl_vllm.fsm.byte_dfa import CompiledFormat, table_bytes
 from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedTagError
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Literals, Seq, literal
@@ -55,14 +55,7 @@ SchemaCompiler: TypeAlias = Callable[[Any, str], Expression]
 """Compiles a schema, given the style of its texts: `json`, or one of xgrammar's in XML."""
 
 
-class CompiledTag(NamedTuple):
-    """The texts that a tag allows, and what the tables of its patterns and grammars take."""
-
-    expression: Expression
-    table_bytes: int
-
-
-def compile_structural_tag(tag: Json, compile_schema: SchemaCompiler) -> CompiledTag:
+def compile_structural_tag(tag: Json, compile_schema: SchemaCompiler) -> CompiledFormat:
     """The texts that a structural tag allows.
 
     Args:
@@ -77,7 +70,7 @@ def compile_structural_tag(tag: Json, compile_schema: SchemaCompiler) -> Compile
     compiler = _Compiler(compile_schema)
     try:
         expression = compiler.format(_triggered(tag) if "structures" in tag else tag["format"], ())
-        return CompiledTag(expression, compiler.table_bytes)
+        return CompiledFormat(expression, compiler.table_bytes)
     except (AttributeError, LookupError, TypeError, UnicodeEncodeError):
         raise UnsupportedTagError("not a structural tag") from None
     except RecursionError:

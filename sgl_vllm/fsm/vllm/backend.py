@@ -240,9 +240,10 @@ class SglBackend(StructuredOutputBackend):
         with self._lock:
             resources = self._resources.get(id(compiler))
             if resources is None:
-                rust_regex.start_worker()
-                if self._dialect.semantics is SchemaSemantics.SPEC and self._use_automata:
-                    compile_formats()
+                if self._use_automata:
+                    rust_regex.start_worker()
+                    if self._dialect.semantics is SchemaSemantics.SPEC:
+                        compile_formats()
                 resources = TokenizerResources(compiler, self.tokenizer, self.vocab_size)
                 self._resources[id(compiler)] = resources
         return resources

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple  # Any: the JSON of a request
+from typing import Any  # Any: the JSON of a request
 
 from vllm.v1.structured_output.backend_guidance import process_for_additional_properties
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
@@ -19,7 +19,7 @@ from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
 from sgl_vllm.fsm import regex, run_bound
-from sgl_vllm.fsm.byte_dfa import table_bytes
+from sgl_vllm.fsm.byte_dfa import CompiledFormat
 from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Expression, Literals
@@ -66,17 +66,6 @@ COMPACT_HAS_NO_SPACES = _source is None or _source.release >= (0, 32)
 JSON is left to vLLM's backends."""
 
 
-class Compiled(NamedTuple):
-    """A specification as an expression.
-
-    Attributes:
-        table_bytes: what its tables take, which can be much more than the specification.
-    """
-
-    expression: Expression
-    table_bytes: int = 0
-
-
 @dataclass(frozen=True)
 class Format:
     """One kind of constraint.
@@ -92,7 +81,7 @@ class Format:
     """
 
     title: str
-    compiled: Callable[[str, Dialect], Compiled | None]
+    compiled: Callable[[str, Dialect], CompiledFormat | None]
     xgrammar_calls: Callable[[str, Dialect], list[XgrammarCall]]
     longest_run: Callable[[str], int | None]
     max_stock_chars: int = MAX_SPEC_CHARS
@@ -103,18 +92,18 @@ def too_long(title: str, num_chars: int) -> str:
     return f"a {title} of {num_chars:,} characters; at most {MAX_SPEC_CHARS:,} are allowed"
 
 
-def _compiled_json(spec: str, dialect: Dialect) -> Compiled | None:
+def _compiled_json(spec: str, dialect: Dialect) -> CompiledFormat | None:
     schema = _parsed(spec)
     if dialect.close_objects:
         schema = process_for_additional_properties(schema)
     if dialect.semantics is not SchemaSemantics.STRICT:
-        return Compiled(_schema_expression(schema, dialect))
+        return CompiledFormat(_schema_expression(schema, dialect))
     try:
-        return Compiled(_schema_expression(_tool_calls(schema), dialect))
+        return CompiledFormat(_schema_expression(_tool_calls(schema), dialect))
     except UnsupportedSchemaError as error:
         if has_xgrammar_unsupported_json_features(schema):
             raise  # vLLM hands it to guidance
-        return Compiled(_as_printed(_json_calls(spec, dialect)[0], dialect, error))
+        return CompiledFormat(_as_printed(_json_calls(spec, dialect)[0], dialect, error))
 
 
 def _schema_expression(schema: Any, dialect: Dialect) -> Expression:
@@ -160,39 +149,35 @@ def _json_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
     return [("compile_json_schema", spec, options)]
 
 
-def _compiled_json_object(spec: str, dialect: Dialect) -> Compiled | None:
+def _compiled_json_object(spec: str, dialect: Dialect) -> CompiledFormat | None:
     by_spec = replace(dialect, semantics=SchemaSemantics.SPEC)
-    return Compiled(_schema_expression({"type": "object"}, by_spec))
+    return CompiledFormat(_schema_expression({"type": "object"}, by_spec))
 
 
-def _compiled_regex(spec: str, dialect: Dialect) -> Compiled | None:
+def _compiled_regex(spec: str, dialect: Dialect) -> CompiledFormat | None:
     dfa = regex.full_match(spec)
-    return None if dfa.is_empty else _of_tables(dfa.expression)
+    return None if dfa.is_empty else CompiledFormat.of_tables(dfa.expression)
 
 
-def _compiled_choice(spec: str, dialect: Dialect) -> Compiled | None:
+def _compiled_choice(spec: str, dialect: Dialect) -> CompiledFormat | None:
     return _one_of(json.loads(spec))
 
 
-def _compiled_grammar(spec: str, dialect: Dialect) -> Compiled | None:
+def _compiled_grammar(spec: str, dialect: Dialect) -> CompiledFormat | None:
     choices = choices_of_grammar(spec)
     if choices is not None:
         return _one_of(choices)
     # What guidance makes of a grammar is its own; Lark's syntax is left to xgrammar.
     if dialect.prefers_guidance or grammar_is_likely_lark(spec):
         return None
-    return _of_tables(compile_grammar(spec))
-
-
-def _of_tables(expression: Expression) -> Compiled:
-    return Compiled(expression, table_bytes(expression))
+    return CompiledFormat.of_tables(compile_grammar(spec))
 
 
 def _grammar_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
     return [("compile_lark" if grammar_is_likely_lark(spec) else "compile_grammar", spec, {})]
 
 
-def _compiled_structural_tag(spec: str, dialect: Dialect) -> Compiled | None:
+def _compiled_structural_tag(spec: str, dialect: Dialect) -> CompiledFormat | None:
     # vLLM has xgrammar compile a tag as a whole, without the option that forbids white space.
     dialect = replace(dialect, any_whitespace=True)
 
@@ -205,7 +190,7 @@ def _compiled_structural_tag(spec: str, dialect: Dialect) -> Compiled | None:
         except UnsupportedSchemaError as error:
             return _as_printed(_json_calls(json.dumps(schema), dialect)[0], dialect, error)
 
-    return Compiled(*compile_structural_tag(_parsed(spec), compile_part))
+    return compile_structural_tag(_parsed(spec), compile_part)
 
 
 def _styled_call(schema: Any, style: str) -> XgrammarCall:
@@ -254,11 +239,11 @@ FORMATS: dict[StructuredOutputOptions, Format] = {
 }
 
 
-def _one_of(choices: Sequence[str]) -> Compiled | None:
+def _one_of(choices: Sequence[str]) -> CompiledFormat | None:
     texts = dict.fromkeys(choice.encode() for choice in choices)
     if not texts or b"" in texts:
         return None
-    return Compiled(Literals(tuple((text, None) for text in texts)))
+    return CompiledFormat(Literals(tuple((text, None) for text in texts)))
 
 
 _STRING = r'"((?:[^"\\\n]|\\.)*)"'
