@@ -3,9 +3,9 @@
 Pure: nothing here imports vLLM, except the subpackage `vllm`, which puts the automata behind vLLM's
 interface. Rooms, from the bottom up:
 
-    errors, tables, characters            arrays and sets
+    errors, tables, subsets, characters   arrays and sets
     expressions, byte_dfa, json_string    what a compiled format is made of
-    rust_regex, regex, numbers            formats -> expressions
+    syntax, nfa, regex, numbers           formats -> expressions
     schema/, ebnf/, schema_grammar,
     structural_tag
     automaton                             which bytes may come next, and which must

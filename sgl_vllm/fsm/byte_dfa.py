@@ -1,7 +1,7 @@
 """Deterministic automata over bytes: the terminal for patterns, and their algebra.
 
 Owns `ByteDfa`, its minimization, intersection and difference. Does not own where automata come from
-(`rust_regex.py`), nor the loops over tables (`tables.py`). Pure.
+(`nfa.py`), nor the loops over tables (`tables.py`). Pure.
 """
 
 from __future__ import annotations
@@ -42,10 +42,32 @@ class ByteDfa:
         self.table = np.ascontiguousarray(table, np.int32)
         self.accepting = np.ascontiguousarray(accepting, np.bool_)
         self.start = start
-        classes, firsts = tables.byte_classes(self.table)
+        classes, firsts = tables.column_classes(self.table)
         self.classes = classes.astype(np.uint8)
-        self.by_class = np.ascontiguousarray(self.table[:, firsts])
+        self.by_class = np.take(self.table, firsts, axis=1)
         self._terminals: dict[int, Dfa] = {}
+
+    @classmethod
+    def minimal_of(
+        cls,
+        by_class: NDArray[np.int32],
+        classes: NDArray[np.integer[Any]],
+        accepting: NDArray[np.bool_],
+        start: int = 0,
+    ) -> ByteDfa:
+        """The smallest automaton of the same language as a table over classes of bytes: dead states
+        go, equal ones become one.
+
+        Args:
+            classes: of the 256 bytes.
+        """
+        dfa = cls.__new__(cls)
+        dfa.by_class, dfa.accepting, columns = tables.minimal(by_class, accepting, start)
+        dfa.start = 0
+        dfa.classes = columns[classes].astype(np.uint8)
+        dfa.table = np.take(dfa.by_class, dfa.classes, axis=1)
+        dfa._terminals = {}
+        return dfa
 
     @property
     def num_states(self) -> int:
@@ -142,19 +164,8 @@ def table_bytes(expression: Expression) -> int:
 
 
 def minimal(dfa: ByteDfa) -> ByteDfa:
-    """The smallest automaton of the same language: dead states go, equal ones become one."""
-    return _minimal(dfa.by_class, dfa.classes, dfa.accepting, dfa.start)
-
-
-def _minimal(
-    table: NDArray[np.int32],
-    classes: NDArray[np.integer[Any]],
-    accepting: NDArray[np.bool_],
-    start: int = 0,
-) -> ByteDfa:
-    """As `minimal`, of a table over classes of bytes, which are those of the 256 bytes."""
-    smaller, flags = tables.minimal(table, accepting, start)
-    return ByteDfa(smaller[:, classes], flags)
+    """The smallest automaton of the same language."""
+    return ByteDfa.minimal_of(dfa.by_class, dfa.classes, dfa.accepting, dfa.start)
 
 
 def of_texts(texts: Iterable[bytes]) -> ByteDfa:
@@ -188,13 +199,14 @@ def combined(a: ByteDfa, b: ByteDfa, *, minus: bool = False) -> ByteDfa:
     """
     if a.num_states * b.num_states > _MAX_PRODUCT:
         raise TooComplexError("patterns together need too many states")
-    joint, classes = np.unique(a.classes.astype(np.int32) * 256 + b.classes, return_inverse=True)
-    # `take` always returns row-major arrays: numba would compile anew for another layout.
-    table_a = np.take(a.by_class, joint >> 8, axis=1)
-    table_b = np.take(b.by_class, joint & 255, axis=1)
-    pairs, table = tables.product(table_a, a.start, table_b, b.start, not minus, MAX_STATES)
+    pairs, table, classes = tables.product(
+        *(a.by_class, a.classes, a.start),
+        *(b.by_class, b.classes, b.start),
+        not minus,
+        MAX_STATES,
+    )
     if not len(pairs):
         raise TooComplexError(f"patterns together need more than {MAX_STATES} states")
     accepting_b = np.where(pairs[:, 1] >= 0, b.accepting[pairs[:, 1]], False)
     accepting = a.accepting[pairs[:, 0]] & (~accepting_b if minus else accepting_b)
-    return _minimal(table, classes.reshape(-1), accepting)
+    return ByteDfa.minimal_of(table, classes, accepting)

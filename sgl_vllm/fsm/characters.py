@@ -1,25 +1,17 @@
-"""Sets of characters, and their spelling in patterns.
+"""Sets of characters, and their UTF-8.
 
-Owns the algebra of code-point ranges, the named classes (digits, word characters, spaces), and how
-a set is written in the syntax of Rust's regex: as it is, or as it appears inside a JSON string.
-Pure.
+Owns the algebra of code-point ranges, the named classes (digits, word characters, spaces), and the
+bytes of a range. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 
 Ranges = tuple[tuple[int, int], ...]
 """Code points, both ends included, sorted, not touching each other; no surrogates."""
 
-MARK = "\U0010ffff"
-"""A noncharacter that no set contains: `rust_regex.build` puts it before every pattern."""
-
-NOTHING = "[a&&b]"
-"""A pattern that matches nothing."""
-
-_LAST = ord(MARK) - 1
+_LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 
 
@@ -46,6 +38,10 @@ def complement(ranges: Ranges) -> Ranges:
     return tuple(found)
 
 
+def is_surrogate(code: int) -> bool:
+    return _SURROGATES[0] <= code <= _SURROGATES[1]
+
+
 def intersection(a: Ranges, b: Ranges) -> Ranges:
     return complement(normalized((*complement(a), *complement(b))))
 
@@ -62,42 +58,42 @@ ECMA_ANY: Ranges = complement(((10, 10), (13, 13), (0x2028, 0x2029)))
 """`\\s` and `.` of ECMA-262, 22.2.2.9 and 12.3."""
 
 
-def bracketed(ranges: Ranges) -> str:
-    """A pattern for any of these characters."""
-    if not ranges:
-        return NOTHING
-    return "[" + "".join([f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges]) + "]"
+_FIRST_OF_LENGTH = (0, 0x80, 0x800, 0x10000, 0x110000)
+"""The first code point of each length of UTF-8."""
 
 
-_JSON_PLAIN: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, _LAST))
+def encodings(low: int, high: int) -> list[tuple[tuple[int, int], ...]]:
+    """The UTF-8 of a range of characters, as sequences of ranges of bytes."""
+    found = []
+    for length in range(1, 5):
+        begin = max(low, _FIRST_OF_LENGTH[length - 1])
+        end = min(high, _FIRST_OF_LENGTH[length] - 1)
+        if begin <= end:
+            found += _of_one_length(_utf8(begin), _utf8(end))
+    return found
 
 
-def bracketed_plain_in_json(ranges: Ranges) -> str:
-    """A pattern for those of these characters that a JSON string can contain as they are."""
-    return bracketed(intersection(ranges, _JSON_PLAIN))
+def _utf8(code: int) -> bytes:
+    return chr(code).encode(errors="surrogatepass")
 
 
-_JSON_SHORT = {0x22: '"', 0x5C: "\\", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}
-
-
-@lru_cache(maxsize=1024)
-def bracketed_in_json(ranges: Ranges) -> str:
-    r"""A pattern for any of these characters as they are written inside a JSON string: control
-    characters are `\n` or `\u000a`, everything else is written as it is."""
-    options = []
-    if plain := intersection(ranges, _JSON_PLAIN):
-        options.append(bracketed(plain))
-    members = {c for low, high in ranges for c in range(low, min(high, 0x5C) + 1)}
-    if short := [s for c, s in _JSON_SHORT.items() if c in members]:
-        options.append(r"\\[" + "".join([_escaped(s) for s in short]) + "]")
-    if controls := [c for c in range(0x20) if c in members]:
-        if len(controls) == 0x20:
-            options.append(r"\\u00[01][0-9a-fA-F]")
-        else:
-            codes = [f"{c >> 4}[{c & 15:x}{c & 15:X}]" for c in controls]
-            options.append(r"\\u00(?:" + "|".join(codes) + ")")
-    return "(?:" + "|".join(options) + ")" if options else NOTHING
-
-
-def _escaped(char: str) -> str:
-    return "\\" + char if char in "\\[]^-&~" else char
+def _of_one_length(low: bytes, high: bytes) -> list[tuple[tuple[int, int], ...]]:
+    """The byte strings between two of the same length whose later bytes are 80 to BF."""
+    if len(low) == 1:
+        return [((low[0], high[0]),)]
+    length = len(low) - 1
+    least, most = b"\x80" * length, b"\xbf" * length
+    if low[0] == high[0]:
+        return [((low[0], low[0]), *rest) for rest in _of_one_length(low[1:], high[1:])]
+    found = []
+    first, last = low[0], high[0]
+    if low[1:] != least:
+        found += [((first, first), *rest) for rest in _of_one_length(low[1:], most)]
+        first += 1
+    if high[1:] != most:
+        last -= 1
+    if first <= last:
+        found.append(((first, last), *[(0x80, 0xBF)] * length))
+    if high[1:] != most:
+        found += [((high[0], high[0]), *rest) for rest in _of_one_length(least, high[1:])]
+    return found

@@ -15,7 +15,7 @@ import numpy as np
 from sgl_vllm.fsm.byte_dfa import ByteDfa, combined, minimal
 from sgl_vllm.fsm.errors import TooComplexError
 from sgl_vllm.fsm.numbers import DECIMAL
-from sgl_vllm.fsm.rust_regex import compile_trusted
+from sgl_vllm.fsm.regex import of_pattern
 
 MAX_STATES = 20_000
 _ZERO = ord("0")
@@ -57,4 +57,4 @@ def multiples(of: Decimal) -> ByteDfa:
             table[begin, _ZERO] = begin  # only zeros may follow
     table[0, ord("-")] = 0
     table[:modulus, ord(".")] = modulus + rests
-    return combined(compile_trusted(DECIMAL), minimal(ByteDfa(table, accepting)))
+    return combined(of_pattern(DECIMAL), minimal(ByteDfa(table, accepting)))

@@ -13,8 +13,7 @@ from decimal import Decimal
 from functools import lru_cache
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa, combined
-from sgl_vllm.fsm.characters import NOTHING
-from sgl_vllm.fsm.rust_regex import compile_trusted
+from sgl_vllm.fsm.regex import NOTHING, of_pattern
 
 INTEGER = r"-?(?:0|[1-9][0-9]*)"
 NUMBER = rf"{INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
@@ -53,7 +52,7 @@ def exactly(number: Decimal) -> ByteDfa:
     head, tail = _digits(number)
     sign = "-?" if number == 0 else "-" if number < 0 else ""
     fraction = rf"\.{tail}0*" if tail else r"(?:\.0+)?"
-    return compile_trusted(f"{sign}{head}{fraction}")
+    return of_pattern(f"{sign}{head}{fraction}")
 
 
 @lru_cache(maxsize=1024)
@@ -65,11 +64,11 @@ def _within(
     whole: bool,
 ) -> ByteDfa:
     fraction = "" if whole else _FRACTION
-    result = compile_trusted(f"{INTEGER}{fraction}")
+    result = of_pattern(f"{INTEGER}{fraction}")
     if low is not None:
-        result = combined(result, compile_trusted(_at_least(Decimal(low), above_low, whole)))
+        result = combined(result, of_pattern(_at_least(Decimal(low), above_low, whole)))
     if high is not None:
-        result = combined(result, compile_trusted(_at_most(Decimal(high), below_high, whole)))
+        result = combined(result, of_pattern(_at_most(Decimal(high), below_high, whole)))
     return result
 
 

@@ -1,8 +1,8 @@
-"""Patterns of requests -> automata over bytes.
+"""Patterns -> automata over bytes.
 
-Owns what a pattern means: it is parsed, and written anew with explicit character ranges, so that
-nothing depends on another library's idea of `\\w`. Does not own the compilation (`rust_regex.py`).
-Pure.
+Owns what a pattern means: Python's parser reads it, and what it has read becomes a tree with
+explicit ranges of characters, so that nothing depends on another library's idea of `\\w`. Does not
+own the compilation (`nfa.py`). Pure.
 """
 
 from __future__ import annotations
@@ -17,12 +17,25 @@ from typing import Any, NamedTuple  # Any: the parser's trees have no types
 
 from sgl_vllm.fsm import characters
 from sgl_vllm.fsm.byte_dfa import ByteDfa
-from sgl_vllm.fsm.characters import Ranges, complement, normalized
+from sgl_vllm.fsm.characters import Ranges, complement, intersection, normalized
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedPatternError
-from sgl_vllm.fsm.rust_regex import compile_untrusted
+from sgl_vllm.fsm.nfa import cached_dfa, dfa_of
+from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Repetition, Text
+from sgl_vllm.fsm.syntax import Sequence as Concatenation
 
 MAX_PATTERN_CHARS = 50_000
 _MAX_REPEAT = 10_000
+
+
+NOTHING = r"[^\x00-\U0010ffff]"
+"""A pattern that matches nothing."""
+
+
+@lru_cache(maxsize=512)
+def of_pattern(pattern: str) -> ByteDfa:
+    """The automaton of the texts that a pattern of ours matches, read as by `full_match`. They may
+    be none."""
+    return dfa_of(_whole(pattern))
 
 
 def full_match(pattern: str) -> ByteDfa:
@@ -33,10 +46,11 @@ def full_match(pattern: str) -> ByteDfa:
     vLLM's default backend. `^` may stand first and `$` last, also in alternatives.
 
     Raises:
-        UnsupportedPatternError: the pattern has a construct that is not regular here.
-        TooComplexError: it needs more states, time or memory than allowed.
+        UnsupportedPatternError: the pattern has a construct that is not regular here, or nothing
+            matches it.
+        TooComplexError: it needs more states or time than allowed.
     """
-    return compile_untrusted(_anchored(_parse(pattern), "", _AS_IS))
+    return _cached(pattern, _whole)
 
 
 def full_match_in_json(pattern: str) -> ByteDfa:
@@ -45,10 +59,7 @@ def full_match_in_json(pattern: str) -> ByteDfa:
 
     Raises: as `full_match`, and UnsupportedPatternError where xgrammar may allow other texts, too.
     """
-    _check_ecma_syntax(pattern)
-    items = _parse(pattern)
-    _check_read_alike(items)
-    return compile_untrusted(_anchored(items, "", _WITHOUT_ESCAPES))
+    return _cached(pattern, _whole_in_json)
 
 
 def json_string_search(pattern: str) -> ByteDfa:
@@ -58,15 +69,31 @@ def json_string_search(pattern: str) -> ByteDfa:
 
     Raises: as `full_match`, and UnsupportedPatternError for syntax that Python reads differently.
     """
-    return compile_untrusted(_searched(pattern))
+    return _cached(pattern, _found_in_json)
 
 
-@lru_cache(maxsize=512)
-def _searched(pattern: str) -> str:
-    """The JSON strings in which `pattern` is found, in the syntax of Rust's regex."""
+def _cached(pattern: str, tree: Callable[[str], Node]) -> ByteDfa:
+    dfa = cached_dfa((tree, pattern), lambda: tree(pattern))
+    if dfa.is_empty:
+        raise UnsupportedPatternError("nothing matches the pattern")
+    return dfa
+
+
+def _whole(pattern: str) -> Node:
+    return _anchored(_parse(pattern), _NO_TEXT, _AS_IS)
+
+
+def _whole_in_json(pattern: str) -> Node:
     _check_ecma_syntax(pattern)
-    anything = f"{characters.bracketed_in_json(characters.ANY)}*"
-    return f'"{_anchored(_parse(pattern), anything, _ECMA_IN_JSON)}"'
+    items = _parse(pattern)
+    _check_read_alike(items)
+    return _anchored(items, _NO_TEXT, _WITHOUT_ESCAPES)
+
+
+def _found_in_json(pattern: str) -> Node:
+    _check_ecma_syntax(pattern)
+    anything = Repetition(_in_json(characters.ANY), 0, None)
+    return Concatenation((_QUOTE, _anchored(_parse(pattern), anything, _ECMA_IN_JSON), _QUOTE))
 
 
 def _parse(pattern: str) -> list[Any]:
@@ -89,7 +116,7 @@ _BEGINNING = (sre.AT, sre.AT_BEGINNING)
 _END = (sre.AT, sre.AT_END)
 
 
-def _anchored(items: list[Any], anything: str, writing: _Writing, begun: bool = False) -> str:
+def _anchored(items: list[Any], anything: Node, spelling: _Spelling, begun: bool = False) -> Node:
     """The pattern with `anything` before and after it, except where an anchor stands.
 
     Args:
@@ -101,16 +128,15 @@ def _anchored(items: list[Any], anything: str, writing: _Writing, begun: bool = 
     if len(items) == 1:
         op, value = items[0]
         if op is sre.BRANCH:
-            options = [_anchored(list(o), anything, writing, begun) for o in value[1]]
-            return "(?:" + "|".join(options) + ")"
+            return Choice(tuple([_anchored(list(o), anything, spelling, begun) for o in value[1]]))
         if op is sre.SUBPATTERN and not any(value[1:3]):
-            return _anchored(list(value[3]), anything, writing, begun)
+            return _anchored(list(value[3]), anything, spelling, begun)
     ends = bool(items) and items[-1] == _END
     try:
-        inner = _Translator(writing).write(items[:-1] if ends else items)
+        inner = _Reader(spelling).read(items[:-1] if ends else items)
     except RecursionError:
         raise TooComplexError("the pattern is nested too deeply") from None
-    return f"{'' if begun else anything}{inner}{'' if ends else anything}"
+    return Concatenation((_NO_TEXT if begun else anything, inner, _NO_TEXT if ends else anything))
 
 
 def _check_read_alike(items: Sequence[Any], in_branch: bool = False) -> None:
@@ -179,58 +205,89 @@ def _categories(space: Ranges) -> dict[Any, Ranges]:
     }
 
 
-class _Writing(NamedTuple):
+_NO_TEXT = Text(b"")
+_QUOTE = Text(b'"')
+
+_JSON_PLAIN: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x10FFFF))
+_JSON_SHORT = {0x22: '"', 0x5C: "\\", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}
+
+
+def _plain_in_json(ranges: Ranges) -> Node:
+    """Those of some characters that a JSON string can contain as they are."""
+    return CharacterClass(intersection(ranges, _JSON_PLAIN))
+
+
+@lru_cache(maxsize=1024)
+def _in_json(ranges: Ranges) -> Node:
+    r"""One of some characters as it is written inside a JSON string: control characters are `\n` or
+    `\u000a`, everything else is written as it is."""
+    options = [_plain_in_json(ranges)]
+    members = {c for low, high in ranges for c in range(low, min(high, 0x5C) + 1)}
+    if short := [mark for code, mark in _JSON_SHORT.items() if code in members]:
+        options.append(Concatenation((Text(b"\\"), _one_of_ascii("".join(short)))))
+    for tens in ("0", "1"):
+        codes = [code for code in members if f"{code:02x}"[0] == tens]
+        if digits := "".join([f"{code & 15:x}{code & 15:X}" for code in codes]):
+            options.append(Concatenation((Text(b"\\u00" + tens.encode()), _one_of_ascii(digits))))
+    return Choice(tuple(options)) if len(options) > 1 else options[0]
+
+
+def _one_of_ascii(members: str) -> Node:
+    return CharacterClass(normalized([(ord(char), ord(char)) for char in {*members}]))
+
+
+class _Spelling(NamedTuple):
     """What a pattern's characters are, and how they stand in the text.
 
     Attributes:
-        bracketed: a pattern of Rust's regex for any of some characters.
-        any: those of `.`.
+        one_of: a text that is any of some characters.
+        any: the characters of `.`.
         categories: those of `\\d`, `\\w`, `\\s` and their complements.
     """
 
-    bracketed: Callable[[Ranges], str]
+    one_of: Callable[[Ranges], Node]
     any: Ranges
     categories: dict[Any, Ranges]
 
 
-_AS_IS = _Writing(characters.bracketed, characters.ANY, _categories(characters.SPACE))
-_WITHOUT_ESCAPES = _AS_IS._replace(bracketed=characters.bracketed_plain_in_json)
-_ECMA_IN_JSON = _Writing(
-    characters.bracketed_in_json, characters.ECMA_ANY, _categories(characters.ECMA_SPACE)
-)
+_AS_IS = _Spelling(CharacterClass, characters.ANY, _categories(characters.SPACE))
+_WITHOUT_ESCAPES = _AS_IS._replace(one_of=_plain_in_json)
+_ECMA_IN_JSON = _Spelling(_in_json, characters.ECMA_ANY, _categories(characters.ECMA_SPACE))
 
 
-class _Translator:
-    """Writes a parsed pattern in the syntax of Rust's regex, with explicit ranges only."""
+class _Reader:
+    """Makes a tree of what the parser has read."""
 
-    def __init__(self, writing: _Writing) -> None:
-        self._bracketed, self._any, self._categories = writing
+    def __init__(self, spelling: _Spelling) -> None:
+        self._one_of, self._any, self._categories = spelling
 
-    def write(self, items: Sequence[Any]) -> str:
-        return "".join([self._item(op, value) for op, value in items])
+    def read(self, items: Sequence[Any]) -> Node:
+        parts = tuple([self._item(op, value) for op, value in items])
+        return parts[0] if len(parts) == 1 else Concatenation(parts)
 
-    def _item(self, op: Any, value: Any) -> str:
+    def _item(self, op: Any, value: Any) -> Node:
         if op is sre.LITERAL:
-            return self._bracketed(((value, value),))
+            if characters.is_surrogate(value):
+                raise UnsupportedPatternError("a surrogate, which no text contains")
+            return self._one_of(((value, value),))
         if op is sre.NOT_LITERAL:
-            return self._bracketed(complement(((value, value),)))
+            return self._one_of(complement(((value, value),)))
         if op is sre.ANY:
-            return self._bracketed(self._any)
+            return self._one_of(self._any)
         if op is sre.IN:
-            return self._bracketed(self._ranges(value))
+            return self._one_of(self._ranges(value))
         if op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
             low, high, items = value
             if (high if high is not sre.MAXREPEAT else low) > _MAX_REPEAT:
                 raise TooComplexError(f"a repetition of more than {_MAX_REPEAT} times")
-            most = "" if high is sre.MAXREPEAT else str(high)
-            return f"(?:{self.write(items)}){{{low},{most}}}"
+            return Repetition(self.read(items), low, None if high is sre.MAXREPEAT else high)
         if op is sre.SUBPATTERN:
             _, add_flags, del_flags, items = value
             if add_flags or del_flags:
                 raise UnsupportedPatternError("flags inside the pattern")
-            return f"(?:{self.write(items)})"
+            return self.read(items)
         if op is sre.BRANCH:
-            return "(?:" + "|".join([self.write(option) for option in value[1]]) + ")"
+            return Choice(tuple([self.read(option) for option in value[1]]))
         raise UnsupportedPatternError(f"{str(op).lower().replace('_', ' ')} in the pattern")
 
     def _ranges(self, items: Sequence[Any]) -> Ranges:

@@ -13,27 +13,21 @@ tokens in them, are shared: strings are `JsonString`, blanks and numbers are aut
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from sgl_vllm.fsm import characters, regex
-from sgl_vllm.fsm.characters import Ranges
+from sgl_vllm.fsm import regex
+from sgl_vllm.fsm.byte_dfa import ByteDfa
+from sgl_vllm.fsm.characters import ANY, Ranges, intersection
 from sgl_vllm.fsm.ebnf.network import ROOT
 from sgl_vllm.fsm.ebnf.printed import PrintedGrammar, parse_printed
-from sgl_vllm.fsm.ebnf.syntax import (
-    CharacterClass,
-    Choice,
-    Node,
-    Reference,
-    Repetition,
-    Sequence,
-    Text,
-)
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Seq, literal
 from sgl_vllm.fsm.free_text import begins_in, free_text
 from sgl_vllm.fsm.json_string import RAW_STRING, STRING, JsonString
-from sgl_vllm.fsm.rust_regex import compile_trusted, compile_untrusted
+from sgl_vllm.fsm.nfa import cached_dfa
+from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Reference, Repetition, Sequence, Text
 
 MAX_GRAMMAR_CHARS = 64 << 10
 """Reading this much takes some 30 ms. Larger ones are left to xgrammar."""
@@ -115,7 +109,7 @@ class _Compiler:
             case Text(data):
                 return literal(data)
             case CharacterClass(ranges):
-                return compile_trusted(_bracketed(ranges)).expression
+                return _shared_dfa(_writable(ranges)).expression
             case Reference(name):
                 return self.rule(name)
             case Choice(options):
@@ -184,53 +178,55 @@ class _Compiler:
             case Text(data):
                 if not data.isascii() or not _PUNCTUATION.isdisjoint(data):
                     return None
-                brackets = [characters.bracketed(((byte, byte),)) for byte in data]
-                return _limited("".join(brackets), len(data))
+                return _limited(node, len(data))
             case CharacterClass(ranges):
-                return _limited(_bracketed(ranges), 1)
+                return _limited(_writable(ranges), 1)
             case Reference(name):
                 return self._regular_rule(name)
             case Choice(options):
-                return _joined([self._regular_part(option) for option in options], "|")
+                return _joined([self._regular_part(option) for option in options], Choice)
             case Sequence(parts):
-                return _joined([self._regular_part(part) for part in parts], "")
+                return _joined([self._regular_part(part) for part in parts], Sequence)
             case Repetition(part, low, high):
                 inside = self._regular_part(part)
                 if inside is None:
                     return None
-                times = f"{{{low},{'' if high is None else high}}}"
-                return _limited(f"(?:{inside.regex}){times}", inside.size * max(low, high or 1))
+                repeated = Repetition(inside.node, low, high)
+                return _limited(repeated, inside.size * max(low, high or 1))
 
 
 class _Regular(NamedTuple):
-    """A regular part of a grammar, in the syntax of Rust's regex, and how many positions it has."""
+    """A regular part of a grammar, without references, and how many positions it has."""
 
-    regex: str
+    node: Node
     size: int
 
     @property
     def expression(self) -> Expression:
-        # Some are a request's pattern, written as rules: they may need any number of states.
-        compiled = compile_trusted if self.size == 1 else compile_untrusted
-        return compiled(self.regex).expression
+        return _shared_dfa(self.node).expression
 
 
-def _limited(pattern: str, size: int) -> _Regular | None:
-    return _Regular(pattern, size) if size <= _MAX_POSITIONS else None
+def _limited(node: Node, size: int) -> _Regular | None:
+    return _Regular(node, size) if size <= _MAX_POSITIONS else None
 
 
-def _joined(parts: list[_Regular | None], mark: str) -> _Regular | None:
+def _joined(
+    parts: list[_Regular | None], join: Callable[[tuple[Node, ...]], Node]
+) -> _Regular | None:
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
-    pattern = mark.join([part.regex for part in known])
-    return _limited(f"(?:{pattern})", sum([part.size for part in known]))
+    return _limited(join(tuple([part.node for part in known])), sum([part.size for part in known]))
+
+
+def _shared_dfa(node: Node) -> ByteDfa:
+    return cached_dfa(node, lambda: node)
 
 
 @lru_cache(maxsize=512)
-def _bracketed(ranges: Ranges) -> str:
-    """A pattern for those of the characters that UTF-8 can write."""
-    return characters.bracketed(characters.intersection(ranges, characters.ANY))
+def _writable(ranges: Ranges) -> Node:
+    """Those of the characters that UTF-8 can write."""
+    return CharacterClass(intersection(ranges, ANY))
 
 
 def _repeated(part: Expression, low: int, high: int | None) -> Expression:

@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any, TypeAlias  # Any: the JSON of a tag
 
-from sgl_vllm.fsm import characters, regex
+from sgl_vllm.fsm import regex
 from sgl_vllm.fsm.byte_dfa import CompiledFormat, table_bytes
 from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedTagError
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Literals, Seq, literal
 from sgl_vllm.fsm.free_text import begins_in, free_text
-from sgl_vllm.fsm.rust_regex import compile_trusted
+from sgl_vllm.fsm.regex import of_pattern
 
 MAX_FORMATS = 2_000
 MAX_REPETITIONS = 100
@@ -252,7 +252,7 @@ class _Compiler:
                 raise UnsupportedTagError("a word may begin before an end and be completed in it")
             followed[word] = literal(end[len(word) :])
         if not followed and not excluded:
-            return compile_trusted(f"{characters.bracketed(characters.ANY)}*").expression
+            return of_pattern(r"[\s\S]*").expression
         text = free_text(tuple(followed), frozenset(excluded - followed.keys()))
         options: list[Expression] = [
             Seq(dfa.expression, then)

@@ -1,4 +1,4 @@
-"""Transition tables of automata over bytes: classes of bytes, minimization, products.
+"""Transition tables of automata over bytes: minimization and products.
 
 Owns the loops over tables, compiled by numba. Pure. Elements are copied one by one: for a slice
 that is assigned to a slice, numba compiles four seconds of checks and messages.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sgl_vllm.jit import compiled
 
-_without_gil = partial(compiled, nogil=True)
+without_gil = partial(compiled, nogil=True)
 """For loops that take up to seconds for a request's pattern."""
 
 
@@ -26,49 +26,52 @@ def byte_set(flags: NDArray[np.bool_]) -> int:
 
 
 @compiled
-def byte_classes(table):  # type: ignore[no-untyped-def]
-    """Group the 256 bytes into classes: bytes with equal columns share one.
+def column_classes(table):  # type: ignore[no-untyped-def]
+    """Group the columns into classes: equal ones share one.
 
-    Returns: the class of each byte, and the first byte of each class.
+    Returns: int32, the class of each column, and the first column of each class.
 
     Cost: one pass over the table, and a search for each class found.
     """
-    classes = np.zeros(256, np.int32)
-    first = np.zeros(256, np.int32)
+    num_columns = table.shape[1]
+    classes = np.zeros(num_columns, np.int32)
+    first = np.zeros(num_columns, np.int32)
     count = 1
-    values = np.empty(256, np.int32)
-    parents = np.empty(256, np.int32)
+    values = np.empty(num_columns, np.int32)
+    parents = np.empty(num_columns, np.int32)
+    fresh = np.empty(num_columns, np.int32)
     for state in range(len(table)):
+        if count == num_columns:
+            break
         splits = False
-        for byte in range(256):
-            if table[state, byte] != table[state, first[classes[byte]]]:
+        for column in range(num_columns):
+            if table[state, column] != table[state, first[classes[column]]]:
                 splits = True
                 break
         if not splits:
             continue
         found = 0
-        fresh = np.empty(256, np.int32)
-        for byte in range(256):
+        for column in range(num_columns):
             new = -1
             for c in range(found):
-                if parents[c] == classes[byte] and values[c] == table[state, byte]:
+                if parents[c] == classes[column] and values[c] == table[state, column]:
                     new = c
                     break
             if new < 0:
                 new = found
-                parents[new] = classes[byte]
-                values[new] = table[state, byte]
-                first[new] = byte
+                parents[new] = classes[column]
+                values[new] = table[state, column]
+                first[new] = column
                 found += 1
-            fresh[byte] = new
-        for byte in range(256):
-            classes[byte] = fresh[byte]
+            fresh[column] = new
+        for column in range(num_columns):
+            classes[column] = fresh[column]
         count = found
     return classes, first[:count].copy()
 
 
 @compiled
-def distances(table, accepting):  # type: ignore[no-untyped-def]
+def _distances(table, accepting):  # type: ignore[no-untyped-def]
     """How many transitions each state is from acceptance.
 
     Returns: the fewest, -1 if there is no way; and the most, -1 if there is no limit.
@@ -131,14 +134,13 @@ def distances(table, accepting):  # type: ignore[no-untyped-def]
     return fewest, most
 
 
-@_without_gil
-def equal_blocks(table, block):  # type: ignore[no-untyped-def]
+@without_gil
+def _equal_blocks(table, block):  # type: ignore[no-untyped-def]
     """Group the states into blocks that accept the same texts: Moore's refinement. In each round
     states separate that lead to different blocks.
 
     Args:
-        block: int64, of each state; states in different ones do not accept the same texts. From 0
-            on.
+        block: int64, of each state; states in different ones do not accept the same texts.
 
     Returns: the block of each state, and the number of blocks.
 
@@ -151,7 +153,7 @@ def equal_blocks(table, block):  # type: ignore[no-untyped-def]
         size *= 2
     numbers = np.empty(size, np.int64)  # a hash table of blocks
     first = np.empty(num_states, np.int64)
-    count = block.max() + 1
+    count = 0
     while True:
         numbers[:] = -1
         fresh = np.empty(num_states, np.int64)
@@ -190,7 +192,7 @@ def _leads_alike(table, block, a, b):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def reachable(table, start):  # type: ignore[no-untyped-def]
+def _reachable(table, start):  # type: ignore[no-untyped-def]
     """The reachable states, `start` first, in order of discovery; and the number of each state in
     that order, -1 for the others."""
     number = np.full(len(table), -1, np.int32)
@@ -210,81 +212,104 @@ def reachable(table, start):  # type: ignore[no-untyped-def]
     return order[:count].copy(), number
 
 
-def merged(
-    table: NDArray[np.int32], accepting: NDArray[np.bool_]
-) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.int64]]:
+@without_gil
+def merged(table, accepting):  # type: ignore[no-untyped-def]
     """Equal states made one, and transitions to states that lead nowhere removed.
 
-    Returns: the table, which states accept, and the new number of each state, -1 for those that
-        lead nowhere.
+    Returns: the table, which states accept, and int64, the new number of each state, -1 for those
+        that lead nowhere.
     """
-    fewest, most = distances(table, accepting)
-    table = np.where((table >= 0) & (fewest[table] >= 0), table, -1)
-    # States at different distances from acceptance do not accept the same texts.
-    _, block = np.unique(fewest.astype(np.int64) * (len(table) + 1) + most, return_inverse=True)
-    block, count = equal_blocks(table, block)
-    representative = np.empty(count, np.int64)
-    representative[block] = np.arange(len(block))
-    smaller = table[representative]
-    smaller = np.where(smaller >= 0, block[smaller], -1).astype(np.int32)
-    return smaller, accepting[representative], np.where(fewest >= 0, block, -1)
+    num_states, num_columns = table.shape
+    fewest, most = _distances(table, accepting)
+    alive = np.empty((num_states, num_columns), np.int32)
+    block = np.empty(num_states, np.int64)
+    for state in range(num_states):
+        for c in range(num_columns):
+            target = table[state, c]
+            alive[state, c] = target if target >= 0 and fewest[target] >= 0 else -1
+        # States at different distances from acceptance do not accept the same texts.
+        block[state] = np.int64(fewest[state]) * (num_states + 1) + most[state]
+    block, count = _equal_blocks(alive, block)
+    smaller = np.empty((count, num_columns), np.int32)
+    flags = np.empty(count, np.bool_)
+    for state in range(num_states):
+        flags[block[state]] = accepting[state]
+        for c in range(num_columns):
+            target = alive[state, c]
+            smaller[block[state], c] = block[target] if target >= 0 else -1
+    for state in range(num_states):
+        if fewest[state] < 0:
+            block[state] = -1
+    return smaller, flags, block
 
 
-def minimal(
-    table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int = 0
-) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """As `merged`, with only the states that `start` leads to. It is the first one."""
+@without_gil
+def minimal(table, accepting, start):  # type: ignore[no-untyped-def]
+    """As `merged`, with only the states that `start` leads to, which is the first one; and equal
+    columns made one.
+
+    Returns: the table, which states accept, and int32, the new number of each column.
+    """
     smaller, flags, number = merged(table, accepting)
-    if number[start] < 0:  # nothing is accepted
-        return np.full((1, table.shape[1]), -1, np.int32), np.zeros(1, np.bool_)
-    order, position = reachable(smaller, int(number[start]))
-    smaller = smaller[order]
-    return np.where(smaller >= 0, position[smaller], -1).astype(np.int32), flags[order]
+    first = number[start]
+    if first < 0:  # nothing is accepted
+        smaller, flags = np.full((1, table.shape[1]), -1, np.int32), np.zeros(1, np.bool_)
+        first = np.int64(0)
+    order, position = _reachable(smaller, first)
+    columns, firsts = column_classes(smaller)
+    found = np.empty((len(order), len(firsts)), np.int32)
+    final = np.empty(len(order), np.bool_)
+    for i in range(len(order)):
+        final[i] = flags[order[i]]
+        for c in range(len(firsts)):
+            target = smaller[order[i], firsts[c]]
+            found[i, c] = position[target] if target >= 0 else -1
+    return found, final, columns
 
 
-@compiled
-def _twice_as_long(rows):  # type: ignore[no-untyped-def]
-    longer = np.empty((2 * len(rows), rows.shape[1]), rows.dtype)
-    for i in range(len(rows)):
-        for j in range(rows.shape[1]):
-            longer[i, j] = rows[i, j]
-    return longer
-
-
-@_without_gil
-def product(table_a, start_a, table_b, start_b, needs_b, most):  # type: ignore[no-untyped-def]
-    """The pairs of states that two tables with the same columns reach together.
+@without_gil
+def product(table_a, classes_a, start_a, table_b, classes_b, start_b, needs_b, most):  # type: ignore[no-untyped-def]
+    """The pairs of states that two tables over classes of bytes reach together.
 
     Args:
+        classes_a, classes_b: the class of each byte.
         needs_b: whether a pair ends where `b` does; otherwise it continues with -1 for `b`.
         most: the limit of pairs.
 
-    Returns: int32 (pairs, 2) with the start first, and the table over them; no pairs at all if
-        there would be more than `most`.
+    Returns: int32 (pairs, 2) with the start first; the table over them; and int32, the class of
+        each byte in it. There are no pairs if there would be more than `most`.
     """
-    num_columns = table_a.shape[1]
+    joint = np.full((table_a.shape[1], table_b.shape[1]), -1, np.int32)
+    columns = np.empty((256, 2), np.int32)
+    classes = np.empty(256, np.int32)
+    num_columns = 0
+    for byte in range(256):
+        a, b = classes_a[byte], classes_b[byte]
+        if joint[a, b] < 0:
+            joint[a, b] = num_columns
+            columns[num_columns, 0], columns[num_columns, 1] = a, b
+            num_columns += 1
+        classes[byte] = joint[a, b]
     number = np.full((len(table_a), len(table_b) + 1), -1, np.int32)
-    pairs = np.empty((64, 2), np.int32)
-    table = np.empty((64, num_columns), np.int32)
+    pairs = np.empty((most, 2), np.int32)
+    table = np.empty((most, num_columns), np.int32)
     pairs[0, 0], pairs[0, 1] = start_a, start_b
     number[start_a, start_b + 1] = 0
     count, next_ = 1, 0
     while next_ < count:
-        a, b = pairs[next_, 0], pairs[next_, 1]
+        state_a, state_b = pairs[next_, 0], pairs[next_, 1]
         for c in range(num_columns):
-            to_a = table_a[a, c]
-            to_b = table_b[b, c] if b >= 0 else -1
+            to_a = table_a[state_a, columns[c, 0]]
+            to_b = table_b[state_b, columns[c, 1]] if state_b >= 0 else -1
             if to_a < 0 or (needs_b and to_b < 0):
                 table[next_, c] = -1
                 continue
             if number[to_a, to_b + 1] < 0:
                 if count == most:
-                    return pairs[:0].copy(), table[:0].copy()
-                if count == len(pairs):
-                    pairs, table = _twice_as_long(pairs), _twice_as_long(table)
+                    return pairs[:0].copy(), table[:0].copy(), classes
                 pairs[count, 0], pairs[count, 1] = to_a, to_b
                 number[to_a, to_b + 1] = count
                 count += 1
             table[next_, c] = number[to_a, to_b + 1]
         next_ += 1
-    return pairs[:count].copy(), table[:count].copy()
+    return pairs[:count].copy(), table[:count].copy(), classes

@@ -10,8 +10,10 @@ from functools import cache
 import numpy as np
 
 from sgl_vllm.fsm.automaton import Automaton, State
-from sgl_vllm.fsm.byte_dfa import ByteDfa, combined, minimal
+from sgl_vllm.fsm.byte_dfa import combined, of_texts
+from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.masks import Bitmasks
+from sgl_vllm.fsm.regex import of_pattern
 from sgl_vllm.fsm.schema import compile_schema
 from sgl_vllm.fsm.vocabulary import Vocabulary
 
@@ -38,10 +40,9 @@ def compile_loops() -> None:
 
 
 def _automata() -> None:
-    table = np.full((2, 256), -1, np.int32)
-    table[:, ord("a")] = 1
-    one_or_more = minimal(ByteDfa(table, np.array([False, True])))
-    combined(one_or_more, one_or_more, minus=True)
+    one_or_more = of_pattern("a+")
+    combined(one_or_more, of_texts([b"aa"]), minus=True)
+    compile_grammar('root ::= "[" root "]" | [a-z]+')
 
 
 def _masks() -> None:

@@ -48,8 +48,8 @@ class WorkerUnavailableError(Exception):
 class Worker:
     """A process that runs a module which calls `serve`.
 
-    It starts when told to or with the first question, and again after each kill. It ends when this
-    object or this process does.
+    It starts with the first question, and again after each kill. It ends when this object or this
+    process does.
 
     Args:
         module: the module's name.
@@ -102,18 +102,6 @@ class Worker:
                 ) from None
         finally:
             self._lock.release()
-
-    def start_ahead(self) -> None:
-        """Start the process in the background, unless it has been started. Questions wait for
-        it."""
-        if self._process is None:
-            threading.Thread(target=self._start_first, name="sgl-vllm-start", daemon=True).start()
-
-    def _start_first(self) -> None:
-        # Whatever happens, such as the end of this process: the next question starts it again.
-        with self._lock, contextlib.suppress(Exception):
-            if self._process is None:
-                self._start()
 
     def stop(self) -> None:
         """Kill the process. The next question starts another."""

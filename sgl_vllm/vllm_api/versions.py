@@ -22,7 +22,6 @@ SERVER_PACKAGES = (
     ("llguidance", "1.0", None),
     ("numba", "0.60", None),
     ("numpy", "1.26", None),
-    ("outlines-core", "0.2.10", None),
     ("xgrammar", "0.2.1", "1"),
 )
 

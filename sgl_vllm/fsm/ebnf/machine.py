@@ -18,17 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sgl_vllm.fsm import tables
-from sgl_vllm.fsm.characters import Ranges
-from sgl_vllm.fsm.ebnf.syntax import (
-    CharacterClass,
-    Choice,
-    Node,
-    Reference,
-    Repetition,
-    Sequence,
-    Text,
-)
 from sgl_vllm.fsm.errors import TooComplexError
+from sgl_vllm.fsm.nfa import Assembly
+from sgl_vllm.fsm.syntax import Node
 
 MAX_STATES = 2_000
 """States of a machine. xgrammar takes larger ones, in seconds."""
@@ -92,8 +84,8 @@ class Budget:
             raise TooComplexError("the grammar is too large")
 
 
-class Assembly:
-    """A nondeterministic automaton that is being put together.
+class RuleAssembly(Assembly):
+    """The nondeterministic automaton of a rule.
 
     Args:
         inlined: the machines of the rules whose calls are replaced by copies of them.
@@ -118,8 +110,9 @@ class Assembly:
     def add_empty(self, source: int, target: int) -> None:
         self._empty[source].append(target)
 
-    def add_span(self, source: int, span: Span) -> None:
-        self._spans[source].append(span)
+    def add_span(self, source: int, low: int, high: int, target: int) -> None:
+        self._budget.spend(1)
+        self._spans[source].append((low, high, target))
 
     def add_call(self, source: int, name: str, target: int) -> None:
         machine = self._inlined.get(name)
@@ -149,39 +142,12 @@ class Assembly:
                     self.add_call(first + state, call[0], first + call[1])
         return first, [first + state for state, ends in enumerate(machine.accepting) if ends]
 
-    def add(self, node: Node, source: int) -> int:
-        """Add what a node allows after `source`.
+    def add_reference(self, name: str, source: int) -> int:
+        target = self.new_state()
+        self.add_call(source, name, target)
+        return target
 
-        Returns: the state after it.
-        """
-        match node:
-            case Text(data):
-                for byte in data:
-                    following = self.new_state()
-                    self._spans[source].append((byte, byte, following))
-                    source = following
-                return source
-            case CharacterClass(ranges):
-                return self._add_class(ranges, source)
-            case Reference(name):
-                target = self.new_state()
-                self.add_call(source, name, target)
-                return target
-            case Sequence(parts):
-                for part in parts:
-                    source = self.add(part, source)
-                return source
-            case Choice(options):
-                target = self.new_state()
-                for option in options:
-                    begin = self.new_state()
-                    self.add_empty(source, begin)
-                    self.add_empty(self.add(option, begin), target)
-                return target
-            case Repetition(part, low, high):
-                return self._add_repetition(part, low, high, source)
-
-    def _add_repetition(self, part: Node, low: int, high: int | None, source: int) -> int:
+    def add_repetition(self, part: Node, low: int, high: int | None, source: int) -> int:
         for _ in range(low):
             source = self.add(part, source)
         end = self.new_state()
@@ -197,20 +163,6 @@ class Assembly:
             self.add_empty(source, begin)
             source = self.add(part, begin)
             self.add_empty(source, end)
-        return end
-
-    def _add_class(self, ranges: Ranges, source: int) -> int:
-        """Along the UTF-8 of the characters. Equal ends of their encodings share their states."""
-        end = self.new_state()
-        after: dict[tuple[tuple[int, int], ...], int] = {(): end}
-        for encoding in [e for low, high in ranges for e in _encodings(low, high)]:
-            self._budget.spend(len(encoding))
-            for i in range(len(encoding) - 1, 0, -1):
-                rest = encoding[i:]
-                if rest not in after:
-                    after[rest] = self.new_state()
-                    self._spans[after[rest]].append((*rest[0], after[rest[1:]]))
-            self._spans[source].append((*encoding[0], after[encoding[1:]]))
         return end
 
     def machine(self, accepting: Iterable[int]) -> Machine:
@@ -300,7 +252,8 @@ def _minimal(machine: Machine) -> Machine:
         for name, target in calls:
             by_calls[state, column[name]] = target
     table = np.ascontiguousarray(np.concatenate([by_bytes, by_calls], axis=1))
-    small, accepting = tables.minimal(table, np.array(machine.accepting, np.bool_))
+    small, accepting, columns = tables.minimal(table, np.array(machine.accepting, np.bool_), 0)
+    small = small[:, columns]
     width = by_bytes.shape[1]
     first = np.append(np.searchsorted(classes, np.arange(width)), 256).tolist()
     return Machine(
@@ -324,44 +277,3 @@ def _spans(row: list[int], first: list[int]) -> list[Span]:
         else:
             spans.append((first[i], first[i + 1] - 1, target))
     return spans
-
-
-_FIRST_OF_LENGTH = (0, 0x80, 0x800, 0x10000, 0x110000)
-"""The first code point of each length of UTF-8."""
-
-
-def _encodings(low: int, high: int) -> list[tuple[tuple[int, int], ...]]:
-    """The UTF-8 of a range of characters, as sequences of ranges of bytes."""
-    found = []
-    for length in range(1, 5):
-        begin = max(low, _FIRST_OF_LENGTH[length - 1])
-        end = min(high, _FIRST_OF_LENGTH[length] - 1)
-        if begin <= end:
-            found += _of_one_length(_utf8(begin), _utf8(end))
-    return found
-
-
-def _utf8(code: int) -> bytes:
-    return chr(code).encode(errors="surrogatepass")
-
-
-def _of_one_length(low: bytes, high: bytes) -> list[tuple[tuple[int, int], ...]]:
-    """The byte strings between two of the same length whose later bytes are 80 to BF."""
-    if len(low) == 1:
-        return [((low[0], high[0]),)]
-    length = len(low) - 1
-    least, most = b"\x80" * length, b"\xbf" * length
-    if low[0] == high[0]:
-        return [((low[0], low[0]), *rest) for rest in _of_one_length(low[1:], high[1:])]
-    found = []
-    first, last = low[0], high[0]
-    if low[1:] != least:
-        found += [((first, first), *rest) for rest in _of_one_length(low[1:], most)]
-        first += 1
-    if high[1:] != most:
-        last -= 1
-    if first <= last:
-        found.append(((first, last), *[(0x80, 0xBF)] * length))
-    if high[1:] != most:
-        found += [((high[0], high[0]), *rest) for rest in _of_one_length(least, high[1:])]
-    return found

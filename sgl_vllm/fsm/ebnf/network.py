@@ -11,17 +11,9 @@ Rules that refer to themselves first or last are loops, not calls:
 
 from __future__ import annotations
 
-from sgl_vllm.fsm.ebnf.machine import Assembly, Budget, Call, Machine
-from sgl_vllm.fsm.ebnf.syntax import (
-    CharacterClass,
-    Choice,
-    Node,
-    Reference,
-    Repetition,
-    Sequence,
-    Text,
-)
+from sgl_vllm.fsm.ebnf.machine import Budget, Call, Machine, RuleAssembly
 from sgl_vllm.fsm.errors import UnsupportedGrammarError
+from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Reference, Repetition, Sequence, Text
 
 ROOT = "root"
 
@@ -44,7 +36,7 @@ def network(rules: dict[str, Node], budget: Budget) -> dict[str, Machine]:
     inlined: dict[str, Machine] = {}
     called: dict[str, Machine] = {}
     for name in order:
-        assembly = Assembly(budget, inlined)
+        assembly = RuleAssembly(budget, inlined)
         end = assembly.add(rules[name], assembly.start)
         machine = _without_loops(name, assembly.machine([end]), budget)
         if name == ROOT or _calls(machine, name):
@@ -154,7 +146,7 @@ def _without_loops(name: str, machine: Machine, budget: Budget) -> Machine:
         last = [(s, call) for s, call in own if s and machine.is_final(call[1])]
         if not first and not last:
             break
-        assembly = Assembly(budget, {})
+        assembly = RuleAssembly(budget, {})
         body, accepting = assembly.add_machine(machine, frozenset(last))
         _add_start(assembly, machine, body, name)
         end = assembly.new_state()
@@ -172,10 +164,10 @@ def _without_loops(name: str, machine: Machine, budget: Budget) -> Machine:
     return machine
 
 
-def _add_start(assembly: Assembly, machine: Machine, body: int, name: str) -> None:
+def _add_start(assembly: RuleAssembly, machine: Machine, body: int, name: str) -> None:
     """Give the assembly's start the transitions of the machine's, without calls of its own rule."""
     for low, high, target in machine.spans[0]:
-        assembly.add_span(assembly.start, (low, high, body + target))
+        assembly.add_span(assembly.start, low, high, body + target)
     for callee, target in machine.calls[0]:
         if callee != name:
             assembly.add_call(assembly.start, callee, body + target)
@@ -186,7 +178,7 @@ def _with_all_inlined(
 ) -> Machine:
     if not any(callee in inlined for calls in machine.calls for callee, _ in calls):
         return machine
-    assembly = Assembly(budget, inlined)
+    assembly = RuleAssembly(budget, inlined)
     first, accepting = assembly.add_machine(machine)
     assembly.add_empty(assembly.start, first)
     end = assembly.new_state()

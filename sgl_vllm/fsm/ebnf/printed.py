@@ -13,7 +13,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from sgl_vllm.fsm.ebnf.syntax import TOKEN, Node, Parser, Reference, Token, text_of, tokens_of
+from sgl_vllm.fsm.ebnf.syntax import TOKEN, Parser, Token, text_of, tokens_of
+from sgl_vllm.fsm.syntax import Node, Reference
 
 _TOKEN = re.compile(rf"(?P<minus> -1 ) | (?P<equals> = ) | {TOKEN.pattern}", re.VERBOSE)
 

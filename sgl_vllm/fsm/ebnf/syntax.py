@@ -14,10 +14,11 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
 from sgl_vllm.fsm.characters import Ranges, normalized
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
+from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Reference, Repetition, Sequence, Text
 
 MAX_RULES = 1_000
 MAX_NESTING = 100
@@ -25,48 +26,6 @@ MAX_NESTING = 100
 
 _LAST = 0x10FFFF
 
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A literal; may be empty."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class CharacterClass:
-    """One of some code points. Surrogates are code points like others, as in xgrammar."""
-
-    ranges: Ranges
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """The text of a rule."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sequence:
-    parts: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    options: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Repetition:
-    """`low` to `high` times; without a limit if that is None."""
-
-    part: Node
-    low: int
-    high: int | None
-
-
-Node: TypeAlias = "Text | CharacterClass | Reference | Sequence | Choice | Repetition"
 
 TOKEN = re.compile(
     r"""[ \t\r\n]+ | \#[^\r\n]*

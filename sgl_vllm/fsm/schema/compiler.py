@@ -21,7 +21,7 @@ from sgl_vllm.fsm.errors import (
 )
 from sgl_vllm.fsm.expressions import EMPTY, NEVER, Alt, Expression, Lazy, Literals, Seq, literal
 from sgl_vllm.fsm.json_string import STRING, JsonString
-from sgl_vllm.fsm.rust_regex import compile_trusted
+from sgl_vllm.fsm.regex import of_pattern
 from sgl_vllm.fsm.schema import numeric, strings
 from sgl_vllm.fsm.schema.alternatives import Alternatives
 from sgl_vllm.fsm.schema.arrays import compile_array
@@ -278,7 +278,7 @@ class _Compiler:
             text = string(JsonString.of(STRING))
             options = (
                 Literals(((b"true", None), (b"false", None), (b"null", None))),
-                compile_trusted(numbers.NUMBER).expression,
+                of_pattern(numbers.NUMBER).expression,
                 text,
                 self._any_number_of(b"[", value, b"]"),
                 self._any_number_of(b"{", Seq(text, context.colon, value), b"}"),

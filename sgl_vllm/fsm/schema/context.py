@@ -9,7 +9,7 @@ from sgl_vllm.fsm.byte_dfa import ByteDfa
 from sgl_vllm.fsm.errors import NothingValidError
 from sgl_vllm.fsm.expressions import EMPTY, Expression, Literals, Seq, literal
 from sgl_vllm.fsm.json_string import JsonString
-from sgl_vllm.fsm.rust_regex import compile_trusted
+from sgl_vllm.fsm.regex import of_pattern
 from sgl_vllm.fsm.schema.alternatives import Alternatives
 from sgl_vllm.fsm.schema.conjunctions import Conjunctions
 from sgl_vllm.fsm.schema.keywords import Schema, SchemaSemantics
@@ -44,9 +44,7 @@ class Context:
         self.alternatives = alternatives
         self.complement = complement
         self.value = value
-        self.blank: Expression = (
-            compile_trusted(r"[ \n\r\t]*").expression if any_whitespace else EMPTY
-        )
+        self.blank: Expression = of_pattern(r"[ \n\r\t]*").expression if any_whitespace else EMPTY
         self.comma = Seq(self.blank, literal(b","), self.blank)
         self.colon = Seq(self.blank, literal(b":"), self.blank)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa, combined
-from sgl_vllm.fsm.characters import bracketed_in_json, complement
-from sgl_vllm.fsm.rust_regex import compile_trusted
+from sgl_vllm.fsm.regex import of_pattern
 
 _HEX = "[0-9a-fA-F]"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -67,13 +66,13 @@ stand before it the more stand behind."""
 
 
 _UCS = (
-    r"\x{a0}-\x{d7ff}\x{f900}-\x{fdcf}\x{fdf0}-\x{ffef}"
-    + "".join([f"\\x{{{plane:x}0000}}-\\x{{{plane:x}fffd}}" for plane in range(1, 14)])
-    + r"\x{e1000}-\x{efffd}"
+    r"\xa0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef"
+    + "".join([rf"\U{plane:04x}0000-\U{plane:04x}fffd" for plane in range(1, 14)])
+    + r"\U000e1000-\U000efffd"
 )
 """`ucschar` of RFC 3987."""
 
-_PRIVATE = r"\x{e000}-\x{f8ff}\x{f0000}-\x{ffffd}\x{100000}-\x{10fffd}"
+_PRIVATE = r"\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd"
 
 
 def _references(more: str = "", private: str = "") -> tuple[str, str]:
@@ -97,7 +96,7 @@ def _references(more: str = "", private: str = "") -> tuple[str, str]:
 _URI, _URI_REFERENCE = _references()
 _IRI, _IRI_REFERENCE = _references(_UCS, _PRIVATE)
 
-_POINTED = bracketed_in_json(complement(((ord("/"), ord("/")), (ord("~"), ord("~")))))
+_POINTED = r'(?:[^"\\/~\x00-\x1f]|\\["\\bfnrt]|\\u00[01][0-9a-fA-F])'
 _POINTER = f"(?:/(?:{_POINTED}|~[01])*)*"
 
 _VARIABLE = rf"(?:[A-Za-z0-9_]|{_ENCODED})(?:\.?(?:[A-Za-z0-9_]|{_ENCODED}))*"
@@ -128,8 +127,8 @@ FORMATS = {
     "json-pointer": _POINTER,
     "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
 }
-"""RFC 3339, 4122, 2673, 4291, 1123, 3986, 3987, 5321, 6570 and 6901, in the syntax of Rust's regex
-and as written in JSON. Some valid texts are refused: leap seconds that are not in UTC, hostnames of
+"""RFC 3339, 4122, 2673, 4291, 1123, 3986, 3987, 5321, 6570 and 6901, as written in
+JSON. Some valid texts are refused: leap seconds that are not in UTC, hostnames of
 many long labels, quoted names in `email`."""
 
 _WITHOUT = {
@@ -153,9 +152,9 @@ UNSUPPORTED_FORMATS = frozenset({"idn-email", "idn-hostname", "regex", "unknown"
 @lru_cache(maxsize=64)
 def format_dfa(form: str) -> ByteDfa:
     """The automaton of the JSON strings of a format, quotes included."""
-    dfa = compile_trusted(f'"(?:{FORMATS[form]})"')
+    dfa = of_pattern(f'"(?:{FORMATS[form]})"')
     if form in _WITHOUT:
-        dfa = combined(dfa, compile_trusted(f'"(?:{_WITHOUT[form]})"'), minus=True)
+        dfa = combined(dfa, of_pattern(f'"(?:{_WITHOUT[form]})"'), minus=True)
     return dfa
 
 

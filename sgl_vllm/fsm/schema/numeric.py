@@ -11,7 +11,7 @@ from sgl_vllm.fsm.byte_dfa import ByteDfa, combined
 from sgl_vllm.fsm.errors import NothingValidError, UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Expression
 from sgl_vllm.fsm.multiples import multiples
-from sgl_vllm.fsm.rust_regex import compile_trusted
+from sgl_vllm.fsm.regex import of_pattern
 from sgl_vllm.fsm.schema.context import Context, of_valid
 from sgl_vllm.fsm.schema.keywords import several
 
@@ -38,9 +38,9 @@ def compile_number(context: Context, schema: dict[str, Any], *, whole: bool) -> 
     bounds = _bounds(schema)
     is_plain = bounds.are_open and "multipleOf" not in schema and "not" not in schema
     if is_plain and not whole:
-        return compile_trusted(numbers.NUMBER).expression
+        return of_pattern(numbers.NUMBER).expression
     if is_plain and context.is_strict:
-        return compile_trusted("0|-?[1-9][0-9]*").expression
+        return of_pattern("0|-?[1-9][0-9]*").expression
     try:
         dfa = _within(bounds, whole)
         for one in several(schema, "multipleOf"):
@@ -63,12 +63,12 @@ def _without(dfa: ByteDfa, other: dict[str, Any]) -> ByteDfa:
         return dfa
     if "multipleOf" in other:
         return combined(dfa, multiples(_decimal(other["multipleOf"])), minus=True)
-    return combined(dfa, compile_trusted(numbers.WHOLE), minus=True)
+    return combined(dfa, of_pattern(numbers.WHOLE), minus=True)
 
 
 def _within(bounds: _Bounds, whole: bool) -> ByteDfa:
     if bounds.are_open:
-        return compile_trusted(numbers.WHOLE if whole else numbers.DECIMAL)
+        return of_pattern(numbers.WHOLE if whole else numbers.DECIMAL)
     if not whole:
         return numbers.decimals(bounds.low, bounds.high, bounds.above_low, bounds.below_high)
     low, high = bounds.low, bounds.high

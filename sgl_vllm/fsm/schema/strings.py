@@ -15,21 +15,21 @@ from sgl_vllm.fsm.json_string import (
     JsonString,
     dfa_of_length,
 )
-from sgl_vllm.fsm.rust_regex import compile_trusted
+from sgl_vllm.fsm.regex import of_pattern
 from sgl_vllm.fsm.schema.context import Context, of_valid, string
 from sgl_vllm.fsm.schema.formats import FORMATS, UNSUPPORTED_FORMATS, format_dfa
 from sgl_vllm.fsm.schema.keywords import Schema, several
 from sgl_vllm.fsm.schema.values import limits, listings, quoted
 
 _MAX_LENGTH_WITH_PATTERN = 300
-_ANY_TEXT = r'"(?:[^"\\\x{0}-\x{1f}\x{10ffff}]|\\["\\bfnrt]|\\u00(?:0[0-7bef]|1[0-9a-f]))*"'
+_ANY_TEXT = r'"(?:[^"\\\x00-\x1f]|\\["\\bfnrt]|\\u00(?:0[0-7bef]|1[0-9a-f]))*"'
 _A_STRING: Schema = {"type": "string"}
 
 
 def any_text() -> ByteDfa:
     """All strings of characters that patterns know (`characters.ANY`), each in one spelling, that
     of `NAME_STRING`."""
-    return compile_trusted(_ANY_TEXT)
+    return of_pattern(_ANY_TEXT)
 
 
 def compile_string(context: Context, schema: dict[str, Any]) -> Expression:

@@ -36,7 +36,6 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from sgl_vllm.counters import counter, timer_count, timer_sum
 from sgl_vllm.degrade import CircuitBreaker
-from sgl_vllm.fsm import rust_regex
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.cache import AutomatonCache, RefusedFormats
 from sgl_vllm.fsm.errors import (
@@ -240,10 +239,8 @@ class SglBackend(StructuredOutputBackend):
         with self._lock:
             resources = self._resources.get(id(compiler))
             if resources is None:
-                if self._use_automata:
-                    rust_regex.start_worker()
-                    if self._dialect.semantics is SchemaSemantics.SPEC:
-                        compile_formats()
+                if self._use_automata and self._dialect.semantics is SchemaSemantics.SPEC:
+                    compile_formats()
                 resources = TokenizerResources(compiler, self.tokenizer, self.vocab_size)
                 self._resources[id(compiler)] = resources
         return resources

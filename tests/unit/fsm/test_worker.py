@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 import time
 import weakref
@@ -23,25 +24,6 @@ class Vocabulary:
         return b"a"
 
 
-def test_a_worker_that_nobody_holds_is_gone_with_its_process_and_what_it_held() -> None:
-    vocabulary = Vocabulary()
-    worker = Worker(
-        "sgl_vllm.fsm.regex_worker",
-        timeout_s=10.0,
-        memory_bytes=1 << 30,
-        opening=vocabulary.question,
-    )
-    assert worker.ask(b"[a-c]+")[0] == 0
-    assert worker._process is not None
-    process = psutil.Process(worker._process.pid)
-    assert process.is_running()
-    held: list[weakref.ref[object]] = [weakref.ref(worker), weakref.ref(vocabulary)]
-    del worker, vocabulary
-    gc.collect()
-    assert [ref() for ref in held] == [None, None]
-    assert not process.is_running()
-
-
 def worker_of(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options) -> Worker:
     (tmp_path / "the_module.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
@@ -58,6 +40,22 @@ serve(lambda question: (0, f"{niceness} {os.nice(0)}".encode()))
 """
 
 
+def test_a_worker_that_nobody_holds_is_gone_with_its_process_and_what_it_held(
+    tmp_path, monkeypatch
+) -> None:
+    vocabulary = Vocabulary()
+    worker = worker_of(TELLS_ITS_NICENESS, tmp_path, monkeypatch, opening=vocabulary.question)
+    assert worker.ask(b"[a-c]+")[0] == 0
+    assert worker._process is not None
+    process = psutil.Process(worker._process.pid)
+    assert process.is_running()
+    held: list[weakref.ref[object]] = [weakref.ref(worker), weakref.ref(vocabulary)]
+    del worker, vocabulary
+    gc.collect()
+    assert [ref() for ref in held] == [None, None]
+    assert not process.is_running()
+
+
 def test_only_the_first_start_of_a_process_has_the_usual_priority(tmp_path, monkeypatch) -> None:
     usual = os.nice(0)
     low = min(19, usual + 10)
@@ -65,18 +63,6 @@ def test_only_the_first_start_of_a_process_has_the_usual_priority(tmp_path, monk
     assert worker.ask(b"") == (0, f"{usual} {low}".encode())
     worker.stop()
     assert worker.ask(b"") == (0, f"{low} {low}".encode())
-
-
-def test_a_question_waits_for_a_process_that_starts_in_the_background(
-    tmp_path, monkeypatch
-) -> None:
-    worker = worker_of(TELLS_ITS_NICENESS, tmp_path, monkeypatch, timeout_s=0.05)
-    worker.start_ahead()
-    worker.start_ahead()
-    assert worker.ask(b"")[0] == 0  # its imports take longer than two questions may
-    process = worker._process
-    worker._start_first()
-    assert worker._process is process
 
 
 WAITS_OR_WORKS = """
@@ -103,3 +89,53 @@ def test_the_limit_is_on_what_a_process_gets_of_the_processors(tmp_path, monkeyp
     with pytest.raises(WorkerFailedError, match=r"more than 0\.4 s"):
         worker.ask(b"wait 60")
     assert time.monotonic() - started >= PATIENCE * 0.4
+
+
+def test_a_process_that_was_killed_is_started_again(tmp_path, monkeypatch) -> None:
+    worker = worker_of(WAITS_OR_WORKS, tmp_path, monkeypatch)
+    assert worker.ask(b"") == (0, b"done")
+    process_of(worker).kill()
+    process_of(worker).wait()
+    assert worker.ask(b"") == (0, b"done")
+
+
+def process_of(worker: Worker) -> subprocess.Popen[bytes]:
+    assert worker._process is not None
+    return worker._process
+
+
+def test_the_process_ends_with_its_parent(tmp_path, monkeypatch) -> None:
+    worker_of(WAITS_OR_WORKS, tmp_path, monkeypatch)  # for the module
+    program = (
+        "import os\nfrom sgl_vllm.fsm.worker import Worker\n"
+        "worker = Worker('the_module', timeout_s=10.0, memory_bytes=1 << 30)\n"
+        "worker.ask(b'')\nprint(worker._process.pid, flush=True)\nos._exit(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    pid = int(done.stdout)
+    for _ in range(100):
+        if has_ended(pid):
+            return
+        time.sleep(0.05)
+    pytest.fail("the process is still there")
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_forked_child_has_a_process_of_its_own(tmp_path, monkeypatch) -> None:
+    worker = worker_of(WAITS_OR_WORKS, tmp_path, monkeypatch)
+    worker.ask(b"")
+    parents = process_of(worker).pid
+    child = os.fork()
+    if child == 0:
+        is_good = worker.ask(b"") == (0, b"done") and process_of(worker).pid != parents
+        worker.stop()
+        os._exit(0 if is_good else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert worker.ask(b"") == (0, b"done")
+    assert process_of(worker).pid == parents

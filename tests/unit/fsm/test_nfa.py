@@ -1,0 +1,150 @@
+"""Trees -> automata: compared with a matcher that tries all ways, and held within limits."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_vllm.fsm import nfa
+from sgl_vllm.fsm.errors import TooComplexError
+from sgl_vllm.fsm.nfa import dfa_of
+from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Repetition, Sequence, Text
+from tests.effort import examples
+
+LETTERS = "abé€😀"
+ANY = CharacterClass(((0, 0xD7FF), (0xE000, 0x10FFFF)))
+
+ranges = st.sampled_from(
+    [
+        (),
+        ((0x61, 0x61),),
+        ((0x61, 0x62),),
+        ((0x62, 0xE9),),
+        ((0xE9, 0x20AC),),
+        ((0x61, 0x61), (0xE9, 0x1F600)),
+    ]
+)
+trees = st.recursive(
+    st.sampled_from(["", "a", "b", "ab", "é", "😀b"]).map(lambda text: Text(text.encode()))
+    | ranges.map(CharacterClass),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda parts: Sequence(tuple(parts))),
+        st.lists(inner, max_size=3).map(lambda options: Choice(tuple(options))),
+        st.builds(
+            lambda part, low, more: Repetition(part, low, None if more is None else low + more),
+            inner,
+            st.integers(0, 3),
+            st.none() | st.integers(0, 3),
+        ),
+    ),
+    max_leaves=8,
+)
+
+
+def ends(node: Node, text: str, begin: int) -> set[int]:
+    """Where a match of the node that begins there can end."""
+    match node:
+        case Text(data):
+            word = data.decode()
+            return {begin + len(word)} if text.startswith(word, begin) else set()
+        case CharacterClass(ranges):
+            is_in = text[begin:] and any(low <= ord(text[begin]) <= high for low, high in ranges)
+            return {begin + 1} if is_in else set()
+        case Sequence(parts):
+            found = {begin}
+            for part in parts:
+                found = {end for start in found for end in ends(part, text, start)}
+            return found
+        case Choice(options):
+            return {end for option in options for end in ends(option, text, begin)}
+        case Repetition(part, low, high):
+            most = low + len(text) + 1 if high is None else high
+            found, all_found = {begin}, {begin} if not low else set()
+            for count in range(1, most + 1):
+                found = {end for start in found for end in ends(part, text, start)}
+                if count >= low:
+                    all_found |= found
+            return all_found
+    raise AssertionError(node)
+
+
+TEXTS = ["".join(t) for size in range(4) for t in itertools.product(LETTERS, repeat=size)]
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(trees)
+def test_an_automaton_accepts_what_some_way_through_its_tree_matches(tree):
+    dfa = dfa_of(tree)
+    for text in TEXTS:
+        assert dfa.accepts(text.encode()) == (len(text) in ends(tree, text, 0)), text
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.binary(max_size=5))
+def test_only_utf8_is_a_text(data):
+    try:
+        data.decode()
+        is_text = True
+    except UnicodeDecodeError:
+        is_text = False
+    assert dfa_of(Repetition(ANY, 0, None)).accepts(data) == is_text
+
+
+FIRSTS = [0, 0x7F, 0x80, 0x7FF, 0x800, 0xFFF, 0xFFFF, 0x10000, 0x3FFFF]
+LASTS = [0x7F, 0x82, 0x801, 0x1001, 0xFFFF, 0x10001, 0x40000, 0x10FFFF]
+
+
+@pytest.mark.parametrize(
+    "first, last", [pair for pair in itertools.product(FIRSTS, LASTS) if pair[0] <= pair[1]]
+)
+def test_the_ends_of_a_range_are_in_it_and_their_neighbors_are_not(first, last):
+    dfa = dfa_of(CharacterClass(((first, last),)))
+    for code in {*range(max(0, first - 2), first + 2), *range(last - 2, min(last + 3, 0x110000))}:
+        if not 0xD800 <= code <= 0xDFFF:
+            assert dfa.accepts(chr(code).encode()) == (first <= code <= last), hex(code)
+
+
+@pytest.mark.parametrize("low, high", [(0, 0), (0, 1), (3, 3), (2, 5), (0, 700), (700, None)])
+def test_a_repetition_has_a_state_for_each_time(low, high):
+    dfa = dfa_of(Repetition(Text(b"ab"), low, high))
+    assert dfa.num_states == 2 * (high if high is not None else low) + 1
+    for count in {0, 1, 2, 3, 4, 5, 6, 699, 700, 701, 2000}:
+        is_within = low <= count <= (high if high is not None else count)
+        assert dfa.accepts(b"ab" * count) == is_within, count
+
+
+LETTER = CharacterClass(((0x61, 0x62),))
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        Sequence((Repetition(LETTER, 0, None), Text(b"a"), Repetition(LETTER, 40, 40))),
+        Repetition(Repetition(LETTER, 0, 5_000), 5_000, 5_000),
+        Sequence((Repetition(Repetition(Text(b"a"), 0, 1), 6_000, 6_000), Text(b"a" * 6_000))),
+    ],
+    ids=["states", "parts", "steps"],
+)
+def test_what_explodes_is_given_up_at_once(node):
+    started = time.thread_time()
+    with pytest.raises(TooComplexError):
+        dfa_of(node)
+    assert time.thread_time() - started < 2
+
+
+def test_what_is_nested_too_deeply_is_given_up():
+    node: Node = Text(b"a")
+    for _ in range(10_000):
+        node = Sequence((node, node))
+    with pytest.raises(TooComplexError, match="nested too deeply"):
+        dfa_of(node)
+
+
+def test_a_known_key_is_not_compiled_again(monkeypatch):
+    first = nfa.cached_dfa("a test's key", lambda: Text(b"a"))
+    monkeypatch.setattr(nfa, "dfa_of", None)
+    assert nfa.cached_dfa("a test's key", lambda: Text(b"b")) is first
