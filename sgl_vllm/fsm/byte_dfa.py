@@ -26,48 +26,38 @@ class ByteDfa:
     """A deterministic automaton over bytes. Invariant: every state leads to acceptance.
 
              a          b
-        (0) ---> (1) ------> ((2))       table[0, 97] == 1, table[1, 98] == 2, accepting[2]
+        (0) ---> (1) ------> ((2))       row(0)[97] == 1, row(1)[98] == 2, accepting[2]
 
     Attributes:
-        table: (states, 256) int32: the next state, -1 for none.
+        by_class: (states, classes of bytes) int32: the next state, -1 for none.
+        classes: (256,) uint8: the class of each byte. `class_of` is the same as bytes.
         accepting: (states,) bool.
-        by_class, classes: the same table with equal columns kept once, and each byte's column.
     """
 
-    __slots__ = ("_terminals", "accepting", "by_class", "classes", "start", "table")
+    __slots__ = ("_terminals", "accepting", "by_class", "class_of", "classes", "start")
 
     def __init__(
-        self, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int = 0
-    ) -> None:
-        self.table = np.ascontiguousarray(table, np.int32)
-        self.accepting = np.ascontiguousarray(accepting, np.bool_)
-        self.start = start
-        classes, firsts = tables.column_classes(self.table)
-        self.classes = classes.astype(np.uint8)
-        self.by_class = np.take(self.table, firsts, axis=1)
-        self._terminals: dict[int, Dfa] = {}
-
-    @classmethod
-    def minimal_of(
-        cls,
+        self,
         by_class: NDArray[np.int32],
         classes: NDArray[np.integer[Any]],
         accepting: NDArray[np.bool_],
         start: int = 0,
-    ) -> ByteDfa:
-        """The smallest automaton of the same language as a table over classes of bytes: dead states
-        go, equal ones become one.
+    ) -> None:
+        self.by_class = np.ascontiguousarray(by_class, np.int32)
+        self.classes = classes.astype(np.uint8)
+        self.class_of = self.classes.tobytes()
+        self.accepting = np.ascontiguousarray(accepting, np.bool_)
+        self.start = start
+        self._terminals: dict[int, Dfa] = {}
 
-        Args:
-            classes: of the 256 bytes.
-        """
-        dfa = cls.__new__(cls)
-        dfa.by_class, dfa.accepting, columns = tables.minimal(by_class, accepting, start)
-        dfa.start = 0
-        dfa.classes = columns[classes].astype(np.uint8)
-        dfa.table = np.take(dfa.by_class, dfa.classes, axis=1)
-        dfa._terminals = {}
-        return dfa
+    @classmethod
+    def of_table(
+        cls, table: NDArray[np.int32], accepting: NDArray[np.bool_], start: int = 0
+    ) -> ByteDfa:
+        """That of a table with a column for each of the 256 bytes."""
+        table = np.ascontiguousarray(table, np.int32)
+        classes, firsts = tables.column_classes(table)
+        return cls(np.take(table, firsts, axis=1), classes, accepting, start)
 
     @property
     def num_states(self) -> int:
@@ -96,10 +86,14 @@ class ByteDfa:
             self._terminals[state] = known
         return known
 
+    def row(self, state: int) -> NDArray[np.int32]:
+        """(256,): the state that each byte leads to, -1 for none."""
+        return self.by_class[state][self.classes]
+
     def accepts(self, data: bytes) -> bool:
         state = self.start
         for byte in data:
-            state = int(self.table[state, byte])
+            state = int(self.by_class[state, self.class_of[byte]])
             if state < 0:
                 return False
         return bool(self.accepting[state])
@@ -113,12 +107,11 @@ class Dfa:
     def __init__(self, dfa: ByteDfa, index: int) -> None:
         self.dfa = dfa
         self.index = index
-        row = dfa.table[index]
-        self.first = tables.byte_set(row >= 0)
-        self._row: list[int] = row.tolist()
+        self.first = tables.byte_set(dfa.row(index) >= 0)
+        self._row: list[int] = dfa.by_class[index].tolist()
 
     def step(self, byte: int) -> tuple[Dfa | None, tuple[Expression, ...]]:
-        index = self._row[byte]
+        index = self._row[self.dfa.class_of[byte]]
         dfa = self.dfa
         return dfa.terminal(index), (EMPTY,) if dfa.accepting[index] else ()
 
@@ -140,7 +133,8 @@ class CompiledFormat(NamedTuple):
 
 
 def table_bytes(expression: Expression) -> int:
-    """What the tables of all automata in an expression take, each counted once.
+    """What the tables of all automata in an expression take, each counted once, when all states
+    have been visited: then each has its row as a list, too, of 8 bytes for each number.
 
     Cost: a visit to every part of the expression, which builds those that are built when needed.
     """
@@ -160,12 +154,13 @@ def table_bytes(expression: Expression) -> int:
             stack.append(part.get())
         elif isinstance(part, Dfa):
             dfas.add(part.dfa)
-    return sum(dfa.table.nbytes + dfa.by_class.nbytes for dfa in dfas)
+    return sum(3 * dfa.by_class.nbytes for dfa in dfas)
 
 
 def minimal(dfa: ByteDfa) -> ByteDfa:
-    """The smallest automaton of the same language."""
-    return ByteDfa.minimal_of(dfa.by_class, dfa.classes, dfa.accepting, dfa.start)
+    """The smallest automaton of the same language: dead states go, equal ones become one."""
+    by_class, accepting, columns = tables.minimal(dfa.by_class, dfa.accepting, dfa.start)
+    return ByteDfa(by_class, columns[dfa.classes], accepting)
 
 
 def of_texts(texts: Iterable[bytes]) -> ByteDfa:
@@ -188,7 +183,7 @@ def of_texts(texts: Iterable[bytes]) -> ByteDfa:
             table[state, byte] = target
     flags = np.zeros(len(rows), np.bool_)
     flags[[*accepting]] = True
-    return minimal(ByteDfa(table, flags))
+    return minimal(ByteDfa.of_table(table, flags))
 
 
 def combined(a: ByteDfa, b: ByteDfa, *, minus: bool = False) -> ByteDfa:
@@ -209,4 +204,4 @@ def combined(a: ByteDfa, b: ByteDfa, *, minus: bool = False) -> ByteDfa:
         raise TooComplexError(f"patterns together need more than {MAX_STATES} states")
     accepting_b = np.where(pairs[:, 1] >= 0, b.accepting[pairs[:, 1]], False)
     accepting = a.accepting[pairs[:, 0]] & (~accepting_b if minus else accepting_b)
-    return ByteDfa.minimal_of(table, classes, accepting)
+    return minimal(ByteDfa(table, classes, accepting))

@@ -68,7 +68,7 @@ def _ending(table: NDArray[np.int32], inside: NDArray[np.bool_], last: list[int]
     accepting[last] = True
     table = np.where((inside | accepting)[table], table, -1)
     table[~inside] = -1
-    return minimal(ByteDfa(table, accepting))
+    return minimal(ByteDfa.of_table(table, accepting))
 
 
 def _matcher(words: tuple[bytes, ...]) -> tuple[NDArray[np.int32], list[int]]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa
 from sgl_vllm.fsm.expressions import EMPTY, Expression
-from sgl_vllm.fsm.tables import byte_set
+from sgl_vllm.fsm.tables import byte_set, column_classes
 
 QUOTE = 0x22
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
@@ -164,7 +164,8 @@ RAW_STRING = StringBody("raw")
 @lru_cache(maxsize=16)
 def dfa_of_length(low: int, high: int | None) -> ByteDfa:
     """The automaton of JSON strings, quotes included, of `low` to `high` characters (None: any
-    number). Cost: one copy of the states of `STRING` (13 KiB) for each character up to the limits.
+    number). Cost: one copy of the states of `STRING` (half a KiB) for each character up to the
+    limits.
 
         "           a           b          "
     (0) ---> (1, 0) ---> (1, 1) ---> (1, 2) ---> ((end))     the second number counts characters
@@ -175,22 +176,19 @@ def dfa_of_length(low: int, high: int | None) -> ByteDfa:
     size = len(inside)
     number = np.full(STRING.table.max() + 1, -1)
     number[inside] = np.arange(size)
-    body = STRING.table[inside]
-    begins = body == 0
+    classes, firsts = column_classes(STRING.table)
+    body = STRING.table[np.ix_(inside, firsts)]
+    quote = classes[QUOTE]
     step = np.where(body > 0, number[body], -1)
     end = 1 + counted * size + (1 if high is not None else size)
-    table = np.full((end + 1, 256), -1, np.int32)
-    table[0, QUOTE] = 1
-    for count in range(counted + 1):
-        first = 1 + count * size
-        if count == high:
-            table[first, QUOTE] = end
-            break
-        rows = table[first : first + size]
-        rows[step >= 0] = first + step[step >= 0]
-        rows[begins] = 1 + min(count + 1, counted) * size
-        if count >= low:
-            rows[0, QUOTE] = end
+    table = np.full((end + 1, len(firsts)), -1, np.int32)
+    # The same rows for each number of characters, only moved.
+    counts = np.arange(counted + (high is None)).reshape(-1, 1, 1)
+    rows = np.where(step >= 0, 1 + counts * size + step, -1)
+    rows = np.where(body == 0, 1 + np.minimum(counts + 1, counted) * size, rows)
+    table[1 : 1 + rows.shape[0] * size] = rows.reshape(-1, len(firsts))
+    table[0, quote] = 1
+    table[1 + np.arange(low, counted + 1) * size, quote] = end
     accepting = np.zeros(end + 1, np.bool_)
     accepting[end] = True
-    return ByteDfa(table, accepting)
+    return ByteDfa(table, classes, accepting)

@@ -57,4 +57,4 @@ def multiples(of: Decimal) -> ByteDfa:
             table[begin, _ZERO] = begin  # only zeros may follow
     table[0, ord("-")] = 0
     table[:modulus, ord(".")] = modulus + rests
-    return combined(of_pattern(DECIMAL), minimal(ByteDfa(table, accepting)))
+    return combined(of_pattern(DECIMAL), minimal(ByteDfa.of_table(table, accepting)))

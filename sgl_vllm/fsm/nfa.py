@@ -24,7 +24,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from sgl_vllm.fsm.byte_dfa import MAX_STATES, ByteDfa
+from sgl_vllm.fsm.byte_dfa import MAX_STATES, ByteDfa, minimal
 from sgl_vllm.fsm.characters import Ranges, encodings
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
 from sgl_vllm.fsm.subsets import determinized
@@ -184,7 +184,7 @@ class _Nfa(Assembly):
             raise TooComplexError(
                 f"the pattern needs more than {MAX_STATES:,} states, or too long to make them"
             )
-        return ByteDfa.minimal_of(table, classes, accepting)
+        return minimal(ByteDfa(table, classes, accepting))
 
 
 def _add_copies(numbers: array[int], begin: int, most: int, shift: NDArray[np.int32]) -> None:

@@ -146,7 +146,7 @@ class TerminalWalks:
                 dfa.accepting,
                 terminal.index,
                 latest.state,
-                int(vocabulary.num_below[dfa.table[terminal.index] >= 0].sum() * _MAX_DIFFERENCE),
+                int(vocabulary.num_below[dfa.row(terminal.index) >= 0].sum() * _MAX_DIFFERENCE),
             )
         if latest is None or difference is None:
             words, ids, nodes = self._walk_table(vocabulary.root, terminal)

@@ -27,7 +27,7 @@ from sgl_vllm.fsm.expressions import EMPTY, NEVER, Alt, Expression, Lazy, Seq
 MAX_GRAMMAR_CHARS = 32 << 10
 
 MAX_TERMINAL_STATES = 6_000
-"""States of all terminals together, at 1 KiB each."""
+"""States of all terminals together, at some 100 bytes to 1 KiB each."""
 
 MIN_BYTES = 10
 """Where rules call each other, fewer bytes than this are little but brackets. A token may then go
@@ -139,11 +139,11 @@ def _exits(machine: Machine) -> list[_Exit]:
     table, classes = machine.table()
     calls = dict.fromkeys(call for calls in machine.calls for call in calls)
     if not calls:  # every state of a minimal machine leads to its end
-        dfa = ByteDfa(np.take(table, classes, axis=1), np.array(machine.accepting, np.bool_))
+        dfa = ByteDfa(table, classes, np.array(machine.accepting, np.bool_))
         return [_Exit(dfa, np.arange(len(table)), None)]
     exits: list[_Exit] = []
     for call in [*calls, None]:
         leaves = machine.accepting if call is None else [call in c for c in machine.calls]
         small, accepting, numbers = tables.merged(table, np.array(leaves, np.bool_))
-        exits.append(_Exit(ByteDfa(np.take(small, classes, axis=1), accepting), numbers, call))
+        exits.append(_Exit(ByteDfa(small, classes, accepting), numbers, call))
     return exits

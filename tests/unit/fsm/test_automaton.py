@@ -75,7 +75,7 @@ def walk_dfa(terminal, word: bytes) -> int:
     state = terminal.index
     for byte in word:
         if state >= 0:
-            state = int(terminal.dfa.table[state, byte])
+            state = int(terminal.dfa.row(state)[byte])
     return state
 
 

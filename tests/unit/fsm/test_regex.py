@@ -298,7 +298,7 @@ def dfa_of(description) -> ByteDfa:
     table = np.full((len(rows), 256), -1, np.int32)
     table[:, ord("a")] = [row[0] for row in rows]
     table[:, ord("b")] = [row[1] for row in rows]
-    return ByteDfa(table, np.array(accepting), start)
+    return ByteDfa.of_table(table, np.array(accepting), start)
 
 
 def language(dfa: ByteDfa) -> set[bytes]:
@@ -327,11 +327,11 @@ def test_copies_of_states_become_one_again():
     copies = 7
     order = np.random.default_rng(0).permutation(copies * small.num_states)
     number = np.argsort(order)
-    table = np.tile(small.table, (copies, 1))[order]
+    table = np.tile(small.by_class, (copies, 1))[order]
     copy_of = np.random.default_rng(1).integers(copies, size=table.shape) * small.num_states
     table = np.where(table >= 0, number[np.where(table >= 0, table + copy_of, 0)], -1)
     accepting = np.tile(small.accepting, copies)[order]
-    large = ByteDfa(table.astype(np.int32), accepting, int(number[small.start]))
+    large = ByteDfa(table, small.classes, accepting, int(number[small.start]))
     assert large.num_states > 2_000
     assert minimal(large).num_states == small.num_states
 
@@ -350,9 +350,9 @@ def fewest_states(dfa: ByteDfa) -> int:
     """By the words, up to a length that tells all states apart, that can follow each state."""
     alive, reached, pending = {}, {dfa.start}, [dfa.start]
     for state in range(dfa.num_states):
-        alive[state] = language(ByteDfa(dfa.table, dfa.accepting, state))
+        alive[state] = language(ByteDfa(dfa.by_class, dfa.classes, dfa.accepting, state))
     while pending:
-        for target in dfa.table[pending.pop()]:
+        for target in dfa.by_class[pending.pop()]:
             if target >= 0 and target not in reached:
                 reached.add(int(target))
                 pending.append(int(target))

@@ -90,7 +90,7 @@ def test_a_walk_finds_the_tokens_that_stay_inside_and_where_longer_ones_leave(
 def state_after(dfa, data: bytes) -> int:
     state = dfa.start
     for byte in data:
-        state = int(dfa.table[state, byte])
+        state = int(dfa.row(state)[byte])
         if state < 0:
             break
     return state
