@@ -1,6 +1,7 @@
 """Automata of the decimal numbers within bounds, as JSON writes them.
 
-Owns the patterns of such numbers. Does not own what a schema's bounds mean (`schema/`). Pure.
+Owns the patterns of such numbers: as trees, because reading them from text takes longer than
+compiling them. Does not own what a schema's bounds mean (`schema/`). Pure.
 
 at least 12:    1[2-9] | [2-9][0-9] | [1-9][0-9]{2,}          whole
                 (that)(\\.[0-9]+)?                              with fractions
@@ -13,12 +14,13 @@ from decimal import Decimal
 from functools import lru_cache
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa, combined
-from sgl_vllm.fsm.regex import NOTHING, of_pattern
+from sgl_vllm.fsm.nfa import dfa_of
+from sgl_vllm.fsm.regex import of_pattern
+from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Repetition, Sequence, Text
 
 INTEGER = r"-?(?:0|[1-9][0-9]*)"
 NUMBER = rf"{INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
-_FRACTION = r"(?:\.[0-9]+)?"
-DECIMAL = INTEGER + _FRACTION
+DECIMAL = rf"{INTEGER}(?:\.[0-9]+)?"
 """All numbers, written without an exponent."""
 
 WHOLE = rf"{INTEGER}(?:\.0+)?"
@@ -49,10 +51,11 @@ def exactly(number: Decimal) -> ByteDfa:
     Raises:
         ValueError: it has more than `MAX_DIGITS` digits.
     """
-    head, tail = _digits(number)
-    sign = "-?" if number == 0 else "-" if number < 0 else ""
-    fraction = rf"\.{tail}0*" if tail else r"(?:\.0+)?"
-    return of_pattern(f"{sign}{head}{fraction}")
+    head, tail = _digits_of(number)
+    parts = [_text(head), _tail_and_zeros(tail) if tail else _ONLY_ZEROS]
+    if number <= 0:
+        parts.insert(0, _optional(_MINUS) if number == 0 else _MINUS)
+    return dfa_of(_sequence(*parts))
 
 
 @lru_cache(maxsize=1024)
@@ -63,108 +66,155 @@ def _within(
     below_high: bool,
     whole: bool,
 ) -> ByteDfa:
-    fraction = "" if whole else _FRACTION
-    result = of_pattern(f"{INTEGER}{fraction}")
+    result = of_pattern(INTEGER if whole else DECIMAL)
     if low is not None:
-        result = combined(result, of_pattern(_at_least(Decimal(low), above_low, whole)))
+        result = combined(result, dfa_of(_at_least(Decimal(low), above_low, whole)))
     if high is not None:
-        result = combined(result, of_pattern(_at_most(Decimal(high), below_high, whole)))
+        result = combined(result, dfa_of(_at_most(Decimal(high), below_high, whole)))
     return result
 
 
-def _at_least(bound: Decimal, strict: bool, whole: bool) -> str:
-    fraction = "" if whole else _FRACTION
+def _text(text: str) -> Node:
+    return Text(text.encode())
+
+
+def _sequence(*parts: Node) -> Node:
+    return Sequence(parts)
+
+
+def _optional(part: Node) -> Node:
+    return Repetition(part, 0, 1)
+
+
+def _digit(low: int, high: int = 9) -> Node:
+    return CharacterClass(((ord("0") + low, ord("0") + high),))
+
+
+def _digits(least: int, most: int | None) -> Node:
+    return Repetition(_digit(0), least, most)
+
+
+_MINUS = _text("-")
+_POINT = _text(".")
+_ZEROS = Repetition(_text("0"), 0, None)
+_FRACTION = _optional(_sequence(_POINT, _digits(1, None)))
+_ONLY_ZEROS = _optional(_sequence(_POINT, Repetition(_text("0"), 1, None)))
+_UNSIGNED = Choice((_text("0"), _sequence(_digit(1), _digits(0, None))))
+_SOMETHING = _sequence(_ZEROS, _digit(1), _digits(0, None))
+"""Digits that are not all 0."""
+
+
+def _at_least(bound: Decimal, strict: bool, whole: bool) -> Node:
     if bound < 0 or (bound == 0 and not strict):
-        positive = f"(?:0|[1-9][0-9]*){fraction}"
-        return (
-            positive
-            if bound == 0
-            else f"{positive}|-(?:{_up_to(bound.copy_negate(), strict, whole)})"
-        )
+        positive = _unsigned(whole)
+        if bound == 0:
+            return positive
+        return Choice((positive, _negative(_up_to(bound.copy_negate(), strict, whole))))
     return _from(bound, strict, whole)
 
 
-def _at_most(bound: Decimal, strict: bool, whole: bool) -> str:
-    fraction = "" if whole else _FRACTION
-    negative = f"-(?:0|[1-9][0-9]*){fraction}"
+def _at_most(bound: Decimal, strict: bool, whole: bool) -> Node:
     if bound < 0:
-        return f"-(?:{_from(bound.copy_negate(), strict, whole)})"
+        return _negative(_from(bound.copy_negate(), strict, whole))
     if bound == 0 and strict:
-        return f"-(?:{_from(Decimal(0), True, whole)})"
-    return f"{negative}|{_up_to(bound, strict, whole)}"
+        return _negative(_from(Decimal(0), True, whole))
+    return Choice((_negative(_unsigned(whole)), _up_to(bound, strict, whole)))
 
 
-def _digits(bound: Decimal) -> tuple[str, str]:
+def _unsigned(whole: bool) -> Node:
+    return _UNSIGNED if whole else _sequence(_UNSIGNED, _FRACTION)
+
+
+def _negative(unsigned: Node) -> Node:
+    return _sequence(_MINUS, unsigned)
+
+
+def _digits_of(bound: Decimal) -> tuple[str, str]:
     if abs(bound.adjusted()) > MAX_DIGITS or len(bound.as_tuple().digits) > MAX_DIGITS:
         raise ValueError(f"a bound of more than {MAX_DIGITS} digits")
     head, _, tail = f"{bound.copy_abs():f}".partition(".")
     return head, tail.rstrip("0")
 
 
-def _from(bound: Decimal, strict: bool, whole: bool) -> str:
+def _tail_and_zeros(tail: str) -> Node:
+    return _sequence(_text(f".{tail}"), _ZEROS)
+
+
+def _from(bound: Decimal, strict: bool, whole: bool) -> Node:
     """Unsigned numbers of at least `bound` >= 0."""
-    head, tail = _digits(bound)
+    head, tail = _digits_of(bound)
     if whole:
-        exact = [] if strict or tail else [head]
-        return "|".join([*exact, *_heads_above(head)])
-    options = [f"(?:{option}){_FRACTION}" for option in _heads_above(head)]
-    options.extend(f"{head}\\.{option}" for option in _tails_above(tail))
+        exact = [] if strict or tail else [_text(head)]
+        return Choice((*exact, *_heads_above(head)))
+    options = [_sequence(option, _FRACTION) for option in _heads_above(head)]
+    options += [_sequence(_text(f"{head}."), option) for option in _tails_above(tail)]
     if tail:
-        options.append(rf"{head}\.{tail}" + ("0*[1-9][0-9]*" if strict else "[0-9]*"))
+        more = _SOMETHING if strict else _digits(0, None)
+        options.append(_sequence(_text(f"{head}.{tail}"), more))
+    elif strict:
+        options.append(_sequence(_text(f"{head}."), _SOMETHING))
     else:
-        options.append(rf"{head}\.0*[1-9][0-9]*" if strict else f"{head}{_FRACTION}")
-    return "|".join(options)
+        options.append(_sequence(_text(head), _FRACTION))
+    return Choice(tuple(options))
 
 
-def _up_to(bound: Decimal, strict: bool, whole: bool) -> str:
-    """Unsigned numbers of at most `bound` >= 0."""
-    head, tail = _digits(bound)
+def _up_to(bound: Decimal, strict: bool, whole: bool) -> Node:
+    """Unsigned numbers of at most `bound` >= 0. There may be none."""
+    head, tail = _digits_of(bound)
     if whole:
-        exact = [head] if tail or not strict else []
-        return "|".join([*exact, *_heads_below(head)]) or NOTHING
-    options = [f"(?:{option}){_FRACTION}" for option in _heads_below(head)]
+        exact = [_text(head)] if tail or not strict else []
+        return Choice((*exact, *_heads_below(head)))
+    options = [_sequence(option, _FRACTION) for option in _heads_below(head)]
     if tail:
-        options.append(head)
-        options.extend(f"{head}\\.{option}" for option in _tails_below(tail))
+        options.append(_text(head))
+        options += [_sequence(_text(f"{head}."), option) for option in _tails_below(tail)]
         if not strict:
-            options.append(rf"{head}\.{tail}0*")
+            options.append(_sequence(_text(head), _tail_and_zeros(tail)))
     elif not strict:
-        options.append(rf"{head}(?:\.0+)?")
-    return "|".join(options) or NOTHING
+        options.append(_sequence(_text(head), _ONLY_ZEROS))
+    return Choice(tuple(options))
 
 
-def _heads_above(head: str) -> list[str]:
-    """Patterns of whole numbers greater than `head`."""
-    options = [f"[1-9][0-9]{{{len(head)},}}"]
+def _heads_above(head: str) -> list[Node]:
+    """Whole numbers greater than `head`."""
+    options = [_sequence(_digit(1), _digits(len(head), None))]
     for i, digit in enumerate(head):
         if digit != "9":
             rest = len(head) - i - 1
-            options.append(f"{head[:i]}[{int(digit) + 1}-9][0-9]{{{rest}}}")
+            options.append(_sequence(_text(head[:i]), _digit(int(digit) + 1), _digits(rest, rest)))
     return options
 
 
-def _heads_below(head: str) -> list[str]:
-    """Patterns of whole numbers less than `head`."""
+def _heads_below(head: str) -> list[Node]:
+    """Whole numbers less than `head`."""
     options = []
     if len(head) > 1:
-        options.append("0")
-        options.append(f"[1-9][0-9]{{0,{len(head) - 2}}}")
+        options.append(_text("0"))
+        options.append(_sequence(_digit(1), _digits(0, len(head) - 2)))
     for i, digit in enumerate(head):
         lowest = 1 if i == 0 and len(head) > 1 else 0
         if int(digit) > lowest:
             rest = len(head) - i - 1
-            options.append(f"{head[:i]}[{lowest}-{int(digit) - 1}][0-9]{{{rest}}}")
+            options.append(
+                _sequence(_text(head[:i]), _digit(lowest, int(digit) - 1), _digits(rest, rest))
+            )
     return options
 
 
-def _tails_above(tail: str) -> list[str]:
-    """Patterns of fractions greater than `tail` in one of its digits."""
-    return [f"{tail[:i]}[{int(digit) + 1}-9][0-9]*" for i, digit in enumerate(tail) if digit != "9"]
-
-
-def _tails_below(tail: str) -> list[str]:
-    """Patterns of fractions less than `tail`: a smaller digit, or fewer digits."""
-    smaller = [
-        f"{tail[:i]}[0-{int(digit) - 1}][0-9]*" for i, digit in enumerate(tail) if digit != "0"
+def _tails_above(tail: str) -> list[Node]:
+    """Fractions greater than `tail` in one of its digits."""
+    return [
+        _sequence(_text(tail[:i]), _digit(int(digit) + 1), _digits(0, None))
+        for i, digit in enumerate(tail)
+        if digit != "9"
     ]
-    return [*smaller, *[tail[:i] for i in range(1, len(tail))]]
+
+
+def _tails_below(tail: str) -> list[Node]:
+    """Fractions less than `tail`: a smaller digit, or fewer digits."""
+    smaller = [
+        _sequence(_text(tail[:i]), _digit(0, int(digit) - 1), _digits(0, None))
+        for i, digit in enumerate(tail)
+        if digit != "0"
+    ]
+    return [*smaller, *[_text(tail[:i]) for i in range(1, len(tail))]]

@@ -27,10 +27,6 @@ MAX_PATTERN_CHARS = 50_000
 _MAX_REPEAT = 10_000
 
 
-NOTHING = r"[^\x00-\U0010ffff]"
-"""A pattern that matches nothing."""
-
-
 @lru_cache(maxsize=512)
 def of_pattern(pattern: str) -> ByteDfa:
     """The automaton of the texts that a pattern of ours matches, read as by `full_match`. They may

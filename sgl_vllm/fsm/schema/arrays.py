@@ -16,7 +16,7 @@ from sgl_vllm.fsm.schema.unique_items import compile_unique
 from sgl_vllm.fsm.schema.values import limits
 from sgl_vllm.fsm.schema.workspace import ids
 
-MAX_COUNTED_ITEMS = 1_000
+MAX_COUNTED_ITEMS = 10_000
 
 
 def compile_array(context: Context, schema: dict[str, Any]) -> Compiled:

@@ -94,11 +94,6 @@ SUPPORTED = {
 }
 
 
-def shape_of(keyword: str) -> Callable[[Any], bool] | None:
-    """Says whether a keyword's value is what the specification asks for; None where any is."""
-    return _SHAPES.get(keyword)
-
-
 def _is_schema(value: Any) -> bool:
     return isinstance(value, dict | bool)
 
@@ -133,7 +128,7 @@ def _is_dependencies(value: Any) -> bool:
     )
 
 
-_SHAPES: dict[str, Callable[[Any], bool]] = {
+SHAPES: dict[str, Callable[[Any], bool]] = {
     "type": _is_type,
     "required": _is_list_of_names,
     "uniqueItems": lambda v: isinstance(v, bool),
@@ -161,3 +156,4 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
         _names("exclusiveMinimum exclusiveMaximum"), lambda v: isinstance(v, bool) or _is_number(v)
     ),
 }
+"""Says whether a keyword's value is what the specification asks for. Any value of others is."""

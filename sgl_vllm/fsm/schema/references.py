@@ -153,6 +153,7 @@ class References:
         """One pass over the subschemas of the document."""
         if isinstance(self._root, dict) and isinstance(self._root.get(self._id), str):
             self._document = self._resource(self._root, "")
+        names = frozenset({self._id, "$anchor", "$dynamicAnchor", "prefixItems"})
         stack: list[tuple[Any, _Resource, _Kind]] = [(self._root, self._document, _Kind.SCHEMA)]
         while stack:
             node, resource, kind = stack.pop()
@@ -160,7 +161,7 @@ class References:
                 stack.extend([(item, resource, kind) for item in node])
             if not isinstance(node, dict):
                 continue
-            if kind is _Kind.SCHEMA:
+            if kind is _Kind.SCHEMA and not names.isdisjoint(node):
                 if node is not self._root and self._is_resource(node):
                     if node.get("$schema", self._dialect) != self._dialect:
                         raise UnsupportedSchemaError("a subschema of another draft")

@@ -21,7 +21,7 @@ from sgl_vllm.fsm.schema.formats import FORMATS, UNSUPPORTED_FORMATS, format_dfa
 from sgl_vllm.fsm.schema.keywords import Schema, several
 from sgl_vllm.fsm.schema.values import limits, listings, quoted
 
-_MAX_LENGTH_WITH_PATTERN = 300
+_MAX_LENGTH_WITH_PATTERN = 1_100
 _ANY_TEXT = r'"(?:[^"\\\x00-\x1f]|\\["\\bfnrt]|\\u00(?:0[0-7bef]|1[0-9a-f]))*"'
 _A_STRING: Schema = {"type": "string"}
 

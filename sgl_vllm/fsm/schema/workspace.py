@@ -13,7 +13,7 @@ from typing import Any  # Any: JSON of a user's schema
 from sgl_vllm.fsm.byte_dfa import ByteDfa, combined, of_texts
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
 from sgl_vllm.fsm.regex import json_string_search
-from sgl_vllm.fsm.schema.keywords import Schema, Several, shape_of
+from sgl_vllm.fsm.schema.keywords import SHAPES, Schema, Several
 
 MAX_WORK = 400_000
 """Members, values and conjunctions that are looked at: conjunctions of alternatives multiply."""
@@ -63,13 +63,15 @@ class Workspace:
             return
         self._checked.add(id(schema))
         self._kept.append(schema)
+        work = 0
         for keyword, value in schema.items():
-            has_shape = shape_of(keyword)
+            has_shape = SHAPES.get(keyword)
             if has_shape is None or isinstance(value, Several):
                 continue
-            self.spend(1 + (len(value) if isinstance(value, dict | list) else 0))
+            work += 1 + (len(value) if isinstance(value, (dict, list)) else 0)
             if not has_shape(value):
                 raise UnsupportedSchemaError(f"{keyword} has a value of the wrong type")
+        self.spend(work)
 
     def common(self, a: ByteDfa, b: ByteDfa, *, minus: bool = False) -> ByteDfa:
         """As `combined`; the same automaton for the same two."""

@@ -48,7 +48,7 @@ from sgl_vllm.fsm.errors import (
 from sgl_vllm.fsm.schema import SchemaSemantics, compile_formats
 from sgl_vllm.fsm.vllm.formats import FORMATS, MAX_SPEC_CHARS, Dialect, XgrammarCall, too_long
 from sgl_vllm.fsm.vllm.grammar import SglGrammar
-from sgl_vllm.fsm.vllm.limits import NotCompiledError, within_limits
+from sgl_vllm.fsm.vllm.limits import NotCompiledError, one_of_few, within_limits
 from sgl_vllm.fsm.vllm.resources import TokenizerResources, compiler_of, make_xgrammar
 from sgl_vllm.fsm.vllm.stock import StockBackends
 
@@ -318,7 +318,8 @@ class SglBackend(StructuredOutputBackend):
         title, digest = FORMATS[request_type].title, _digest(request_type, spec)
         if self._automata_are_on and digest not in self._without_automaton:
             try:
-                automaton = within_limits(lambda: self._automaton(request_type, spec), title)
+                with one_of_few(title):
+                    automaton = self._automaton(request_type, spec)
             except NotCompiledError:
                 raise
             except Exception:

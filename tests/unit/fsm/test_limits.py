@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -13,7 +14,12 @@ pytest.importorskip("vllm")
 
 from sgl_vllm.fsm.time_limit import PATIENCE
 from sgl_vllm.fsm.vllm import limits
-from sgl_vllm.fsm.vllm.limits import CompilationLimitError, within_limits
+from sgl_vllm.fsm.vllm.limits import (
+    CompilationLimitError,
+    CompilersBusyError,
+    one_of_few,
+    within_limits,
+)
 
 
 def test_threads_switch_often_while_anything_compiles() -> None:
@@ -25,6 +31,21 @@ def test_threads_switch_often_while_anything_compiles() -> None:
 
     assert within_limits(compile_two, "outer") == pytest.approx([limits.SWITCH_INTERVAL_S] * 2)
     assert sys.getswitchinterval() == pytest.approx(usual)
+
+
+def test_what_limits_itself_runs_here_and_waits_for_its_turn(monkeypatch) -> None:
+    usual = sys.getswitchinterval()
+    with one_of_few("schema"):
+        assert sys.getswitchinterval() == pytest.approx(limits.SWITCH_INTERVAL_S)
+    assert sys.getswitchinterval() == pytest.approx(usual)
+    monkeypatch.setattr(limits, "COMPILE_TIMEOUT_S", 0.01)
+    with contextlib.ExitStack() as others:
+        for _ in range(limits.MAX_COMPILING):
+            others.enter_context(one_of_few("schema"))
+        with pytest.raises(CompilersBusyError, match="4 others"), one_of_few("schema"):
+            pytest.fail("a fifth at a time")
+    with one_of_few("schema"):
+        pass
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
