@@ -13,7 +13,6 @@ steps are limited. The loops run outside the interpreter's lock.
 
 from __future__ import annotations
 
-import operator
 import threading
 from abc import ABC, abstractmethod
 from array import array
@@ -38,8 +37,8 @@ MAX_STEPS = 30_000_000
 """Of making it deterministic, and members of its sets of states. They take about 0.3 s, and at most
 120 MB meanwhile."""
 
-_MAX_CACHED = 2_000
-_MAX_CACHED_STATES = 100_000
+MAX_CACHED = 2_000
+MAX_CACHED_STATES = 100_000
 
 
 class Assembly(ABC):
@@ -215,20 +214,37 @@ def dfa_of(node: Node) -> ByteDfa:
 def cached_dfa(key: Hashable, tree: Callable[[], Node]) -> ByteDfa:
     """As `dfa_of`, of what `tree` makes; the same automaton for the same key, if it is still known.
     Hashing a tree takes longer than compiling it."""
-    with _cache_lock:
-        known = _cache.get(key)
-        if known is not None:
-            _cache.move_to_end(key)
-            return known
+    known = _cache.get(key)
+    if known is not None:
+        return known
     dfa = dfa_of(tree())
-    with _cache_lock:
-        _cache[key] = dfa
-        if len(_cache) > _MAX_CACHED or sum(map(_num_states, _cache.values())) > _MAX_CACHED_STATES:
-            for _ in range(len(_cache) // 2):
-                _cache.popitem(last=False)
+    _cache.insert(key, dfa)
     return dfa
 
 
-_cache: OrderedDict[Hashable, ByteDfa] = OrderedDict()
-_cache_lock = threading.Lock()
-_num_states = operator.attrgetter("num_states")
+class _Cache:
+    """Automata by key, least recently used first out. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._automata: OrderedDict[Hashable, ByteDfa] = OrderedDict()
+        self._num_states = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> ByteDfa | None:
+        with self._lock:
+            known = self._automata.get(key)
+            if known is not None:
+                self._automata.move_to_end(key)
+            return known
+
+    def insert(self, key: Hashable, dfa: ByteDfa) -> None:
+        with self._lock:
+            if key in self._automata:
+                return
+            self._automata[key] = dfa
+            self._num_states += dfa.num_states
+            while len(self._automata) > MAX_CACHED or self._num_states > MAX_CACHED_STATES:
+                self._num_states -= self._automata.popitem(last=False)[1].num_states
+
+
+_cache = _Cache()

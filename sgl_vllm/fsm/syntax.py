@@ -3,7 +3,8 @@
     "ab" [0-9]*      Sequence((Text(b"ab"), Repetition(CharacterClass(((48, 57),)), 0, None)))
 
 Owns the types. Does not own how a tree is written (`regex.py`, `ebnf/syntax.py`) or what it is
-compiled to. Pure.
+compiled to. Trees are never changed; they are not frozen, because that makes their construction
+three times as slow. Pure.
 """
 
 from __future__ import annotations
@@ -14,38 +15,38 @@ from typing import TypeAlias
 from sgl_vllm.fsm.characters import Ranges
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Text:
     """A literal; may be empty."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class CharacterClass:
     """One of some code points. Surrogates are code points like others, as in xgrammar."""
 
     ranges: Ranges
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Reference:
     """The text of a rule."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Sequence:
     parts: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Choice:
     options: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Repetition:
     """`low` to `high` times; without a limit if that is None."""
 

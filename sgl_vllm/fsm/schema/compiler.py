@@ -90,6 +90,9 @@ def compile_schema(
         raise UnsupportedSchemaError(f"{error} ({_place(schema, error.inside)})") from None
 
 
+_PLAIN = ("string", "integer", "number", "boolean", "null")
+
+
 class _Compiler:
     """Compiles one schema. Invariant: one expression for each subschema, so that a schema that
     refers to itself ends in itself."""
@@ -116,6 +119,7 @@ class _Compiler:
         self._unsupported = CONSTRAINTS - SUPPORTED[semantics]
         self._made: dict[int, Expression] = {}
         self._anything: Expression | None = None
+        self._plain: dict[str, Expression] = {}
         self._num_alternatives: dict[int, int] = {}
         self._open: set[int] = set()
         """The subschemas (by id) that are being compiled."""
@@ -139,6 +143,8 @@ class _Compiler:
             return known
         if len(self._made) > MAX_NODES:
             raise UnsupportedSchemaError(f"more than {MAX_NODES} subschemas")
+        if schema.get("type") in _PLAIN and len(schema.keys() & CONSTRAINTS) == 1:
+            return self._plain_value(schema)
         holder: list[Expression] = []
         self._made[id(schema)] = Lazy(lambda: holder[0])
         self._open.add(id(schema))
@@ -160,6 +166,17 @@ class _Compiler:
             self._open.remove(id(schema))
         self.finiteness.add(id(schema), [[]])
         holder.append(expression)
+        self._made[id(schema)] = expression
+        return expression
+
+    def _plain_value(self, schema: dict[str, Any]) -> Expression:
+        """As `value`, of nothing but a type whose values have no parts: most subschemas."""
+        self._workspace.keep(schema)
+        self.finiteness.add(id(schema), [[]])
+        name: str = schema["type"]
+        expression = self._plain.get(name)
+        if expression is None:
+            expression = self._plain[name] = self._typed(schema, {"type"})
         self._made[id(schema)] = expression
         return expression
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa
 from sgl_vllm.fsm.errors import NothingValidError
@@ -71,8 +71,7 @@ class Context:
         return Seq(literal(begin), self.blank, *parts, *blank, literal(end))
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(NamedTuple):
     """Objects or arrays. For each way to complete one: the subschemas (by id) of which it contains
     a value in any case."""
 

@@ -6,15 +6,14 @@ Owns the order and the count of members. Does not own which members a schema has
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sgl_vllm.fsm.expressions import Alt, Expression, Lazy, Literals, Seq, literal
 from sgl_vllm.fsm.schema.context import Context
 from sgl_vllm.fsm.schema.values import quoted
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A listed member: its name, and its value as an expression."""
 
     name: str

@@ -7,9 +7,8 @@ Owns `properties`, `required`, `additionalProperties`, `patternProperties`, `pro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
-from typing import Any  # Any: JSON of a user's schema
+from typing import Any, NamedTuple  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm.errors import NothingValidError, UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Alt, Expression, Seq, literal
@@ -45,8 +44,7 @@ def compile_object(context: Context, schema: dict[str, Any]) -> Compiled:
     return Compiled(Seq(literal(b"{"), context.blank, inside), ways)
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(NamedTuple):
     """Objects that are invalid against each of the rules that they must break, in one way each.
 
     Attributes:

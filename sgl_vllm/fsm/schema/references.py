@@ -100,6 +100,7 @@ class References:
         self._by_uri: dict[str, _Resource] = {"": self._document}
         self._anchors: dict[tuple[str, str], Schema] = {}
         self._dynamic: dict[str, list[Schema]] = {}
+        self._resolved: dict[tuple[_Resource, str], Schema] = {}
         if reads_ids:
             self._find_resources()
         self.has_resources = bool(self._resources)
@@ -125,8 +126,14 @@ class References:
         reference = schema[keyword]
         if not isinstance(reference, str):
             raise UnsupportedSchemaError(f"$ref to another document: {reference!r}")
-        uri, _, fragment = reference.partition("#")
         resource = self._resources.get(id(schema), self._document)
+        known = self._resolved.get((resource, reference))
+        if known is None:
+            known = self._resolved[resource, reference] = self._resolve(resource, reference)
+        return known
+
+    def _resolve(self, resource: _Resource, reference: str) -> Schema:
+        uri, _, fragment = reference.partition("#")
         if uri:
             found = self._by_uri.get(urldefrag(_joined(resource.uri, uri)).url)
             if found is None:

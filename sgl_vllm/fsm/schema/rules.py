@@ -13,8 +13,7 @@ Owns the regions. Does not own the order of members (`members.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any  # Any: JSON of a user's schema
+from typing import Any, NamedTuple  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
@@ -31,8 +30,7 @@ Rule = dict[str, Any]
 """A schema with any of `OBJECTS` or `propertyNames`; other keywords are not read."""
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """Names that are not listed, and that the same patterns match.
 
     Attributes:

@@ -271,13 +271,14 @@ def test_a_pattern_that_explodes_is_given_up_and_the_next_one_works(bomb):
 
 
 def test_many_patterns_are_forgotten_again(monkeypatch):
-    nfa._cache.clear()
-    monkeypatch.setattr(nfa, "_MAX_CACHED_STATES", 500)
-    monkeypatch.setattr(nfa, "_MAX_CACHED", 50)
+    monkeypatch.setattr(nfa, "_cache", nfa._Cache())
+    monkeypatch.setattr(nfa, "MAX_CACHED_STATES", 500)
+    monkeypatch.setattr(nfa, "MAX_CACHED", 50)
     for i in range(300):
         full_match(f"many{i}{'x' * (i % 40)}")
-        assert len(nfa._cache) <= 50
-        assert sum(dfa.num_states for dfa in nfa._cache.values()) <= 500
+        assert len(nfa._cache._automata) <= 50
+        num_states = sum(dfa.num_states for dfa in nfa._cache._automata.values())
+        assert num_states == nfa._cache._num_states <= 500
     assert full_match("many7xxxxxxx") is full_match("many7xxxxxxx")
 
 
