@@ -11,6 +11,9 @@ from collections.abc import Iterable
 Ranges = tuple[tuple[int, int], ...]
 """Code points, both ends included, sorted, not touching each other; no surrogates."""
 
+Bytes = tuple[tuple[int, int], ...]
+"""A range for each byte of a text, both ends included."""
+
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 
@@ -62,7 +65,7 @@ _FIRST_OF_LENGTH = (0, 0x80, 0x800, 0x10000, 0x110000)
 """The first code point of each length of UTF-8."""
 
 
-def encodings(low: int, high: int) -> list[tuple[tuple[int, int], ...]]:
+def encodings(low: int, high: int) -> list[Bytes]:
     """The UTF-8 of a range of characters, as sequences of ranges of bytes."""
     found = []
     for length in range(1, 5):
@@ -77,7 +80,7 @@ def _utf8(code: int) -> bytes:
     return chr(code).encode(errors="surrogatepass")
 
 
-def _of_one_length(low: bytes, high: bytes) -> list[tuple[tuple[int, int], ...]]:
+def _of_one_length(low: bytes, high: bytes) -> list[Bytes]:
     """The byte strings between two of the same length whose later bytes are 80 to BF."""
     if len(low) == 1:
         return [((low[0], high[0]),)]

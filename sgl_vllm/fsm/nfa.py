@@ -19,15 +19,24 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sgl_vllm.fsm.byte_dfa import MAX_STATES, ByteDfa, minimal
-from sgl_vllm.fsm.characters import Ranges, encodings
+from sgl_vllm.fsm.characters import Bytes, Ranges, encodings
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
 from sgl_vllm.fsm.subsets import determinized
-from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Reference, Repetition, Sequence, Text
+from sgl_vllm.fsm.syntax import (
+    CharacterClass,
+    Choice,
+    Node,
+    Reference,
+    Repetition,
+    Sequence,
+    Spelled,
+    Text,
+)
 
 MAX_PARTS = 200_000
 """States before an automaton is made deterministic: characters, with what is repeated counted as
@@ -76,7 +85,9 @@ class Assembly(ABC):
                     source = following
                 return source
             case CharacterClass(ranges):
-                return self.add_class(ranges, source)
+                return self._add_part(*_of_class(ranges), source)
+            case Spelled(spellings):
+                return self._add_part(*_of_spellings(spellings), source)
             case Sequence(parts):
                 for part in parts:
                     source = self.add(part, source)
@@ -93,31 +104,38 @@ class Assembly(ABC):
             case Reference(name):
                 return self.add_reference(name, source)
 
-    def add_class(self, ranges: Ranges, source: int) -> int:
-        """As `add`, of one of some characters."""
-        number, spans = _of_class(ranges)
-        states = [source, *[self.new_state() for _ in range(1, number)]]
+    def _add_part(self, num_states: int, spans: _Spans, source: int) -> int:
+        """As `add`, of what leads from state 0 to state 1 there."""
+        states = [source, *[self.new_state() for _ in range(1, num_states)]]
         for begin, low, high, end in spans:
             self.add_span(states[begin], low, high, states[end])
         return states[1]
 
 
-@lru_cache(maxsize=1024)
-def _of_class(ranges: Ranges) -> tuple[int, list[tuple[int, int, int, int]]]:
-    """Along the UTF-8 of some characters, from state 0 to state 1. Equal ends of their encodings
-    share their states.
+_Spans: TypeAlias = "list[tuple[int, int, int, int]]"
+"""Source, first and last byte, target."""
 
-    Returns: the number of states; source, low, high and target of each span.
+
+@lru_cache(maxsize=1024)
+def _of_class(ranges: Ranges) -> tuple[int, _Spans]:
+    return _of_spellings(tuple([one for low, high in ranges for one in encodings(low, high)]))
+
+
+@lru_cache(maxsize=1024)
+def _of_spellings(spellings: tuple[Bytes, ...]) -> tuple[int, _Spans]:
+    """Along some byte strings, from state 0 to state 1. Equal ends of them share their states.
+
+    Returns: the number of states, and the spans.
     """
-    after: dict[tuple[tuple[int, int], ...], int] = {(): 1}
-    spans: list[tuple[int, int, int, int]] = []
-    for encoding in [e for low, high in ranges for e in encodings(low, high)]:
-        for i in range(len(encoding) - 1, 0, -1):
-            rest = encoding[i:]
+    after: dict[Bytes, int] = {(): 1}
+    spans: _Spans = []
+    for spelling in spellings:
+        for i in range(len(spelling) - 1, 0, -1):
+            rest = spelling[i:]
             if rest not in after:
                 after[rest] = 1 + len(after)
                 spans.append((after[rest], *rest[0], after[rest[1:]]))
-        spans.append((0, *encoding[0], after[encoding[1:]]))
+        spans.append((0, *spelling[0], after[spelling[1:]]))
     return 1 + len(after), spans
 
 
@@ -139,6 +157,15 @@ class _Nfa(Assembly):
     def add_span(self, source: int, low: int, high: int, target: int) -> None:
         self._spans.extend((source, low, high, target))
 
+    def _add_part(self, num_states: int, spans: _Spans, source: int) -> int:
+        first = self._num_states - 1  # so that its state 1 is the next one
+        self._num_states += num_states - 1
+        numbers: list[int] = []
+        for begin, low, high, end in spans:
+            numbers += (first + begin if begin else source, low, high, first + end)
+        self._spans.extend(numbers)
+        return first + 1
+
     def add_repetition(self, part: Node, low: int, high: int | None, source: int) -> int:
         most = max(low, 1) if high is None else high
         if most == 0:
@@ -150,24 +177,21 @@ class _Nfa(Assembly):
         size = self._num_states - begin
         if begin + most * size > MAX_PARTS:
             raise TooComplexError(f"the pattern has more than {MAX_PARTS:,} characters")
-        _add_copies(self._spans, num_spans, most, np.array([size, 0, 0, size], np.int32))
-        _add_copies(self._empties, num_empties, most, np.array([size, size], np.int32))
-        self._num_states += (most - 1) * size
+        if most > 1:
+            _add_copies(self._spans, num_spans, most, [size, 0, 0, size])
+            _add_copies(self._empties, num_empties, most, [size, size])
+            self._num_states += (most - 1) * size
         out = self.new_state()
-        starts = begin + size * np.arange(most, dtype=np.int32)
-        ends = starts + (end - begin)
-        self._add_empties(ends[:-1], starts[1:])
-        self._add_empties(ends[max(low, 1) - 1 :], out)
+        starts = range(begin, begin + most * size, size)
+        ends = range(end, end + most * size, size)
+        pairs = [*zip(ends, starts[1:], strict=False)]
+        pairs += [(one, out) for one in ends[max(low, 1) - 1 :]]
         if low == 0:
-            self.add_empty(begin, out)
+            pairs.append((begin, out))
         if high is None:
-            self.add_empty(int(ends[-1]), int(starts[-1]))
+            pairs.append((ends[-1], starts[-1]))
+        self._empties.extend([state for pair in pairs for state in pair])
         return out
-
-    def _add_empties(self, sources: NDArray[np.int32], targets: NDArray[np.int32] | int) -> None:
-        pairs = np.empty((len(sources), 2), np.int32)
-        pairs[:, 0], pairs[:, 1] = sources, targets
-        self._empties.frombytes(pairs.tobytes())
 
     def deterministic(self, end: int) -> ByteDfa:
         """The minimal automaton of the texts that lead from state 0 to `end`."""
@@ -186,12 +210,12 @@ class _Nfa(Assembly):
         return minimal(ByteDfa(table, classes, accepting))
 
 
-def _add_copies(numbers: array[int], begin: int, most: int, shift: NDArray[np.int32]) -> None:
-    """Have what is there from `begin` on `most` times, each copy shifted against the last one."""
-    if most > 1 and len(numbers) > begin:
-        rows = np.array(numbers[begin:], np.int32).reshape(1, -1, len(shift))
-        counts = np.arange(1, most, dtype=np.int32).reshape(-1, 1, 1)
-        numbers.frombytes((rows + counts * shift).tobytes())
+def _add_copies(numbers: array[int], begin: int, most: int, shift: list[int]) -> None:
+    """Have the rows that are there from `begin` on `most` times, each copy shifted against the last
+    one."""
+    rows = np.array(numbers[begin:], np.int32).reshape(1, -1, len(shift))
+    counts = np.arange(1, most, dtype=np.int32).reshape(-1, 1, 1)
+    numbers.frombytes((rows + counts * np.array(shift, np.int32)).tobytes())
 
 
 def dfa_of(node: Node) -> ByteDfa:

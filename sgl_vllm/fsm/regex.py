@@ -17,10 +17,17 @@ from typing import Any, NamedTuple  # Any: the parser's trees have no types
 
 from sgl_vllm.fsm import characters
 from sgl_vllm.fsm.byte_dfa import ByteDfa
-from sgl_vllm.fsm.characters import Ranges, complement, intersection, normalized
+from sgl_vllm.fsm.characters import (
+    Bytes,
+    Ranges,
+    complement,
+    encodings,
+    intersection,
+    normalized,
+)
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedPatternError
 from sgl_vllm.fsm.nfa import cached_dfa, dfa_of
-from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Repetition, Text
+from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Repetition, Spelled, Text
 from sgl_vllm.fsm.syntax import Sequence as Concatenation
 
 MAX_PATTERN_CHARS = 50_000
@@ -217,19 +224,23 @@ def _plain_in_json(ranges: Ranges) -> Node:
 def _in_json(ranges: Ranges) -> Node:
     r"""One of some characters as it is written inside a JSON string: control characters are `\n` or
     `\u000a`, everything else is written as it is."""
-    options = [_plain_in_json(ranges)]
+    found = [one for low, high in intersection(ranges, _JSON_PLAIN) for one in encodings(low, high)]
     members = {c for low, high in ranges for c in range(low, min(high, 0x5C) + 1)}
-    if short := [mark for code, mark in _JSON_SHORT.items() if code in members]:
-        options.append(Concatenation((Text(b"\\"), _one_of_ascii("".join(short)))))
-    for tens in ("0", "1"):
+    short = "".join([mark for code, mark in _JSON_SHORT.items() if code in members])
+    found += [(*_exactly("\\"), span) for span in _spans(short)]
+    for tens in "01":
         codes = [code for code in members if f"{code:02x}"[0] == tens]
-        if digits := "".join([f"{code & 15:x}{code & 15:X}" for code in codes]):
-            options.append(Concatenation((Text(b"\\u00" + tens.encode()), _one_of_ascii(digits))))
-    return Choice(tuple(options)) if len(options) > 1 else options[0]
+        digits = "".join([f"{code & 15:x}{code & 15:X}" for code in codes])
+        found += [(*_exactly(f"\\u00{tens}"), span) for span in _spans(digits)]
+    return Spelled(tuple(found))
 
 
-def _one_of_ascii(members: str) -> Node:
-    return CharacterClass(normalized([(ord(char), ord(char)) for char in {*members}]))
+def _exactly(text: str) -> Bytes:
+    return tuple([(byte, byte) for byte in text.encode()])
+
+
+def _spans(members: str) -> Ranges:
+    return normalized([(ord(char), ord(char)) for char in {*members}])
 
 
 class _Spelling(NamedTuple):

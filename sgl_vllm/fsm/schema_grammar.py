@@ -27,7 +27,16 @@ from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Seq, literal
 from sgl_vllm.fsm.free_text import begins_in, free_text
 from sgl_vllm.fsm.json_string import RAW_STRING, STRING, JsonString
 from sgl_vllm.fsm.nfa import cached_dfa
-from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Reference, Repetition, Sequence, Text
+from sgl_vllm.fsm.syntax import (
+    CharacterClass,
+    Choice,
+    Node,
+    Reference,
+    Repetition,
+    Sequence,
+    Spelled,
+    Text,
+)
 
 MAX_GRAMMAR_CHARS = 64 << 10
 """Reading this much takes some 30 ms. Larger ones are left to xgrammar."""
@@ -110,6 +119,8 @@ class _Compiler:
                 return literal(data)
             case CharacterClass(ranges):
                 return _shared_dfa(_writable(ranges)).expression
+            case Spelled():
+                return _shared_dfa(node).expression
             case Reference(name):
                 return self.rule(name)
             case Choice(options):
@@ -181,6 +192,8 @@ class _Compiler:
                 return _limited(node, len(data))
             case CharacterClass(ranges):
                 return _limited(_writable(ranges), 1)
+            case Spelled():
+                return _limited(node, 1)
             case Reference(name):
                 return self._regular_rule(name)
             case Choice(options):
@@ -279,5 +292,5 @@ class _Empty:
                 return all(self.part(part) for part in parts)
             case Repetition(part, low, _):
                 return self.part(part) or low == 0
-            case CharacterClass():
+            case CharacterClass() | Spelled():
                 return False

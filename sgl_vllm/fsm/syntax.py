@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from sgl_vllm.fsm.characters import Ranges
+from sgl_vllm.fsm.characters import Bytes, Ranges
 
 
 @dataclass(unsafe_hash=True, slots=True)
@@ -27,6 +27,17 @@ class CharacterClass:
     """One of some code points. Surrogates are code points like others, as in xgrammar."""
 
     ranges: Ranges
+
+
+@dataclass(unsafe_hash=True, slots=True)
+class Spelled:
+    """One of some characters, in whatever way they are spelled.
+
+    Attributes:
+        spellings: byte strings, of which each byte is from a range.
+    """
+
+    spellings: tuple[Bytes, ...]
 
 
 @dataclass(unsafe_hash=True, slots=True)
@@ -55,4 +66,4 @@ class Repetition:
     high: int | None
 
 
-Node: TypeAlias = "Text | CharacterClass | Reference | Sequence | Choice | Repetition"
+Node: TypeAlias = "Text | CharacterClass | Spelled | Reference | Sequence | Choice | Repetition"

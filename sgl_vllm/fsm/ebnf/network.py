@@ -13,7 +13,16 @@ from __future__ import annotations
 
 from sgl_vllm.fsm.ebnf.machine import Budget, Call, Machine, RuleAssembly
 from sgl_vllm.fsm.errors import UnsupportedGrammarError
-from sgl_vllm.fsm.syntax import CharacterClass, Choice, Node, Reference, Repetition, Sequence, Text
+from sgl_vllm.fsm.syntax import (
+    CharacterClass,
+    Choice,
+    Node,
+    Reference,
+    Repetition,
+    Sequence,
+    Spelled,
+    Text,
+)
 
 ROOT = "root"
 
@@ -91,8 +100,8 @@ def _check_texts(rules: dict[str, Node], order: list[str], budget: Budget) -> No
         match node:
             case Text():
                 return True
-            case CharacterClass(ranges):
-                return bool(ranges)
+            case CharacterClass(members) | Spelled(members):
+                return bool(members)
             case Reference(name):
                 return name in ending
             case Sequence(parts):
@@ -120,8 +129,8 @@ def _check_texts(rules: dict[str, Node], order: list[str], budget: Budget) -> No
 
 def _has_empty_class(node: Node) -> bool:
     match node:
-        case CharacterClass(ranges):
-            return not ranges
+        case CharacterClass(members) | Spelled(members):
+            return not members
         case Sequence(parts) | Choice(parts):
             return any(map(_has_empty_class, parts))
         case Repetition(part):

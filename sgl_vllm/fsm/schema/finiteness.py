@@ -33,7 +33,8 @@ class Finiteness:
         while pending:
             left = []
             for schema in pending:
-                if any(finite.issuperset(way) for way in self._ways[schema]):
+                ways = self._ways[schema]
+                if [] in ways or any(finite.issuperset(way) for way in ways):
                     finite.add(schema)
                 else:
                     left.append(schema)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import Any  # Any: JSON of a user's schema
 from urllib.parse import unquote, urldefrag, urljoin
@@ -48,22 +47,15 @@ _MAPS = frozenset(
 """Keywords whose values hold subschemas by name."""
 
 
-class _Kind(enum.Enum):
-    """What a part of the document is: a schema or a list of them, schemas by name, or neither."""
-
-    SCHEMA = enum.auto()
-    MAP = enum.auto()
-    OTHER = enum.auto()
-
+_SCHEMA, _MAP, _OTHER = range(3)
+"""What a part of the document is: a schema or a list of them, schemas by name, or neither. Numbers,
+because an enumeration's hash is computed in Python."""
 
 _INSIDE = {
-    **dict.fromkeys(CONSTRAINTS - {"const", "enum"}, _Kind.SCHEMA),
-    **dict.fromkeys(_MAPS, _Kind.MAP),
+    **dict.fromkeys(CONSTRAINTS - {"const", "enum"}, _SCHEMA),
+    **dict.fromkeys(_MAPS, _MAP),
 }
 """The kind of a keyword's value; all others are neither."""
-
-_INSIDE_KIND = {_Kind.SCHEMA: None, _Kind.MAP: _Kind.SCHEMA, _Kind.OTHER: _Kind.OTHER}
-"""The kind of everything inside; for a schema, that depends on the keyword."""
 
 
 class References:
@@ -161,14 +153,16 @@ class References:
         if isinstance(self._root, dict) and isinstance(self._root.get(self._id), str):
             self._document = self._resource(self._root, "")
         names = frozenset({self._id, "$anchor", "$dynamicAnchor", "prefixItems"})
-        stack: list[tuple[Any, _Resource, _Kind]] = [(self._root, self._document, _Kind.SCHEMA)]
+        if not _has_names(self._root, names, self._id):  # most documents, in a fifth of the time
+            return
+        stack: list[tuple[Any, _Resource, int]] = [(self._root, self._document, _SCHEMA)]
         while stack:
             node, resource, kind = stack.pop()
             if isinstance(node, list):
                 stack.extend([(item, resource, kind) for item in node])
             if not isinstance(node, dict):
                 continue
-            if kind is _Kind.SCHEMA and not names.isdisjoint(node):
+            if kind == _SCHEMA and not names.isdisjoint(node):
                 if node is not self._root and self._is_resource(node):
                     if node.get("$schema", self._dialect) != self._dialect:
                         raise UnsupportedSchemaError("a subschema of another draft")
@@ -178,10 +172,13 @@ class References:
                     raise UnsupportedSchemaError("prefixItems, which this draft does not know")
             if resource is not self._document:
                 self._resources[id(node)] = resource
-            inside = _INSIDE_KIND[kind]
             for name, inner in node.items():
                 if isinstance(inner, (dict, list)):  # `dict | list` would be built on every call
-                    stack.append((inner, resource, inside or _INSIDE.get(name, _Kind.OTHER)))
+                    if kind == _SCHEMA:
+                        inside = _INSIDE.get(name, _OTHER)
+                    else:
+                        inside = _SCHEMA if kind == _MAP else _OTHER
+                    stack.append((inner, resource, inside))
 
     def _resource(self, node: dict[str, Any], base: str) -> _Resource:
         resource = _Resource(urldefrag(_joined(base, node[self._id])).url, node)
@@ -204,6 +201,25 @@ class References:
         if not isinstance(name, str) or name.startswith("#") or not name:
             return False
         return self.siblings_count or "$ref" not in node
+
+
+def _has_names(root: Schema, names: frozenset[str], id_name: str) -> bool:
+    """Whether any dict in the document has one of some keys. The root may have a URI."""
+    if not isinstance(root, dict):
+        return False
+    own = names & root.keys()
+    if own and (own != {id_name} or str(root[id_name]).startswith("#")):
+        return True
+    stack: list[Any] = [*root.values()]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            if not names.isdisjoint(node):
+                return True
+            stack.extend(node.values())
+        elif isinstance(node, list):
+            stack.extend(node)
+    return False
 
 
 @dataclass(frozen=True, eq=False)
