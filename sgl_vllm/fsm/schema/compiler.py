@@ -100,7 +100,7 @@ class _Compiler:
     def __init__(self, root: Schema, semantics: SchemaSemantics, any_whitespace: bool) -> None:
         self._workspace = workspace = Workspace()
         is_strict = semantics is SchemaSemantics.STRICT
-        references = References(root, reads_ids=not is_strict)
+        self._references = references = References(root, reads_ids=not is_strict)
         self._complements = complements = Complements(references, workspace)
         expansions = Expansions(references, complements, workspace)
         self._conjunctions = conjunctions = Conjunctions(
@@ -190,8 +190,13 @@ class _Compiler:
             raise UnsupportedSchemaError(f"{name} is not supported")
         if not constraints:
             return self._any_value()
-        if len(constraints) == 1 and "type" in constraints:
-            return self._typed(schema, constraints)
+        if len(constraints) == 1:
+            if "type" in constraints:
+                return self._typed(schema, constraints)
+            if "$ref" in constraints:
+                target = self._references.resolve(schema)
+                if target is not schema:
+                    return self._same(schema, target)
         rewritten = self._conjunctions.rewritten(schema)
         if rewritten is not schema:
             return self._same(schema, rewritten)

@@ -41,10 +41,10 @@ class Expansions:
         """The same values as `schema`, without the keywords that this module rewrites."""
         if _EXPANDED.isdisjoint(schema):
             return schema
-        if all(isinstance(schema[name], Several) for name in schema.keys() & _EXPANDED):
-            return schema
         known = self._made.get(id(schema))
         if known is None:
+            if all([isinstance(schema[name], Several) for name in schema.keys() & _EXPANDED]):
+                return schema
             self._workspace.keep(schema)
             known = self._made[id(schema)] = self._workspace.keep(self._expanded(schema))
             if known is schema:
