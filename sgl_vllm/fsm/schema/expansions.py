@@ -43,7 +43,7 @@ class Expansions:
             return schema
         known = self._made.get(id(schema))
         if known is None:
-            if all([isinstance(schema[name], Several) for name in schema.keys() & _EXPANDED]):
+            if all(isinstance(schema[name], Several) for name in schema.keys() & _EXPANDED):
                 return schema
             self._workspace.keep(schema)
             known = self._made[id(schema)] = self._workspace.keep(self._expanded(schema))
