@@ -4,7 +4,7 @@
     python -m benchmarks.masks --data DIR --json masks.json   # MaskBench's: maskbench_dev.jsonl.gz
     python -m benchmarks.masks --data DIR --backends xgrammar,sgl --every 10 --details
     python -m benchmarks.masks --tokenizer FOLDER             # with a model's own vocabulary
-    python -m benchmarks.masks --suite SUITE.tar.gz           # the JSON-Schema-Test-Suite
+    python -m benchmarks.masks --suite SUITE.tar.gz     # the JSON-Schema-Test-Suite, by keyword
 
 All are asked through vLLM's interface, in the order in which vLLM asks: a schema is compiled, and
 an instance goes in token by token, a row of the bit mask filled before each token and once more
@@ -524,7 +524,7 @@ ROWS = (
     Row("mask and accept disagree", lambda numbers: numbers["disagreements"], ",d", -1),
     *(
         Row(f"compile, {statistic}, ms", _time("compile", statistic, _MS), ",.3f", -1)
-        for statistic in ("p50", "p95", "p99", "max")
+        for statistic in ("p50", "mean", "p95", "p99", "max")
     ),
     *(
         Row(f"compile again, {statistic}, ms", _time("compile_again", statistic, _MS), ",.3f", -1)
@@ -581,6 +581,28 @@ def show(reports: Sequence[Report], heading: str, console: Console) -> None:
         console.print(f'Not all had the same schemas: "best" is of those with {max(counts)}.')
 
 
+def show_by_keyword(reports: Sequence[Report], console: Console) -> None:
+    """How many schemas of each file of the suite are right, and in parentheses with how many an
+    invalid instance is accepted."""
+    table = Table(header_style="dim", box=None, pad_edge=False)
+    table.add_column("right (accept something invalid)")
+    table.add_column("schemas", justify="right")
+    found: dict[str, dict[str, list[Verdict]]] = {}
+    for report in reports:
+        table.add_column(report.backend, justify="right")
+        for verdict in report.verdicts:
+            of_file = found.setdefault(verdict.name.partition(":")[0], {})
+            of_file.setdefault(report.backend, []).append(verdict)
+    for file, of_backend in found.items():
+        cells = []
+        for report in reports:
+            verdicts = of_backend.get(report.backend, [])
+            num_lax = sum(bool(one.invalid_accepted) for one in verdicts)
+            cells.append(f"{sum(one.right for one in verdicts)}" + f" ({num_lax})" * bool(num_lax))
+        table.add_row(file, str(max(map(len, of_backend.values()))), *cells)
+    console.print(table)
+
+
 def differences(reports: Sequence[Report]) -> list[str]:
     """A line for each schema over which backends that had it do not agree, with their verdicts."""
     by_name: dict[str, dict[str, Verdict]] = {}
@@ -633,6 +655,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     console = Console(highlight=False, soft_wrap=True)
     show(reports, heading, console)
+    if suite is not None:
+        console.print()
+        show_by_keyword(reports, console)
     if arguments.details:
         console.print("\nWhere they do not agree:")
         for line in differences(reports):

@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks import masks
-from benchmarks.masks import Asker, Case, Report, Times, Verdict, Walk
+from benchmarks.masks import Asker, Case, Report, Times, Verdict, Walk, show_by_keyword
 from benchmarks.schemas import Instance, Schema
 
 
@@ -258,6 +258,20 @@ def test_a_backend_with_fewer_schemas_is_shown_and_never_best() -> None:
     assert rows["mask, p50, µs"] == ["0.0", "1.0", "1.0"]
     assert rows["set-up, s"] == ["0.50", "0.50", "0.10", "two"]
     assert 'Not all had the same schemas: "best" is of those with 2.' in text
+
+
+def test_a_suite_is_shown_by_keyword() -> None:
+    def report(backend: str, *verdicts: Verdict) -> Report:
+        return Report(backend, 0.0, 0.0, Times(), verdicts)
+
+    lax = Verdict("draft7/not: twice", invalid_accepted=[0, 1])
+    first = report("one", Verdict("draft7/not: once"), lax, Verdict("draft7/enum: x"))
+    refused = [Verdict(name, refused="no") for name in ("draft7/not: once", "draft7/not: twice")]
+    second = report("two", *refused, Verdict("draft7/enum: x"))
+    console = Console(record=True, width=100)
+    show_by_keyword([first, second], console)
+    _, *rows = [line.split() for line in console.export_text().splitlines()]
+    assert rows == [["draft7/not", "2", "1", "(1)", "0"], ["draft7/enum", "1", "1", "1"]]
 
 
 def test_schemas_are_listed_where_backends_do_not_agree() -> None:
