@@ -19,8 +19,6 @@ from sgl_vllm.fsm.expressions import EMPTY, NEVER, Alt, Expression, Lazy, Seq
 MAX_STATES = 20_000
 """An automaton of more states is refused."""
 
-_MAX_PRODUCT = 50_000_000
-
 
 class ByteDfa:
     """A deterministic automaton over bytes. Invariant: every state leads to acceptance.
@@ -86,6 +84,12 @@ class ByteDfa:
             self._terminals[state] = known
         return known
 
+    @property
+    def table_bytes(self) -> int:
+        """What its transitions take once all states have been visited: then each has its row as a
+        list, too, of 8 bytes for each number."""
+        return 3 * self.by_class.nbytes
+
     def row(self, state: int) -> NDArray[np.int32]:
         """(256,): the state that each byte leads to, -1 for none."""
         return self.by_class[state][self.classes]
@@ -133,8 +137,7 @@ class CompiledFormat(NamedTuple):
 
 
 def table_bytes(expression: Expression) -> int:
-    """What the tables of all automata in an expression take, each counted once, when all states
-    have been visited: then each has its row as a list, too, of 8 bytes for each number.
+    """What the tables of all automata in an expression take, each counted once.
 
     Cost: a visit to every part of the expression, which builds those that are built when needed.
     """
@@ -154,12 +157,17 @@ def table_bytes(expression: Expression) -> int:
             stack.append(part.get())
         elif isinstance(part, Dfa):
             dfas.add(part.dfa)
-    return sum(3 * dfa.by_class.nbytes for dfa in dfas)
+    return sum(dfa.table_bytes for dfa in dfas)
 
 
 def minimal(dfa: ByteDfa) -> ByteDfa:
-    """The smallest automaton of the same language: dead states go, equal ones become one."""
+    """The smallest automaton of the same language: dead states go, equal ones become one.
+
+    Raises TooComplexError: that would take more than about 0.3 s.
+    """
     by_class, accepting, columns = tables.minimal(dfa.by_class, dfa.accepting, dfa.start)
+    if not len(by_class):
+        raise TooComplexError("the states of an automaton are hard to tell apart")
     return ByteDfa(by_class, columns[dfa.classes], accepting)
 
 
@@ -192,8 +200,6 @@ def combined(a: ByteDfa, b: ByteDfa, *, minus: bool = False) -> ByteDfa:
     Raises:
         TooComplexError: the product has more than `MAX_STATES` states.
     """
-    if a.num_states * b.num_states > _MAX_PRODUCT:
-        raise TooComplexError("patterns together need too many states")
     pairs, table, classes = tables.product(
         *(a.by_class, a.classes, a.start),
         *(b.by_class, b.classes, b.start),

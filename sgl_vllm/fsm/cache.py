@@ -18,7 +18,7 @@ _BYTES_PER_CHARACTER = 160
 
 MAX_REFUSED = 10_000
 RETRY_AFTER_S = 300.0
-"""A refusal is remembered so long: some patterns are refused only because the machine is busy."""
+"""A refusal is remembered so long: some are by the clock, such as that of a tag with many parts."""
 
 
 class RefusedFormats:

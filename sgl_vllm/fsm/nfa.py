@@ -18,13 +18,12 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
 
 from sgl_vllm.fsm.byte_dfa import MAX_STATES, ByteDfa, minimal
-from sgl_vllm.fsm.characters import Bytes, Ranges, encodings
+from sgl_vllm.fsm.characters import Bytes, Ranges, cached_if_few, encodings
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedGrammarError
 from sgl_vllm.fsm.subsets import determinized
 from sgl_vllm.fsm.syntax import (
@@ -39,15 +38,19 @@ from sgl_vllm.fsm.syntax import (
 )
 
 MAX_PARTS = 200_000
-"""States before an automaton is made deterministic: characters, with what is repeated counted as
-often."""
+"""States before an automaton is made deterministic: one to nine for each character, with what is
+repeated counted as often."""
+
+MAX_SPANS = 1_000_000
+"""Transitions between these."""
 
 MAX_STEPS = 30_000_000
-"""Of making it deterministic, and members of its sets of states. They take about 0.3 s, and at most
-120 MB meanwhile."""
+"""Transitions that are followed to make it deterministic, and members of its sets of states. They
+take about 0.3 s, and at most some 200 MB meanwhile."""
 
-MAX_CACHED = 2_000
-MAX_CACHED_STATES = 100_000
+MAX_CACHED_BYTES = 32 << 20
+_CACHED_BYTES_PER_CHARACTER = 100
+"""At most, for a key: a pattern, or a tree."""
 
 
 class Assembly(ABC):
@@ -116,12 +119,12 @@ _Spans: TypeAlias = "list[tuple[int, int, int, int]]"
 """Source, first and last byte, target."""
 
 
-@lru_cache(maxsize=1024)
+@cached_if_few
 def _of_class(ranges: Ranges) -> tuple[int, _Spans]:
     return _of_spellings(tuple([one for low, high in ranges for one in encodings(low, high)]))
 
 
-@lru_cache(maxsize=1024)
+@cached_if_few
 def _of_spellings(spellings: tuple[Bytes, ...]) -> tuple[int, _Spans]:
     """Along some byte strings, from state 0 to state 1. Equal ends of them share their states.
 
@@ -148,8 +151,19 @@ class _Nfa(Assembly):
         self._empties = array("i")  # source, target
 
     def new_state(self) -> int:
+        self._check_size(1, 0)
         self._num_states += 1
         return self._num_states - 1
+
+    def _check_size(self, more_states: int, more_spans: int) -> None:
+        if (
+            self._num_states + more_states > MAX_PARTS
+            or len(self._spans) // 4 + more_spans > MAX_SPANS
+        ):
+            raise TooComplexError(
+                f"the pattern is too long: it has more than {MAX_PARTS:,} states or "
+                f"{MAX_SPANS:,} transitions"
+            )
 
     def add_empty(self, source: int, target: int) -> None:
         self._empties.extend((source, target))
@@ -158,6 +172,7 @@ class _Nfa(Assembly):
         self._spans.extend((source, low, high, target))
 
     def _add_part(self, num_states: int, spans: _Spans, source: int) -> int:
+        self._check_size(num_states, len(spans))
         first = self._num_states - 1  # so that its state 1 is the next one
         self._num_states += num_states - 1
         numbers: list[int] = []
@@ -175,12 +190,12 @@ class _Nfa(Assembly):
         num_spans, num_empties = len(self._spans), len(self._empties)
         end = self.add(part, begin)
         size = self._num_states - begin
-        if begin + most * size > MAX_PARTS:
-            raise TooComplexError(f"the pattern has more than {MAX_PARTS:,} characters")
         if most > 1:
+            copies = most - 1
+            self._check_size(copies * size, copies * (len(self._spans) - num_spans) // 4)
             _add_copies(self._spans, num_spans, most, [size, 0, 0, size])
             _add_copies(self._empties, num_empties, most, [size, size])
-            self._num_states += (most - 1) * size
+            self._num_states += copies * size
         out = self.new_state()
         starts = range(begin, begin + most * size, size)
         ends = range(end, end + most * size, size)
@@ -235,40 +250,47 @@ def dfa_of(node: Node) -> ByteDfa:
     return nfa.deterministic(end)
 
 
-def cached_dfa(key: Hashable, tree: Callable[[], Node]) -> ByteDfa:
+def cached_dfa(key: Hashable, tree: Callable[[], Node], num_characters: int) -> ByteDfa:
     """As `dfa_of`, of what `tree` makes; the same automaton for the same key, if it is still known.
-    Hashing a tree takes longer than compiling it."""
+
+    Args:
+        num_characters: the length of the pattern that is the key.
+    """
     known = _cache.get(key)
     if known is not None:
         return known
-    dfa = dfa_of(tree())
-    _cache.insert(key, dfa)
-    return dfa
+    return _cache.kept(key, dfa_of(tree()), num_characters)
 
 
 class _Cache:
     """Automata by key, least recently used first out. Thread-safe."""
 
     def __init__(self) -> None:
-        self._automata: OrderedDict[Hashable, ByteDfa] = OrderedDict()
-        self._num_states = 0
+        self._automata: OrderedDict[Hashable, tuple[ByteDfa, int]] = OrderedDict()
+        self._num_bytes = 0
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> ByteDfa | None:
         with self._lock:
             known = self._automata.get(key)
-            if known is not None:
-                self._automata.move_to_end(key)
-            return known
+            if known is None:
+                return None
+            self._automata.move_to_end(key)
+            return known[0]
 
-    def insert(self, key: Hashable, dfa: ByteDfa) -> None:
+    def kept(self, key: Hashable, dfa: ByteDfa, num_characters: int) -> ByteDfa:
+        """Keep an automaton, unless there is one of this key.
+
+        Returns: the one that is kept.
+        """
+        num_bytes = dfa.table_bytes + _CACHED_BYTES_PER_CHARACTER * (num_characters + 5)
         with self._lock:
-            if key in self._automata:
-                return
-            self._automata[key] = dfa
-            self._num_states += dfa.num_states
-            while len(self._automata) > MAX_CACHED or self._num_states > MAX_CACHED_STATES:
-                self._num_states -= self._automata.popitem(last=False)[1].num_states
+            known = self._automata.setdefault(key, (dfa, num_bytes))[0]
+            if known is dfa:
+                self._num_bytes += num_bytes
+                while self._num_bytes > MAX_CACHED_BYTES:
+                    self._num_bytes -= self._automata.popitem(last=False)[1][1]
+        return known
 
 
 _cache = _Cache()

@@ -20,6 +20,7 @@ from sgl_vllm.fsm.byte_dfa import ByteDfa
 from sgl_vllm.fsm.characters import (
     Bytes,
     Ranges,
+    cached_if_few,
     complement,
     encodings,
     intersection,
@@ -76,7 +77,7 @@ def json_string_search(pattern: str) -> ByteDfa:
 
 
 def _cached(pattern: str, tree: Callable[[str], Node]) -> ByteDfa:
-    dfa = cached_dfa((tree, pattern), lambda: tree(pattern))
+    dfa = cached_dfa((tree, pattern), lambda: tree(pattern), len(pattern))
     if dfa.is_empty:
         raise UnsupportedPatternError("nothing matches the pattern")
     return dfa
@@ -220,7 +221,7 @@ def _plain_in_json(ranges: Ranges) -> Node:
     return CharacterClass(intersection(ranges, _JSON_PLAIN))
 
 
-@lru_cache(maxsize=1024)
+@cached_if_few
 def _in_json(ranges: Ranges) -> Node:
     r"""One of some characters as it is written inside a JSON string: control characters are `\n` or
     `\u000a`, everything else is written as it is."""

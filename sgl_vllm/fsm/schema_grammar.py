@@ -189,7 +189,7 @@ class _Compiler:
             case Text(data):
                 if not data.isascii() or not _PUNCTUATION.isdisjoint(data):
                     return None
-                return _limited(node, len(data))
+                return _limited(node, max(1, len(data)))
             case CharacterClass(ranges):
                 return _limited(_writable(ranges), 1)
             case Spelled():
@@ -233,7 +233,7 @@ def _joined(
 
 
 def _shared_dfa(node: Node) -> ByteDfa:
-    return cached_dfa(node, lambda: node)
+    return cached_dfa(node, lambda: node, _MAX_POSITIONS)
 
 
 @lru_cache(maxsize=512)

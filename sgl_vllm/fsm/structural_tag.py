@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any, TypeAlias  # Any: the JSON of a tag
 
 from sgl_vllm.fsm import regex
-from sgl_vllm.fsm.byte_dfa import CompiledFormat, table_bytes
+from sgl_vllm.fsm.byte_dfa import CompiledFormat
 from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.errors import TooComplexError, UnsupportedTagError
 from sgl_vllm.fsm.expressions import EMPTY, Alt, Expression, Lazy, Literals, Seq, literal
@@ -51,7 +51,7 @@ _NEUTRAL: Json = {
 """Options that change nothing with these values. A format with any other option is not compiled."""
 
 
-SchemaCompiler: TypeAlias = Callable[[Any, str], Expression]
+SchemaCompiler: TypeAlias = Callable[[Any, str], CompiledFormat]
 """Compiles a schema, given the style of its texts: `json`, or one of xgrammar's in XML."""
 
 
@@ -146,16 +146,17 @@ class _Compiler:
                 return literal(form["value"].encode())
             case "json_schema":
                 _check_options(form, "json_schema", "style")
-                return self._compile_schema(form["json_schema"], form.get("style", "json"))
+                style = form.get("style", "json")
+                return self._counted(self._compile_schema(form["json_schema"], style))
             case "grammar":
                 _check_options(form, "grammar")
-                return self._of_tables(compile_grammar(form["grammar"]))
+                return self._counted(CompiledFormat.of_tables(compile_grammar(form["grammar"])))
             case "regex":
                 _check_options(form, "pattern")
                 dfa = regex.full_match(form["pattern"])
                 if dfa.is_empty:
                     raise UnsupportedTagError("nothing matches a pattern")
-                return self._of_tables(dfa.expression)
+                return self._counted(CompiledFormat.of_tables(dfa.expression))
             case "tag":
                 return self._tags([form])
             case "tags_with_separator":
@@ -261,11 +262,11 @@ class _Compiler:
         may_stop = not ends or b"" in ends
         return Alt([*options, text.without.expression] if may_stop else options)
 
-    def _of_tables(self, expression: Expression) -> Expression:
-        self.table_bytes += table_bytes(expression)
+    def _counted(self, compiled: CompiledFormat) -> Expression:
+        self.table_bytes += compiled.table_bytes
         if self.table_bytes > MAX_TABLE_BYTES:
-            raise TooComplexError("the patterns and grammars of the structural tag are too large")
-        return expression
+            raise TooComplexError("the parts of the structural tag are too large")
+        return compiled.expression
 
 
 def _ends_text(form: Json, following: Json) -> bool:

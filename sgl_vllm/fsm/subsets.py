@@ -52,53 +52,30 @@ def determinized(num_states, spans, empties, end, most, most_steps):  # type: ig
     members = np.empty(4 * num_states, np.int32)
     begin = np.empty(most + 1, np.int64)  # of each set in `members`
     begin[0] = 0
-    table = np.empty((most, num_classes), np.int32)
     accepting = np.empty(most, np.bool_)
-
+    # Row r is what set r - 1 leads to. Row 0, before the first set, leads to the start only.
+    table = np.empty((most + 1, num_classes), np.int32)
+    row = 0
     interval = np.zeros(num_classes + 1, np.int64)
     target_begin = np.zeros(num_classes + 2, np.int64)
     target_begin[1] = 1
     targets = np.zeros(1, np.int32)
-    num_intervals = 1  # before the first set, one interval leads to the start
-    count, steps, searches, current = 0, 0, 0, -1
-    while current < count:
-        if current >= 0:
-            # Classes between two ends of the set's spans lead to the same states.
-            interval[:] = 0
-            for m in range(begin[current], begin[current + 1]):
-                for i in range(span_begin[members[m]], span_begin[members[m] + 1]):
-                    interval[low[i]] = interval[high[i]] = 1
-            interval[0] = 0
-            for c in range(1, num_classes + 1):
-                interval[c] += interval[c - 1]
-            num_intervals = interval[num_classes - 1] + 1
-            target_begin[:] = 0
-            for m in range(begin[current], begin[current + 1]):
-                for i in range(span_begin[members[m]], span_begin[members[m] + 1]):
-                    for j in range(interval[low[i]], interval[high[i] - 1] + 1):
-                        target_begin[j + 2] += 1
-            for j in range(2, num_intervals + 2):
-                target_begin[j] += target_begin[j - 1]
-            num_targets = target_begin[num_intervals + 1]
-            if len(targets) < num_targets:
-                targets = np.empty(2 * num_targets, np.int32)
-            for m in range(begin[current], begin[current + 1]):
-                for i in range(span_begin[members[m]], span_begin[members[m] + 1]):
-                    for j in range(interval[low[i]], interval[high[i] - 1] + 1):
-                        targets[target_begin[j + 1]] = to[i]
-                        target_begin[j + 1] += 1
-            steps += num_targets + num_classes
-        first_class = 0
+    num_intervals = 1
+    count, steps, searches = 0, 0, 0
+    while True:
+        c = 0
         for j in range(num_intervals):
             some = targets[target_begin[j] : target_begin[j + 1]]
             number = alone[some[0]] if len(some) == 1 else -1
             if len(some) and number < 0:
                 searches += 1
-                num_found = _closure(some, empty_begin, empty_to, matters, seen, searches, found)
-                steps += num_found + len(some)
+                num_found, num_followed = _closure(
+                    some, empty_begin, empty_to, matters, seen, searches, found
+                )
+                steps += num_found + num_followed
                 slot = _slot(found, num_found, slots, members, begin, seen, searches)
                 if slots[slot] < 0:
-                    if count == most or steps > most_steps:
+                    if count == most:
                         return table[:0].copy(), accepting[:0].copy(), classes
                     end_of_set = begin[count] + num_found
                     if len(members) < end_of_set:
@@ -112,12 +89,44 @@ def determinized(num_states, spans, empties, end, most, most_steps):  # type: ig
                 number = slots[slot]
                 if len(some) == 1:
                     alone[some[0]] = number
-            if current >= 0:
-                while first_class < num_classes and interval[first_class] == j:
-                    table[current, first_class] = number
-                    first_class += 1
-        current += 1
-    return table[:count].copy(), accepting[:count].copy(), classes
+                if steps > most_steps:
+                    return table[:0].copy(), accepting[:0].copy(), classes
+            while c < num_classes and interval[c] == j:
+                table[row, c] = number
+                c += 1
+        if row == count:
+            return table[1 : count + 1].copy(), accepting[:count].copy(), classes
+        # Classes between two ends of the next set's spans lead to the same states.
+        interval[:] = 0
+        for m in range(begin[row], begin[row + 1]):
+            for i in range(span_begin[members[m]], span_begin[members[m] + 1]):
+                interval[low[i]] = interval[high[i]] = 1
+        interval[0] = 0
+        for c in range(1, num_classes + 1):
+            interval[c] += interval[c - 1]
+        num_intervals = interval[num_classes - 1] + 1
+        target_begin[:] = 0
+        num_targets = 0
+        for m in range(begin[row], begin[row + 1]):
+            for i in range(span_begin[members[m]], span_begin[members[m] + 1]):
+                num_targets += interval[high[i] - 1] + 1 - interval[low[i]]
+        steps += num_targets + num_classes
+        if steps > most_steps:
+            return table[:0].copy(), accepting[:0].copy(), classes
+        if len(targets) < num_targets:
+            targets = np.empty(2 * num_targets, np.int32)
+        for m in range(begin[row], begin[row + 1]):
+            for i in range(span_begin[members[m]], span_begin[members[m] + 1]):
+                for j in range(interval[low[i]], interval[high[i] - 1] + 1):
+                    target_begin[j + 2] += 1
+        for j in range(2, num_intervals + 2):
+            target_begin[j] += target_begin[j - 1]
+        for m in range(begin[row], begin[row + 1]):
+            for i in range(span_begin[members[m]], span_begin[members[m] + 1]):
+                for j in range(interval[low[i]], interval[high[i] - 1] + 1):
+                    targets[target_begin[j + 1]] = to[i]
+                    target_begin[j + 1] += 1
+        row += 1
 
 
 @compiled
@@ -157,9 +166,9 @@ def _closure(targets, empty_begin, empty_to, matters, seen, search, found):  # t
         seen: set to `search` for all states that are reached.
         found: filled from its beginning; from its end on, it holds what is still to visit.
 
-    Returns: how many were found.
+    Returns: how many were found, and how many transitions were followed.
     """
-    count, left = 0, len(found)
+    count, left, num_followed = 0, len(found), len(targets)
     for state in targets:
         if seen[state] != search:
             seen[state] = search
@@ -171,12 +180,13 @@ def _closure(targets, empty_begin, empty_to, matters, seen, search, found):  # t
         if matters[state]:
             found[count] = state
             count += 1
+        num_followed += empty_begin[state + 1] - empty_begin[state]
         for i in range(empty_begin[state], empty_begin[state + 1]):
             if seen[empty_to[i]] != search:
                 seen[empty_to[i]] = search
                 left -= 1
                 found[left] = empty_to[i]
-    return count
+    return count, num_followed
 
 
 @compiled

@@ -17,7 +17,11 @@ from numpy.typing import NDArray
 from sgl_vllm.jit import compiled
 
 without_gil = partial(compiled, nogil=True)
-"""For loops that take up to seconds for a request's pattern."""
+"""For loops that take up to some tenths of a second for a request's pattern."""
+
+
+MAX_VISITS = 300_000_000
+"""Transitions that are looked at to minimize an automaton, in about 0.3 s."""
 
 
 def byte_set(flags: NDArray[np.bool_]) -> int:
@@ -142,7 +146,8 @@ def _equal_blocks(table, block):  # type: ignore[no-untyped-def]
     Args:
         block: int64, of each state; states in different ones do not accept the same texts.
 
-    Returns: the block of each state, and the number of blocks.
+    Returns: the block of each state, and the number of blocks, which is 0 if it would take more
+        than `MAX_VISITS`.
 
     Cost: a visit to all transitions in each round. Chains take a round for each of their states,
         unless `block` tells these apart.
@@ -154,7 +159,11 @@ def _equal_blocks(table, block):  # type: ignore[no-untyped-def]
     numbers = np.empty(size, np.int64)  # a hash table of blocks
     first = np.empty(num_states, np.int64)
     count = 0
+    num_visits = 0
     while True:
+        num_visits += num_states * num_columns
+        if num_visits > MAX_VISITS:
+            return block, 0
         numbers[:] = -1
         fresh = np.empty(num_states, np.int64)
         found = 0
@@ -217,7 +226,7 @@ def merged(table, accepting):  # type: ignore[no-untyped-def]
     """Equal states made one, and transitions to states that lead nowhere removed.
 
     Returns: the table, which states accept, and int64, the new number of each state, -1 for those
-        that lead nowhere.
+        that lead nowhere. The table has no rows if it would take more than `MAX_VISITS`.
     """
     num_states, num_columns = table.shape
     fewest, most = _distances(table, accepting)
@@ -232,6 +241,8 @@ def merged(table, accepting):  # type: ignore[no-untyped-def]
     block, count = _equal_blocks(alive, block)
     smaller = np.empty((count, num_columns), np.int32)
     flags = np.empty(count, np.bool_)
+    if not count:
+        return smaller, flags, block
     for state in range(num_states):
         flags[block[state]] = accepting[state]
         for c in range(num_columns):
@@ -251,6 +262,8 @@ def minimal(table, accepting, start):  # type: ignore[no-untyped-def]
     Returns: the table, which states accept, and int32, the new number of each column.
     """
     smaller, flags, number = merged(table, accepting)
+    if not len(smaller):
+        return smaller, flags, np.zeros(table.shape[1], np.int32)
     first = number[start]
     if first < 0:  # nothing is accepted
         smaller, flags = np.full((1, table.shape[1]), -1, np.int32), np.zeros(1, np.bool_)
@@ -290,11 +303,14 @@ def product(table_a, classes_a, start_a, table_b, classes_b, start_b, needs_b, m
             columns[num_columns, 0], columns[num_columns, 1] = a, b
             num_columns += 1
         classes[byte] = joint[a, b]
-    number = np.full((len(table_a), len(table_b) + 1), -1, np.int32)
+    size = 16
+    while size < 2 * most:
+        size *= 2
+    slots = np.full(size, -1, np.int32)  # a hash table of pairs
     pairs = np.empty((most, 2), np.int32)
     table = np.empty((most, num_columns), np.int32)
     pairs[0, 0], pairs[0, 1] = start_a, start_b
-    number[start_a, start_b + 1] = 0
+    slots[_slot(start_a, start_b, slots, pairs)] = 0
     count, next_ = 1, 0
     while next_ < count:
         state_a, state_b = pairs[next_, 0], pairs[next_, 1]
@@ -304,12 +320,23 @@ def product(table_a, classes_a, start_a, table_b, classes_b, start_b, needs_b, m
             if to_a < 0 or (needs_b and to_b < 0):
                 table[next_, c] = -1
                 continue
-            if number[to_a, to_b + 1] < 0:
+            slot = _slot(to_a, to_b, slots, pairs)
+            if slots[slot] < 0:
                 if count == most:
                     return pairs[:0].copy(), table[:0].copy(), classes
                 pairs[count, 0], pairs[count, 1] = to_a, to_b
-                number[to_a, to_b + 1] = count
+                slots[slot] = count
                 count += 1
-            table[next_, c] = number[to_a, to_b + 1]
+            table[next_, c] = slots[slot]
         next_ += 1
     return pairs[:count].copy(), table[:count].copy(), classes
+
+
+@compiled
+def _slot(a, b, slots, pairs):  # type: ignore[no-untyped-def]
+    """Where in the hash table a pair is, or will be."""
+    key = np.int64(a) * 0x5851F42D4C957F2D + np.int64(b) * 0x14057B7EF767814F
+    slot = (key ^ (key >> 31)) & (len(slots) - 1)
+    while slots[slot] >= 0 and (pairs[slots[slot], 0] != a or pairs[slots[slot], 1] != b):
+        slot = (slot + 1) & (len(slots) - 1)
+    return slot

@@ -145,5 +145,7 @@ def _exits(machine: Machine) -> list[_Exit]:
     for call in [*calls, None]:
         leaves = machine.accepting if call is None else [call in c for c in machine.calls]
         small, accepting, numbers = tables.merged(table, np.array(leaves, np.bool_))
+        if not len(small):
+            raise TooComplexError("the states of a rule are hard to tell apart")
         exits.append(_Exit(ByteDfa(small, classes, accepting), numbers, call))
     return exits

@@ -253,6 +253,8 @@ def _minimal(machine: Machine) -> Machine:
             by_calls[state, column[name]] = target
     table = np.ascontiguousarray(np.concatenate([by_bytes, by_calls], axis=1))
     small, accepting, columns = tables.minimal(table, np.array(machine.accepting, np.bool_), 0)
+    if not len(small):
+        raise TooComplexError("the states of a rule are hard to tell apart")
     small = small[:, columns]
     width = by_bytes.shape[1]
     first = np.append(np.searchsorted(classes, np.arange(width)), 256).tolist()

@@ -20,7 +20,7 @@ and goes to another backend: handing a schema on is better than guessing. Pure.
 """
 
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
-from sgl_vllm.fsm.schema.compiler import compile_schema
+from sgl_vllm.fsm.schema.compiler import compile_schema, compiled_schema
 from sgl_vllm.fsm.schema.formats import compile_formats
 from sgl_vllm.fsm.schema.keywords import Schema, SchemaSemantics
 
@@ -30,4 +30,5 @@ __all__ = [
     "UnsupportedSchemaError",
     "compile_formats",
     "compile_schema",
+    "compiled_schema",
 ]

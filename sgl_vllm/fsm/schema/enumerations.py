@@ -76,10 +76,12 @@ def allowed_values(context: Context, schema: dict[str, Any]) -> list[Any]:
     if expression is None:
         return []
     start = Automaton(expression).start
-    return [v for v in values if _is_accepted(start, v)]
+    return [v for v in values if _is_accepted(context, start, v)]
 
 
-def _is_accepted(state: State | None, value: Any) -> bool:
-    for byte in spelled(value):
+def _is_accepted(context: Context, state: State | None, value: Any) -> bool:
+    text = spelled(value)
+    context.workspace.spend(len(text))
+    for byte in text:
         state = state.step(byte) if state is not None else None
     return state is not None and state.accepting

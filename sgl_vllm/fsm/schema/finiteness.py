@@ -27,17 +27,30 @@ class Finiteness:
             self._ways[schema] = []
 
     def check(self) -> None:
-        """Raises UnsupportedSchemaError if a subschema has no value of finite length."""
-        pending = list(reversed(self._ways))  # most subschemas were added after those they need
-        finite: set[int] = set()
+        """Raises UnsupportedSchemaError if a subschema has no value of finite length.
+
+        Cost: a visit to each way, and to each of its subschemas.
+        """
+        finite = {schema for schema, ways in self._ways.items() if [] in ways}
+        if len(finite) == len(self._ways):
+            return
+        missing: list[set[int]] = []  # of each way, what is not known to be finite
+        owners: list[int] = []
+        users: dict[int, list[int]] = {}  # the ways that a subschema is part of
+        pending = list(finite)
+        for schema, ways in self._ways.items():
+            for way in ways if schema not in finite else ():
+                for part in way:
+                    users.setdefault(part, []).append(len(missing))
+                missing.append({*way})
+                owners.append(schema)
         while pending:
-            left = []
-            for schema in pending:
-                ways = self._ways[schema]
-                if [] in ways or any(finite.issuperset(way) for way in ways):
-                    finite.add(schema)
-                else:
-                    left.append(schema)
-            if len(left) == len(pending):
-                raise UnsupportedSchemaError("a value that would have to contain itself")
-            pending = left
+            schema = pending.pop()
+            for number in users.get(schema, ()):
+                missing[number].discard(schema)
+                owner = owners[number]
+                if not missing[number] and owner not in finite:
+                    finite.add(owner)
+                    pending.append(owner)
+        if len(finite) < len(self._ways):
+            raise UnsupportedSchemaError("a value that would have to contain itself")

@@ -127,9 +127,9 @@ FORMATS = {
     "json-pointer": _POINTER,
     "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
 }
-"""RFC 3339, 4122, 2673, 4291, 1123, 3986, 3987, 5321, 6570 and 6901, as written in
-JSON. Some valid texts are refused: leap seconds that are not in UTC, hostnames of
-many long labels, quoted names in `email`."""
+"""RFC 3339, 4122, 2673, 4291, 1123, 3986, 3987, 5321, 6570 and 6901, as written in JSON. Some valid
+texts are refused: leap seconds that are not in UTC, hostnames of many long labels, quoted names in
+`email`."""
 
 _WITHOUT = {
     "hostname": r'(?:[^"]*\.)?[^".]{2}--[^"]*',
@@ -159,6 +159,6 @@ def format_dfa(form: str) -> ByteDfa:
 
 
 def compile_formats() -> None:
-    """Compile all formats, so that no schema waits for one. Takes about 0.15 s the first time."""
+    """Compile all formats, so that no schema waits for one. Takes about 50 ms the first time."""
     for form in FORMATS:
         format_dfa(form)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm import numbers
-from sgl_vllm.fsm.byte_dfa import ByteDfa, combined
+from sgl_vllm.fsm.byte_dfa import ByteDfa
 from sgl_vllm.fsm.errors import NothingValidError, UnsupportedSchemaError
 from sgl_vllm.fsm.expressions import Expression
 from sgl_vllm.fsm.multiples import multiples
@@ -41,12 +42,13 @@ def compile_number(context: Context, schema: dict[str, Any], *, whole: bool) -> 
         return of_pattern(numbers.NUMBER).expression
     if is_plain and context.is_strict:
         return of_pattern("0|-?[1-9][0-9]*").expression
+    common = context.workspace.common
     try:
         dfa = _within(bounds, whole)
         for one in several(schema, "multipleOf"):
-            dfa = combined(dfa, multiples(_decimal(one)))
+            dfa = common(dfa, multiples(_decimal(one)))
         for other in several(schema, "not"):
-            dfa = _without(dfa, other)
+            dfa = _without(dfa, other, common)
     except UnsupportedSchemaError:
         raise
     except ValueError as error:
@@ -54,16 +56,16 @@ def compile_number(context: Context, schema: dict[str, Any], *, whole: bool) -> 
     return of_valid(dfa)
 
 
-def _without(dfa: ByteDfa, other: dict[str, Any]) -> ByteDfa:
+def _without(dfa: ByteDfa, other: dict[str, Any], common: Callable[..., ByteDfa]) -> ByteDfa:
     """Numbers that are not valid against `other`, which has one keyword beside or instead of
     `type`."""
     if "enum" in other:
         for value in other["enum"]:
-            dfa = combined(dfa, numbers.exactly(_decimal(value)), minus=True)
+            dfa = common(dfa, numbers.exactly(_decimal(value)), minus=True)
         return dfa
     if "multipleOf" in other:
-        return combined(dfa, multiples(_decimal(other["multipleOf"])), minus=True)
-    return combined(dfa, of_pattern(numbers.WHOLE), minus=True)
+        return common(dfa, multiples(_decimal(other["multipleOf"])), minus=True)
+    return common(dfa, of_pattern(numbers.WHOLE), minus=True)
 
 
 def _within(bounds: _Bounds, whole: bool) -> ByteDfa:

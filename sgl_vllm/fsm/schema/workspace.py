@@ -7,7 +7,7 @@ counted), and the lifetime of derived schemas. Does not own what any of them mea
 from __future__ import annotations
 
 from collections.abc import Iterable
-from time import monotonic
+from time import thread_time
 from typing import Any  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm.byte_dfa import ByteDfa, combined, of_texts
@@ -22,7 +22,11 @@ _COMBINING = 100
 """The work of combining two automata, in the unit of `MAX_WORK`."""
 
 MAX_DEPTH = 200
-MAX_PATTERNS_S = 3.0
+MAX_S = 5.0
+"""Of the thread's processor time, for what is not counted as work: automata."""
+
+MAX_TABLE_BYTES = 64 << 20
+"""What the tables of all automata take together."""
 
 
 class Workspace:
@@ -34,7 +38,9 @@ class Workspace:
     def __init__(self) -> None:
         self.depth = 0
         self._work = 0
-        self._patterns_s = 0.0
+        self._until_s = thread_time() + MAX_S
+        self.table_bytes = 0
+        self._counted: set[ByteDfa] = set()
         self._kept: list[Schema] = []
         self._checked: set[int] = set()
         self._combined: dict[tuple[ByteDfa, ByteDfa, bool], ByteDfa] = {}
@@ -79,7 +85,7 @@ class Workspace:
         known = self._combined.get(key)
         if known is None:
             self.spend(_COMBINING)
-            known = self._combined[key] = combined(a, b, minus=minus)
+            known = self._combined[key] = self._made(combined(a, b, minus=minus))
         return known
 
     def texts(self, texts: Iterable[bytes]) -> ByteDfa:
@@ -88,16 +94,22 @@ class Workspace:
         known = self._texts.get(key)
         if known is None:
             self.spend(len(key))
-            known = self._texts[key] = of_texts(key)
+            known = self._texts[key] = self._made(of_texts(key))
         return known
 
     def pattern(self, pattern: str) -> ByteDfa:
         """The automaton of a JSON string in which `pattern` is found."""
-        started = monotonic()
-        dfa = json_string_search(pattern)
-        self._patterns_s += monotonic() - started
-        if self._patterns_s > MAX_PATTERNS_S:
-            raise UnsupportedSchemaError("the patterns take too long to compile")
+        return self._made(json_string_search(pattern))
+
+    def _made(self, dfa: ByteDfa) -> ByteDfa:
+        if dfa not in self._counted:
+            self._counted.add(dfa)
+            self.table_bytes += dfa.table_bytes
+        if self.table_bytes > MAX_TABLE_BYTES or thread_time() > self._until_s:
+            raise UnsupportedSchemaError(
+                f"the automata of the schema take more than {MAX_S:g} s or "
+                f"{MAX_TABLE_BYTES >> 20} MiB"
+            )
         return dfa
 
 

@@ -22,8 +22,8 @@ from sgl_vllm.fsm import regex, run_bound
 from sgl_vllm.fsm.byte_dfa import CompiledFormat
 from sgl_vllm.fsm.ebnf import compile_grammar
 from sgl_vllm.fsm.errors import UnsupportedSchemaError
-from sgl_vllm.fsm.expressions import Expression, Literals
-from sgl_vllm.fsm.schema import SchemaSemantics, compile_schema
+from sgl_vllm.fsm.expressions import Literals
+from sgl_vllm.fsm.schema import SchemaSemantics, compiled_schema
 from sgl_vllm.fsm.schema_grammar import compile_schema_grammar
 from sgl_vllm.fsm.structural_tag import compile_structural_tag
 from sgl_vllm.vllm_api.vllm_source import installed_source
@@ -97,31 +97,33 @@ def _compiled_json(spec: str, dialect: Dialect) -> CompiledFormat | None:
     if dialect.close_objects:
         schema = process_for_additional_properties(schema)
     if dialect.semantics is not SchemaSemantics.STRICT:
-        return CompiledFormat(_schema_expression(schema, dialect))
+        return _compiled_schema(schema, dialect)
     try:
-        return CompiledFormat(_schema_expression(_tool_calls(schema), dialect))
+        return _compiled_schema(_tool_calls(schema), dialect)
     except UnsupportedSchemaError as error:
         if has_xgrammar_unsupported_json_features(schema):
             raise  # vLLM hands it to guidance
-        return CompiledFormat(_as_printed(_json_calls(spec, dialect)[0], dialect, error))
+        return _as_printed(_json_calls(spec, dialect)[0], dialect, error)
 
 
-def _schema_expression(schema: Any, dialect: Dialect) -> Expression:
+def _compiled_schema(schema: Any, dialect: Dialect) -> CompiledFormat:
     if not isinstance(schema, dict | bool):
         raise UnsupportedSchemaError("a schema must be an object, true or false")
     if not (dialect.any_whitespace or COMPACT_HAS_NO_SPACES):
         raise UnsupportedSchemaError("compact JSON has spaces after separators")
-    return compile_schema(
+    return compiled_schema(
         schema, semantics=dialect.semantics, any_whitespace=dialect.any_whitespace
     )
 
 
-def _as_printed(call: XgrammarCall, dialect: Dialect, error: UnsupportedSchemaError) -> Expression:
+def _as_printed(
+    call: XgrammarCall, dialect: Dialect, error: UnsupportedSchemaError
+) -> CompiledFormat:
     """A schema that was refused with `error`, as the grammar that xgrammar makes of it."""
     grammar = dialect.printed(call) if dialect.printed else ""
     if not grammar:
         raise error
-    return compile_schema_grammar(grammar)
+    return CompiledFormat(compile_schema_grammar(grammar))
 
 
 def _parsed(spec: str) -> Any:
@@ -151,7 +153,7 @@ def _json_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
 
 def _compiled_json_object(spec: str, dialect: Dialect) -> CompiledFormat | None:
     by_spec = replace(dialect, semantics=SchemaSemantics.SPEC)
-    return CompiledFormat(_schema_expression({"type": "object"}, by_spec))
+    return _compiled_schema({"type": "object"}, by_spec)
 
 
 def _compiled_regex(spec: str, dialect: Dialect) -> CompiledFormat | None:
@@ -181,12 +183,12 @@ def _compiled_structural_tag(spec: str, dialect: Dialect) -> CompiledFormat | No
     # vLLM has xgrammar compile a tag as a whole, without the option that forbids white space.
     dialect = replace(dialect, any_whitespace=True)
 
-    def compile_part(schema: Any, style: str) -> Expression:
+    def compile_part(schema: Any, style: str) -> CompiledFormat:
         if style != "json":
             error = UnsupportedSchemaError(f"the style {style} is not supported")
             return _as_printed(_styled_call(schema, style), dialect, error)
         try:
-            return _schema_expression(schema, dialect)
+            return _compiled_schema(schema, dialect)
         except UnsupportedSchemaError as error:
             return _as_printed(_json_calls(json.dumps(schema), dialect)[0], dialect, error)
 

@@ -145,6 +145,6 @@ def test_what_is_nested_too_deeply_is_given_up():
 
 
 def test_a_known_key_is_not_compiled_again(monkeypatch):
-    first = nfa.cached_dfa("a test's key", lambda: Text(b"a"))
+    first = nfa.cached_dfa("a test's key", lambda: Text(b"a"), 12)
     monkeypatch.setattr(nfa, "dfa_of", None)
-    assert nfa.cached_dfa("a test's key", lambda: Text(b"b")) is first
+    assert nfa.cached_dfa("a test's key", lambda: Text(b"b"), 12) is first

@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 
 from sgl_vllm.fsm.automaton import Automaton
 from sgl_vllm.fsm.errors import TooComplexError
-from sgl_vllm.fsm.schema import SchemaSemantics, UnsupportedSchemaError, compile_schema, workspace
+from sgl_vllm.fsm.schema import (
+    SchemaSemantics,
+    UnsupportedSchemaError,
+    compile_schema,
+    compiled_schema,
+    workspace,
+)
 from sgl_vllm.fsm.schema.keywords import CONSTRAINTS
 from tests.effort import examples
 from tests.unit.fsm.texts import accepts, after, random_text, random_walk
@@ -579,15 +585,49 @@ def test_ways_that_double_are_given_up_while_they_are_walked():
         after(grammar.start, "[" * 40)
 
 
-def test_many_slow_patterns_are_given_up_together(monkeypatch):
-    compiled: list[object] = []
+def test_automata_that_take_too_long_together_are_given_up(monkeypatch):
     clock = iter(range(1000))
-    monkeypatch.setattr(workspace, "json_string_search", compiled.append)
-    monkeypatch.setattr(workspace, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(workspace, "thread_time", lambda: next(clock))
     slow = {f"p{i}": {"type": "string", "pattern": f"a{i}"} for i in range(200)}
-    with pytest.raises(UnsupportedSchemaError, match="too long"):
-        compile_schema({"type": "object", "patternProperties": slow})
-    assert len(compiled) == workspace.MAX_PATTERNS_S + 1
+    with pytest.raises(UnsupportedSchemaError, match="more than 5 s"):
+        compile_schema({"type": "object", "properties": slow})
+    assert next(clock) < 10
+
+
+def test_tables_are_counted_and_limited(monkeypatch):
+    def form(count):
+        text = {"type": "string", "pattern": "^(?:a1|b2)[a-z]*$"}
+        texts = {f"p{i}": {**text, "maxLength": 1_100 - i} for i in range(count)}
+        return {"type": "object", "properties": texts}
+
+    def bytes_of(schema):
+        compiled = compiled_schema(schema, semantics=SchemaSemantics.SPEC, any_whitespace=True)
+        return compiled.table_bytes
+
+    assert bytes_of({"type": "string"}) == 0
+    assert 1_000 * 12 < bytes_of(form(1)) < bytes_of(form(2)) < 2.1 * bytes_of(form(1))
+    monkeypatch.setattr(workspace, "MAX_TABLE_BYTES", 1 << 20)
+    with pytest.raises(UnsupportedSchemaError, match="1 MiB"):
+        bytes_of(form(200))
+
+
+def test_chains_of_needed_members_are_followed_in_one_pass():
+    """Each of 4,000 schemas needs the one before it; passes over all of them took 8 seconds."""
+    links = {f"d{i}": {"$ref": f"#/$defs/d{i - 1}"} for i in range(1, 4_000)}
+    links = {
+        name: {"type": "object", "properties": {"x": needed}, "required": ["x"]}
+        for name, needed in links.items()
+    }
+    links["d0"] = {"type": "null"}
+    root = {"$defs": links, "properties": {name: {"$ref": f"#/$defs/{name}"} for name in links}}
+    started = time.thread_time()
+    compile_schema(root)
+    assert time.thread_time() - started < 3
+
+
+def test_an_enumeration_that_depends_on_itself_is_refused():
+    with pytest.raises(UnsupportedSchemaError, match="depends on"):
+        compile_schema({"enum": ["a", ["a"]], "items": {"$ref": "#"}})
 
 
 junk = st.recursive(

@@ -8,13 +8,15 @@ import pytest
 
 from sgl_vllm.fsm import structural_tag
 from sgl_vllm.fsm.automaton import Automaton
+from sgl_vllm.fsm.byte_dfa import CompiledFormat
 from sgl_vllm.fsm.errors import (
     TooComplexError,
     UnsupportedGrammarError,
     UnsupportedPatternError,
     UnsupportedTagError,
 )
-from sgl_vllm.fsm.schema import SchemaSemantics, compile_schema
+from sgl_vllm.fsm.expressions import EMPTY
+from sgl_vllm.fsm.schema import SchemaSemantics, compile_schema, compiled_schema
 from sgl_vllm.fsm.structural_tag import MAX_FORMATS, compile_structural_tag
 from tests.unit.fsm.texts import after
 
@@ -48,7 +50,7 @@ def sequence(*elements: dict[str, Any]) -> dict[str, Any]:
 def automaton(form: dict[str, Any]) -> Automaton:
     def schema(one: Any, style: str) -> Any:
         assert style == "json"
-        return compile_schema(one, semantics=SchemaSemantics.STRICT)
+        return compiled_schema(one, semantics=SchemaSemantics.STRICT, any_whitespace=True)
 
     tag = {"type": "structural_tag", "format": form}
     return Automaton(compile_structural_tag(tag, schema).expression)
@@ -105,7 +107,8 @@ def test_the_older_form_is_text_with_tags() -> None:
     structures = [{"begin": "<a>", "schema": {"enum": [1]}, "end": "</a>"}]
     made = Automaton(
         compile_structural_tag(
-            {"structures": structures, "triggers": ["<a"]}, lambda one, style: compile_schema(one)
+            {"structures": structures, "triggers": ["<a"]},
+            lambda one, style: CompiledFormat(compile_schema(one)),
         ).expression
     )
     for text, is_allowed in ((b"x <a>1</a> y", True), (b"<a>2", False), (b"<a", False)):
@@ -153,9 +156,9 @@ def test_other_formats_are_left_to_other_backends(form) -> None:
 def test_what_patterns_and_grammars_take_is_counted(monkeypatch) -> None:
     grammar = {"type": "grammar", "grammar": 'root ::= "a"{100}'}
     regex = {"type": "regex", "pattern": "[a-z]{100}"}
-    for form, least, most in ((JSON, 0, 0), (sequence(grammar, regex), 4 << 10, 16 << 10)):
+    for form, least, most in ((JSON, 7, 7), (sequence(grammar, regex), 4 << 10, 16 << 10)):
         tag = {"type": "structural_tag", "format": form}
-        compiled = compile_structural_tag(tag, lambda *_: compile_schema(True))
+        compiled = compile_structural_tag(tag, lambda *_: CompiledFormat(EMPTY, 7))
         assert least <= compiled.table_bytes <= most
     monkeypatch.setattr(structural_tag, "MAX_TABLE_BYTES", 1 << 12)
     with pytest.raises(TooComplexError, match="too large"):
