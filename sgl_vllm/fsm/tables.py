@@ -303,12 +303,13 @@ def product(table_a, classes_a, start_a, table_b, classes_b, start_b, needs_b, m
             columns[num_columns, 0], columns[num_columns, 1] = a, b
             num_columns += 1
         classes[byte] = joint[a, b]
+    room = min(most, len(table_a) * (len(table_b) + 1))
     size = 16
-    while size < 2 * most:
+    while size < 2 * room:
         size *= 2
     slots = np.full(size, -1, np.int32)  # a hash table of pairs
-    pairs = np.empty((most, 2), np.int32)
-    table = np.empty((most, num_columns), np.int32)
+    pairs = np.empty((room, 2), np.int32)
+    table = np.empty((room, num_columns), np.int32)
     pairs[0, 0], pairs[0, 1] = start_a, start_b
     slots[_slot(start_a, start_b, slots, pairs)] = 0
     count, next_ = 1, 0

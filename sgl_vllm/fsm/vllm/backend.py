@@ -288,13 +288,15 @@ class SglBackend(StructuredOutputBackend):
                 others.result()
             known = self._cache.get(key) if self._automata_are_on else None
             if known is None:
-                return self._compile(request_type, spec, resources, stop_token_ids)
+                digest = _digest(request_type, spec)
+                return self._compile(request_type, spec, digest, resources, stop_token_ids)
             self._counters.ours_cached += 1
             return self._grammar(known, resources, stop_token_ids)
-        is_known = _digest(request_type, spec) in self._without_automaton
+        digest = _digest(request_type, spec)
+        is_known = digest in self._without_automaton
         started = time.monotonic()
         try:
-            grammar = self._compile(request_type, spec, resources, stop_token_ids)
+            grammar = self._compile(request_type, spec, digest, resources, stop_token_ids)
         except BaseException as error:
             mine.set_exception(error)
             raise
@@ -312,10 +314,11 @@ class SglBackend(StructuredOutputBackend):
         self,
         request_type: StructuredOutputOptions,
         spec: str,
+        digest: Hashable,
         resources: TokenizerResources,
         stop_token_ids: set[int] | None,
     ) -> StructuredOutputGrammar:
-        title, digest = FORMATS[request_type].title, _digest(request_type, spec)
+        title = FORMATS[request_type].title
         if self._automata_are_on and digest not in self._without_automaton:
             try:
                 with one_of_few(title):

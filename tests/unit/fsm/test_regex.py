@@ -291,7 +291,7 @@ def test_many_patterns_are_forgotten_again(monkeypatch):
     assert full_match("many7xxxxxxx") is full_match("many7xxxxxxx")
 
 
-def test_large_sets_of_characters_are_not_remembered():
+def test_large_sets_of_characters_are_not_remembered(monkeypatch):
     """They may hold 50,000 characters each, and their automata megabytes."""
 
     def pattern(i):
@@ -303,7 +303,7 @@ def test_large_sets_of_characters_are_not_remembered():
         for i in range(2, 20, 2):
             full_match(pattern(i))
             json_string_search(pattern(i))
-        nfa._cache.__init__()
+        monkeypatch.setattr(nfa, "_cache", nfa._Cache())
         gc.collect()
         assert tracemalloc.get_traced_memory()[0] < 1 << 20
     finally:
