@@ -34,23 +34,26 @@ class Finiteness:
         finite = {schema for schema, ways in self._ways.items() if [] in ways}
         if len(finite) == len(self._ways):
             return
-        missing: list[set[int]] = []  # of each way, what is not known to be finite
+        missing: list[int] = []  # of each way, how many parts are not known to be finite
         owners: list[int] = []
         users: dict[int, list[int]] = {}  # the ways that a subschema is part of
-        pending = list(finite)
         for schema, ways in self._ways.items():
-            for way in ways if schema not in finite else ():
+            if schema in finite:
+                continue
+            for way in ways:
                 for part in way:
-                    users.setdefault(part, []).append(len(missing))
-                missing.append({*way})
+                    if part in users:
+                        users[part].append(len(owners))
+                    else:
+                        users[part] = [len(owners)]
+                missing.append(len(way))
                 owners.append(schema)
+        pending = [schema for schema in users if schema in finite]
         while pending:
-            schema = pending.pop()
-            for number in users.get(schema, ()):
-                missing[number].discard(schema)
-                owner = owners[number]
-                if not missing[number] and owner not in finite:
-                    finite.add(owner)
-                    pending.append(owner)
+            for number in users.get(pending.pop(), ()):
+                missing[number] -= 1
+                if not missing[number] and owners[number] not in finite:
+                    finite.add(owners[number])
+                    pending.append(owners[number])
         if len(finite) < len(self._ways):
             raise UnsupportedSchemaError("a value that would have to contain itself")

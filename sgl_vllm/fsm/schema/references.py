@@ -210,15 +210,14 @@ def _has_names(root: Schema, names: frozenset[str], id_name: str) -> bool:
     own = names & root.keys()
     if own and (own != {id_name} or str(root[id_name]).startswith("#")):
         return True
-    stack: list[Any] = [*root.values()]
+    stack: list[Any] = [root]
     while stack:
         node = stack.pop()
         if isinstance(node, dict):
-            if not names.isdisjoint(node):
+            if node is not root and not names.isdisjoint(node):
                 return True
-            stack.extend(node.values())
-        elif isinstance(node, list):
-            stack.extend(node)
+            node = node.values()
+        stack += [inner for inner in node if isinstance(inner, (dict, list))]
     return False
 
 

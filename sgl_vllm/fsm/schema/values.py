@@ -55,6 +55,8 @@ def listings(schema: dict[str, Any]) -> list[list[Any]]:
 
 def spelled(value: Any) -> bytes:
     """A value as JSON, without white space."""
+    if isinstance(value, str) and value.isidentifier():  # nothing in it is escaped
+        return f'"{value}"'.encode()
     try:
         return _to_json(value).encode()
     except (ValueError, TypeError):
