@@ -20,9 +20,7 @@ Bytes = tuple[tuple[int, int], ...]
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 
-
 _FEW = 64
-
 Argument = TypeVar("Argument", bound=tuple[object, ...])
 Result = TypeVar("Result")
 

@@ -19,7 +19,6 @@ from sgl_vllm.jit import compiled
 without_gil = partial(compiled, nogil=True)
 """For loops that take up to some tenths of a second for a request's pattern."""
 
-
 MAX_VISITS = 300_000_000
 """Transitions that are looked at to minimize an automaton, in about 0.3 s."""
 
@@ -153,10 +152,7 @@ def _equal_blocks(table, block):  # type: ignore[no-untyped-def]
         unless `block` tells these apart.
     """
     num_states, num_columns = table.shape
-    size = 16
-    while size < 2 * num_states:
-        size *= 2
-    numbers = np.empty(size, np.int64)  # a hash table of blocks
+    numbers = _empty_slots(num_states)  # a hash table of blocks
     first = np.empty(num_states, np.int64)
     count = 0
     num_visits = 0
@@ -172,11 +168,11 @@ def _equal_blocks(table, block):  # type: ignore[no-untyped-def]
             for c in range(num_columns):
                 target = table[state, c]
                 key = key * 0x5851F42D4C957F2D + (block[target] + 1 if target >= 0 else 0)
-            slot = (key ^ (key >> 32)) & (size - 1)
+            slot = (key ^ (key >> 32)) & (len(numbers) - 1)
             while numbers[slot] >= 0 and not _leads_alike(
                 table, block, state, first[numbers[slot]]
             ):
-                slot = (slot + 1) & (size - 1)
+                slot = (slot + 1) & (len(numbers) - 1)
             if numbers[slot] < 0:
                 numbers[slot] = found
                 first[found] = state
@@ -186,6 +182,15 @@ def _equal_blocks(table, block):  # type: ignore[no-untyped-def]
         if found == count:
             return block, count
         count = found
+
+
+@compiled
+def _empty_slots(most):  # type: ignore[no-untyped-def]
+    """A hash table of -1 that `most` entries fill by half at most."""
+    size = 16
+    while size < 2 * most:
+        size *= 2
+    return np.full(size, -1, np.int32)
 
 
 @compiled
@@ -304,10 +309,7 @@ def product(table_a, classes_a, start_a, table_b, classes_b, start_b, needs_b, m
             num_columns += 1
         classes[byte] = joint[a, b]
     room = min(most, len(table_a) * (len(table_b) + 1))
-    size = 16
-    while size < 2 * room:
-        size *= 2
-    slots = np.full(size, -1, np.int32)  # a hash table of pairs
+    slots = _empty_slots(room)  # a hash table of pairs
     pairs = np.empty((room, 2), np.int32)
     table = np.empty((room, num_columns), np.int32)
     pairs[0, 0], pairs[0, 1] = start_a, start_b

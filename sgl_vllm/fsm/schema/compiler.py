@@ -99,6 +99,7 @@ def compiled_schema(
 
 
 _PLAIN = ("string", "integer", "number", "boolean", "null")
+"""Types whose values have no parts."""
 
 
 class _Compiler:
@@ -182,7 +183,7 @@ class _Compiler:
         return expression
 
     def _plain_value(self, schema: dict[str, Any]) -> Expression:
-        """As `value`, of nothing but a type whose values have no parts: most subschemas."""
+        """As `value`, of nothing but a type in `_PLAIN`: most subschemas."""
         self._workspace.keep(schema)
         self.finiteness.add(id(schema), [[]])
         name: str = schema["type"]

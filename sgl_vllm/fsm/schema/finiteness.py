@@ -42,10 +42,7 @@ class Finiteness:
                 continue
             for way in ways:
                 for part in way:
-                    if part in users:
-                        users[part].append(len(owners))
-                    else:
-                        users[part] = [len(owners)]
+                    users.setdefault(part, []).append(len(owners))
                 missing.append(len(way))
                 owners.append(schema)
         pending = [schema for schema in users if schema in finite]

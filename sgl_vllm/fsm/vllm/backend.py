@@ -277,7 +277,7 @@ class SglBackend(StructuredOutputBackend):
         stop_token_ids: set[int] | None,
     ) -> StructuredOutputGrammar:
         """As `_compile`. Requests whose format is being compiled wait for it, and get its error."""
-        key = request_type, spec
+        key, digest = (request_type, spec), _digest(request_type, spec)
         with self._lock:
             others = self._being_compiled.get(key)
             is_first = others is None and key not in self._cache
@@ -288,11 +288,9 @@ class SglBackend(StructuredOutputBackend):
                 others.result()
             known = self._cache.get(key) if self._automata_are_on else None
             if known is None:
-                digest = _digest(request_type, spec)
                 return self._compile(request_type, spec, digest, resources, stop_token_ids)
             self._counters.ours_cached += 1
             return self._grammar(known, resources, stop_token_ids)
-        digest = _digest(request_type, spec)
         is_known = digest in self._without_automaton
         started = time.monotonic()
         try:

@@ -40,7 +40,7 @@ serve(lambda question: (0, f"{niceness} {os.nice(0)}".encode()))
 """
 
 
-def test_a_worker_that_nobody_holds_is_gone_with_its_process_and_what_it_held(
+def test_a_worker_without_references_is_gone_with_its_process_and_what_it_held(
     tmp_path, monkeypatch
 ) -> None:
     vocabulary = Vocabulary()
