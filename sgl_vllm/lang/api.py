@@ -49,6 +49,7 @@ from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.media_options import SPEECH_FORMATS, ServiceOptions, SpeechFormat, Voice
 from sgl_vllm.lang.reasoning import reasoning_format
 from sgl_vllm.lang.sampling import Sampling, as_ids, as_texts
+from sgl_vllm.lang.schema_check import checked
 from sgl_vllm.protocol.request_keys import APPROXIMATE
 
 T = TypeVar("T")
@@ -85,6 +86,7 @@ def gen(
     json_schema: JsonSchema[ValueT] | None = None,
     *,
     retries: int = 0,
+    validate: bool = False,
 ) -> VariableExpr[ValueT]:
     """Generate text here, append it to the prompt, and store it in the variable `name`.
 
@@ -104,9 +106,15 @@ def gen(
     - `return_logprob`, `top_logprobs_num` and `logprob_start_len` (index of the first prompt token
       to return a log-probability for; -1: none) fill `get_meta_info(name)`.
     - `retries`: how many times to generate again if the text does not have the required form,
-      because it was cut off or the class's own validators reject it. Each retry is a call.
+      because it was cut off, or the class's own validators or `validate` reject it. Each retry is a
+      call, and gives the same text again at temperature 0.
+    - `validate`: check the text against `json_schema` here, too, with the `jsonschema` package. A
+      server may ignore keywords that its backend does not know. If it refuses the schema (status
+      400), it is asked again with no more than types, members, items, listed values and
+      alternatives, and the check sees to the rest.
 
-    Raises ValueError if more than one of `dtype`, `choices`, `regex`, `json_schema` is given.
+    Raises ValueError if more than one of `dtype`, `choices`, `regex`, `json_schema` is given, or
+    `validate` without `json_schema` or with a schema that is not valid itself.
     """
     arguments = {"dtype": dtype, "choices": choices, "regex": regex, "json_schema": json_schema}
     constrained_by = only_one_of(arguments)
@@ -116,6 +124,8 @@ def gen(
         raise ValueError("choices_method needs choices")
     if retries < 0:
         raise ValueError(f"retries must be 0 or more, not {retries}")
+    if validate and json_schema is None:
+        raise ValueError("validate needs json_schema")
     sampling = Sampling(
         max_new_tokens=max_tokens,
         min_new_tokens=min_tokens,
@@ -138,6 +148,8 @@ def gen(
     constraint, parse = None, None
     if constrained_by is not None:
         constraint, parse = ARGUMENTS[constrained_by](arguments[constrained_by])
+        if validate:
+            constraint, parse = checked(constraint, parse)
     return Gen(name, sampling, constraint, parse, retries)
 
 

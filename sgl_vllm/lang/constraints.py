@@ -53,10 +53,14 @@ JSON_SCHEMA = ConstraintKind("json_schema", "json", "json_schema", is_json=True)
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a generated text must match, entirely: for example a pattern, or a schema as text."""
+    """What a generated text must match, entirely: for example a pattern, or a schema as text.
+
+    `looser` allows these texts and others, and is for a server that refuses this one.
+    """
 
     kind: ConstraintKind
     text: str
+    looser: Constraint | None = None
 
     @property
     def value(self) -> Any:  # whatever JSON the user's schema is

@@ -92,6 +92,7 @@ class Generation:
         self._ahead = ahead
         self._show = show
         self._hints = no_hints if run.num_api_spec_tokens else hints
+        self._constraint = expr.constraint
         self._sampling = expr.sampling.over(run.defaults)
 
     async def result(self) -> GenResult:
@@ -144,17 +145,23 @@ class Generation:
         request = GenRequest(
             open_prompt(self._transcript, self._backend, "gen"),
             self._sampling,
-            self._expr.constraint,
+            self._constraint,
             self._watch(stop),
             hints,
         )
         try:
             answer = await self._backend.generate(request)
         except BackendError as error:
-            if error.status == 400 and (constraint := request.constraint) is not None:
-                error.add_note(
-                    f"The request's {constraint.kind.name}: {_shortened(constraint.text)}"
-                )
+            if error.status != 400 or (constraint := request.constraint) is None:
+                raise
+            if constraint.looser is not None:
+                self._constraint = constraint.looser
+                try:
+                    return await self._ask_plainly(hints)
+                except BackendError as second:
+                    if second.status != 400:
+                        raise
+            error.add_note(f"The request's {constraint.kind.name}: {_shortened(constraint.text)}")
             raise
         return replace(answer, texts=tuple(stop.cut(text) for text in answer.texts))
 
@@ -304,9 +311,11 @@ def _read_as(expr: Gen, generated: Generated) -> object:
         return expr.parse(text)
     except (ValueError, KeyError) as error:
         is_cut = generated.finish_reason == "length"
-        advice = ": it was cut off, raise max_tokens" if is_cut else ""
+        reason = "it was cut off, raise max_tokens" if is_cut else str(error)
+        if "\n" in reason:  # pydantic's, which the traceback shows as the cause
+            reason = "see the error above"
         raise ValueError(
-            f"the generated text {_shortened(text)!r} does not have the required form{advice}"
+            f"the generated text {_shortened(text)!r} does not have the required form: {reason}"
         ) from error
 
 

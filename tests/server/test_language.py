@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import httpx
@@ -149,6 +150,28 @@ def test_a_run_is_told_why_its_prompts_were_not_cached(server):
 
 def test_a_pydantic_model_makes_an_instance(plugin):
     assert isinstance(city.run(temperature=0.0, backend=plugin)["city"], City)
+
+
+# Two different words, the second without "a": no backend supports look-around.
+PAIR = {
+    "type": "array",
+    "prefixItems": [{"enum": ["ab", "cd"]}, {"enum": ["ab", "cd"], "pattern": "^(?!a)"}],
+    "items": False,
+    "minItems": 2,
+}
+
+
+@sgl.function
+def pair(s, **options):
+    s += "Two words as JSON: " + sgl.gen("pair", max_tokens=60, json_schema=PAIR, **options)
+
+
+def test_a_schema_that_is_refused_is_met_all_the_same_by_checking(stock, plugin):
+    for backend in (stock, plugin):
+        with pytest.raises(sgl.ProgramError, match="400"):
+            pair.run(backend=backend)
+        state = pair.run(backend=backend, temperature=1, validate=True, retries=40)
+        assert json.loads(state["pair"])[1] == "cd"
 
 
 def test_a_batch_gives_what_single_runs_give(plugin):
