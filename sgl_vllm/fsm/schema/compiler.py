@@ -10,6 +10,7 @@ backends ask for, and what makes keys forced text.
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 from typing import Any  # Any: JSON of a user's schema
 
 from sgl_vllm.fsm import numbers
@@ -78,15 +79,14 @@ def compiled_schema(
         UnsupportedSchemaError: the schema is not compiled here; ask another backend.
         ValueError: the text is not JSON.
     """
-    if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except RecursionError:
-            raise UnsupportedSchemaError("the schema is nested too deeply") from None
+    try:
+        text, schema = _read(schema)
+    except RecursionError:
+        raise UnsupportedSchemaError("the schema is nested too deeply") from None
     if not isinstance(schema, dict | bool):
         raise UnsupportedSchemaError("a schema must be an object, true or false")
     try:
-        compiler = _Compiler(schema, semantics, any_whitespace)
+        compiler = _Compiler(schema, text, semantics, any_whitespace)
         expression = compiler.value(schema)
         compiler.finiteness.check()
         return CompiledFormat(expression, compiler.table_bytes)
@@ -98,6 +98,16 @@ def compiled_schema(
         raise UnsupportedSchemaError(f"{error} ({_place(schema, error.inside)})") from None
 
 
+def _read(schema: Schema | str) -> tuple[str, Any]:
+    """The text of a schema, and what it is."""
+    if isinstance(schema, str):
+        return schema, json.loads(schema)
+    try:
+        return json.dumps(schema), schema
+    except (TypeError, ValueError):
+        raise UnsupportedSchemaError("a schema must be of values that JSON has") from None
+
+
 _PLAIN = ("string", "integer", "number", "boolean", "null")
 """Types whose values have no parts."""
 
@@ -106,10 +116,12 @@ class _Compiler:
     """Compiles one schema. Invariant: one expression for each subschema, so that a schema that
     refers to itself ends in itself."""
 
-    def __init__(self, root: Schema, semantics: SchemaSemantics, any_whitespace: bool) -> None:
+    def __init__(
+        self, root: Schema, text: str, semantics: SchemaSemantics, any_whitespace: bool
+    ) -> None:
         self._workspace = workspace = Workspace()
         is_strict = semantics is SchemaSemantics.STRICT
-        self._references = references = References(root, reads_ids=not is_strict)
+        self._references = references = References(root, text, reads_ids=not is_strict)
         self._complements = complements = Complements(references, workspace)
         expansions = Expansions(references, complements, workspace)
         self._conjunctions = conjunctions = Conjunctions(
@@ -132,7 +144,9 @@ class _Compiler:
         self._num_alternatives: dict[int, int] = {}
         self._open: set[int] = set()
         """The subschemas (by id) that are being compiled."""
-        self._inside_themselves: set[int] = set()
+        self._inside_themselves: dict[int, tuple[list[Expression], Lazy]] = {}
+        """The subschemas that refer to themselves: what they are, once that is known, and what
+        stands for them until then."""
         self.finiteness = Finiteness()
 
     @property
@@ -151,15 +165,13 @@ class _Compiler:
         if known is NEVER:
             raise NothingValidError("nothing is valid")
         if known is not None:
-            if id(schema) in self._open:
-                self._inside_themselves.add(id(schema))
             return known
+        if id(schema) in self._open:
+            return self._inside_itself(schema)
         if len(self._made) > MAX_NODES:
             raise UnsupportedSchemaError(f"more than {MAX_NODES} subschemas")
-        if schema.get("type") in _PLAIN and len(schema.keys() & CONSTRAINTS) == 1:
+        if schema.get("type") in _PLAIN and len(CONSTRAINTS.intersection(schema)) == 1:
             return self._plain_value(schema)
-        holder: list[Expression] = []
-        self._made[id(schema)] = Lazy(lambda: _held(holder))
         self._open.add(id(schema))
         self._workspace.keep(schema)
         self._workspace.descend()
@@ -170,17 +182,28 @@ class _Compiler:
         except UnsupportedSchemaError as error:
             error.inside.append(id(schema))
             if isinstance(error, NothingValidError):
-                self._made[id(schema)] = NEVER
-                holder.append(NEVER)
+                self._found(schema, NEVER)
                 self.finiteness.forget(id(schema), is_used=id(schema) in self._inside_themselves)
             raise
         finally:
             self._workspace.depth -= 1
             self._open.remove(id(schema))
         self.finiteness.add(id(schema), [[]])
-        holder.append(expression)
-        self._made[id(schema)] = expression
+        self._found(schema, expression)
         return expression
+
+    def _inside_itself(self, schema: dict[str, Any]) -> Expression:
+        """What stands for a subschema that is being compiled, inside of itself."""
+        known = self._inside_themselves.get(id(schema))
+        if known is None:
+            holder: list[Expression] = []
+            known = self._inside_themselves[id(schema)] = holder, Lazy(lambda: _held(holder))
+        return known[1]
+
+    def _found(self, schema: dict[str, Any], expression: Expression) -> None:
+        self._made[id(schema)] = expression
+        if id(schema) in self._inside_themselves:
+            self._inside_themselves[id(schema)][0].append(expression)
 
     def _plain_value(self, schema: dict[str, Any]) -> Expression:
         """As `value`, of nothing but a type in `_PLAIN`: most subschemas."""
@@ -195,12 +218,9 @@ class _Compiler:
 
     def _value(self, schema: dict[str, Any]) -> Expression:
         self._workspace.check(schema)
-        constraints = schema.keys() & CONSTRAINTS
-        for name in [name for name in schema if name in self._unsupported]:
-            if name == "uniqueItems" and schema[name] is False:
-                constraints = constraints - {name}
-                continue
-            raise UnsupportedSchemaError(f"{name} is not supported")
+        constraints = CONSTRAINTS.intersection(schema)
+        if not self._unsupported.isdisjoint(schema):
+            constraints = self._supported(constraints, schema)
         if not constraints:
             return self._any_value()
         if len(constraints) == 1:
@@ -226,6 +246,16 @@ class _Compiler:
             return compile_enumeration(self._context, schema)
         return self._typed(schema, constraints)
 
+    def _supported(self, constraints: frozenset[str], schema: dict[str, Any]) -> frozenset[str]:
+        """The constraints of a schema, less those that constrain nothing. Raises
+        UnsupportedSchemaError for others that are not supported."""
+        for name in schema:
+            if name in self._unsupported:
+                if name != "uniqueItems" or schema[name] is not False:
+                    raise UnsupportedSchemaError(f"{name} is not supported")
+                constraints = constraints - {name}
+        return constraints
+
     def _same(self, schema: dict[str, Any], other: Schema) -> Expression:
         """The values of `schema`, which are those of `other`."""
         self.finiteness.add(id(schema), [ids(self._workspace.keep(other))])
@@ -247,7 +277,7 @@ class _Compiler:
             raise UnsupportedSchemaError(f"not, if and oneOf make {count} alternatives")
         return expression
 
-    def _typed(self, schema: dict[str, Any], constraints: set[str]) -> Expression:
+    def _typed(self, schema: dict[str, Any], constraints: Set[str]) -> Expression:
         types = schema.get("type")
         if types is None:
             types = self._implied_types(constraints)
@@ -295,7 +325,7 @@ class _Compiler:
             case _:
                 return literal(b"null")
 
-    def _implied_types(self, constraints: set[str]) -> list[str]:
+    def _implied_types(self, constraints: Set[str]) -> list[str]:
         """The types that a schema without `type` allows."""
         if not self._context.is_strict:
             return list(TYPES)

@@ -74,10 +74,10 @@ class Complements:
         if "$ref" in schema and not self._references.siblings_count:
             return [self.of(self._references.resolve(schema))]
         ways: list[Schema] = [self.of(target) for target in self._references.targets(schema)]
-        for name in schema.keys() & self._references.unknown:
+        for name in self._references.unknown.intersection(schema):
             raise UnsupportedSchemaError(f"{name} below not, which this draft does not know")
         plain = with_plain_bounds(schema)
-        for name in sorted(plain.keys() & CONSTRAINTS):
+        for name in sorted(CONSTRAINTS.intersection(plain)):
             if name in _WAYS:
                 ways.extend(_WAYS[name](plain[name]))
             elif name not in _TOGETHER:

@@ -187,7 +187,7 @@ class Conjunctions:
     ) -> Schema:
         rest = {k: v for k, v in one.items() if k != name}
         whole: Schema = other
-        if rest.keys() & CONSTRAINTS:
+        if not CONSTRAINTS.isdisjoint(rest):
             whole = self.both(rest, other) if comes_first else self.both(other, rest)
         if name == "oneOf" and not self._is_strict:
             return self._with_exclusive(whole, branches_of(one[name]))
