@@ -346,7 +346,7 @@ SUMMARIES = (
     Summary(
         "the same with `--kv-offloading-size`",
         ("KV connector: `--kv-offloading-size`",),
-        "V1, with a worker of the tests",
+        "V1, with a test worker",
     ),
     Summary("the same with `--pipeline-parallel-size 2`", ("`--pipeline-parallel-size 2`",), "V1"),
     Summary(
@@ -377,24 +377,24 @@ SUMMARIES = (
     Summary(
         "Qwen3-Next with n-grams",
         ("n-gram speculation with recurrent layers: Qwen3-Next",),
-        "no",
+        "not tested",
     ),
     Summary(
         "Qwen3-Next with KV events",
         ("KV events with recurrent layers: Qwen3-Next",),
-        "V1, V2, with a worker of the tests",
+        "V1, V2, with a test worker",
     ),
     Summary(
         "Qwen3-Next with `--kv-offloading-size`",
         ("KV connector with recurrent layers: Qwen3-Next",),
-        "no",
+        "not tested",
     ),
     Summary(
         "mixture of experts with `--data-parallel-size 2`",
         ("mixture of experts, `--data-parallel-size 2`",),
-        "no",
+        "not tested",
     ),
-    Summary("Mistral 7B v0.1", ("sliding window in all layers: Mistral 7B",), "no"),
+    Summary("Mistral 7B v0.1", ("sliding window in all layers: Mistral 7B",), "not tested"),
 )
 
 
@@ -417,7 +417,7 @@ def common_parts(row: Summary, device: str) -> str:
     }
     if len(found) > 1:
         raise ValueError(f"{row.name}, on a {device}: {found}")
-    return found.pop() if found else "-"
+    return found.pop() if found else "does not start"
 
 
 def parts_in_words(parts: Sequence[PartOutlook]) -> str:

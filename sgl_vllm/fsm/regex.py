@@ -69,7 +69,7 @@ def full_match_in_json(pattern: str) -> ByteDfa:
 def json_string_search(pattern: str) -> ByteDfa:
     """The automaton of JSON strings, quotes included, in whose value `pattern` is found somewhere:
     JSON schema's `pattern`, as ECMA-262 reads it. `.` is any character but the four ends of lines,
-    `\\d` and `\\w` are those of ASCII, `\\s` is any white space of Unicode.
+    `\\d` and `\\w` are those of ASCII, `\\s` is any whitespace of Unicode.
 
     Raises: as `full_match`, and UnsupportedPatternError for syntax that Python reads differently.
     """

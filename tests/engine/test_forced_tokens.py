@@ -38,7 +38,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "optional spaces": {"regex": r"a {0,3}b {1,2}(cc|cd)+ ?e"},
     "numbers": {"regex": r"total: -?(3|31|314)(\.14159)?, exactly 20(24|25)-01-01"},
     "person": {"json": PERSON},
-    "object with any white space": {"json": json.dumps(OBJECT)},
+    "object with any whitespace": {"json": json.dumps(OBJECT)},
     "a schema of xgrammar's": {
         "json": {
             "type": "object",

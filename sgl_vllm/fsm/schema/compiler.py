@@ -72,7 +72,7 @@ def compiled_schema(
     Args:
         schema: a schema, or its JSON text.
         semantics: what it means where backends differ.
-        any_whitespace: whether white space may stand between tokens, which is vLLM's default; if
+        any_whitespace: whether whitespace may stand between tokens, which is vLLM's default; if
             not, there is none.
 
     Raises:

@@ -24,8 +24,8 @@ class Context:
         conjunctions, alternatives: merge subschemas, and find the branches of the result.
         complement: a schema of the values that are invalid against one.
         value: compiles a subschema.
-        blank: white space between tokens, if there may be any.
-        comma, colon: the separators, with white space around them.
+        blank: whitespace between tokens, if there may be any.
+        comma, colon: the separators, with whitespace around them.
     """
 
     def __init__(

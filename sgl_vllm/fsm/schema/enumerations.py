@@ -36,7 +36,7 @@ def compile_enumeration(context: Context, schema: dict[str, Any]) -> Expression:
 
 
 def exactly(context: Context, value: Any) -> Expression:
-    """One value, with white space between its tokens."""
+    """One value, with whitespace between its tokens."""
     parts: list[Expression] = []
     if isinstance(value, list):
         for item in value:

@@ -54,7 +54,7 @@ def listings(schema: dict[str, Any]) -> list[list[Any]]:
 
 
 def spelled(value: Any) -> bytes:
-    """A value as JSON, without white space."""
+    """A value as JSON, without whitespace."""
     if isinstance(value, str) and value.isidentifier():  # nothing in it is escaped
         return f'"{value}"'.encode()
     try:

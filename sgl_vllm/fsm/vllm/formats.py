@@ -46,7 +46,7 @@ class Dialect:
 
     Attributes:
         semantics: what a schema means where backends differ.
-        any_whitespace: whether white space may stand between tokens.
+        any_whitespace: whether whitespace may stand between tokens.
         close_objects: `disable_additional_properties`, which guidance applies to schemas.
         prefers_guidance: whether guidance compiles what the automata leave, before xgrammar.
         printed: prints the grammar that xgrammar makes of a schema, given the call that compiles
@@ -62,7 +62,7 @@ class Dialect:
 
 _source = installed_source()
 COMPACT_HAS_NO_SPACES = _source is None or _source.release >= (0, 32)
-"""Without any white space, vLLM 0.31 has xgrammar write a space after each separator. There, such
+"""Without any whitespace, vLLM 0.31 has xgrammar write a space after each separator. There, such
 JSON is left to vLLM's backends."""
 
 
@@ -180,7 +180,7 @@ def _grammar_calls(spec: str, dialect: Dialect) -> list[XgrammarCall]:
 
 
 def _compiled_structural_tag(spec: str, dialect: Dialect) -> CompiledFormat | None:
-    # vLLM has xgrammar compile a tag as a whole, without the option that forbids white space.
+    # vLLM has xgrammar compile a tag as a whole, without the option that forbids whitespace.
     dialect = replace(dialect, any_whitespace=True)
 
     def compile_part(schema: Any, style: str) -> CompiledFormat:

@@ -261,7 +261,7 @@ ws ::= [ \t\n]*
 NOT_OURS = {
     "palindromes": 'root ::= p\np ::= "a" p "a" | "b" p "b" | [a-x]',
     "brackets only": 'root ::= b\nb ::= ("(" b ")" | "[" b "]")*',
-    "white space after every nested item": ('root ::= t\nt ::= "-" t ws | [0-9]+ ws\nws ::= " "*'),
+    "whitespace after every nested item": ('root ::= t\nt ::= "-" t ws | [0-9]+ ws\nws ::= " "*'),
     "look-ahead": 'root ::= "a" b\nb ::= [b-z] (="c")',
     "a macro": 'root ::= Regex("a+")',
     "tags": 'root ::= TagDispatch(("<a>", b))\nb ::= "x"',
@@ -278,7 +278,7 @@ NOT_OURS = {
 
 
 def random_grammar(rng: random.Random) -> str:
-    """Levels of operators over leaves that lead back through brackets, with white space here and
+    """Levels of operators over leaves that lead back through brackets, with whitespace here and
     there: with left, right and nested recursion, ambiguous or not."""
     num_levels = rng.randint(1, 4)
     levels = [f"e{i}" for i in range(num_levels)]

@@ -133,7 +133,7 @@ def test_a_fork_sends_no_hint_as_there_is_no_cache_to_fill(service, backend):
     assert len(service.requests) == 2
 
 
-# --- stops of white space ------------------------------------------------------------------------
+# --- stops of whitespace ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
