@@ -78,7 +78,7 @@ def random_setting(rng: random.Random, model: SoakModel) -> Setting:
     more_blocks = int(rng.random() ** 2 * 40 * 32 / block_size)
     chunked = model.is_always_chunked or rng.random() < 0.8
     return Setting(
-        plugin={**rng.choice(PLUGIN_OPTIONS), **model.options},
+        plugin=rng.choice(PLUGIN_OPTIONS),
         block_size=block_size,
         num_blocks=model.num_fewest_blocks(block_size) + more_blocks,
         max_num_batched_tokens=rng.choice(model.chunk_sizes) if chunked else 1024,

@@ -21,7 +21,6 @@ class SoakModel:
 
     Attributes:
         engine_args: of every engine of the model.
-        options: of every plugin.
         block_sizes: to choose from.
         fewest_blocks: of the smallest cache, with blocks of 32 tokens and the smallest chunks, one
             of vLLM's own included; None: what the longest request holds in one group.
@@ -32,7 +31,6 @@ class SoakModel:
     """
 
     engine_args: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
     block_sizes: tuple[int, ...] = (32, 32, 64, 128)
     fewest_blocks: int | None = None
     chunk_sizes: tuple[int, ...] = (48, 64, 128, 256, 1024)
@@ -49,8 +47,10 @@ class SoakModel:
 def _windows(name: str) -> Callable[[Path, pytest.MonkeyPatch], SoakModel]:
     def written(folder: Path, patch: pytest.MonkeyPatch) -> SoakModel:
         return SoakModel(
-            engine_args={"model": window_models.write_model(name, folder)},
-            options=window_models.OPTIONS.get(name, {}),
+            engine_args={
+                "model": window_models.write_model(name, folder),
+                **window_models.ENGINE_ARGS.get(name, {}),
+            },
             block_sizes=(32,),
             fewest_blocks=window_models.TINY[name],
             chunk_sizes=(48, 96),

@@ -17,7 +17,7 @@ from tests.engine.one_by_one import decoding_one_by_one
 from tests.engine.play import REFERENCE, References, Setting, play
 from tests.engine.programs import random_program
 from tests.engine.ties import check_answers
-from tests.engine.window_models import CONFIGS, OPTIONS, Model
+from tests.engine.window_models import CONFIGS, Model
 
 HOST_BYTES = 4 << 20
 SMALL_CACHE = 80
@@ -40,7 +40,7 @@ def model(request, start, tmp_path_factory) -> Model:
 
 
 def start_with(model: Model, connector: dict, **engine_args) -> Engine:
-    plugin = {"tier_rule": "always", **OPTIONS.get(model.name, {})}
+    plugin = {"tier_rule": "always"}
     config = KVTransferConfig(**connector, kv_load_failure_policy="recompute")
     engine = model.start(plugin, kv_transfer_config=config, **engine_args)
     assert engine.scheduler.parts.states()["radix"] == "on"

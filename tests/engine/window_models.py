@@ -74,9 +74,10 @@ _COMMON = {
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-OPTIONS: dict[str, dict[str, Any]] = {"gpt_oss": {"jump_forward": False}}
-"""Of the plugin. vLLM gives gpt-oss a reasoning parser, which the reference of forced text knows
-nothing of."""
+ENGINE_ARGS: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"structured_outputs_config": {"enable_in_reasoning": True}}
+}
+"""vLLM gives gpt-oss a reasoning parser, and random weights never end their reasoning."""
 
 TINY = {"gemma3": 52, "gemma4": 36, "gpt_oss": 34, "llama4": 48}
 """Blocks of the smallest caches: hardly more than what the longest request holds."""
@@ -94,13 +95,13 @@ class Model:
     def written(cls, name: str, folder: Path, start: Callable[..., Engine]) -> Model:
         """The model of this name, written into `folder`. `start` is the fixture."""
         path = write_model(name, folder)
-        return cls(name, path, lambda plugin=None, **args: start(plugin, model=path, **args))
+        own = {"model": path, **ENGINE_ARGS.get(name, {})}
+        return cls(name, path, lambda plugin=None, **args: start(plugin, **own, **args))
 
     def adapted(self, setting: Setting) -> Setting:
         """A setting of the plugin for this model."""
-        plugin = {**(setting.plugin or {}), **OPTIONS.get(self.name, {})}
         num_blocks = TINY[self.name] if setting.num_blocks is None else setting.num_blocks
-        return replace(setting, plugin=plugin, num_blocks=num_blocks)
+        return replace(setting, plugin=setting.plugin or {}, num_blocks=num_blocks)
 
     def start_for(self, setting: Setting) -> Engine:
         engine = self.start(setting.plugin, **setting.engine_args)

@@ -146,12 +146,14 @@ def live_grammar(
 ) -> StructuredOutputGrammar | None:
     """The grammar that decides on the next token of `request`.
 
-    None if there is none, if it has ended, or while the model reasons.
+    None if there is none, if it has ended, or while the model reasons (unless the grammar holds
+    then, too: `enable_in_reasoning`).
     """
     structured = request.structured_output_request
     if structured is None:
         return None
-    if manager.reasoner_cls is not None and not structured.reasoning_ended:
+    waits_for_reasoning = manager.reasoner_cls is not None and not manager.enable_in_reasoning
+    if waits_for_reasoning and not structured.reasoning_ended:
         return None
     grammar = structured.grammar
     if not isinstance(grammar, StructuredOutputGrammar) or grammar.is_terminated():

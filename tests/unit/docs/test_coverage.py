@@ -73,7 +73,9 @@ def test_deployments_with_different_parts_cannot_share_a_row_of_the_readme(monke
     monkeypatch.setattr(coverage, "outlooks", lambda device: rows)
     same = coverage.Summary("a row", ("first", "third"), "no")
     assert coverage.common_parts(same, coverage.CPU) == "all"
-    assert coverage.common_parts(coverage.Summary("a row", (), "no"), coverage.CPU) == "does not start"
+    assert (
+        coverage.common_parts(coverage.Summary("a row", (), "no"), coverage.CPU) == "does not start"
+    )
     different = coverage.Summary("a row", ("first", "second"), "no")
     with pytest.raises(ValueError, match="a row, on a cpu"):
         coverage.common_parts(different, coverage.CPU)
