@@ -48,7 +48,7 @@ from sgl_vllm.lang.ir import (
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.media_options import SPEECH_FORMATS, ServiceOptions, SpeechFormat, Voice
 from sgl_vllm.lang.reasoning import reasoning_format
-from sgl_vllm.lang.sampling import Sampling, as_ids, as_texts
+from sgl_vllm.lang.sampling import Sampling, as_ids, as_patterns, as_texts
 from sgl_vllm.lang.schema_check import checked
 from sgl_vllm.protocol.request_keys import APPROXIMATE
 
@@ -95,7 +95,9 @@ def gen(
     - `n` > 1 generates `n` texts: the variable is a list, and its first item joins the prompt. At
       temperature 0 they are equal, and vLLM generates one.
     - `stop`: texts that end the generation and are not part of it. `stop_regex`: patterns that do
-      the same; the text is watched as it streams in and cut before the match (not with `n` > 1).
+      the same; the text is watched as it streams in, and cut before the first match. The request
+      ends once text follows a match, so a look-ahead may see one token of it. With `n` > 1, texts
+      are cut when they are complete.
     - `regex`: a pattern, or a term of `outlines.types`, that the whole text matches. `.` matches no
       newline, unless the pattern begins with ``(?s)``, which leaves it to the server.
     - `json_schema`: a dict, JSON text, a pydantic model, a dataclass or a TypedDict. With one of
@@ -132,7 +134,7 @@ def gen(
         n=n,
         stop=as_texts("stop", stop),
         stop_token_ids=as_ids("stop_token_ids", stop_token_ids),
-        stop_regex=as_texts("stop_regex", stop_regex),
+        stop_regex=as_patterns("stop_regex", stop_regex),
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,

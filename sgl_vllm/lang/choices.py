@@ -74,10 +74,20 @@ class GreedyTokenSelection:
             logprobs = choices[index].logprobs
             return logprobs[position] if position < len(logprobs) else means[index]
 
+        def token_at(index: int, position: int) -> object:
+            tokens = choices[index].token_ids
+            return tokens[position] if position < len(tokens) else ("ended", index)
+
+        # By token: in different choices, the same one may differ in its last digits.
         remaining = list(range(len(choices)))
         for position in range(max(len(choice.logprobs) for choice in choices)):
             best = max(logprob_at(index, position) for index in remaining)
-            remaining = [index for index in remaining if logprob_at(index, position) == best]
+            chosen = {
+                token_at(index, position)
+                for index in remaining
+                if logprob_at(index, position) == best
+            }
+            remaining = [index for index in remaining if token_at(index, position) in chosen]
         return Decision(remaining[0], means)
 
 

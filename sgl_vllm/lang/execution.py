@@ -112,7 +112,7 @@ class Execution:
         self.outer: Execution | None = None  # of the stream whose block this one runs
         self._num_own: int | None = 0  # generations, as in `Lookahead.hints`
         self._ahead: Ahead | None = None
-        self._scopes: list[int] = []  # where the open var_scopes begin
+        self._scopes: list[tuple[str, int]] = []  # the open var_scopes, and where they begin
         self._prefill: asyncio.Task[bool] | None = None  # what a tool's time was used for
 
     def begin(self, transcript: Transcript, ahead: Ahead | None, *, is_cached: bool) -> None:
@@ -169,9 +169,9 @@ class Execution:
             case Show(media):
                 self._replace(transcript.shown(media))
             case VarScopeBegin():
-                self._scopes.append(len(transcript.text))
+                self._scopes.append((operation.name, len(transcript.text)))
             case VarScopeEnd():
-                return Variable.of(transcript.text[self._scopes.pop() :])
+                return Variable.of(transcript.text[self._begin_of(operation.name) :])
             case Read():
                 if self._prefill is not None:  # so that the run's usage has it
                     await self._prefill
@@ -375,11 +375,21 @@ class Execution:
         after = self.written.transcript
         self.written = Written(replace(after, orders=(*after.orders, order), reusable=reusable))
 
+    def _begin_of(self, scope: str) -> int:
+        """Where a scope that ends here begins. Scopes inside it that an exception has left are
+        dropped."""
+        while True:
+            name, begin = self._scopes.pop()
+            if name == scope:
+                return begin
+
     # --- fork and join -------------------------------------------------------------------------
 
     async def _fork(self, operation: Fork) -> None:
         """Send what the branches share to the server, then start them."""
         transcript = self.written.transcript
+        if self._ahead is not None and self._ahead.sampling.temperature != 0:
+            self._ahead = None  # one sample, and each branch draws its own
         is_cached = not transcript.is_worth_a_hint
         if len(operation.children) > 1 and self._ahead is None and transcript.is_worth_a_hint:
             is_cached = await self._warm(transcript)

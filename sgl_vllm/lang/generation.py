@@ -180,7 +180,7 @@ class Generation:
             raw += piece
             if is_shown:
                 self._show(reasoning.begun(raw) if reasoning else raw)
-            return stop.position(raw) is not None
+            return stop.is_settled(raw)
 
         return watch
 
@@ -278,6 +278,11 @@ class _StopRegex:
         """Where the first match begins."""
         found = [match.start() for p in self.patterns if (match := p.search(text))]
         return min(found, default=None)
+
+    def is_settled(self, text: str) -> bool:
+        """Whether a match ends before the end of the text so far. One that ends there depends on
+        what comes next: `END\\b`, `\\n(?! )`."""
+        return any((match := p.search(text)) and match.end() < len(text) for p in self.patterns)
 
     def cut(self, generated: Generated) -> Generated:
         position = self.position(generated.text)

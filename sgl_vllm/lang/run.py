@@ -153,6 +153,12 @@ class Run:
         stream.discarded = True
         self.background.soon(stream.cancel)
 
+    def cancel_branches(self, stream: Stream) -> None:
+        """Cancel everything that was forked from a branch, but not the branch."""
+        for child in stream.children:
+            self.cancel_branches(child)
+            self.background.soon(child.cancel)
+
     # --- coroutine functions -------------------------------------------------------------------
 
     async def call(self, function: Callable[[], Awaitable[T]]) -> T:

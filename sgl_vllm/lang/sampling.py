@@ -5,9 +5,12 @@ Owns the list of options and how they combine. How an API spells them is up to e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypedDict, TypeVar, Unpack
+
+from sgl_vllm.lang.text import check_unicode
 
 T = TypeVar("T")
 
@@ -85,10 +88,28 @@ class SamplingDefaults(TypedDict, total=False):
 
 
 def as_texts(option: str, texts: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
-    """A text, or several. TypeError that names the `option` for anything else."""
-    if texts is None or isinstance(texts, str):
+    """A text, or several. TypeError that names the `option` for anything else, ValueError for text
+    that cannot be sent."""
+    if texts is None:
+        return None
+    if isinstance(texts, str):
+        check_unicode(texts)
         return texts
-    return _tuple_of(str, "a text or a list of texts", option, texts)
+    given = _tuple_of(str, "a text or a list of texts", option, texts)
+    for text in given:
+        check_unicode(text)
+    return given
+
+
+def as_patterns(option: str, patterns: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
+    """As `as_texts`, of patterns. ValueError that names the `option` for what is none."""
+    given = as_texts(option, patterns)
+    for pattern in (given,) if isinstance(given, str) else given or ():
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{option} {pattern!r} is not a pattern: {error}") from None
+    return given
 
 
 def as_ids(option: str, ids: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -110,7 +131,7 @@ def run_defaults(**given: Unpack[SamplingDefaults]) -> Sampling:
         raise TypeError(f"{min(unknown)!r} is no option of a run; these are: {options}")
     as_tuples = {
         "stop": as_texts("stop", given.get("stop")),
-        "stop_regex": as_texts("stop_regex", given.get("stop_regex")),
+        "stop_regex": as_patterns("stop_regex", given.get("stop_regex")),
         "stop_token_ids": as_ids("stop_token_ids", given.get("stop_token_ids")),
     }
     # mypy does not follow which value belongs to which name.

@@ -12,7 +12,7 @@ Variables must be the same as without speculation, so text is used only if it is
 the server would have answered. Where `max_tokens` cuts a text is known only if the server reports
 tokens while it streams. In that case, the program's text in between must also end at a token
 boundary: otherwise the prompt would be tokenized differently and the model might continue
-differently.
+differently. Text that was sampled is one sample, so no two branches are answered from it.
 """
 
 from __future__ import annotations

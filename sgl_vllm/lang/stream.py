@@ -407,8 +407,11 @@ class Stream:
                 await result_of(inner.read())
             self._execution.take_over(inner._execution)
             return made
-        except ProgramError as error:
-            raise ProgramError(str(block), self.where, error) from error
+        except BaseException as error:
+            self.run.cancel_branches(inner)
+            if isinstance(error, ProgramError):
+                raise ProgramError(str(block), self.where, error) from error
+            raise
         finally:
             stop()
             self.block = None

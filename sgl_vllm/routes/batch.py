@@ -134,7 +134,7 @@ def parse_batch(body: dict[str, Any]) -> list[Item]:
 def _parse_item(index: int, request: Any) -> Item:
     if not isinstance(request, dict) or not {"path", "body"} <= set(request) <= _ITEM_KEYS:
         raise HTTPException(400, f'request {index} has to be {{"path", "body"}}, or with an "id"')
-    if request["path"] not in _ROUTES:
+    if not isinstance(request["path"], str) or request["path"] not in _ROUTES:
         paths = " or ".join(map(repr, _ROUTES))
         raise HTTPException(400, f"the path of request {index} has to be {paths}")
     if request.get("id") is not None and not isinstance(request["id"], str):

@@ -131,6 +131,7 @@ def test_a_stream_is_refused_in_its_line(http):
         ({"requests": [GOOD["a text"]] * 1025}, "1,025 requests; a batch has at most 1,024"),
         ({"requests": [{"path": "completions"}]}, 'request 0 has to be {"path", "body"}'),
         ({"requests": [{"path": "embeddings", "body": {}}]}, "the path of request 0 has to be"),
+        ({"requests": [{"path": [], "body": {}}]}, "the path of request 0 has to be"),
         ({"requests": [{**GOOD["a text"], "id": 7}]}, "the id of request 0 has to be a text"),
         ({"requests": [{**GOOD["a text"], "id": "a"}] * 2}, "the same id"),
     ],

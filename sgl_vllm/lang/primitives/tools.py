@@ -143,12 +143,21 @@ class Tools:
 
 def shown(calls: Sequence[ToolCall]) -> str:
     """The results of calls, as the model reads them: a JSON list."""
+    return f"[{','.join(map(_shown, calls))}]"
+
+
+def _shown(call: ToolCall) -> str:
+    """The result of a call as JSON. What cannot be written as JSON is an error of the call."""
     from pydantic_core import to_json
 
-    results = [
-        {"result": call.result} if call.error is None else {"error": call.error} for call in calls
-    ]
-    return to_json(results, fallback=str, inf_nan_mode="constants").decode()
+    error = call.error
+    if error is None:
+        try:
+            result = {"result": call.result}
+            return to_json(result, fallback=str, inf_nan_mode="constants").decode()
+        except Exception as problem:  # a `__str__` of the user's may raise anything
+            error = f"its result cannot be written as JSON: {problem}"
+    return to_json({"error": error.encode(errors="replace").decode()}).decode()
 
 
 def _named(function: Function) -> Function:

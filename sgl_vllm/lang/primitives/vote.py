@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any  # Any: values of the user's types
 
 from sgl_vllm.lang.backends.base import Usage
@@ -28,7 +27,7 @@ def vote(
     answer: str | Expr,
     n: int = 5,
     *,
-    key: Callable[[Any], Hashable] | None = None,
+    key: Callable[[Any], object] | None = None,
     at_once: int | None = None,
 ) -> Block:
     """Write an answer in `n` branches, and go on with the answer that most of them give.
@@ -62,21 +61,21 @@ async def _vote(
     expr: ExprList,
     names: tuple[str, ...],
     n: int,
-    key: Callable[[Any], Hashable] | None,
+    key: Callable[[Any], object] | None,
     at_once: int | None,
     s: AsyncProgramState,
 ) -> Mapping[str, Variable]:
     forks = s.fork(n)
-    ballots: dict[int, Hashable] = {}
+    ballots: dict[int, object] = {}
     errors: dict[int, Exception] = {}
 
-    async def cast(branch: AsyncProgramState) -> Hashable:
+    async def cast(branch: AsyncProgramState) -> object:
         branch += expr
         await branch.sync()
         value = await branch[names[-1]]
         return value if key is None else await call(s, key, value)
 
-    def ended(index: int, ballot: Hashable | Exception) -> bool:
+    def ended(index: int, ballot: object | Exception) -> bool:
         if isinstance(ballot, ProgramError):
             errors[index] = ballot
         elif isinstance(ballot, Exception):
@@ -89,23 +88,37 @@ async def _vote(
     num_started = await run_jobs(jobs, at_once, ended)
     if not ballots:
         raise errors[min(errors)]
-    votes = Counter(ballots[index] for index in sorted(ballots))
-    elected, _ = votes.most_common(1)[0]  # of equal counts, the one counted first
+    votes = _counted([ballots[index] for index in sorted(ballots)])
+    elected, _ = votes[0]
     await continue_as(s, forks, forks[min(i for i in ballots if ballots[i] == elected)])
     num_calls = sum(isinstance(part, Gen | Select) for part in expr.items)
     s._stream.run.usage += Usage(saved_calls=(n - num_started) * num_calls)
     made = await variables_of(forks[0], names)
     made[names[-1]] = reported(
         made[names[-1]],
-        votes=votes.most_common(),
+        votes=votes,
         num_started=num_started,
         num_canceled=num_started - len(ballots) - len(errors),
     )
     return made
 
 
-def _is_decided(ballots: Mapping[int, Hashable], num_left: int) -> bool:
+def _is_decided(ballots: Mapping[int, object], num_left: int) -> bool:
     """Whether no result of the branches that are left can change the winner."""
-    counts = [count for _, count in Counter(ballots.values()).most_common(2)]
+    counts = [count for _, count in _counted([*ballots.values()])]
     first, second = (*counts, 0, 0)[:2]
     return first > second + num_left
+
+
+def _counted(ballots: Sequence[object]) -> list[tuple[object, int]]:
+    """The different ballots and how many there are of each, most first; of equal counts, the one
+    that comes first. Ballots need not be hashable: instances of a class may not be."""
+    different: list[object] = []
+    counts: list[int] = []
+    for ballot in ballots:
+        if ballot in different:
+            counts[different.index(ballot)] += 1
+        else:
+            different.append(ballot)
+            counts.append(1)
+    return sorted(zip(different, counts, strict=True), key=lambda pair: -pair[1])

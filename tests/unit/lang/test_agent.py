@@ -325,6 +325,44 @@ def test_errors_are_shown_to_the_model():
     assert isinstance(called[0].exception, KeyError)
 
 
+class Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def endless() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [
+        (b"\xff\xfe", "invalid utf-8"),
+        (Unprintable(), "no text"),
+        (endless(), "ircular"),
+        ("half \ud83d", "surrogates"),
+    ],
+    ids=["bytes", "__str__", "circular", "surrogate"],
+)
+def test_a_result_that_is_no_json_is_an_error_that_the_model_sees(result, error):
+    def thing() -> Any:
+        return result
+
+    ((shown,),) = results_in(run(saying(calls(("thing", {})), NONE, "x"), [thing]))
+    assert shown["error"].startswith("its result cannot be written as JSON: ")
+    assert error in shown["error"]
+
+
+def test_half_a_surrogate_in_an_error_is_replaced():
+    def thing() -> None:
+        raise ValueError("half \ud83d")
+
+    ((shown,),) = results_in(run(saying(calls(("thing", {})), NONE, "x"), [thing]))
+    assert shown == {"error": "ValueError: half ?"}
+
+
 @pytest.mark.parametrize(
     ("asked", "cause"),
     [

@@ -103,6 +103,28 @@ def test_all_that_reads_is_awaited_as_often_as_one_likes():
     )
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda value: f"said {value}",
+        str,
+        bool,
+        lambda value: value == "ok",
+        lambda value: "o" in value,
+        len,
+    ],
+    ids=["f-string", "str", "bool", "==", "in", "len"],
+)
+def test_a_forgotten_await_is_an_error_that_names_it(use):
+    @sgl.function
+    async def program(s):
+        s += "A:" + sgl.gen("a")
+        use(s["a"])
+
+    with pytest.raises(TypeError, match=r"await s\['a'\]"):
+        program.run()
+
+
 def test_an_unknown_variable_is_a_key_error_at_once():
     @sgl.function
     async def program(s):

@@ -53,6 +53,13 @@ def test_greedy_token_selection_decides_at_the_first_token_that_differs():
     assert decision.index == 0
 
 
+def test_greedy_token_selection_takes_the_same_token_for_the_same():
+    """Scored in two sequences, a token may differ in its last digits."""
+    first = ChoiceTokens((7, 1), (-0.1000001, -0.1))
+    second = ChoiceTokens((7, 2), (-0.1, -5.0))
+    assert greedy_token_selection([first, second]).index == 0
+
+
 def test_greedy_token_selection_compares_an_ended_choice_by_its_mean():
     assert greedy_token_selection(scored([-1.0], [-1.0, -0.5])).index == 1
     assert greedy_token_selection(scored([-1.0], [-1.0, -2.0])).index == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from typing import Any
@@ -673,6 +674,19 @@ def test_a_stop_pattern_does_not_see_what_an_attempt_before_has_written() -> Non
         s += "?" + sgl.gen("x", dtype=int, stop_regex=";", retries=1)
 
     assert number.run(backend=ScriptedBackend(lambda _: next(replies)))["x"] == 42
+
+
+def test_a_var_scope_that_an_exception_has_left_does_not_end_another():
+    @sgl.function
+    def program(s):
+        with s.var_scope("outer"):
+            s += "1"
+            with contextlib.suppress(KeyError), s.var_scope("inner"):
+                s += "2"
+                raise KeyError
+            s += "3"
+
+    assert program.run()["outer"] == "123"
 
 
 def test_var_scopes_may_be_nested_even_under_one_name():

@@ -293,7 +293,7 @@ def test_a_generation_that_its_reader_ended_ends_in_the_same_place(path: Path) -
 
     with sgl.Recorder(ScriptedBackend(lambda _: "abc1def"), path) as recorder:
         recorded = until_digit.run(backend=recorder)["answer"]
-    assert len(lines_of(path)[1]["pieces"]) == 4
+    assert len(lines_of(path)[1]["pieces"]) == 5  # one after the digit
     assert until_digit.run(backend=sgl.Replay(path))["answer"] == recorded == "abc"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -220,9 +221,29 @@ def test_each_branch_uses_text_that_its_parent_generated_ahead(server, backend):
         forks += sgl.gen("x", stop="\n")
         forks.join()
 
-    state = program.run()
+    state = program.run(temperature=0)
     assert state["x"][:2] == [" mathematician", " 1815"]
     assert (state.usage.calls, state.usage.saved_calls) == (2, 2)
+
+
+def test_a_sample_is_not_shared_by_branches():
+    numbers = itertools.count()
+
+    def document(prompt):
+        begun = "" if prompt.endswith("A:") else "t\nA:"
+        return f"{begun}{next(numbers)}\n"
+
+    backend = ScriptedBackend(document)
+
+    @sgl.function(num_api_spec_tokens=64)
+    def program(s):
+        s += "Q:" + sgl.gen("t", stop="\n")
+        forks = s.fork(3)
+        forks += "\nA:" + sgl.gen("a", stop="\n")
+        forks.join()
+
+    assert len({*program.run(backend=backend, temperature=1)["a"]}) == 3
+    assert len({*program.run(backend=backend, temperature=0)["a"]}) == 1
 
 
 def test_programs_of_one_function_do_not_see_each_others_text(server, backend):

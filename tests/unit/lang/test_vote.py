@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.backends.base import GenRequest, branch_name
@@ -129,6 +131,31 @@ def test_answers_with_the_same_key_are_votes_for_the_same():
     state = vote(Branches(" 5", "4", " 4", "4 "), 4, key=number)
     assert state["sum"] == "4"
     assert state.get_meta_info("sum")["votes"] == [(4, 3), (5, 1)]
+
+
+def test_answers_need_not_be_hashable():
+    class Sum(BaseModel):
+        value: int
+
+    four, five = '{"value": 4}', '{"value": 5}'
+
+    @sgl.function
+    def program(s):
+        s += sgl.vote(sgl.gen("sum", json_schema=Sum), 3)
+
+    state = program.run(backend=Branches(five, four, four))
+    assert state["sum"] == Sum(value=4)
+    assert state.get_meta_info("sum")["votes"] == [(Sum(value=4), 2), (Sum(value=5), 1)]
+
+
+def test_a_vote_that_fails_leaves_no_branch_running():
+    backend = Branches("a", HANGS, HANGS)
+    with pytest.raises(sgl.ProgramError, match="invalid literal"):
+        vote(backend, 3, key=int)
+    deadline_s = time.monotonic() + 5
+    while backend.num_canceled < 2 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert backend.num_canceled == 2
 
 
 def test_a_branch_that_fails_does_not_vote():
