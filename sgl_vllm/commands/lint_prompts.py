@@ -17,7 +17,7 @@ from sgl_vllm.prompt_lint.prompts import LogError, Part, Prompt, read_log
 from sgl_vllm.prompt_lint.replay import Tokenizer, Words
 from sgl_vllm.prompt_lint.report import as_json, as_page, as_text
 
-MAX_NODES = 100_000
+MAX_NODES = 10_000
 MAX_TEXT_TOKENS = 4_096
 
 DESCRIPTION = """\

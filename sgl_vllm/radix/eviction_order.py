@@ -19,23 +19,23 @@ class LeafQueue:
     """Candidates for eviction, smallest key first.
 
     A binary heap with lazy deletion: an entry may be out of date. A node that has become more
-    valuable is put back when it comes up; one that is no longer a candidate is skipped. Push and
-    pop cost O(log n). A node has one entry, unless its value has fallen (`forget`).
+    valuable is put back when it comes up; one that is no longer a candidate is skipped, and so is
+    an entry that `forget` has replaced. Push and pop cost O(log n).
     """
 
     def __init__(self, key: EvictionPolicy, is_candidate: Callable[[Node], bool]) -> None:
         self._key = key
         self._is_candidate = is_candidate
         self._heap: list[tuple[Any, int, Node]] = []  # Any: a policy's key, of its own type
-        self._members: set[Node] = set()
-        self._num_pushed = 0  # breaks ties, so that nodes are never compared
+        self._members: dict[Node, int] = {}
+        """Of each node, the number of its entry. A node's other entries have been replaced."""
+        self._num_pushed = 0  # numbers entries, so that nodes are never compared
         self._limit = 64
 
     def push(self, node: Node) -> None:
         """Add `node`, which has just become a candidate."""
         if node in self._members:
             return
-        self._members.add(node)
         self._put(self._key(node), node)
         if len(self._heap) > self._limit:
             self._remove_stale()
@@ -43,19 +43,20 @@ class LeafQueue:
     def pop(self) -> Node | None:
         """Take the candidate with the smallest key; None if there is none."""
         while self._heap:
-            key, _, node = heapq.heappop(self._heap)
+            key, number, node = heapq.heappop(self._heap)
+            if self._members.get(node) != number:
+                continue
+            del self._members[node]
             if not self._is_candidate(node):
-                self._members.discard(node)
-            elif (current := self._key(node)) != key:
-                self._put(current, node)
-            else:
-                self._members.discard(node)
+                continue
+            if (current := self._key(node)) == key:
                 return node
+            self._put(current, node)
         return None
 
     def forget(self, node: Node) -> None:
         """Let `node` be pushed again, with the smaller key that it has now."""
-        self._members.discard(node)
+        self._members.pop(node, None)
 
     def __contains__(self, node: Node) -> bool:
         return node in self._members
@@ -70,14 +71,19 @@ class LeafQueue:
 
     def _put(self, key: Any, node: Node) -> None:
         self._num_pushed += 1
+        self._members[node] = self._num_pushed
         heapq.heappush(self._heap, (key, self._num_pushed, node))
 
     def _remove_stale(self) -> None:
-        """Remove nodes that are no candidates. The limit doubles with what is left, so this costs
-        O(1) per push."""
-        self._heap = [entry for entry in self._heap if self._is_candidate(entry[2])]
+        """Remove nodes that are no candidates, and entries that were replaced. The limit doubles
+        with what is left, so this costs O(1) per push."""
+        self._heap = [
+            entry
+            for entry in self._heap
+            if self._members.get(entry[2]) == entry[1] and self._is_candidate(entry[2])
+        ]
         heapq.heapify(self._heap)
-        self._members = {entry[2] for entry in self._heap}
+        self._members = {node: number for _, number, node in self._heap}
         self._limit = 2 * len(self._heap) + 64
 
 

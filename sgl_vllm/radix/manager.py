@@ -501,12 +501,16 @@ class RadixKVCacheManager(KVCacheManager):
         self.pool.guarded(self._index, request, request.num_prompt_tokens)
 
     def free(self, request: Request) -> None:
-        self.pool.guarded(self._retain, request)
+        self._leave(request)
         super().free(request)
 
     def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
-        self.pool.guarded(self._retain, request)
+        self._leave(request)
         return super().pop_blocks_for_free(request)
+
+    def _leave(self, request: Request) -> None:
+        self.pool.guarded(self._retain, request)
+        self.pool.discard_request(request)  # with the tree off, too: it may hold blocks of others
 
     def _retain(self, request: Request) -> None:
         """Put what `request` has computed into the tree, before its blocks are released."""
@@ -538,7 +542,6 @@ class RadixKVCacheManager(KVCacheManager):
                 self.counters.retained_tails += is_cached and num_tokens % self.block_size != 0
                 if is_cached and record is not None:
                     self.contexts.left(request, record)
-        self.pool.discard_request(request)
 
     def _states_left(
         self, request: Request, record: RequestRecord, num_tokens: int

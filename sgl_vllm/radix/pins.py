@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -66,15 +66,17 @@ class Pins:
         self.max_pins = max_pins
         self._pool = pool
         self._pins: dict[str, Pin] = {}
+        self._holders: dict[int, set[str]] = {}
+        """The pins that hold each pinned block."""
 
     def all(self) -> dict[str, Pin]:
         """Every pin, by its id."""
         return dict(self._pins)
 
     @property
-    def block_ids(self) -> set[int]:
-        """The pinned blocks. Cost: O(pinned blocks)."""
-        return {block.block_id for pin in self._pins.values() for block in pin.blocks}
+    def block_ids(self) -> Set[int]:
+        """The pinned blocks: a view. Many pins may share a prefix, and each block counts once."""
+        return self._holders.keys()
 
     def pin(
         self,
@@ -107,16 +109,17 @@ class Pins:
         blocks, num_tokens = self._cached(tree, namespace, tokens)
         if not blocks:
             raise ValueError("nothing of this prefix is cached: run it once, then pin it")
-        num_pinned = len(self.block_ids | {block.block_id for block in blocks})
+        num_new = sum(block.block_id not in self._holders for block in blocks)
+        num_pinned = len(self._holders) + num_new
         if num_pinned > self.max_blocks:
             raise ValueError(
                 f"{num_pinned} blocks would be pinned and at most {self.max_blocks} may be: "
                 "unpin something, or start the server with a larger radix_pin_share or cache"
             )
-        self._pool.touch(blocks)
         pin_id = secrets.token_hex(8)
         tokens = tokens[: TOKEN_BYTES * num_tokens]
         pin = self._pins[pin_id] = Pin(namespace, tokens, blocks, num_tokens, time.monotonic())
+        self._hold(pin_id, pin)
         return pin_id, pin
 
     def unpin(self, pin_id: str) -> bool:
@@ -124,37 +127,55 @@ class Pins:
         pin = self._pins.pop(pin_id, None)
         if pin is None:
             return False
-        self._pool.free_blocks(reversed(pin.blocks))
+        self._release(pin_id, pin)
         return True
 
     def unpin_all(self) -> Mapping[str, Pin]:
         """Remove every pin. Returns them: pass them to `restore` before anything else changes the
         cache."""
         pins, self._pins = self._pins, {}
-        for pin in pins.values():
-            self._pool.free_blocks(reversed(pin.blocks))
+        for pin_id, pin in pins.items():
+            self._release(pin_id, pin)
         return pins
 
     def restore(self, pins: Mapping[str, Pin]) -> None:
         """Undo `unpin_all`."""
-        for pin in pins.values():
-            self._pool.touch(pin.blocks)
+        for pin_id, pin in pins.items():
+            self._hold(pin_id, pin)
         self._pins.update(pins)
 
     def follow(self, evicted: Sequence[int]) -> None:
         """Move the pins of blocks that have left the tree to the blocks that hold their prefixes
-        now. Most often a longer copy of a partial last block has replaced it."""
+        now. Most often a longer copy of a partial last block has replaced it.
+
+        Cost: a lookup per block of `evicted`, and the blocks of each pin that holds one.
+        """
         tree = self._pool.tree
         if not self._pins or tree is None:
             return
-        gone = set(evicted)
-        for pin_id, pin in self._pins.items():
-            if gone.isdisjoint(block.block_id for block in pin.blocks):
-                continue
+        for pin_id in {pin_id for block in evicted for pin_id in self._holders.get(block, ())}:
+            pin = self._pins[pin_id]
             blocks, num_tokens = self._cached(tree, pin.namespace, pin.tokens)
+            moved = self._pins[pin_id] = replace(pin, blocks=blocks, num_tokens=num_tokens)
             self._pool.touch(blocks)
-            self._pool.free_blocks(reversed(pin.blocks))
-            self._pins[pin_id] = replace(pin, blocks=blocks, num_tokens=num_tokens)
+            self._release(pin_id, pin)
+            self._note(pin_id, moved)
+
+    def _hold(self, pin_id: str, pin: Pin) -> None:
+        self._pool.touch(pin.blocks)
+        self._note(pin_id, pin)
+
+    def _note(self, pin_id: str, pin: Pin) -> None:
+        for block in pin.blocks:
+            self._holders.setdefault(block.block_id, set()).add(pin_id)
+
+    def _release(self, pin_id: str, pin: Pin) -> None:
+        for block in pin.blocks:
+            holders = self._holders[block.block_id]
+            holders.discard(pin_id)
+            if not holders:
+                del self._holders[block.block_id]
+        self._pool.free_blocks(reversed(pin.blocks))
 
     def _cached(
         self, tree: RadixTree, namespace: CacheNamespace, tokens: Tokens

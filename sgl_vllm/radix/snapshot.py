@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Mapping, Sequence, Set, Sized
 from dataclasses import asdict, dataclass
 from typing import Any  # Any: JSON
 
@@ -208,7 +208,7 @@ def take_snapshot(
     max_nodes: int = 1000,
     *,
     is_isolated: Callable[[Namespace], bool] = lambda namespace: False,
-    pinned: set[int] | frozenset[int] = frozenset(),
+    pinned: Set[int] = frozenset(),
     wanted: Collection[Node] = (),
     max_tokens: int = 0,
     contexts: Mapping[Node, ContextSnapshot] = NO_CONTEXTS,
@@ -252,7 +252,7 @@ def take_snapshot(
                 num_tokens=node.end - node.start,
                 num_blocks=len(block_ids),
                 num_locked_blocks=len(tree.blocks.locked.intersection(block_ids)),
-                num_pinned_blocks=len(pinned.intersection(block_ids)),
+                num_pinned_blocks=sum(block_id in pinned for block_id in block_ids),
                 hits=node.num_hits,
                 age_s=round(now - node.was_used_at, 3),
                 wanted=node in wanted,

@@ -17,11 +17,23 @@ from typing import Generic, TypeVar
 Answer = TypeVar("Answer")
 
 
+MAX_REST_S = 5.0
+
+
 class Coalescer(Generic[Answer]):
     """Runs at most one call per key at a time. Every answer is from a run that began after the call
-    arrived. For one event loop."""
+    arrived. For one event loop.
 
-    def __init__(self) -> None:
+    Args:
+        rest: if above 0, runs of all keys take turns, and after each the next waits for this many
+            times as long as it took (at most `MAX_REST_S`), whoever asks how often. With 4, runs
+            take a fifth of the time.
+    """
+
+    def __init__(self, rest: float = 0.0) -> None:
+        self._rest = rest
+        self._turn = asyncio.Lock()
+        self._rests_until_s = 0.0
         self._running: dict[Hashable, asyncio.Task[Answer]] = {}
         self._next: dict[Hashable, asyncio.Task[Answer]] = {}
 
@@ -45,10 +57,21 @@ class Coalescer(Generic[Answer]):
             await asyncio.wait([before])
         run = self._running[key] = self._next.pop(key)
         try:
-            return await make()
+            return await (self._in_turn(make) if self._rest else make())
         finally:
             if self._running.get(key) is run:
                 del self._running[key]
+
+    async def _in_turn(self, make: Callable[[], Awaitable[Answer]]) -> Answer:
+        now_s = asyncio.get_running_loop().time
+        async with self._turn:
+            await asyncio.sleep(max(0.0, self._rests_until_s - now_s()))
+            begin_s = now_s()
+            try:
+                return await make()
+            finally:
+                rest_s = min(self._rest * (now_s() - begin_s), MAX_REST_S)
+                self._rests_until_s = now_s() + rest_s
 
 
 def _retrieve(run: asyncio.Task[Answer]) -> None:

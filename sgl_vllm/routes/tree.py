@@ -19,14 +19,18 @@ from vllm.inputs import TokensPrompt
 from vllm.renderers import TokenizeParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from sgl_vllm.routes.engines import ask_engines, reads
+from sgl_vllm.routes.coalescing import Coalescer
+from sgl_vllm.routes.engines import ask_engines
 
 router = APIRouter(tags=["sgl-vllm"])
 
 PAGE = Path(__file__).with_name("tree.html")
 HISTORY = Path(__file__).with_name("history.js")
-MAX_NODES = 100_000
+MAX_NODES = 10_000
 MAX_TEXT_TOKENS = 4096
+
+_reads: Coalescer[bytes] = Coalescer(rest=4)
+"""A snapshot stops the engine for tens of milliseconds if the cache is large, and needs no key."""
 
 
 @router.get("/v1/sgl/tree")
@@ -44,7 +48,7 @@ async def tree(
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"../../sgl/tree{query}", 307, headers={"Vary": "Accept"})
     client: AsyncLLM = request.app.state.engine_client
-    page = await reads.call(
+    page = await _reads.call(
         (client, "tree", max_nodes, max_text_tokens),
         lambda: _tree(client, max_nodes, max_text_tokens),
     )

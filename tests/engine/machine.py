@@ -39,6 +39,7 @@ class Machine:
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 1024,
         async_scheduling: bool = False,
+        sliding_windows: tuple[int, ...] = (),
         **scheduler_args: Any,
     ) -> None:
         settings = EngineSettings(
@@ -48,6 +49,7 @@ class Machine:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             async_scheduling=async_scheduling,
+            sliding_windows=sliding_windows,
             plugin=plugin or {},
         )
         self.scheduler: Scheduler = make_scheduler(SGL, settings, **scheduler_args)

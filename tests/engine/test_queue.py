@@ -155,6 +155,33 @@ def test_an_overdue_request_is_held_back_for_two_more_steps_at_most():
     machine.run()
 
 
+def test_a_request_does_not_wait_for_a_leader_that_has_passed_what_they_share():
+    """In a full cache, the leader's window blocks of its prefix are evicted: it is no hit."""
+    machine = Machine(
+        {"schedule_max_wait_s": 1e9},
+        num_blocks=230,
+        block_size=4,
+        max_num_batched_tokens=64,
+        long_prefill_token_threshold=8,
+        sliding_windows=(8,),
+    )
+    machine.queue.sharing.min_saved_tokens = 16
+    for _ in range(12):
+        machine.add(words(100))
+    machine.run()
+    machine.add(words(10), max_tokens=150)  # takes blocks all the time
+    document = words(240)
+    leader = machine.add(document)
+    for _ in range(8):
+        machine.step()
+    assert 40 < leader.num_computed_tokens < 120
+    sibling = machine.add(document[:40] + words(10))
+    machine.step()
+    assert machine.computed[sibling.request_id]
+    assert machine.counters.held_back == 0
+    machine.run()
+
+
 def test_siblings_of_a_request_that_is_held_back_are_held_back_with_it():
     machine = Machine(block_size=128, max_num_batched_tokens=4096, max_num_seqs=200)
     prompt = words(250)

@@ -221,6 +221,26 @@ def test_pins_are_limited_in_number_though_they_share_their_blocks():
     assert pins.pin(PREFIX)[1].num_tokens == len(PREFIX)
 
 
+def test_an_eviction_looks_at_the_pins_of_the_evicted_blocks_only(monkeypatch):
+    cache = Cache(num_blocks=400)
+    pins = cache.manager.pins
+    for number in range(30):  # they share all blocks but one
+        cache.serve([*PREFIX, 1_000 + number])
+        pins.pin([*PREFIX, 1_000 + number])
+    assert len(pins.block_ids) == len(PREFIX) // SIZE + 30
+    looked_up = []
+    find = pins._cached
+    monkeypatch.setattr(pins, "_cached", lambda *of: looked_up.append(of) or find(*of))
+    cache.serve([*PREFIX, 1_000, 7])  # replaces the partial block of one of them
+    cache.manager.new_step_starts()
+    assert len(looked_up) == 1
+    for pin_id in pins.all():
+        pins.unpin(pin_id)
+    assert not pins.block_ids
+    pool = cache.manager.block_pool
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+
+
 def test_what_is_cached_is_what_was_computed_less_what_was_evicted():
     cache = Cache(num_blocks=31)
     prompts = [[1000 * number + place for place in range(50)] for number in range(20)]
@@ -289,6 +309,22 @@ def test_an_error_that_switches_the_tree_off_releases_what_was_pinned():
     cache.manager.pool.guarded(lambda: 1 / 0)
     pool = cache.manager.block_pool
     assert not cache.manager.pins.all() and cache.manager.failed
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+
+
+def test_blocks_that_are_held_for_approximate_reuse_are_released_after_an_error():
+    cache = Cache()
+    cache.serve(PREFIX)
+    pool = cache.manager.pool
+    held = [pool.blocks[block_id] for block_id in [*cache.manager.tree.blocks.owners][:2]]
+    cache.manager.new_step_starts()
+    request = cache.request([500 + i for i in range(64)])
+    pool.inexact.begin(request.request_id, SIZE, [held])
+    cache.allocate(request)
+    pool.guarded(lambda: 1 / 0)
+    request.status = RequestStatus.FINISHED_STOPPED
+    cache.manager.free(request)
+    assert cache.manager.failed
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
 
 

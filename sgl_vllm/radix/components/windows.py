@@ -417,9 +417,12 @@ class Windows:
 def shared_block(node: Node, index: int) -> int:
     """A block of a group that holds the part of internal `node` after its last full block; `HOLE`
     if none of its children has one."""
-    for child in node.children.values():
+    stack = [*reversed(node.children.values())]
+    while stack:
+        child = stack.pop()
         ids = child.windows[index]
-        block_id = ids[0] if ids else shared_block(child, index)
-        if block_id != HOLE:
-            return block_id
+        if not ids:
+            stack += reversed(child.children.values())
+        elif ids[0] != HOLE:
+            return ids[0]
     return HOLE

@@ -239,6 +239,18 @@ def test_what_others_read_too_does_not_end_with_a_session() -> None:
     assert [tree.evict(1) for _ in range(3)] == [[11], [9], [10]]
 
 
+def test_the_queue_of_leaves_does_not_grow_with_ends() -> None:
+    tree = RadixTree(block_size=2)
+    put(tree, "abc", [10, 11])
+    for _ in range(1000):
+        tree.lock([10, 11])
+        tree.unlock([11])
+        tree.unlock([10])
+        end(tree, "abc")
+    assert max(len(tree.order._leaves), len(tree.order._tails)) < 200
+    assert [tree.evict(1) for _ in range(3)] == [[11], [10], []]
+
+
 @pytest.mark.parametrize(("num_users", "order"), [(1, "bax"), (2, "bxa"), (3, "bax")])
 def test_the_first_branch_to_end_leaves_what_all_branches_share(num_users: int, order: str) -> None:
     blocks = {"x": 9, "a": 10, "b": 11}

@@ -8,6 +8,7 @@ import pytest
 
 from sgl_vllm.radix.components.windows import HOLE, WindowGroup
 from sgl_vllm.radix.invariants import check_tree
+from sgl_vllm.radix.tokens import pack
 from sgl_vllm.radix.tree import RadixTree
 from tests.unit.radix.trees import Clock, chunks, letters, sliding_window
 
@@ -244,3 +245,15 @@ def test_all_that_ends_in_a_shared_block_is_notified_when_its_last_copy_goes() -
     tree.evict_block(11)
     assert hit(tree, "ab") == 0
     assert set(tree.watchers.take_changed()) == {1}
+
+
+def test_a_block_may_be_shared_by_any_number_of_nested_prompts() -> None:
+    block_size, num_prompts = 1_200, 1_040
+    group = WindowGroup(block_size, lambda num_tokens: max(0, num_tokens - 3_999))
+    tree = RadixTree(block_size, window_groups=[group])
+    for number in range(num_prompts):
+        prompt = pack([1] * (1_100 - number) + [1_000 + number])
+        blocks = [2 * number + 1], [2 * number + 2]
+        tree.insert("", prompt, blocks[0], windows=[blocks[1]])
+        tree.unlock([*blocks[0], *blocks[1]])
+    assert tree.longest_hit(tree.match_prefix("", pack([1] * 61)), 61) == 61

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from sgl_vllm.routes.coalescing import Coalescer
 
@@ -92,3 +93,23 @@ def test_nothing_is_kept_when_no_call_runs() -> None:
     shared = asyncio.run(run())
     assert not shared._running
     assert not shared._next
+
+
+def test_runs_of_all_keys_take_turns_and_rest() -> None:
+    async def run() -> list[tuple[float, float]]:
+        shared = Coalescer[None](rest=4)
+        now_s = asyncio.get_running_loop().time
+        runs: list[tuple[float, float]] = []
+
+        async def slow() -> None:
+            begin_s = now_s()
+            await asyncio.sleep(0.02)
+            runs.append((begin_s, now_s()))
+
+        await asyncio.gather(*[shared.call(key, slow) for key in range(4)])
+        return runs
+
+    runs = asyncio.run(run())
+    for (begin_s, end_s), (next_s, _) in itertools.pairwise(runs):
+        assert next_s - end_s >= 3.9 * (end_s - begin_s)
+    assert len(runs) == 4
