@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
+import sys
 import time
 
 import psutil
 import pytest
+import torch
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions as Options
 
 from sgl_vllm.fsm.vllm.backend import SglBackend
@@ -73,6 +76,33 @@ def sandbox_processes(worker: str = "xgrammar_worker") -> list[psutil.Process]:
         and child.status() != psutil.STATUS_ZOMBIE  # an ended engine of another test
         and f"sgl_vllm.fsm.vllm.{worker}" in child.cmdline()
     ]
+
+
+def test_the_process_of_xgrammar_does_not_load_torch(stock_s: SglBackend) -> None:
+    stock_s.compile_grammar(Options.GRAMMAR, SMALL_GRAMMAR)
+    (process,) = sandbox_processes()
+    assert process.memory_info().rss < 200 * MIB
+    assert not [one.path for one in process.memory_maps() if "libtorch" in one.path]
+
+
+FAILS_ONCE = """
+import importlib, sys
+real = importlib.import_module
+def fails(name, *more):
+    importlib.import_module = real
+    raise ImportError(name)
+importlib.import_module = fails
+from sgl_vllm.fsm.vllm.xgrammar_alone import xgrammar
+print(sys.modules["torch"].__version__, str(xgrammar.Grammar.from_regex("a")).strip())
+"""
+
+
+def test_where_xgrammar_needs_torch_it_is_imported() -> None:
+    run = subprocess.run([sys.executable, "-c", FAILS_ONCE], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    version, grammar = run.stdout.strip().split(" ", 1)
+    assert version == torch.__version__
+    assert grammar.startswith("root ::=")
 
 
 @pytest.mark.parametrize("kind", LARGE)

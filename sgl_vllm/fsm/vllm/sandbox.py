@@ -84,7 +84,8 @@ class SandboxedCompiler:
 
 
 class XgrammarSandbox(SandboxedCompiler):
-    """Compiles for xgrammar. The process takes about 300 MB, and some seconds to start.
+    """Compiles for xgrammar. The process takes about 60 MB and the vocabulary, and half a
+    second to start (270 MB and two seconds where `xgrammar_alone` fails).
 
     Args:
         tokenizer_info: xgrammar's description of the vocabulary, called when the process starts.

@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 import sys
 
-import xgrammar
-
+from sgl_vllm.fsm.vllm.xgrammar_alone import xgrammar
 from sgl_vllm.fsm.worker import serve
 
 NUM_THREADS = 4
