@@ -160,7 +160,15 @@ class Expressions(Calls):
         scopes = self._scopes(node.generators, frame)
         return self.own([self.evaluate(node.elt, scope) for scope in scopes])
 
-    _eval_GeneratorExp = _eval_ListComp
+    def _eval_GeneratorExp(self, node: ast.GeneratorExp, frame: Frame, at: At) -> Value:
+        items = self._eval_ListComp(node, frame, at)
+        if any(map(self.holds_function, items)):
+            # It sees the variables of the loop as they are at the call, which may be in the loop.
+            at.stop(
+                "functions made by a generator expression are not supported in a traced function",
+                "make a list, [... for ...]",
+            )
+        return items
 
     def _eval_SetComp(self, node: ast.SetComp, frame: Frame, at: At) -> Value:
         scopes = self._scopes(node.generators, frame)
@@ -172,16 +180,22 @@ class Expressions(Calls):
             [(self.evaluate(node.key, s), self.evaluate(node.value, s)) for s in scopes], at
         )
 
-    def _scopes(self, generators: Sequence[ast.comprehension], frame: Frame) -> Iterator[Frame]:
-        """A frame per element of a comprehension, which must be over known items."""
+    def _scopes(
+        self, generators: Sequence[ast.comprehension], frame: Frame, scope: Frame | None = None
+    ) -> Iterator[Frame]:
+        """The frame of a comprehension, once per element, which must be over known items.
+
+        There is one `scope` for all of it: a function made there sees the last element, as it does
+        when Python runs it.
+        """
         first, *rest = generators
-        items = self.evaluate(first.iter, frame)
+        items = self.evaluate(first.iter, scope or frame)
+        scope = scope or frame.inner(frame.name)
         for item in self.iterate(items, At(first.iter, frame)):
-            scope = frame.inner(frame.name)
             self.assign(first.target, item, scope)
             if all(self.truth(self.evaluate(c, scope), At(c, scope)) for c in first.ifs):
                 if rest:
-                    yield from self._scopes(rest, scope)
+                    yield from self._scopes(rest, frame, scope)
                 else:
                     yield scope
 

@@ -72,6 +72,13 @@ class Knowledge:
             return any(map(self.holds_deferred, parts))
         return False
 
+    def holds_function(self, value: object) -> bool:
+        """Whether `value` is a function of the program, or has one in it."""
+        if id(value) in self._own:
+            parts: Value = value.values() if isinstance(value, dict) else value
+            return any(map(self.holds_function, parts))
+        return isinstance(value, LocalFunction)
+
     def snapshot(self, value: Value, at: At) -> Value:
         """`value` as it is now, for a run. Containers of the program become operations that make
         new ones."""

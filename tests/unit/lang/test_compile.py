@@ -26,6 +26,7 @@ from sgl_vllm.lang.tracing.trace import shared_prefix
 from tests.effort import examples
 from tests.unit.lang.conftest import LONG
 from tests.unit.lang.random_programs import program_of, sources
+from tests.unit.lang.scripted import ScriptedBackend
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -381,6 +382,29 @@ def test_plain_python_on_values_that_only_a_run_knows_gives_what_it_gives_when_r
         return found, listed, s.get_meta_info("a")["finish_reason"]
 
     assert_same(program, word="tea", point=POINT, options=["x", "yy"])
+
+
+def test_functions_made_in_a_comprehension_see_its_last_item():
+    @sgl.function
+    def program(s, word):
+        functions = [lambda end: f"{i}{j}{end}" for i in range(3) for j in range(i)]  # noqa: B023
+        by_name = {name: lambda end: f"{name}{end}" for name in "ab"}  # noqa: B023
+        s += functions[0](word) + by_name["a"]("!")
+        s += "".join(max("ab", key=lambda c: ord(c) * i) for i in (1, -1))
+
+    state = assert_same(program, word="x")
+    assert state.text() == "21xb!ba"
+
+
+def test_functions_made_by_a_generator_expression_are_refused():
+    @sgl.function
+    def program(s):
+        for function in (lambda end: f"{i}{end}" for i in range(3)):  # noqa: B023
+            s += function("x")
+
+    assert program.run(backend=ScriptedBackend()).text() == "0x1x2x"
+    with pytest.raises(TraceError, match=r"make a list, \[\.\.\. for \.\.\.\]"):
+        program.compile()
 
 
 def test_an_expression_may_be_an_argument():
