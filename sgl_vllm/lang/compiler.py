@@ -1,8 +1,7 @@
 """Compiled programs: a graph that runs without the function it came from.
 
-Owns how the nodes of a graph become operations of a run. Tracing is in `tracing/trace.py`, code
-movement in `reordering.py`. Every stream of a graph is a stream of the interpreter; nothing waits
-for a variable but the operations that need it.
+Owns the program that is made of a graph. Tracing is in `tracing/trace.py`, how a graph runs in
+`graph_run.py`, code movement in `reordering.py`.
 """
 
 from __future__ import annotations
@@ -10,18 +9,14 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any  # Any: arguments of the user's function
 
 from sgl_vllm.lang.backends.base import Backend
 from sgl_vllm.lang.batch import Item
-from sgl_vllm.lang.errors import ProgramError
-from sgl_vllm.lang.group import ProgramGroup
-from sgl_vllm.lang.ir import Computed, Expr, Tool, Value
-from sgl_vllm.lang.loop import result_of
-from sgl_vllm.lang.primitives import PRIMITIVES
+from sgl_vllm.lang.graph_run import GraphRun
+from sgl_vllm.lang.ir import Expr, Value
 from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.reordering import (
     Planner,
@@ -33,166 +28,29 @@ from sgl_vllm.lang.reordering import (
     reorder,
 )
 from sgl_vllm.lang.state import ProgramState, R, State
-from sgl_vllm.lang.stream import Stream
-from sgl_vllm.lang.tracing.deferred import (
-    Argument,
-    Deferred,
-    Definition,
-    Environment,
-    Leaf,
-    Prompt,
-    Reading,
-    readings_of,
-)
 from sgl_vllm.lang.tracing.graph import Graph
-from sgl_vllm.lang.tracing.nodes import (
-    Evaluate,
-    Fork,
-    Join,
-    Node,
-    ReadPrompt,
-    SetVariable,
-    Write,
-)
 from sgl_vllm.lang.tracing.trace import common_arguments, trace
-from sgl_vllm.lang.transcript import Variable, meta_info
 
 __all__ = ["CompiledProgram", "ReorderError", "Reordering", "compile_program"]
-
-
-_WITH_EFFECTS = {"sgl.tool", *PRIMITIVES}
-"""Expressions that call functions of the user's."""
-
-
-class _GraphRun(Environment):
-    """One run of a graph: its arguments, its prompts, and the futures of its variables."""
-
-    def __init__(self, graph: Graph, state: ProgramState, arguments: Mapping[str, Value]) -> None:
-        super().__init__()
-        self._graph = graph
-        self._arguments = arguments
-        self._states: dict[int, ProgramState] = {0: state}
-        self._groups: dict[tuple[int, ...], ProgramGroup[ProgramState]] = {}
-        self._futures: dict[Definition, Future[Variable]] = {}
-        self._awaited: list[Future[Value]] = []
-        self._error: Exception | None = None
-
-    def leaf(self, leaf: Leaf) -> Value:
-        match leaf:
-            case Argument(name):
-                return self._arguments[name]
-            case Prompt(index):
-                return self._states[index]
-            case Reading(definition, aspect):
-                variable = self._futures[definition].result()
-                match aspect:
-                    case "value":
-                        return variable.value
-                    case "meta":
-                        return meta_info(variable)
-                    case "text":
-                        return variable.value.text
-                    case "messages":
-                        return [message.as_dict() for message in variable.value.all_messages()]
-
-    def submit(self) -> None:
-        """Submit every operation."""
-        for node in self._graph.nodes:
-            self._submit(node)
-
-    async def result(self) -> Value:
-        """Wait for the values that the program itself computes. Returns the program's result, or
-        raises the error of the expression that failed."""
-        needed = [self._futures[d] for d in readings_of([self._graph.returned])]
-        try:
-            for future in (*self._awaited, *needed):
-                await result_of(future)
-        except ProgramError:
-            if self._error is not None:
-                raise self._error from None
-            raise
-        return self.value(self._graph.returned)
-
-    def _submit(self, node: Node) -> None:
-        state = self._states[node.stream]
-        stream = state._stream
-        match node.operation:
-            case Write(pieces):
-                self._append(stream, Deferred("concat", pieces), node)
-            case Evaluate(expr):
-                self._append(stream, expr, node)
-            case SetVariable(name, value) if node.reads:
-
-                async def assigned() -> Variable:
-                    for read in node.reads:
-                        await result_of(self._futures[read])
-                    return Variable.of(self._computed(value))
-
-                future = stream.run.background.start(assigned())
-                self._awaited.append(future)
-                stream.bind(name, future)
-            case SetVariable(name, value):
-                state.set_var(name, self.value(value))
-            case ReadPrompt():
-                transcript = stream.read()
-
-                async def read_prompt() -> Variable:
-                    return Variable(await result_of(transcript), text="")
-
-                self._futures[node.writes[0]] = stream.run.background.start(read_prompt())
-            case Fork(children):
-                self._groups[children] = state.fork(len(children))
-                self._states.update(zip(children, self._groups[children], strict=True))
-            case Join(branches, mode):
-                self._groups[branches].join(mode)  # type: ignore[arg-type]
-        for definition in node.writes:
-            if definition.name is not None:
-                self._futures[definition] = stream.variables[definition.name]
-
-    def _append(self, stream: Stream, value: Expr | Deferred, node: Node) -> None:
-        """Append a value: now if it depends on arguments alone, else once its variables exist."""
-        if not readings_of([value]):
-            stream.append(self.value(value))
-            return
-        needed = {str(i): self._futures[read] for i, read in enumerate(node.reads)}
-        name = next((made.name for made in node.writes), None)
-        match value:
-            case Deferred("sgl.read_only_tool", (_, function, *_)) if callable(function):
-                tool = Tool(name, function)
-                future = stream.submit_read_only(tool, needed, lambda _: self._computed(value))
-            case _:
-                expr = Computed(lambda _: self._computed(value), name=name)
-                has_effect = isinstance(value, Deferred) and value.operation in _WITH_EFFECTS
-                future = stream.submit(expr, needed, has_effect=has_effect)
-        self._awaited.append(future)
-        if name is not None:
-            stream.bind(name, future)
-
-    def _computed(self, value: Expr | Deferred) -> Value:
-        """A value that is computed inside of the run, which will raise the first error."""
-        try:
-            return self.value(value)
-        except Exception as error:
-            self._error = self._error or error
-            raise
 
 
 class CompiledProgram(Program[..., R]):
     """A program whose operations are known before it runs.
 
     It runs as any program does (`run`, `run_batch`, `run_async`, ...), and gives the same
-    variables, text, messages, returned value and usage as the program it was made of. It takes the
-    arguments that were not given when it was compiled. A run holds no thread, and computes only
-    what depends on arguments or variables. Globals of the program were read when it was compiled.
+    variables, text, messages, returned value and usage as the program it was made of, and calls
+    the same tools, none before the function would. It takes the arguments that were not given when
+    it was compiled. A run holds no thread, and computes only what depends on arguments or
+    variables. Globals of the program were read when it was compiled.
     """
 
     def __init__(self, program: Program[..., R], graph: Graph) -> None:
         signature = _open_signature(program, graph)
 
-        def submit(s: State, /, *args: Any, **kwargs: Any) -> _GraphRun:
+        def submit(s: State, /, *args: Any, **kwargs: Any) -> GraphRun:
             bound = signature.bind(s, *args, **kwargs)
             bound.apply_defaults()
-            run = _GraphRun(graph, program.state_class(s._stream), bound.arguments)
+            run = GraphRun(graph, program.state_class(s._stream), bound.arguments)
             run.submit()
             return run
 

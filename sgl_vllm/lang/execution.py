@@ -41,6 +41,7 @@ from sgl_vllm.lang.loop import result_of
 from sgl_vllm.lang.making import make
 from sgl_vllm.lang.operations import (
     AppendTexts,
+    Await,
     Continue,
     EarlyTool,
     Fork,
@@ -49,6 +50,7 @@ from sgl_vllm.lang.operations import (
     Needed,
     Operation,
     Read,
+    needed_by,
 )
 from sgl_vllm.lang.ordering import arranged, pieces_of, places_of
 from sgl_vllm.lang.run import Run
@@ -160,7 +162,7 @@ class Execution:
             case Block():
                 return await self._run_block(operation, needed)
             case Tool():
-                tool = operation.with_values(await values_of(needed))
+                tool = await filled(operation, needed)
                 return await self._timed(self._append_result(tool, self.call(tool)))
             case EarlyTool(tool, result):
                 return await self._timed(self._append_result(tool, result_of(result)))
@@ -172,6 +174,8 @@ class Execution:
                 self._scopes.append((operation.name, len(transcript.text)))
             case VarScopeEnd():
                 return Variable.of(transcript.text[self._begin_of(operation.name) :])
+            case Await(future):
+                await result_of(future)
             case Read():
                 if self._prefill is not None:  # so that the run's usage has it
                     await self._prefill
@@ -288,11 +292,10 @@ class Execution:
 
     # --- the user's code -----------------------------------------------------------------------
 
-    async def _compute(self, expr: Computed, needed: Needed) -> Variable:
-        values = await values_of(needed)
+    async def _compute(self, expr: Computed, variables: Needed) -> Variable:
         variable = Variable.of("")
-        for part in parts_of(expr.function(values)):
-            result = await self.execute(part, {})
+        for part in parts_of(await expr.function()):
+            result = await self.execute(part, needed_by(part, variables))
             if isinstance(result, Variable):
                 variable = result
             elif isinstance(result, Mapping) and expr.name is not None:
@@ -409,6 +412,7 @@ class Execution:
             self._append(text)
 
 
-async def values_of(needed: Needed) -> Values:
-    """The values of variables, once they exist."""
-    return {name: (await result_of(future)).value for name, future in needed.items()}
+async def filled(tool: Tool, needed: Needed) -> Tool:
+    """A tool with the values of variables in their place, once they exist."""
+    values = {name: (await result_of(future)).value for name, future in needed.items()}
+    return tool.with_values(values)

@@ -173,15 +173,14 @@ class AnyOrder(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Computed(Expr):
-    """Append what `function` makes from the variables it `needs`, once they are known.
+    """Append what `function` makes: a string or an expression, which runs in this place.
 
-    `function` receives their values by name and returns a string or an expression, which runs in
-    this place. `name` is the variable that expression makes, if any. The function runs on the
-    language's event loop: it must be quick and must not block.
+    The expression may read the variables that the prompt has here. `name` is the variable that it
+    makes, if any. The function runs on the language's event loop: it waits for what it needs, and
+    must not block.
     """
 
-    function: Callable[[Values], Expr | str]
-    needs: tuple[str, ...] = ()
+    function: Callable[[], Coroutine[Any, Any, Expr | str]]
     name: str | None = None
 
     def __str__(self) -> str:
@@ -360,6 +359,21 @@ def names_made(expr: Expr) -> tuple[str, ...]:
             return (name,)
         case Block(_, names):
             return names
+    return ()
+
+
+def names_read(expr: Expr) -> tuple[str, ...]:
+    """The variables that an expression reads by their names."""
+    match expr:
+        case Var(name):
+            return (name,)
+        case AnyOrder(segments):
+            return tuple(part.name for part in segments if isinstance(part, Var))
+        case Making():
+            return expr.reads
+        case Tool(_, _, args, kwargs):
+            given = (*args, *(value for _, value in kwargs))
+            return tuple(value.name for value in given if isinstance(value, Var))
     return ()
 
 

@@ -29,12 +29,12 @@ from sgl_vllm.lang.ir import (
     VarScopeBegin,
     VarScopeEnd,
 )
-from sgl_vllm.lang.operations import AppendTexts, Fork, Gather, Operation, Read
+from sgl_vllm.lang.operations import AppendTexts, Await, Fork, Gather, Operation, Read
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
 
 _QUIET = (
     *(Text, Show, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, Read, Gather),
-    *(Speech, Picture),
+    *(Speech, Picture, Await),
 )
 """Operations that append nothing but constants, and do not send the prompt."""
 

@@ -1,7 +1,8 @@
 """What a stream can run beside expressions: reading its transcript, forking and joining, and
 waiting for a tool that was called early.
 
-Owns these operations as values. `execution.py` carries them out.
+Owns these operations as values, and which variables an operation reads. `execution.py` carries
+them out.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias  # Any: what a future has is not used
 
-from sgl_vllm.lang.ir import Expr, Tool
+from sgl_vllm.lang.ir import Block, Computed, Expr, Tool, names_read
 from sgl_vllm.lang.transcript import Transcript, Variable
 
 if TYPE_CHECKING:
@@ -19,6 +20,37 @@ if TYPE_CHECKING:
 
 Needed: TypeAlias = Mapping[str, "Future[Variable]"]
 """The variables that an operation reads when it runs."""
+
+
+def needed_by(expr: Expr, variables: Needed) -> Needed:
+    """Those of `variables` that an expression reads when it runs. KeyError for a missing one."""
+    if isinstance(expr, Block | Computed):
+        return dict(variables)
+    return {name: variable_named(name, variables) for name in names_read(expr)}
+
+
+def variable_named(name: str, variables: Needed) -> Future[Variable]:
+    """The future of variable `name`. KeyError if it is not one of `variables`."""
+    future = variables.get(name)
+    if future is None:
+        known = ", ".join(map(repr, variables)) or "none"
+        raise KeyError(f"the program has no variable {name!r} (it has: {known})")
+    return future
+
+
+def has_effect(expr: Expr) -> bool:
+    """Whether it may change what a tool reads, because it calls functions of the user's."""
+    return isinstance(expr, Block) or (isinstance(expr, Tool) and not expr.is_read_only)
+
+
+@dataclass(frozen=True, eq=False)
+class Await(Expr):
+    """Go on once `future` is done. Fails as it does."""
+
+    future: Future[Any]
+
+    def __str__(self) -> str:
+        return "the program's function"
 
 
 @dataclass(frozen=True)

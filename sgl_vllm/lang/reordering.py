@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from sgl_vllm.lang.ir import Gen, Select, Text, Tool, Var
-from sgl_vllm.lang.tracing.deferred import Deferred
+from sgl_vllm.lang.primitives import PRIMITIVES
+from sgl_vllm.lang.tracing.deferred import Deferred, Definition, Step
 from sgl_vllm.lang.tracing.graph import Graph
 from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, Write, text_of
 
@@ -27,7 +28,8 @@ class PromptPiece:
 
     `text` shows it: arguments and variables are in braces, a generation is in brackets.
     `is_constant` says that it is text that all runs have in common. `needs` are the numbers of the
-    pieces that must come before it, because it uses their variables.
+    pieces that must come before it, because it uses their variables or, if it is a tool, because
+    the function waits for them before it calls that, or because they are tools before it.
     """
 
     number: int
@@ -53,7 +55,7 @@ def reorder(
 ) -> tuple[Graph, tuple[PromptPiece, ...], tuple[int, ...]]:
     """`graph` with its movable nodes in the planner's order, the pieces, and that order."""
     nodes = _movable(graph)
-    pieces = _pieces(nodes)
+    pieces = _pieces(nodes, graph.steps)
     order = _checked(planner(pieces), pieces) if pieces else ()
     new_of = {node.index: nodes[number] for node, number in zip(nodes, order, strict=True)}
     moved = tuple(new_of.get(node.index, node) for node in graph.nodes)
@@ -66,8 +68,10 @@ def _movable(graph: Graph) -> list[Node]:
     region: list[Node] = []
     for node in graph.nodes_of(0):
         match node.operation:
-            case Write() | Evaluate(Gen() | Select() | Var() | Tool() | Deferred()):
+            case Write() | Evaluate(Gen() | Select() | Var() | Tool()):
                 region.append(node)
+            case Evaluate(Deferred(operation)) if operation not in PRIMITIVES:
+                region.append(node)  # which variables a primitive reads is not known
             case _ if any(map(_is_varying, region)):
                 break
             case Fork() | Join():
@@ -81,7 +85,7 @@ def _is_varying(node: Node) -> bool:
     return not (isinstance(node.operation, Write) and node.operation.is_constant)
 
 
-def _pieces(nodes: Sequence[Node]) -> tuple[PromptPiece, ...]:
+def _pieces(nodes: Sequence[Node], steps: Sequence[Step]) -> tuple[PromptPiece, ...]:
     number_of = {node.index: number for number, node in enumerate(nodes)}
     return tuple(
         PromptPiece(
@@ -89,10 +93,27 @@ def _pieces(nodes: Sequence[Node]) -> tuple[PromptPiece, ...]:
             text_of(node.operation.pieces) if isinstance(node.operation, Write) else f"[{node}]",
             not _is_varying(node),
             isinstance(node.operation, Write) and not node.reads,
-            frozenset(number_of[read.node] for read in node.reads if read.node in number_of),
+            frozenset(number_of[i] for i in _nodes_before(node, nodes, steps) if i in number_of),
         )
         for number, node in enumerate(nodes)
     )
+
+
+def _nodes_before(node: Node, nodes: Sequence[Node], steps: Sequence[Step]) -> set[int]:
+    """The nodes that must run before `node`: those whose variables it uses and, if it may call
+    functions of the user's, those that the function waits for first. Tools keep their order."""
+    needed = {read.node for read in node.reads}
+    if node.may_call:
+        for step in steps[: node.num_steps]:
+            reads = (step,) if isinstance(step, Definition) else step.readings
+            needed |= {read.node for read in reads}
+    if _is_tool(node):
+        needed |= {other.index for other in nodes if _is_tool(other) and other.index < node.index}
+    return needed
+
+
+def _is_tool(node: Node) -> bool:
+    return node.may_call and isinstance(node.operation, Evaluate)
 
 
 def _checked(order: Sequence[int], pieces: Sequence[PromptPiece]) -> tuple[int, ...]:
@@ -109,7 +130,7 @@ def _checked(order: Sequence[int], pieces: Sequence[PromptPiece]) -> tuple[int, 
             if answer.index(needed) > answer.index(piece.number):
                 raise ReorderError(
                     f"the planner's order {list(answer)} puts piece {piece.number} before piece "
-                    f"{needed}, whose variable it uses"
+                    f"{needed}, which it needs"
                 )
     return answer
 

@@ -13,16 +13,15 @@ import functools
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar  # Any: values of operations, of several types
 
 from sgl_vllm.lang.backends.base import branch_name, logger
 from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError
-from sgl_vllm.lang.execution import Execution, Written, tool_caller, values_of
+from sgl_vllm.lang.execution import Execution, Written, filled, tool_caller
 from sgl_vllm.lang.ir import (
-    AnyOrder,
     Block,
     Computed,
     Expr,
@@ -32,7 +31,6 @@ from sgl_vllm.lang.ir import (
     Select,
     Tool,
     Values,
-    Var,
     VarScopeEnd,
     parts_of,
 )
@@ -44,6 +42,9 @@ from sgl_vllm.lang.operations import (
     Needed,
     Operation,
     Read,
+    has_effect,
+    needed_by,
+    variable_named,
 )
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.settings import global_config
@@ -128,7 +129,9 @@ class Stream:
         self._task: asyncio.Task[None] | None = None
         self._error: ProgramError | None = None
         # Of the last operation that may change what a tool reads.
-        self._last_effect: Future[Any] | None = None if parent is None else parent._last_effect
+        self.last_effect: Future[Any] | None = None if parent is None else parent.last_effect
+        # Of such operations in other streams, which a compiled program has seen end.
+        self.effects_seen: tuple[Future[Any], ...] = ()
         self._listeners: list[Callable[[], object]] = []
         self._context = run.context.copy()
         self._context.run(branch_name.set, where)
@@ -164,28 +167,28 @@ class Stream:
                 self.run.lookahead.submitted(operation, future)
             self._queue.append((operation, future, needed or {}))
             if has_effect:
-                self._last_effect = future
+                self.last_effect = future
             was_idle, self._busy = not self._busy, True
         if was_idle:
             self.run.background.soon(self._start_task)
         return future
 
     def submit_read_only(
-        self, tool: Tool, needed: Needed, with_values: Callable[[Values], Tool]
+        self, tool: Tool, with_values: Callable[[], Coroutine[Any, Any, Tool]]
     ) -> Future[Any]:
-        """Queue a read-only tool, and call it once the variables in `needed` and the effects of the
-        operations before it are there.
+        """Queue a read-only tool, and call it once its arguments and the effects of the operations
+        before it are there.
 
         Args:
-            with_values: fills in the arguments.
+            with_values: waits for the arguments, and fills them in.
         """
-        effect = self._last_effect
+        effects = [*self.effects_seen, *filter(None, [self.last_effect])]
 
         async def call() -> object:
-            values = await values_of(needed)
-            if effect is not None:
+            ready = await with_values()
+            for effect in effects:
                 await result_of(effect)
-            return await self._execution.call(with_values(values))
+            return await self._execution.call(ready)
 
         context = self._context.copy()  # an own one, because several calls run at the same time
         result = context.run(self.run.background.start, call())
@@ -198,11 +201,11 @@ class Stream:
     def append(self, value: Expr | str) -> None:
         """Submit what a program appends. KeyError for a variable not made earlier."""
         for expr in parts_of(value):
-            needed = self._needed_by(expr)
+            needed = needed_by(expr, self.variables)
             if isinstance(expr, Tool) and expr.is_read_only:
-                future = self.submit_read_only(expr, needed, expr.with_values)
+                future = self.submit_read_only(expr, functools.partial(filled, expr, needed))
             else:
-                future = self.submit(expr, needed, has_effect=isinstance(expr, Tool | Block))
+                future = self.submit(expr, needed, has_effect=has_effect(expr))
             match expr:
                 case Gen(name) if name is not None:
                     self.bind(name, future)
@@ -218,33 +221,9 @@ class Stream:
                 case Computed() if expr.name is not None:
                     self.bind(expr.name, future)
 
-    def _needed_by(self, expr: Expr) -> Needed:
-        """The variables, as bound now, that an expression reads when it runs."""
-        match expr:
-            case Var(name):
-                return {name: self.variable(name)}
-            case AnyOrder(segments):
-                names = (part.name for part in segments if isinstance(part, Var))
-                return {name: self.variable(name) for name in names}
-            case Computed(_, needs):
-                return {name: self.variable(name) for name in needs}
-            case Block():
-                return dict(self.variables)
-            case Making():
-                return {name: self.variable(name) for name in expr.reads}
-            case Tool(_, _, args, kwargs):
-                given = (*args, *(value for _, value in kwargs))
-                names = (value.name for value in given if isinstance(value, Var))
-                return {name: self.variable(name) for name in names}
-        return {}
-
     def variable(self, name: str) -> Future[Variable]:
         """The future of variable `name`. KeyError if the program does not make it."""
-        future = self.variables.get(name)
-        if future is None:
-            known = ", ".join(map(repr, self.variables)) or "none"
-            raise KeyError(f"the program has no variable {name!r} (it has: {known})")
-        return future
+        return variable_named(name, self.variables)
 
     def bind(self, name: str, future: Future[Variable]) -> None:
         """From here on, `name` refers to the result of `future`."""

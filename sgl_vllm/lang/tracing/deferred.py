@@ -64,6 +64,9 @@ class Prompt:
 
 Leaf: TypeAlias = Argument | Reading | Prompt
 
+_TEXTS = frozenset(("format", "builtins.str", "builtins.repr", "json.dumps"))
+"""Operations that surely give a string."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Deferred:
@@ -96,6 +99,27 @@ class Deferred:
     def is_expression(self) -> bool:
         """Whether it is surely a language expression, such as a `gen` with deferred options."""
         return self.operation.startswith("sgl.")
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is surely a string."""
+        match self.operation, self.args:
+            case "concat", pieces:
+                return all(isinstance(p, str) or getattr(p, "is_text", False) for p in pieces)
+            case ".join", (separator, *_):
+                return isinstance(separator, str)
+        return self.operation in _TEXTS
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether computing it may raise an error, given what it is computed from."""
+        if self.operation == "concat":
+            return not all(
+                piece.is_text or piece.is_expression
+                for piece in self.args
+                if isinstance(piece, Deferred)
+            )
+        return self.operation not in ("leaf", "list_of", "tuple_of")
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -137,6 +161,9 @@ class Deferred:
 
 
 Piece: TypeAlias = str | Expr | Deferred
+
+Step: TypeAlias = Definition | Deferred
+"""What a program's function does itself: it waits for a definition, or computes a value."""
 
 
 def leaf(of: Leaf) -> Deferred:

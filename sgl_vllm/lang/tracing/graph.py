@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sgl_vllm.lang.ir import Expr, RoleBegin, RoleEnd, Show, Text, Value, VarScopeBegin, VarScopeEnd
 from sgl_vllm.lang.tracing import graph_view
-from sgl_vllm.lang.tracing.deferred import Arguments, Deferred
+from sgl_vllm.lang.tracing.deferred import Arguments, Deferred, Step
 from sgl_vllm.lang.tracing.description import described
 from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Node, Operation, StreamTrace, Write
 
@@ -39,6 +39,10 @@ class Graph:
     earlier nodes write. `parameters` are the arguments that are unknown, `known` the names of the
     others. `returned` is what the program returns. `stopped` says why the graph ends before the
     program does, if it does.
+
+    `steps` are what the program's function does itself, in its order: definitions that it waits for
+    and values that it computes, if that may fail. What calls functions of the user's runs after the
+    steps before it. Nothing else has to.
     """
 
     name: str
@@ -47,6 +51,7 @@ class Graph:
     streams: tuple[StreamTrace, ...]
     nodes: tuple[Node, ...]
     returned: Value
+    steps: tuple[Step, ...] = ()
     stopped: str | None = None
 
     @property

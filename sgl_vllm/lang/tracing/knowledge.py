@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from sgl_vllm.lang.ir import Expr, Value
 from sgl_vllm.lang.tracing import purity
-from sgl_vllm.lang.tracing.deferred import Deferred, Piece, merged
+from sgl_vllm.lang.tracing.deferred import Deferred, Piece, Step, merged
 from sgl_vllm.lang.tracing.frames import RUN_IT, At, Host, LocalFunction
 
 _MAKERS: dict[type, str] = {list: "list_of", tuple: "tuple_of", set: "set_of", dict: "dict_of"}
@@ -34,11 +34,12 @@ class Knowledge:
 
     Invariant: only containers that the program itself made (`own`) hold deferred values. Containers
     from outside are neither changed nor searched. With `is_prefix_only`, only the beginning of the
-    prompt is of interest.
+    prompt is of interest. `steps_of_function` is as in `Graph`.
     """
 
     def __init__(self, max_steps: int, *, is_prefix_only: bool) -> None:
         self.is_prefix_only = is_prefix_only
+        self.steps_of_function: list[Step] = []
         self._max_steps = max_steps
         self._steps = 0
         self._own: dict[int, object] = {}  # containers that the program made
@@ -104,13 +105,16 @@ class Knowledge:
         name: str | None = None,
     ) -> Deferred:
         """`operation(*args, **kwargs)`, for a run to compute."""
-        return Deferred(
+        deferred = Deferred(
             operation,
             tuple(self.snapshot(arg, at) for arg in args),
             tuple((key, self.snapshot(arg, at)) for key, arg in (kwargs or {}).items()),
             name=name,
             node=at.node if isinstance(at.node, ast.expr) else None,
         )
+        if deferred.may_fail:
+            self.steps_of_function.append(deferred)
+        return deferred
 
     def concatenate(self, pieces: Sequence[Piece], at: At) -> str | Deferred:
         """`pieces` as one string if all are strings, else deferred."""

@@ -9,8 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from sgl_vllm.lang.ir import Expr, Value
+from sgl_vllm.lang.ir import Block, Expr, Tool, Value
+from sgl_vllm.lang.primitives import PRIMITIVES
 from sgl_vllm.lang.tracing.deferred import Deferred, Definition, source_of
+
+_CALLING = frozenset(("sgl.tool", "sgl.read_only_tool", *PRIMITIVES))
+"""Expressions that call functions of the user's."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,11 @@ Operation: TypeAlias = Write | Evaluate | SetVariable | ReadPrompt | Fork | Join
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One operation of a graph. `index` counts in the program's order, over all streams; `line` is
-    its line in the source."""
+    """One operation of a graph.
+
+    `index` counts in the program's order, over all streams; `line` is its line in the source. The
+    function has done the first `num_steps` steps of its own before it (see `Graph`).
+    """
 
     index: int
     stream: int
@@ -75,6 +82,19 @@ class Node:
     reads: tuple[Definition, ...]
     writes: tuple[Definition, ...]
     line: int
+    num_steps: int
+
+    @property
+    def may_call(self) -> bool:
+        """Whether it may call functions of the user's, as far as is known before a run."""
+        match self.operation:
+            case Write(pieces):
+                return any(isinstance(piece, Deferred) and not piece.is_text for piece in pieces)
+            case Evaluate(Deferred() as value):
+                return value.operation in _CALLING
+            case Evaluate(Tool() | Block()):
+                return True
+        return False
 
     def __str__(self) -> str:
         """The operation in a few words."""

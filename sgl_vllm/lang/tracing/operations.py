@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any  # Any: whatever Python's operators return
 
 from sgl_vllm.lang import api
-from sgl_vllm.lang.ir import Value
+from sgl_vllm.lang.ir import Value, parts_of
 from sgl_vllm.lang.primitives import PRIMITIVES
 from sgl_vllm.lang.tracing import purity
 
@@ -87,6 +87,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "getattr": getattr,
     "format": _format,
     "concat": _concat,
+    "parts_of": parts_of,
     "item_of": _item_of,
     "list_of": lambda *items: [*items],
     "tuple_of": lambda *items: items,

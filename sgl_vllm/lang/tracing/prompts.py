@@ -11,20 +11,17 @@ from typing import cast
 
 from sgl_vllm.lang.group import names_to_gather
 from sgl_vllm.lang.ir import (
-    AnyOrder,
     Expr,
-    Making,
     Role,
     RoleBegin,
     RoleEnd,
     Text,
-    Tool,
     Value,
-    Var,
     VarScopeBegin,
     VarScopeEnd,
     name_of,
     names_made,
+    names_read,
     parts_of,
     refuse_joined,
 )
@@ -71,6 +68,7 @@ class Recorder:
         self.gathers_known_names = gathers_known_names
         self._nodes: list[Node] = []
         self._streams: list[StreamTrace] = []
+        self._waited: set[Definition] = set()
 
     def new_state(self, parent: TracedState | None, branch: int, at: At | None) -> TracedState:
         if at is not None and len(self._streams) >= MAX_BRANCHES:
@@ -90,11 +88,19 @@ class Recorder:
         """Record an operation, which reads definitions and makes variables of these names."""
         index = len(self._nodes)
         made = tuple(Definition(name, index) for name in writes)
-        node = Node(index, stream, operation, tuple(dict.fromkeys(reads)), made, at.node.lineno)
+        num_steps = len(self.evaluator.steps_of_function)
+        reads, line = tuple(dict.fromkeys(reads)), at.node.lineno
+        node = Node(index, stream, operation, reads, made, line, num_steps)
         self._nodes.append(node)
         if self.evaluator.is_prefix_only and stream == 0 and ends_prefix(operation):
             raise PrefixDone
         return node
+
+    def wait(self, definition: Definition) -> None:
+        """Record that the function waits for a definition."""
+        if definition not in self._waited:  # else it is there
+            self._waited.add(definition)
+            self.evaluator.steps_of_function.append(definition)
 
     def is_joined(self, definition: Definition) -> bool:
         """Whether a definition is of a variable that a join made."""
@@ -106,7 +112,8 @@ class Recorder:
         unknown = tuple(n for n, value in arguments.items() if isinstance(value, Deferred))
         known = tuple(n for n in arguments if n not in unknown)
         nodes, streams = tuple(self._nodes), tuple(self._streams)
-        return Graph(name, unknown, known, streams, nodes, returned, stopped)
+        steps = tuple(self.evaluator.steps_of_function)
+        return Graph(name, unknown, known, streams, nodes, returned, steps, stopped)
 
 
 def _names_made(expr: Expr | Deferred) -> Sequence[str]:
@@ -116,19 +123,9 @@ def _names_made(expr: Expr | Deferred) -> Sequence[str]:
     return names_made(expr)
 
 
-def _names_read(expr: Expr | Deferred) -> list[str]:
-    """The variables that an expression reads by their names."""
-    match expr:
-        case Var(name):
-            return [name]
-        case AnyOrder(segments):
-            return [part.name for part in segments if isinstance(part, Var)]
-        case Making():
-            return [*expr.reads]
-        case Tool(_, _, args, kwargs):
-            given = (*args, *(value for _, value in kwargs))
-            return [value.name for value in given if isinstance(value, Var)]
-    return []
+def _names_read(expr: Expr | Deferred) -> Sequence[str]:
+    """The variables that an expression reads by their names, without waiting for them."""
+    return () if isinstance(expr, Deferred) else names_read(expr)
 
 
 class _Block(Host):
@@ -206,6 +203,8 @@ class TracedState(Host):
                 self._evaluate(piece, at)
                 text = []
             else:
+                if isinstance(piece, Deferred) and not piece.is_text:
+                    self.recorder.evaluator.defer("parts_of", [piece], at)
                 text.append(piece)
         self._write(text, at)
 
@@ -217,8 +216,7 @@ class TracedState(Host):
     def _evaluate(self, expr: Expr | Deferred, at: At) -> None:
         reads = list(readings_of([expr]))
         for name in _names_read(expr):
-            self.item(name, at)
-            reads.append(self.definitions[name])
+            reads.append(self._definition(name, at))
         node = self._add(Evaluate(expr), at, reads, dict.fromkeys(_names_made(expr)))
         for definition in node.writes:
             self.variables[cast(str, definition.name)] = leaf(Reading(definition, "value"))
@@ -231,13 +229,18 @@ class TracedState(Host):
 
     # --- reading -------------------------------------------------------------------------------
 
-    def item(self, name: Value, at: At) -> Value:
-        key, name = name, _name_read(name, at)
+    def _definition(self, name: str, at: At) -> Definition:
         if name not in self.variables:
             known = ", ".join(map(repr, self.variables)) or "none"
             at.fail(KeyError(f"the program has no variable {name!r} (it has: {known})"))
+        return self.definitions[name]
+
+    def item(self, name: Value, at: At) -> Value:
+        key, name = name, _name_read(name, at)
+        definition = self._definition(name, at)
+        self.recorder.wait(definition)
         try:
-            refuse_joined(key, self.recorder.is_joined(self.definitions[name]))
+            refuse_joined(key, self.recorder.is_joined(definition))
         except TypeError as error:
             at.fail(error)
         return self.variables[name]
@@ -293,9 +296,9 @@ class TracedState(Host):
         return _Block(self, VarScopeBegin(_name(name, at)), VarScopeEnd(name))
 
     def _call_get_meta_info(self, name: Value, *, at: At) -> Value:
-        name = _name_read(name, at)
-        self.item(name, at)
-        return leaf(Reading(self.definitions[name], "meta"))
+        definition = self._definition(_name_read(name, at), at)
+        self.recorder.wait(definition)
+        return leaf(Reading(definition, "meta"))
 
     def _call_text(self, *, at: At) -> Value:
         return leaf(Reading(self._read(at), "text"))
@@ -306,10 +309,11 @@ class TracedState(Host):
     def _read(self, at: At) -> Definition:
         node = self.recorder.add(self.index, ReadPrompt(), at, writes=[None])
         self.last_node = node.index
+        self.recorder.wait(node.writes[0])
         return node.writes[0]
 
     def _call_sync(self, *, at: At) -> None:
-        """Does nothing: later operations wait for the values they need."""
+        self._read(at)
 
     def _call_fork(
         self, size: Value = 1, position_ids_offset: Value = None, *, at: At

@@ -637,8 +637,26 @@ def test_a_planner_s_answer_that_breaks_a_dependency_is_refused():
         s += sgl.gen("x")
         s += f"again {s['x']}"
 
-    with pytest.raises(ReorderError, match="piece 2 before piece 1, whose variable it uses"):
+    with pytest.raises(ReorderError, match="piece 2 before piece 1, which it needs"):
         compile_program(program).reordered(lambda pieces: [2, 0, 1])
+
+
+def test_a_tool_does_not_move_before_what_the_function_waits_for():
+    @sgl.function
+    def program(s):
+        s += "a"
+        s += sgl.gen("ok")
+        approved = s["ok"]  # noqa: F841
+        s += sgl.tool("pay", len, "x")
+        s += sgl.tool("tell", len, "y")
+
+    compiled = compile_program(program)
+    with pytest.raises(ReorderError, match="piece 2 before piece 1, which it needs"):
+        compiled.reordered(lambda pieces: [0, 2, 1, 3])
+    with pytest.raises(ReorderError, match="piece 3 before piece 2"):
+        compiled.reordered(lambda pieces: [0, 1, 3, 2])
+    moved = compiled.reordered(lambda pieces: [1, 2, 3, 0]).program
+    assert moved.run(backend=ScriptedBackend()).text() == "(0)11a"
 
 
 def test_a_model_can_be_the_planner(server, backend):

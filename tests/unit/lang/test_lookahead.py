@@ -202,6 +202,17 @@ def test_what_a_computed_value_writes_says_nothing(listener):
     assert listener.hints == [NO_HINTS, NO_HINTS, Hints(ends=4)]
 
 
+def test_a_tool_that_waits_for_the_function_of_a_compiled_program_is_named(listener):
+    @sgl.function
+    def program(s):
+        s += "a" + sgl.gen("x")
+        s["length"] = len(s["x"])
+        s += sgl.tool("t", look) + sgl.gen("y")
+
+    program.compile().run()
+    assert listener.hints == [Hints(next_tool="look"), Hints(ends=3)]
+
+
 def test_a_prompt_that_a_caller_goes_on_with_ends_no_more(listener):
     @sgl.function
     async def program(s):

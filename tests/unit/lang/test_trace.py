@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.ir import Gen, RoleBegin, RoleEnd, Text
-from sgl_vllm.lang.tracing.deferred import Arguments
+from sgl_vllm.lang.tracing.deferred import Arguments, Definition
 from sgl_vllm.lang.tracing.evaluation import MAX_STEPS
 from sgl_vllm.lang.tracing.frames import TraceError
 from sgl_vllm.lang.tracing.nodes import Evaluate, Fork, Join, Write
@@ -995,6 +995,26 @@ def test_a_misuse_of_the_language_is_named_where_it_stands():
     }
     for program, reason in expected.items():
         assert reason in stops(program).reason, program.func.__name__
+
+
+def test_the_steps_of_the_function_are_what_it_waits_for_and_computes():
+    @sgl.function
+    def program(s, word):
+        one, two = s.fork(2)
+        one += "Q" + sgl.gen("x")
+        two += sgl.tool("early", len, "") + sgl.gen("y")
+        int(one["x"])
+        one["x"]
+        two.sync()
+        s += sgl.select("z", ["a", "b"]) + sgl.var("z") + f"{word}"
+        two += sgl.tool("late", len, "")
+        s["pair"] = [one["x"], word]
+
+    graph = trace(program)
+    steps = [str(step) if isinstance(step, Definition) else step.source for step in graph.steps]
+    assert steps == ["s['x']", "int(one['x'])", "the prompt's text", "word"]
+    tools = [node for node in graph.nodes if str(node).startswith("tool")]
+    assert [node.num_steps for node in tools] == [0, 4]
 
 
 def test_mutable_values_are_taken_as_they_are_where_they_are_used():

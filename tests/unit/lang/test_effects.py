@@ -1,0 +1,400 @@
+"""Compiled programs call tools where the plain ones do: neither earlier, nor after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+import sgl_vllm as sgl
+from tests.unit.lang.scripted import ScriptedBackend, text_of
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Meeting:
+    """Two sides that go on when both are there: fails where one comes after the other."""
+
+    def __init__(self, sides: int = 2) -> None:
+        self._barrier = threading.Barrier(sides)
+
+    def wait(self, *_: object) -> str:
+        self._barrier.wait(timeout=5)
+        return "met"
+
+    async def wait_async(self, *_: object) -> None:
+        await asyncio.to_thread(self.wait)
+
+
+class Account:
+    """A tool that changes something, and one that reads it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.paid: list[str] = []
+
+    def pay(self, what: str = "rent") -> str:
+        self.asked.append(what)
+        time.sleep(0.05)  # so that what does not wait for it comes before
+        self.paid.append(what)
+        return f"paid {what}"
+
+    def statement(self, *words: str) -> str:
+        return f"{' '.join(words)}: {','.join(self.paid)}"
+
+
+account = Account()
+
+
+@pytest.fixture(autouse=True)
+def _empty() -> None:
+    account.asked.clear()
+    account.paid.clear()
+
+
+async def slowly(request):
+    await asyncio.sleep(0.05)
+
+
+async def fails_slowly(request):
+    if "approve?" in text_of(request.prompt):
+        await slowly(request)
+        raise sgl.BackendError("down")
+
+
+def ok_backend(**options):
+    return ScriptedBackend(reply=lambda _: "ok", **options)
+
+
+def both(program, **arguments):
+    """The program, plain and compiled, with its arguments given."""
+    return program.bind(**arguments), program.compile().bind(**arguments)
+
+
+# --- what fails before a tool keeps it from being called -----------------------------------------
+
+
+@sgl.function
+def pays_if_approved(s):
+    check = s.fork(1)[0]
+    check += "approve?" + sgl.gen("ok")
+    s["approval"] = check["ok"]
+    s += sgl.tool("p", account.pay)
+
+
+@sgl.function
+def pays_after_a_sync(s):
+    check = s.fork(1)[0]
+    check += "approve?" + sgl.gen("ok")
+    check.sync()
+    s += sgl.tool("p", account.pay)
+
+
+@sgl.function
+def pays_after_a_text(s):
+    check = s.fork(1)[0]
+    check += "approve?" + sgl.gen("ok")
+    check.text()
+    s += sgl.tool("p", account.pay)
+
+
+PAYMENT = sgl.tool("p", account.pay)
+
+
+@sgl.function
+def pays_by_an_argument(s, payment=PAYMENT):
+    check = s.fork(1)[0]
+    check += "approve?" + sgl.gen("ok")
+    s["approval"] = check["ok"]
+    s += payment
+
+
+@sgl.function
+def pays_in_a_primitive(s):
+    check = s.fork(1)[0]
+    check += "approve?" + sgl.gen("ok")
+    s["approval"] = check["ok"]
+    s += sgl.retry_until("x", account.pay)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pays_if_approved,
+        pays_after_a_sync,
+        pays_after_a_text,
+        pays_by_an_argument,
+        pays_in_a_primitive,
+    ],
+)
+def test_no_tool_is_called_after_a_failed_generation_that_the_function_reads(program):
+    for runnable in both(program):
+        with pytest.raises(sgl.ProgramError, match=r"gen 'ok' in fork\[0\] failed: down"):
+            runnable.run(backend=ok_backend(before=fails_slowly))
+    assert account.asked == []
+
+
+@sgl.function
+def converts_a_variable(s, n):
+    one, two = s.fork(2)
+    one += "Q" + sgl.gen("x")
+    s["n"] = int(one["x"])
+    two += sgl.tool("p", account.pay)
+
+
+@sgl.function
+def converts_for_nothing(s, n):
+    s += "Q" + sgl.gen("x")
+    n = int(s["x"])  # noqa: F841
+    s += sgl.tool("p", account.pay)
+
+
+@sgl.function
+def converts_in_another_prompt(s, n):
+    one, two = s.fork(2)
+    one += "Q" + sgl.gen("x")
+    one += f"{int(one['x'])}"
+    two += sgl.tool("p", account.pay)
+
+
+@sgl.function
+def divides_for_nothing(s, n):
+    ratio = 1 / (n - n)  # noqa: F841
+    s += sgl.tool("p", account.pay)
+
+
+@sgl.function
+def divides_in_a_variable(s, n):
+    s["ratio"] = 1 / (n - n)
+    s += sgl.tool("p", account.pay)
+
+
+@sgl.function
+def appends_a_number(s, n):
+    s += n
+    s += sgl.tool("p", account.pay)
+
+
+@sgl.function
+def appends_a_number_that_a_run_finds(s, n):
+    s += "Q" + sgl.gen("x")
+    one, two = s.fork(2)
+    one += [n, s["x"]][0]
+    two += sgl.tool("p", account.pay)
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        (converts_a_variable, ValueError),
+        (converts_for_nothing, ValueError),
+        (converts_in_another_prompt, ValueError),
+        (divides_for_nothing, ZeroDivisionError),
+        (divides_in_a_variable, ZeroDivisionError),
+        (appends_a_number, TypeError),
+        (appends_a_number_that_a_run_finds, TypeError),
+    ],
+)
+def test_no_tool_is_called_after_a_value_that_cannot_be_computed(program, error):
+    for runnable in both(program, n=3):
+        with pytest.raises(error):
+            runnable.run(backend=ok_backend(before=slowly))
+    assert account.asked == []
+
+
+def test_a_value_that_nothing_uses_is_computed_as_the_function_does():
+    @sgl.function
+    def program(s):
+        s += "Q" + sgl.gen("x")
+        n = int(s["x"])  # noqa: F841
+        s += "done" + sgl.gen("y")
+
+    for runnable in both(program):
+        with pytest.raises(ValueError, match="invalid literal"):
+            runnable.run(backend=ok_backend())
+        assert runnable.run(backend=ScriptedBackend(reply=lambda _: "7"))["y"] == "7"
+
+
+def test_a_tool_before_the_failure_is_called_and_waited_for():
+    @sgl.function
+    def program(s, n):
+        s += sgl.tool("p", account.pay)
+        s.sync()
+        s += f"{1 / n}"
+
+    for runnable in both(program, n=0):
+        account.paid.clear()
+        with pytest.raises(ZeroDivisionError):
+            runnable.run(backend=ok_backend())
+        assert account.paid == ["rent"]
+
+
+def test_the_first_error_of_the_function_is_raised():
+    async def before(request):
+        await asyncio.sleep(0.05 if "late" in text_of(request.prompt) else 0)
+
+    @sgl.function
+    def program(s):
+        one, two = s.fork(2)
+        one += "late" + sgl.gen("x")
+        two += "early" + sgl.gen("y")
+        one["x"][10]
+        s += f"{int(two['y'])}"
+
+    for runnable in both(program):
+        with pytest.raises(IndexError):
+            runnable.run(backend=ok_backend(before=before))
+
+
+def test_a_program_that_calls_a_compiled_one_may_handle_its_error():
+    program = pays_if_approved.compile()
+
+    @sgl.function
+    def outer(s):
+        try:
+            program(s)
+        except sgl.ProgramError:
+            return "handled"
+
+    state = outer.run(backend=ok_backend(before=fails_slowly))
+    assert (state.ret_value, account.asked) == ("handled", [])
+
+
+def test_a_program_that_calls_a_compiled_one_goes_on_where_that_cannot_begin():
+    program = pays_by_an_argument.compile()
+
+    @sgl.function
+    def outer(s):
+        branch = s.copy()
+        try:
+            program(branch, sgl.tool("p", account.pay) + sgl.var("missing"))
+        except KeyError:
+            s += "handled"
+        return branch.error()
+
+    error = outer.run(backend=ok_backend(), timeout_s=10).ret_value
+    assert "missing" in str(error)
+    assert account.asked == []
+
+
+def test_a_timeout_is_told_while_a_tool_waits_for_the_function():
+    async def never(request):
+        await asyncio.sleep(60)
+
+    for runnable in both(pays_if_approved):
+        with pytest.raises(sgl.ProgramError, match="timeout_s"):
+            runnable.run(backend=ok_backend(before=never), timeout_s=0.1)
+    assert account.asked == []
+
+
+# --- the order of tools --------------------------------------------------------------------------
+
+
+@sgl.function
+def waits_by_a_sync(s, tool):
+    one, two = s.fork(2)
+    one += sgl.tool("w", account.pay)
+    one.sync()
+    two += tool
+    return two["r"]
+
+
+@sgl.function
+def waits_by_a_variable(s, tool):
+    one, two = s.fork(2)
+    one += sgl.tool("w", account.pay)
+    one["w"]
+    two += tool
+    return two["r"]
+
+
+@sgl.function
+def waits_by_meta_information(s, tool):
+    one, two = s.fork(2)
+    one += sgl.tool("w", account.pay) + sgl.gen("x")
+    s["reason"] = one.get_meta_info("x")["finish_reason"]
+    two += tool
+    return two["r"]
+
+
+@sgl.function
+def waits_by_a_join(s, tool):
+    two = s.fork(1)[0]
+    forks = s.fork(2)
+    forks += sgl.tool("w", account.pay) + sgl.gen("x")
+    forks.join()
+    s["first"] = s["x"][0]
+    two += tool
+    return two["r"]
+
+
+@pytest.mark.parametrize("kind", [sgl.tool, sgl.read_only_tool])
+@pytest.mark.parametrize(
+    "program", [waits_by_a_sync, waits_by_a_variable, waits_by_meta_information, waits_by_a_join]
+)
+def test_a_tool_sees_the_effects_that_the_function_has_waited_for(program, kind):
+    tool = kind("r", account.statement)
+    for runnable in (program.bind(tool=tool), program.compile(tool=tool)):
+        account.paid.clear()
+        assert runnable.run(backend=ok_backend()).ret_value.startswith(": rent")
+
+
+def test_a_read_only_tool_whose_arguments_a_run_finds_sees_them_too():
+    @sgl.function
+    def program(s):
+        one, two = s.fork(2)
+        one += sgl.tool("w", account.pay)
+        two += "Q" + sgl.gen("x")
+        one["w"]
+        two += sgl.read_only_tool("r", account.statement, "ok", two["x"])
+        return two["r"]
+
+    for runnable in both(program):
+        account.paid.clear()
+        assert runnable.run(backend=ok_backend()).ret_value == "ok ok: rent"
+
+
+def test_generations_do_not_wait_for_what_the_function_reads():
+    meeting = Meeting()
+
+    @sgl.function
+    def program(s):
+        one, two = s.fork(2)
+        one += "1" + sgl.gen("x")
+        s["seen"] = one["x"].upper()
+        two += "2" + sgl.gen("y")
+        return s["seen"] + two["y"]
+
+    state = program.compile().run(backend=ok_backend(before=meeting.wait_async))
+    assert state.ret_value == "OKok"
+
+
+def test_a_read_only_tool_does_not_wait_for_generations_that_the_function_reads():
+    meeting = Meeting()
+
+    @sgl.function
+    def program(s):
+        one, two = s.fork(2)
+        one += "1" + sgl.gen("x")
+        s["seen"] = one["x"].upper()
+        two += sgl.read_only_tool("t", meeting.wait)
+        return two["t"]
+
+    state = program.compile().run(backend=ok_backend(before=meeting.wait_async))
+    assert state.ret_value == "met"
+
+
+def test_tools_of_branches_run_at_the_same_time_if_the_function_reads_none_between():
+    meeting = Meeting(3)
+
+    @sgl.function
+    def program(s):
+        forks = s.fork(3)
+        for branch in forks:
+            branch += sgl.gen("x")
+            branch += sgl.tool("t", meeting.wait, branch["x"])
+        return [branch["t"] for branch in forks]
+
+    assert program.compile().run(backend=ok_backend()).ret_value == ["met"] * 3
