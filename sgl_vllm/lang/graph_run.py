@@ -19,10 +19,11 @@ from concurrent.futures import Future
 from typing import Any  # Any: results of operations, of several types
 
 from sgl_vllm.lang.errors import ProgramCancelled, reading
+from sgl_vllm.lang.execution import filled
 from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import Computed, Expr, ExprList, Tool, Value, parts_of
 from sgl_vllm.lang.loop import new_future, result_of
-from sgl_vllm.lang.operations import Await, has_effect
+from sgl_vllm.lang.operations import Await, has_effect, needed_by
 from sgl_vllm.lang.primitives import PRIMITIVES
 from sgl_vllm.lang.state import ProgramState
 from sgl_vllm.lang.stream import Stream
@@ -160,13 +161,15 @@ class GraphRun(Environment):
             else:
                 stream.append(known)
                 return
+        is_text = isinstance(value, Deferred) and value.is_text
+        variables = {} if is_text else dict(stream.variables)
         name = next((made.name for made in node.writes), None)
         match value:
             case Deferred("sgl.read_only_tool", (_, function, *_)) if callable(function):
 
                 async def with_values() -> Tool:
                     tool: Tool = await self._once_known(value)
-                    return tool
+                    return await filled(tool, needed_by(tool, variables))
 
                 future = stream.submit_read_only(Tool(name, function), with_values)
             case _:
@@ -175,7 +178,7 @@ class GraphRun(Environment):
                     return self._in_turn(await self._once_known(value), node)
 
                 calls = isinstance(value, Deferred) and value.operation in _WITH_EFFECTS
-                future = stream.submit(Computed(computed, name), has_effect=calls)
+                future = stream.submit(Computed(computed, name), variables, has_effect=calls)
         if name is not None:
             stream.bind(name, future)
 

@@ -12,7 +12,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from sgl_vllm.lang.ir import Expr, Value
+from sgl_vllm.lang.ir import Expr, Value, parts_of
 from sgl_vllm.lang.tracing.operations import function_named, materialized
 
 
@@ -120,6 +120,16 @@ class Deferred:
                 if isinstance(piece, Deferred)
             )
         return self.operation not in ("leaf", "list_of", "tuple_of")
+
+    @property
+    def exprs(self) -> Iterator[Expr]:
+        """The constant expressions that it, or what it is computed from, has as arguments."""
+        done: set[Deferred] = set()
+        for part in in_order(self, done):
+            done.add(part)
+            for given in (*part.args, *(value for _, value in part.kwargs)):
+                if isinstance(given, Expr):
+                    yield from parts_of(given)
 
     @property
     def pieces(self) -> tuple[Piece, ...]:

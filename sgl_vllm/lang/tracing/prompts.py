@@ -25,6 +25,7 @@ from sgl_vllm.lang.ir import (
     parts_of,
     refuse_joined,
 )
+from sgl_vllm.lang.primitives import PRIMITIVES
 from sgl_vllm.lang.tracing.deferred import (
     Deferred,
     Definition,
@@ -125,7 +126,8 @@ def _names_made(expr: Expr | Deferred) -> Sequence[str]:
 
 def _names_read(expr: Expr | Deferred) -> Sequence[str]:
     """The variables that an expression reads by their names, without waiting for them."""
-    return () if isinstance(expr, Deferred) else names_read(expr)
+    exprs = expr.exprs if isinstance(expr, Deferred) else (expr,)
+    return [name for one in exprs for name in names_read(one)]
 
 
 class _Block(Host):
@@ -215,8 +217,11 @@ class TracedState(Host):
 
     def _evaluate(self, expr: Expr | Deferred, at: At) -> None:
         reads = list(readings_of([expr]))
+        # A primitive makes variables itself, which expressions among its arguments may read.
+        is_primitive = isinstance(expr, Deferred) and expr.operation in PRIMITIVES
         for name in _names_read(expr):
-            reads.append(self._definition(name, at))
+            if name in self.definitions or not is_primitive:
+                reads.append(self._definition(name, at))
         node = self._add(Evaluate(expr), at, reads, dict.fromkeys(_names_made(expr)))
         for definition in node.writes:
             self.variables[cast(str, definition.name)] = leaf(Reading(definition, "value"))

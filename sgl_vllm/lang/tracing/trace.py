@@ -16,7 +16,7 @@ from typing import Any  # Any: arguments of the user's function
 
 from sgl_vllm.lang import api
 from sgl_vllm.lang.constraints import ARGUMENTS as CONSTRAINT_ARGUMENTS
-from sgl_vllm.lang.ir import AnyOrder, Expr, Role, RoleBegin, RoleEnd, Value, Var, names_made
+from sgl_vllm.lang.ir import AnyOrder, Expr, Role, RoleBegin, RoleEnd, Value, names_made
 from sgl_vllm.lang.primitives import PRIMITIVES
 from sgl_vllm.lang.program import Program
 from sgl_vllm.lang.tracing.calls import NOT_HANDLED
@@ -93,9 +93,9 @@ class _Tracer(Evaluator):
         name = self._name_made(called, maker, args, kwargs, at)
         if isinstance(name, Deferred):
             at.stop(f"the name of a variable depends on {name.why()}")
-        if maker is api.separate_reasoning or any(isinstance(value, Var) for value in given):
+        if maker is api.separate_reasoning:
             at.stop(
-                f"{maker.__name__} of values that only a run knows is not supported in a traced "
+                "separate_reasoning of values that only a run knows is not supported in a traced "
                 "function",
                 "give it values that are known",
             )

@@ -384,6 +384,71 @@ def test_plain_python_on_values_that_only_a_run_knows_gives_what_it_gives_when_r
     assert_same(program, word="tea", point=POINT, options=["x", "yy"])
 
 
+def _capital(country: str) -> str:
+    """The capital of a country."""
+    return "Lima"
+
+
+def _mapped(document):
+    return sgl.var("style") + document + sgl.gen("point")
+
+
+def _reduced(points):
+    return "Sum of " + points + sgl.gen("sum")
+
+
+def _pair(*words, **named):
+    return f"{words}{named}"
+
+
+def test_variables_by_name_beside_values_that_only_a_run_knows_are_those_of_the_place():
+    @sgl.function
+    def program(s, document, audio):
+        s += "Q" + sgl.gen("style") + "/" + sgl.gen("other")
+        style = s["style"]
+        s += sgl.any_order([sgl.var("other"), "doc " + style], seed=0)
+        s += sgl.any_order("doc " + style, sgl.var("style"), seed=0)
+        s += sgl.tool("pair", _pair, sgl.var("other"), document, word=sgl.var("style"))
+        s += sgl.tool("again", _pair, style, sgl.var("pair"))
+        s += sgl.read_only_tool("read", _pair, style, sgl.var("again"), word=sgl.var("other"))
+        s["style"] = style + "!"
+        s += sgl.map_reduce("sum", [document, "doc " + style], map=_mapped, reduce=_reduced)
+        (branch,) = s.fork(1)
+        branch["style"] = "branch"
+        s += "\n"
+        s += sgl.agent("answer", "T " + sgl.var("style") + style, [_capital], max_turns=1)
+        branch += sgl.any_order([sgl.var("style"), style], seed=0)
+        return s.text(), branch.text()
+
+    def reply(prompt):
+        return '{"calls": []}' if prompt.endswith("Calls: ") else f"[{len(prompt)}]"
+
+    backend = ScriptedBackend(reply=reply)
+    expected = facts(program.run("D", "A", backend=backend))
+    assert facts(program.compile().run("D", "A", backend=backend)) == expected
+    assert "T [1]![1]" in expected["text"]
+    assert expected["returned"][1].count("branch") == 1
+
+
+def test_a_variable_that_is_named_but_not_made_is_told_when_compiling():
+    @sgl.function
+    def program(s, word):
+        s += sgl.any_order([sgl.var("missing"), word])
+
+    with pytest.raises(TraceError, match="the program has no variable 'missing'"):
+        program.compile()
+
+
+def test_a_primitive_may_name_a_variable_that_it_makes_itself():
+    @sgl.function
+    def program(s, times):
+        s += "Q" + sgl.vote(sgl.gen("a") + "=" + sgl.var("a") + sgl.gen("b"), times)
+
+    backend = ScriptedBackend()
+    expected = facts(program.run(2, backend=backend))
+    assert facts(program.compile().run(2, backend=backend)) == expected
+
+
 def test_functions_made_in_a_comprehension_see_its_last_item():
     @sgl.function
     def program(s, word):

@@ -348,7 +348,7 @@ def test_a_read_only_tool_whose_arguments_a_run_finds_sees_them_too():
         one += sgl.tool("w", account.pay)
         two += "Q" + sgl.gen("x")
         one["w"]
-        two += sgl.read_only_tool("r", account.statement, "ok", two["x"])
+        two += sgl.read_only_tool("r", account.statement, sgl.var("x"), two["x"])
         return two["r"]
 
     for runnable in both(program):
