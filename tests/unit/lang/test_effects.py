@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
+import zlib
 
 import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
 
 import sgl_vllm as sgl
+from tests.effort import examples
+from tests.unit.lang.random_programs import Log, program_of, sources
 from tests.unit.lang.scripted import ScriptedBackend, text_of
+from tests.unit.lang.test_compile import compiled_unless_it_fails, facts_or_error
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -398,3 +405,47 @@ def test_tools_of_branches_run_at_the_same_time_if_the_function_reads_none_betwe
         return [branch["t"] for branch in forks]
 
     assert program.compile().run(backend=ok_backend()).ret_value == ["met"] * 3
+
+
+# --- random programs -----------------------------------------------------------------------------
+
+
+def shuffling(seed: int) -> ScriptedBackend:
+    """Generations that take different times, and give what their prompt determines."""
+
+    async def before(request):
+        delay = random.Random(f"{seed}{text_of(request.prompt)}").choice([0, 0, 0.001, 0.004])
+        await asyncio.sleep(delay)
+
+    def reply(prompt):
+        return f"<{zlib.crc32(prompt.encode()) % 1000}>"
+
+    return ScriptedBackend(reply=reply, before=before)
+
+
+@pytest.mark.timeout(600)
+@given(sources(), st.text("abct", max_size=5), st.integers(1, 9), st.integers(0, 99))
+@settings(
+    max_examples=examples(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_random_programs_call_the_same_tools_in_an_order_that_the_plain_one_allows(
+    monkeypatch, source, a, k, seed
+):
+    # Otherwise a call more is counted where a tool takes long on a busy machine.
+    monkeypatch.setattr(sgl.global_config, "enable_prefill_during_tools", False)
+    note(source.text)
+    plain, compiled = Log(), Log()
+    asking = program_of(source.text, plain, notes_asked=True)
+    expected = facts_or_error(lambda: asking.run(a=a, k=k, backend=shuffling(seed)))
+    program = compiled_unless_it_fails(program_of(source.text, compiled), expected)
+    if program is None:
+        return
+    assert facts_or_error(lambda: program.run(a=a, k=k, backend=shuffling(seed))) == expected
+    assert list(plain.too_early(source)) == list(compiled.too_early(source)) == []
+    if isinstance(expected, str):
+        called = {call for call, _ in compiled.began if call.place in source.has_effect}
+        assert called <= set(plain.asked)
+    else:
+        assert sorted(map(str, compiled.began)) == sorted(map(str, plain.began))

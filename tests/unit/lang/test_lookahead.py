@@ -456,7 +456,7 @@ def test_no_hint_of_a_random_program_is_wrong(steps):
 @settings(max_examples=examples(200))
 def test_no_hint_of_random_source_text_is_wrong(source, a, k, is_compiled):
     listener = Listener()
-    program = program_of(source)
+    program = program_of(source.text)
     remembered = mock.patch.object(runs, "ended_prompts", EndedPrompts())
     with remembered, contextlib.suppress(Exception):  # what is sent before a failure counts too
         (program.compile() if is_compiled else program).run(a, k, backend=listener)
