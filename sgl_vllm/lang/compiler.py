@@ -38,10 +38,10 @@ class CompiledProgram(Program[..., R]):
     """A program whose operations are known before it runs.
 
     It runs as any program does (`run`, `run_batch`, `run_async`, ...), and gives the same
-    variables, text, messages, returned value and usage as the program it was made of, and calls
-    the same tools, none before the function would. It takes the arguments that were not given when
-    it was compiled. A run holds no thread, and computes only what depends on arguments or
-    variables. Globals of the program were read when it was compiled.
+    variables, text, messages, returned value and usage as the program it was made of. It calls the
+    same tools, and none that is not read-only before the function would. It takes the arguments
+    that were not given when it was compiled. A run holds no thread, and computes only what depends
+    on arguments or variables. Globals of the program were read when it was compiled.
     """
 
     def __init__(self, program: Program[..., R], graph: Graph) -> None:
