@@ -14,6 +14,7 @@ Owns what each of them waits for:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any  # Any: results of operations, of several types
@@ -87,20 +88,21 @@ class GraphRun(Environment):
                         return [message.as_dict() for message in variable.value.all_messages()]
 
     def submit(self) -> None:
-        """Submit every operation, and start the function's steps. Waits for nothing."""
+        """Submit every operation. Waits for nothing."""
         try:
             for node in self._graph.nodes:
                 self._submit(node)
         except BaseException as error:  # such as an argument that names a missing variable
             self._function.fail(error)
             raise
-        self._steps_end = self._background.start(self._function.run())
 
     async def result(self) -> Value:
-        """Wait for the function's steps. Returns the program's result, or raises the error of the
+        """Take the function's steps, once. Returns the program's result, or raises the error of the
         first step that failed."""
+        steps = self._function.run()
+        is_on_loop = asyncio.get_running_loop() is self._background.loop
         with reading():
-            await result_of(self._steps_end)
+            await (steps if is_on_loop else result_of(self._background.start(steps)))
             return await self._once_known(self._graph.returned)
 
     async def _take(self, step: Step) -> None:

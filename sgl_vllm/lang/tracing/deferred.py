@@ -10,6 +10,7 @@ import ast
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 from sgl_vllm.lang.ir import Expr, Value, parts_of
@@ -100,7 +101,7 @@ class Deferred:
         """Whether it is surely a language expression, such as a `gen` with deferred options."""
         return self.operation.startswith("sgl.")
 
-    @property
+    @cached_property
     def is_text(self) -> bool:
         """Whether it is surely a string."""
         match self.operation, self.args:
@@ -144,7 +145,7 @@ class Deferred:
                 return first if isinstance(first, str) else getattr(first, "head", "")
         return ""
 
-    @property
+    @cached_property
     def readings(self) -> tuple[Definition, ...]:
         """The definitions it depends on, in the program's order."""
         found = {leaf.definition for leaf in self.leaves if isinstance(leaf, Reading)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 from sgl_vllm.lang.ir import Block, Expr, Tool, Value
@@ -84,7 +85,7 @@ class Node:
     line: int
     num_steps: int
 
-    @property
+    @cached_property
     def may_call(self) -> bool:
         """Whether it may call functions of the user's, as far as is known before a run."""
         match self.operation:
