@@ -7,6 +7,7 @@ that is sent ahead. What one run does is in `body.py` and below.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, TypeAlias  # Any: tqdm has no types
 
 from sgl_vllm.lang.backends.base import Backend, Usage
 from sgl_vllm.lang.body import Body
-from sgl_vllm.lang.loop import background_loop, error_of
+from sgl_vllm.lang.loop import background_loop, error_of, new_future
 from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
 from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.sampling import Sampling
@@ -51,7 +52,8 @@ class Batch:
     """The runs of one program over `items`, at most `concurrency` of them at a time.
 
     A feeder thread starts the runs in the items' order: plain functions on worker threads,
-    coroutine functions on the background loop. A run whose function has returned holds no thread.
+    coroutine functions on the background loop. Each item has its own copy of the contextvars that
+    the batch was made with. A run whose function has returned holds no thread.
     `shared_prefix` computes what all prompts begin with, `plan_orders` the orders of their
     `any_order`s.
     """
@@ -78,24 +80,30 @@ class Batch:
         self._planned_orders = NOTHING_PLANNED
         self._slots = threading.Semaphore(concurrency)
         self._workers = _Workers(concurrency)
-        self._results: list[Future[ProgramState]] = [Future() for _ in items]
+        self._context = contextvars.copy_context()
+        self._results: dict[int, Future[ProgramState]] = {
+            index: new_future() for index in range(len(items))
+        }
         self._runs: dict[int, Run] = {}
         self._seen_chars = 0
         self._warming: Future[Usage] | None = None
-        self._started = False
         self._stopped = False
 
-    def start(self) -> list[Future[ProgramState]]:
-        """A future per item. The first call starts the batch."""
-        if not self._started:
-            self._started = True
-            threading.Thread(target=self._feed, name="sgl-vllm-batch", daemon=True).start()
-        return self._results
+    def _start(self) -> list[Future[ProgramState]]:
+        """Start the batch. Returns a future per item."""
+        futures = [*self._results.values()]
+        feed = self._context.copy().run
+        threading.Thread(
+            target=feed, args=(self._feed,), name="sgl-vllm-batch", daemon=True
+        ).start()
+        return futures
 
     def results(self, *, progress_bar: bool = False) -> Results:
         """States and errors in the items' order. Closing the generator cancels the rest."""
         with self.running(progress_bar=progress_bar) as futures:
-            for future in futures:
+            futures.reverse()
+            while futures:
+                future = futures.pop()  # not kept: all states of a batch may not fit into memory
                 if not future.done():
                     background_loop().refuse_to_wait()
                 error = future.exception()
@@ -106,7 +114,7 @@ class Batch:
         """Start the batch; at the end of the ``with`` block, cancel what is not done."""
         bar = None
         try:
-            futures = self.start()
+            futures = self._start()
             bar = _progress_bar(futures) if progress_bar else None
             yield futures
         finally:
@@ -132,7 +140,7 @@ class Batch:
                 if self._stopped:
                     return
                 try:
-                    start_one(index)
+                    self._context.copy().run(start_one, index)
                 except BaseException as error:  # such as "can't start new thread"
                     self._end(index, error, lambda: None)
         finally:
@@ -182,7 +190,8 @@ class Batch:
             else:
                 self._finish(index, state, stop_timer)
 
-        self._workers.submit(call)
+        context = contextvars.copy_context()
+        self._workers.submit(lambda: context.run(call))
 
     def _run_async(self, index: int) -> None:
         state = self._new_state(index)
@@ -210,13 +219,14 @@ class Batch:
     ) -> None:
         stop_timer()
         run = self._runs.pop(index, None)
+        future = self._results.pop(index)
         self._slots.release()
         if isinstance(result, BaseException):
             if run is not None:
                 run.cancel()
-            self._results[index].set_exception(result)
+            future.set_exception(result)
         else:
-            self._results[index].set_result(result)
+            future.set_result(result)
 
 
 class _Workers:

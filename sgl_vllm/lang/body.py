@@ -6,6 +6,7 @@ its stream; waiting for that is the caller's job.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,7 +82,7 @@ class Body:
         timeout_s: float | None = None,
     ) -> None:
         """Start a streamed run and return: a plain function runs in a thread of its own, a
-        coroutine function on the background loop."""
+        coroutine function on the background loop. Both have the contextvars of the caller."""
         kwargs = kwargs or {}
         run = state._stream.run
         body: Future[None] = new_future()
@@ -111,7 +112,10 @@ class Body:
             calling = run.background.start(self.call_async(state, *args, **kwargs))
             calling.add_done_callback(lambda done: end(error_of(done)))
         else:
-            threading.Thread(target=call, name="sgl-vllm-body", daemon=True).start()
+            context = contextvars.copy_context()
+            threading.Thread(
+                target=context.run, args=(call,), name="sgl-vllm-body", daemon=True
+            ).start()
 
 
 @contextmanager

@@ -86,9 +86,11 @@ class BackgroundLoop:
         return await value if inspect.isawaitable(value) else value
 
     async def in_body_thread(self, function: Callable[[], T]) -> T:
-        """On the loop: call a program's function in a thread. The pool is separate from the tools',
-        so that functions waiting for their tools cannot take all the threads tools need."""
-        call = functools.partial(_call_contained, function)
+        """On the loop: call a program's function in a thread, with the contextvars of the caller.
+        The pool is separate from the tools', so that functions waiting for their tools cannot take
+        all the threads tools need."""
+        context = contextvars.copy_context()
+        call = functools.partial(context.run, _call_contained, function)
         return await self.loop.run_in_executor(self._body_threads, call)
 
     def wait_for(self, future: Future[T]) -> T:

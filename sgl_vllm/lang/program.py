@@ -372,8 +372,11 @@ class Program(ABC, Generic[P, R]):
         with batch.running(progress_bar=progress_bar) as futures:
             for future in futures:
                 wrapped = asyncio.wrap_future(future)
-                await asyncio.wait([wrapped])
-                wrapped.exception()  # read, so that asyncio does not log it; raised below
+                try:
+                    await asyncio.wait([wrapped])
+                    wrapped.exception()  # read, so that asyncio does not log it; raised below
+                finally:
+                    wrapped.cancel()  # if it is not done: nobody reads its error any more
         results = [future.exception() or future.result() for future in futures]
         return _all(results, return_errors=return_errors)
 

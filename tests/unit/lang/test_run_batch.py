@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 from fastapi.responses import JSONResponse
 
 import sgl_vllm as sgl
+from tests.unit.lang.scripted import ScriptedBackend
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -196,3 +199,29 @@ def test_a_batch_is_not_slower_than_posting_its_prompts_by_more_than_a_small_ove
     ask.run_batch(questions(100))
     batch_s = time.monotonic() - started
     assert batch_s < 1.5 * by_hand_s + 0.5
+
+
+def test_the_iterator_does_not_keep_the_states_that_it_has_given(backend):
+    states, alive = [], []
+    for state in ask.run_batch(questions(30), generator_style=True, num_threads=2):
+        states.append(weakref.ref(state))
+        del state
+        gc.collect()
+        alive.append(sum(known() is not None for known in states))
+    assert max(alive) <= 3
+
+
+def test_canceling_an_awaited_batch_leaves_no_warning_about_unread_exceptions(caplog):
+    async def wait(_: object) -> None:
+        await asyncio.sleep(60)
+
+    async def main():
+        batch = ask.run_batch_async(questions(5), backend=ScriptedBackend(before=wait))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(batch, 0.2)
+        await asyncio.sleep(0.2)  # the runs end
+        gc.collect()
+
+    asyncio.run(main())
+    gc.collect()
+    assert caplog.text == ""
