@@ -22,11 +22,23 @@ from typing import Any, TypeVar  # Any: what a coroutine sends, what tools take 
 T = TypeVar("T")
 
 MAX_TOOL_THREADS = 512
-"""How many tools can run at a time. A tool may run programs that call tools and wait for them, so
-a small number could deadlock."""
+"""How many plain tools can run at a time; the others wait. Those of programs that a tool runs do
+not count."""
 
 MAX_BODY_THREADS = 512
-"""How many plain functions under `run_async` can run at a time; the others wait."""
+"""How many plain functions under `run_async` can run at a time; the others wait. Those that a
+function or a tool runs do not count."""
+
+_holds_tool_thread: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "sgl_vllm_holds_tool_thread", default=False
+)
+"""Whether a thread for tools is taken until the code that runs here returns."""
+
+_holds_body_thread: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "sgl_vllm_holds_body_thread", default=False
+)
+"""The same for a thread for functions: inside of a function, and of a tool, for which the function
+that called it may wait."""
 
 
 class BackgroundLoop:
@@ -69,29 +81,57 @@ class BackgroundLoop:
         while self._callbacks:
             self.loop.call_soon(self._callbacks.popleft())
 
-    async def in_thread(self, function: Callable[[], T]) -> T:
-        """On the loop: call a tool that may block in a thread."""
-        call = functools.partial(_call_contained, function)
-        return await self.loop.run_in_executor(self._tool_threads, call)
-
     async def call_tool(self, function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """On the loop: call a tool, a plain function in a thread, and await what it returns."""
         call = functools.partial(function, *args, **kwargs)
-        if inspect.iscoroutinefunction(function):
-            value = call()
-        else:
-            context = contextvars.copy_context()
-            value = await self.in_thread(lambda: context.run(call))
-        # Also of an object whose __call__ is a coroutine function.
-        return await value if inspect.isawaitable(value) else value
+        token = _holds_body_thread.set(True)
+        try:
+            if inspect.iscoroutinefunction(function):
+                value = call()
+            else:
+                pool = None if _holds_tool_thread.get() else self._tool_threads
+                value = await self._in_thread(pool, _holds_tool_thread, call)
+            # Also of an object whose __call__ is a coroutine function.
+            return await value if inspect.isawaitable(value) else value
+        finally:
+            _holds_body_thread.reset(token)
 
     async def in_body_thread(self, function: Callable[[], T]) -> T:
         """On the loop: call a program's function in a thread, with the contextvars of the caller.
         The pool is separate from the tools', so that functions waiting for their tools cannot take
         all the threads tools need."""
+        pool = None if _holds_body_thread.get() else self._body_threads
+        return await self._in_thread(pool, _holds_body_thread, function)
+
+    async def _in_thread(
+        self,
+        pool: ThreadPoolExecutor | None,
+        mark: contextvars.ContextVar[bool],
+        function: Callable[[], T],
+    ) -> T:
+        """Call a function in a thread, with the contextvars of the caller and `mark` set.
+
+        Without a pool, it gets a thread of its own: its caller holds one of the pool and waits, so
+        functions that waited for another one of these could wait for each other forever.
+        """
         context = contextvars.copy_context()
-        call = functools.partial(context.run, _call_contained, function)
-        return await self.loop.run_in_executor(self._body_threads, call)
+        context.run(mark.set, True)
+
+        def call() -> T:
+            return context.run(_call_contained, function)
+
+        if pool is not None:
+            return await self.loop.run_in_executor(pool, call)
+        result: Future[T] = new_future()
+
+        def resolve() -> None:
+            try:
+                result.set_result(call())
+            except BaseException as error:
+                result.set_exception(error)
+
+        threading.Thread(target=resolve, name="sgl-vllm-nested").start()
+        return await result_of(result)
 
     def wait_for(self, future: Future[T]) -> T:
         """Block until `future` is done and return its result or raise its exception.

@@ -6,10 +6,12 @@ import asyncio
 import functools
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import sgl_vllm as sgl
+from sgl_vllm.lang.loop import background_loop
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
 
@@ -188,3 +190,56 @@ def test_computed_text_and_tools_differ_in_the_state():
 
     kinds = [span.kind for span in program.run()._read().spans]
     assert kinds == ["text", "tool"]
+
+
+# --- programs inside of tools --------------------------------------------------------------------
+
+
+@sgl.function
+def with_tool(s):
+    s += "in" + sgl.tool("t", lambda: "side")
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        lambda: with_tool.run(timeout_s=5).text(),
+        lambda: with_tool.run_batch([{}], timeout_s=5)[0].text(),
+        lambda: asyncio.run(with_tool.run_async(timeout_s=5)).text(),
+    ],
+    ids=["run", "run_batch", "run_async"],
+)
+def test_tools_that_take_all_threads_can_run_programs_with_tools(monkeypatch, nested):
+    for name in ("_tool_threads", "_body_threads"):
+        monkeypatch.setattr(background_loop(), name, ThreadPoolExecutor(2))
+
+    @sgl.function
+    def program(s):
+        forks = s.fork(5)
+        forks += sgl.tool("t", nested)
+        forks.join()
+
+    assert program.run(timeout_s=10)["t"] == ["inside"] * 5
+
+
+@pytest.mark.parametrize("where", ["function", "tool"])
+def test_functions_that_take_all_threads_can_run_programs_with_functions_in_threads(
+    monkeypatch, where
+):
+    monkeypatch.setattr(background_loop(), "_body_threads", ThreadPoolExecutor(2))
+
+    async def nested():
+        async with asyncio.timeout(5):
+            return (await with_tool.run_async())["t"]
+
+    @sgl.function
+    def program(s):
+        if where == "function":
+            return asyncio.run(nested())
+        s += sgl.tool("t", nested)
+        return s["t"]
+
+    async def main():
+        return await asyncio.gather(*(program.run_async() for _ in range(5)))
+
+    assert [state.ret_value for state in asyncio.run(main())] == ["side"] * 5
