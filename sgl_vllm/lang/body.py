@@ -6,11 +6,9 @@ its stream; waiting for that is the caller's job.
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any  # Any: what a program returns
@@ -60,11 +58,14 @@ class Body:
             planned_orders=planned_orders,
         )
         transcript = self.state_class.transcript_class(seen_chars=seen_chars)
-        return self.state_class(Stream(run, transcript=transcript))
+        state = self.state_class(Stream(run, transcript=transcript))
+        state._is_outside = is_streamed
+        return state
 
     def call(self, state: ProgramState, /, *args: object, **kwargs: object) -> None:
         """Call a plain function. Operations it submitted may still be running afterwards."""
-        state.ret_value = self.func(state, *args, **{**self.bound, **kwargs})
+        inner = type(state)(state._stream) if state._is_outside else state
+        state.ret_value = self.func(inner, *args, **{**self.bound, **kwargs})
         state._stream.run.lookahead.function_returned()
 
     async def call_async(self, state: ProgramState, /, *args: object, **kwargs: object) -> None:
@@ -85,22 +86,16 @@ class Body:
         coroutine function on the background loop. Both have the contextvars of the caller."""
         kwargs = kwargs or {}
         run = state._stream.run
-        body: Future[None] = new_future()
-        run.body = body
+        run.body = new_future()
         stop_timer = run.cancel_after(timeout_s)
+        context = run.context_inside()
 
         def end(error: BaseException | None) -> None:
-            if error is not None:
-                run.cancel()
-                body.set_exception(error)
-            else:
-                body.set_result(None)
-            run.background.soon(state._stream.changed)
+            run.function_ended(error)
             if timeout_s is not None:
                 run.check().add_done_callback(lambda _: stop_timer())
 
         def call() -> None:
-            run.body_thread = threading.get_ident()
             try:
                 self.call(state, *args, **kwargs)
             except BaseException as error:
@@ -109,10 +104,10 @@ class Body:
                 end(None)
 
         if self.is_async:
-            calling = run.background.start(self.call_async(state, *args, **kwargs))
+            coroutine = self.call_async(state, *args, **kwargs)
+            calling = context.run(run.background.start, coroutine)
             calling.add_done_callback(lambda done: end(error_of(done)))
         else:
-            context = contextvars.copy_context()
             threading.Thread(
                 target=context.run, args=(call,), name="sgl-vllm-body", daemon=True
             ).start()

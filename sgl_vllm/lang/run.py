@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_runs_inside: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar(
+    "sgl_vllm_runs_inside", default=frozenset()
+)
+"""The runs, by ID, of whose function or tool the code is a part."""
+
 _process = uuid.uuid4().hex[:8]
 _run_numbers = itertools.count(1)
 
@@ -73,9 +78,7 @@ class Run:
         as `view.why` has asked for them."""
         self.body: Future[None] | None = None
         """In a streamed run: done when the program's function has returned."""
-        self.body_thread: int | None = None
-        """In a streamed run of a plain function: the thread that the function runs in."""
-        self.context = contextvars.copy_context()
+        self.context = self.context_inside()
         self.context.run(program_id.set, self.id)
         self._cancel_reason: Exception | None = None
         self._interrupts: list[Callable[[], object]] = []
@@ -84,6 +87,27 @@ class Run:
     def elapsed_s(self) -> float:
         """Seconds since the run began."""
         return time.monotonic() - self._began_s
+
+    def context_inside(self) -> contextvars.Context:
+        """A copy of the current context, for code that the run may wait for."""
+        context = contextvars.copy_context()
+        context.run(_runs_inside.set, _runs_inside.get() | {self.id})
+        return context
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether this is called by a tool of the run, or by the function of a streamed one."""
+        return self.id in _runs_inside.get()
+
+    def function_ended(self, error: BaseException | None) -> None:
+        """In a streamed run: the function has returned, or raised `error`."""
+        assert self.body is not None
+        if error is not None:
+            self.cancel()
+            self.body.set_exception(error)
+        else:
+            self.body.set_result(None)
+        self.background.soon(self.streams[0].all_changed)
 
     def check(self) -> Future[None]:
         """Done when all operations submitted so far are; raises the first stream's error that the

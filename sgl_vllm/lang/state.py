@@ -7,7 +7,6 @@ are in `group.py`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -63,6 +62,11 @@ class State:
     """The branches that `fork` gives."""
 
     _is_async = False
+
+    _is_outside = False
+    """Whether this is what ``run(stream=True)`` has returned, or a branch of that. Its readers wait
+    for the program's function. Those of the function's own prompts do not, in whatever thread they
+    are: the function may wait for them."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -162,7 +166,10 @@ class State:
             raise ValueError(f"fork needs a number of branches, not {size}")
         prefix = f"{self._stream.where}." if self._stream.where else ""
         streams = self._stream.fork(size, lambda i: f"{prefix}fork[{i}]") if size else []
-        return self.group_class(self, [type(self)(stream) for stream in streams])
+        states = [type(self)(stream) for stream in streams]
+        for state in states:
+            state._is_outside = self._is_outside
+        return self.group_class(self, states)
 
     def copy(self: StateT, position_ids_offset: object = None) -> StateT:
         """A copy of this prompt, to continue on trial. ``with s.copy() as c:`` joins it at the end
@@ -191,8 +198,8 @@ class State:
         The pieces are small in a run with ``stream=True``. Otherwise each piece is what one
         operation appended. A `gen` with `stop_regex` or `retries` is always one piece, because its
         text may still change. Together the pieces are exactly the text. Raises the ProgramError
-        when an operation has failed. If the program itself iterates, the text ends with what has
-        been appended so far.
+        when an operation has failed. If the program itself iterates, or another thread over one of
+        its function's prompts, the text ends with what has been appended so far.
         """
         return TextFollower(self._stream, var_name, self._awaited_body()).pieces_async()
 
@@ -208,8 +215,9 @@ class State:
 
     def _awaited_body(self) -> Future[None] | None:
         """What a reader of the whole text waits for besides the operations: in a streamed run, the
-        end of the program's function, unless the function itself is reading."""
-        return None
+        end of the program's function, unless that may wait for the reader."""
+        run = self._stream.run
+        return run.body if self._is_outside and not run.is_inside else None
 
     # --- views ---------------------------------------------------------------------------------
 
@@ -238,10 +246,6 @@ class ProgramState(State, Generic[R]):
             self._stream.refuse_to_wait_for_itself()
         with reading():
             return self._stream.run.background.wait_for(future)
-
-    def _awaited_body(self) -> Future[None] | None:
-        run = self._stream.run
-        return None if run.body_thread == threading.get_ident() else run.body
 
     def _wait_for_body(self) -> None:
         """In a streamed run: wait until the program's function has returned."""
@@ -315,7 +319,7 @@ class ProgramState(State, Generic[R]):
         except ProgramError as error:
             return error
         except Exception as error:
-            if self._stream.run.body is None:
+            if not self._is_outside:
                 raise
             return ProgramError("the program's function", "", error)
         return None

@@ -312,6 +312,13 @@ class Stream:
                 logger.debug("removed the listener %r, which failed", listener, exc_info=True)
                 self._remove_listener(listener)
 
+    def all_changed(self) -> None:
+        """Notify the listeners of this stream and of all its branches, discarded ones included."""
+        streams = [self]
+        for stream in streams:
+            stream.changed()
+            streams += list(stream.children)
+
     # --- running: the background loop ----------------------------------------------------------
 
     def begin(self, transcript: Transcript, ahead: Ahead | None, *, is_cached: bool) -> None:

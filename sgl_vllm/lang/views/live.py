@@ -62,7 +62,7 @@ def follow(stream: Stream, draw: Draw, clock: Clock = time) -> None:
 
 def _has_ended(stream: Stream) -> bool:
     run = stream.run
-    has_returned = run.body is None or run.body.done() or run.body_thread == threading.get_ident()
+    has_returned = run.body is None or run.body.done() or run.is_inside
     return has_returned and all(below.is_idle for below in streams_below(stream))
 
 

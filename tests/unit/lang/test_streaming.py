@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fastapi.responses import StreamingResponse
@@ -395,3 +397,100 @@ def test_a_reader_that_fails_does_not_stop_the_program(slow):
 
     state._stream.on_change(broken)
     assert state.text() == WHOLE
+
+
+# --- other threads ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_reader_of_a_branch_in_another_thread_does_not_wait_for_ever(is_async):
+    handed: queue.Queue = queue.Queue()
+
+    @sgl.function
+    def program(s):
+        s += "x"
+        forks = s.fork(2)
+        forks += sgl.gen("a")
+        handed.put(forks[0])
+        time.sleep(0.3)
+
+    async def pieces(branch):
+        return [piece async for piece in branch.text_async_iter()]
+
+    state = program.run(stream=True)
+    branch = handed.get()
+    read = asyncio.run(pieces(branch)) if is_async else list(branch.text_iter())
+    assert "".join(read) == "x[1]"
+    assert state.text() == "x"
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_reader_of_its_own_branch_sees_the_end_of_the_function(is_async):
+    go_on = threading.Event()
+
+    @sgl.function
+    def program(s):
+        s += "x"
+        go_on.wait(5)
+
+    async def pieces(branch):
+        return [piece async for piece in branch.text_async_iter()]
+
+    state = program.run(stream=True)
+    branch = state.copy()
+    branch += "y"
+    threading.Timer(0.3, go_on.set).start()
+    read = asyncio.run(pieces(branch)) if is_async else list(branch.text_iter())
+    assert "".join(read) == "xy"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_function_may_read_in_threads_of_its_own(stream):
+    @sgl.function
+    def program(s):
+        s += "x" + sgl.gen("a")
+        forks = s.fork(2)
+        forks += lambda i: f"{i}" + sgl.gen("b")
+        with ThreadPoolExecutor(4) as pool:
+            text = pool.submit(s.text)
+            value = pool.submit(lambda: s["a"])
+            pieces = pool.map(lambda branch: "".join(branch.text_iter()), forks)
+            return text.result(), value.result(), list(pieces)
+
+    state = program.run(stream=stream)
+    assert state.text() == "x[1]"
+    assert state.ret_value == ("x[1]", "[1]", ["x[1]0[5]", "x[1]1[5]"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_may_read_a_branch_that_its_function_waits_for(stream):
+    @sgl.function
+    def program(s):
+        s += "x"
+        forks = s.fork(2)
+        forks[1] += "y" + sgl.gen("b")
+        forks[0] += sgl.tool("t", lambda: forks[1].text())
+        forks.join()
+        return s["t"]
+
+    state = program.run(stream=stream)
+    assert state.text() == "x"
+    assert state.ret_value == ["xy[2]"]
+
+
+def test_a_tool_and_a_function_may_read_the_returned_state():
+    states: queue.Queue = queue.Queue()
+
+    @sgl.function
+    def program(s):
+        state = states.get()
+        s += "x" + sgl.gen("a")
+        seen = state["a"], "".join(state.text_iter())
+        forks = s.fork(1)
+        forks += sgl.tool("t", lambda: state.text())
+        return seen, forks[0]["t"]
+
+    state = program.run(stream=True)
+    states.put(state)
+    state.text()
+    assert state.ret_value == (("[1]", "x[1]"), "x[1]")
