@@ -47,9 +47,8 @@ class ProgramError(Exception):
 
     def __init__(self, operation: str, where: str, cause: BaseException) -> None:
         place = f" in {where}" if where else ""
-        reason = str(cause)
-        if not isinstance(cause, (BackendError, ProgramError, ProgramCancelled)):
-            reason = f"{type(cause).__name__}: {reason}" if reason else type(cause).__name__
+        says_it_all = isinstance(cause, (BackendError, ProgramError, ProgramCancelled))
+        reason = str(cause) if says_it_all else _described(cause)
         super().__init__(f"{operation}{place} failed: {reason}")
         self.operation = operation
         self.where = where
@@ -70,6 +69,25 @@ def reading() -> Iterator[None]:
         raise
 
 
+def cause_of(error: ProgramError) -> BaseException:
+    """What the program's function has raised, if the operation was canceled because of that;
+    otherwise `error`."""
+    reason = error.__cause__
+    return (isinstance(reason, ProgramCancelled) and reason.__cause__) or error
+
+
 class ProgramCancelled(Exception):
     """The run was canceled before this operation finished: the program's function raised an
-    exception or was interrupted, or another branch was chosen."""
+    exception, which is then the ``__cause__``, or was interrupted, or another branch was chosen."""
+
+    @classmethod
+    def because_of(cls, error: BaseException) -> ProgramCancelled:
+        """The reason for a run whose function has raised `error`."""
+        reason = cls(f"the program's function raised {_described(error)}")
+        reason.__cause__ = error
+        return reason
+
+
+def _described(error: BaseException) -> str:
+    message = str(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from sgl_vllm.lang.errors import reading
+from sgl_vllm.lang.errors import ProgramError, cause_of, reading
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.transcript import Variable
@@ -36,6 +36,16 @@ class _Follower(ABC, Generic[T]):
     def look(self) -> tuple[T, bool]:
         """What is new, and whether the end has been reached. Raises the stream's error."""
 
+    def _next(self) -> tuple[T, bool]:
+        """`look` for the program: its errors are handled then. Outside of the program, what its
+        function has raised comes before the errors of operations that this has canceled."""
+        try:
+            with reading():
+                return self.look()
+        except ProgramError as error:
+            failed = error
+        raise failed if self._body is None else cause_of(failed)
+
     def pieces(self) -> Iterator[T]:
         """Block the thread for each piece."""
         self._stream.run.background.refuse_to_wait()
@@ -44,8 +54,7 @@ class _Follower(ABC, Generic[T]):
         try:
             while True:
                 event.clear()
-                with reading():
-                    piece, is_end = self.look()
+                piece, is_end = self._next()
                 if piece:
                     yield piece
                 elif is_end:
@@ -62,8 +71,7 @@ class _Follower(ABC, Generic[T]):
         try:
             while True:
                 event.clear()
-                with reading():
-                    piece, is_end = self.look()
+                piece, is_end = self._next()
                 if piece:
                     yield piece
                 elif is_end:
@@ -109,10 +117,10 @@ class TextFollower(_Follower[str]):
         is_end = has_returned and self._stream.is_idle
         snapshot = self._stream.snapshot()
         if len(snapshot.text) <= self._num_chars and is_end:
-            if snapshot.error is not None:
-                raise snapshot.error
             if body is not None:
                 body.result()
+            if snapshot.error is not None:
+                raise snapshot.error
         return snapshot.text, is_end
 
     def _text_of_variable(self, name: str) -> tuple[str, bool]:

@@ -103,8 +103,8 @@ class Run:
         """In a streamed run: the function has returned, or raised `error`."""
         assert self.body is not None
         if error is not None:
-            self.cancel()
-            self.body.set_exception(error)
+            self.body.set_exception(error)  # first: readers prefer it to the operations' errors
+            self.cancel(ProgramCancelled.because_of(error))
         else:
             self.body.set_result(None)
         self.background.soon(self.streams[0].all_changed)

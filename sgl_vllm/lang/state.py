@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
 from typing_extensions import TypeVar
 
 from sgl_vllm.lang.backends.base import Usage
-from sgl_vllm.lang.errors import ProgramError, reading
+from sgl_vllm.lang.errors import ProgramError, cause_of, reading
 from sgl_vllm.lang.follower import FileFollower, TextFollower
 from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import (
@@ -256,7 +256,14 @@ class ProgramState(State, Generic[R]):
     def _variable(self, name: str) -> Variable:
         if name not in self._stream.variables:
             self._wait_for_body()
-        return self._wait(self._stream.variable(name))
+        future = self._stream.variable(name)
+        try:
+            return self._wait(future)
+        except ProgramError as error:
+            if not self._is_outside:
+                raise
+            failed = error
+        raise cause_of(failed)  # not above: this would become the context of its own cause
 
     @overload
     def __getitem__(self, name: VariableExpr[T]) -> T: ...

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import sgl_vllm as sgl
 from sgl_vllm.lang.reasoning import FORMATS
+from tests.unit.lang.scripted import ScriptedBackend
 
 pytestmark = [pytest.mark.usefixtures("backend"), pytest.mark.timeout(20)]
 
@@ -268,6 +269,77 @@ def test_all_readers_raise_what_the_function_of_a_streamed_run_raises(slow, is_a
         list(state.text_iter("never made"))
     with pytest.raises(ZeroDivisionError):
         state["never made"]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda state: list(state.text_iter()),
+        lambda state: list(state.text_iter("a")),
+        lambda state: state["a"],
+        lambda state: state.get_meta_info("a"),
+        lambda state: state.text(),
+    ],
+    ids=["text_iter", "text_iter_of_variable", "variable", "meta_info", "text"],
+)
+def test_what_the_function_raises_is_not_hidden_by_what_it_has_canceled(is_async, read):
+    async def wait(_: object) -> None:
+        await asyncio.sleep(60)
+
+    def plain(s):
+        s += "x:" + sgl.gen("a")
+        raise ValueError("the real bug")
+
+    async def native(s):
+        plain(s)
+
+    program = sgl.function(native if is_async else plain)
+    state = program.run(stream=True, backend=ScriptedBackend(before=wait))
+    with pytest.raises(ValueError, match="the real bug") as caught:
+        read(state)
+    assert caught.value.__cause__ is None and caught.value.__context__ is None
+
+
+def test_the_operations_that_a_failed_function_has_canceled_name_its_error():
+    async def wait(_: object) -> None:
+        await asyncio.sleep(60)
+
+    branches: queue.Queue = queue.Queue()
+
+    @sgl.function
+    def program(s):
+        forks = s.fork(1)
+        forks += "x:" + sgl.gen("a")
+        branches.put(forks[0])
+        raise ValueError("the real bug")
+
+    program.run(stream=True, backend=ScriptedBackend(before=wait))
+    with pytest.raises(
+        sgl.ProgramError,
+        match="failed: the program's function raised ValueError: the real bug",
+    ) as caught:
+        branches.get()["a"]
+    reason = caught.value.__cause__
+    assert isinstance(reason, sgl.ProgramCancelled)
+    assert isinstance(reason.__cause__, ValueError)
+
+
+def test_an_operation_that_failed_by_itself_says_why(server):
+    broken_stream(server, after="two:", ending=[])
+
+    @sgl.function
+    def program(s):
+        s += "one:" + sgl.gen("a") + " two:" + sgl.gen("b")
+        s.error()
+        raise ValueError("the real bug")
+
+    state = program.run(stream=True)
+    with pytest.raises(ValueError, match="the real bug"):
+        state.text()
+    with pytest.raises(sgl.ProgramError, match=r"gen 'b' failed: .*stopped in the middle"):
+        state["b"]
+    assert state["a"] == "[4]"
 
 
 def test_a_name_that_the_program_never_makes_is_a_key_error_in_the_end(slow):
