@@ -78,14 +78,15 @@ def cause_of(error: ProgramError) -> BaseException:
 
 class ProgramCancelled(Exception):
     """The run was canceled before this operation finished: the program's function raised an
-    exception, which is then the ``__cause__``, or was interrupted, or another branch was chosen."""
+    exception or was interrupted, or another branch was chosen. In a run with ``stream=True``, that
+    exception is the ``__cause__``."""
 
-    @classmethod
-    def because_of(cls, error: BaseException) -> ProgramCancelled:
-        """The reason for a run whose function has raised `error`."""
-        reason = cls(f"the program's function raised {_described(error)}")
-        reason.__cause__ = error
-        return reason
+
+def canceled_by(error: BaseException) -> ProgramCancelled:
+    """The reason for canceling a run whose function has raised `error`."""
+    reason = ProgramCancelled(f"the program's function raised {_described(error)}")
+    reason.__cause__ = error
+    return reason
 
 
 def _described(error: BaseException) -> str:

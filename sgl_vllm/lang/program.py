@@ -183,8 +183,9 @@ class Program(ABC, Generic[P, R]):
         """Run the program, wait until all of it is done, and return its state.
 
         The sampling arguments are the defaults of every `gen`; all other arguments go to the
-        function. With `stream`, the state is returned immediately and `text_iter` gives the text
-        as it is generated. `backend` is by default that of `set_default_backend`.
+        function. With `stream`, the state is returned immediately, `text_iter` gives the text as it
+        is generated, and `cancel` or the end of a ``with`` block stops the run. `backend` is by
+        default that of `set_default_backend`.
 
         Raises the ProgramError of the first operation that failed, unless the function has read
         and caught it, and whatever the function itself raises; requests in flight are then

@@ -7,17 +7,18 @@ stream does is in `stream.py`; calling the program's function is in `body.py`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import itertools
 import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, TypeVar
 
 from sgl_vllm.lang.backends.base import Backend, Usage, program_id
-from sgl_vllm.lang.errors import ProgramCancelled, ProgramError
+from sgl_vllm.lang.errors import ProgramCancelled, ProgramError, canceled_by
 from sgl_vllm.lang.lookahead import Lookahead, ended_prompts
 from sgl_vllm.lang.loop import BackgroundLoop, new_future, result_of
 from sgl_vllm.lang.ordering import NOTHING_PLANNED, PlannedOrders
@@ -77,7 +78,8 @@ class Run:
         """By request, the prompt tokens that were not read from the server's cache by cause, as far
         as `view.why` has asked for them."""
         self.body: Future[None] | None = None
-        """In a streamed run: done when the program's function has returned."""
+        """In a streamed run: done when the program's function has returned, or when the run was
+        canceled, because nothing that the function then appends runs."""
         self.context = self.context_inside()
         self.context.run(program_id.set, self.id)
         self._cancel_reason: Exception | None = None
@@ -101,13 +103,24 @@ class Run:
 
     def function_ended(self, error: BaseException | None) -> None:
         """In a streamed run: the function has returned, or raised `error`."""
-        assert self.body is not None
+        self._end_body(error)  # first: readers prefer it to the operations' errors
         if error is not None:
-            self.body.set_exception(error)  # first: readers prefer it to the operations' errors
-            self.cancel(ProgramCancelled.because_of(error))
-        else:
-            self.body.set_result(None)
+            self.cancel(canceled_by(error))
         self.background.soon(self.streams[0].all_changed)
+
+    def _end_body(self, error: BaseException | None) -> None:
+        assert self.body is not None
+        with contextlib.suppress(InvalidStateError):  # a canceled run: its readers know
+            if error is not None:
+                self.body.set_exception(error)
+            else:
+                self.body.set_result(None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is running or queued and, in a streamed run, the function has ended."""
+        has_returned = self.body is None or self.body.done()
+        return has_returned and all(stream.is_idle for stream in list(self.streams))
 
     def check(self) -> Future[None]:
         """Done when all operations submitted so far are; raises the first stream's error that the
@@ -148,8 +161,24 @@ class Run:
             )
         for stream in list(self.streams):
             self.background.soon(stream.cancel)
+        if self.body is not None:
+            self.background.soon(self._give_up_body)
         for interrupt in tuple(self._interrupts):
             interrupt()
+
+    def _give_up_body(self) -> None:
+        """The streams have failed, so readers of the run need not wait for its function."""
+        self._end_body(self._error_of_cancellation())
+        self.streams[0].all_changed()
+
+    def _error_of_cancellation(self) -> ProgramError:
+        """Of the operation that was canceled, or else of the function itself."""
+        assert self._cancel_reason is not None
+        errors = (stream.snapshot().error for stream in list(self.streams))
+        return next(
+            (error for error in errors if error is not None),
+            ProgramError("the program's function", "", self._cancel_reason),
+        )
 
     def cancel_after(self, timeout_s: float | None) -> Callable[[], None]:
         """Cancel the run after `timeout_s` seconds (None: never). Call the result to prevent it."""
@@ -221,11 +250,7 @@ class Run:
             if self._cancel_reason is None:
                 raise ProgramError("the program's function", "", error) from error
             await result_of(self.background.start(asyncio.sleep(0)))  # the streams have failed now
-            errors = (stream.snapshot().error for stream in self.streams)
-            raise next(
-                (error for error in errors if error is not None),
-                ProgramError("the program's function", "", self._cancel_reason),
-            ) from self._cancel_reason
+            raise self._error_of_cancellation() from self._cancel_reason
         finally:
             is_running = False
             take_back()

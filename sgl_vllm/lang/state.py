@@ -247,6 +247,23 @@ class ProgramState(State, Generic[R]):
         with reading():
             return self._stream.run.background.wait_for(future)
 
+    def cancel(self) -> None:
+        """Cancel the run, all branches included: the requests in flight, what is queued, and what a
+        function that is still running appends. Does not wait, and does nothing if the run is over.
+
+        Reading what is then missing raises a ProgramError, also in iterators that are waiting. An
+        ``async def`` function is interrupted; a plain one goes on to where it reads its prompt.
+        Leaving the ``with`` block of a state that ``run(stream=True)`` has returned does the same.
+        """
+        run = self._stream.run
+        if not run.is_over:
+            run.cancel()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        super().__exit__(kind, error, trace)
+        if self._is_outside and self._stream.parent is None:
+            self.cancel()
+
     def _wait_for_body(self) -> None:
         """In a streamed run: wait until the program's function has returned."""
         body = self._awaited_body()
