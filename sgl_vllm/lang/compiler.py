@@ -30,6 +30,7 @@ from sgl_vllm.lang.reordering import (
 from sgl_vllm.lang.state import ProgramState, R, State
 from sgl_vllm.lang.tracing.graph import Graph
 from sgl_vllm.lang.tracing.trace import common_arguments, trace
+from sgl_vllm.lang.waiting import waiting
 
 __all__ = ["CompiledProgram", "ReorderError", "Reordering", "compile_program"]
 
@@ -72,11 +73,12 @@ class CompiledProgram(Program[..., R]):
         prompt."""
         if not (args and isinstance(args[0], State)):
             return self.run(*args, **kwargs)
-        result = self._run_inside(*args, **{**self.bound, **kwargs})
+        run_inside = functools.partial(self._run_inside, *args, **{**self.bound, **kwargs})
         if isinstance(args[0], ProgramState):
-            background = args[0]._stream.run.background
-            return background.wait_for(background.start(result))
-        return result
+            stream = args[0]._stream
+            with waiting(*stream.last()):
+                return stream.run.background.call(run_inside)
+        return run_inside()
 
     async def _run_inside(self, s: State, /, *args: Any, **kwargs: Any) -> Value:
         """In another program, which goes on afterwards."""

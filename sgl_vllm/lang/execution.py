@@ -8,7 +8,6 @@ Runs on the background loop; knows no protocol, which is the backends' job.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,12 +57,8 @@ from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.speculation import Ahead
 from sgl_vllm.lang.text import check_unicode
 from sgl_vllm.lang.transcript import SelectMeta, SpanKind, Timing, Transcript, Variable
+from sgl_vllm.lang.waiting import RunningTool, current_tool
 from sgl_vllm.protocol.hints import Hints
-
-tool_caller: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
-    "sgl_vllm_tool_caller", default=None
-)
-"""Inside a tool: the execution that called it."""
 
 PREFILL_AFTER_S = 0.02
 """How long a tool runs before the prompt up to it is computed meanwhile: one request more is not
@@ -111,6 +106,7 @@ class Execution:
         self._upcoming = upcoming
         self._what_follows = what_follows
         self._run_block = run_block
+        self.tools: list[RunningTool] = []  # that the running operation has called
         self.outer: Execution | None = None  # of the stream whose block this one runs
         self._num_own: int | None = 0  # generations, as in `Lookahead.hints`
         self._ahead: Ahead | None = None
@@ -164,7 +160,7 @@ class Execution:
             case Tool():
                 tool = await filled(operation, needed)
                 return await self._timed(self._append_result(tool, self.call(tool)))
-            case EarlyTool(tool, result):
+            case EarlyTool(tool, result, _):
                 return await self._timed(self._append_result(tool, result_of(result)))
             case Making():
                 return await self._timed(self._make(operation, needed))
@@ -302,9 +298,16 @@ class Execution:
                 variable = result[expr.name]
         return variable
 
-    async def call(self, tool: Tool) -> object:
-        """Call a tool whose arguments are values. Returns its result."""
-        token = tool_caller.set(self)
+    async def call(self, tool: Tool, early: RunningTool | None = None) -> object:
+        """Call a tool whose arguments are values. Returns its result.
+
+        Args:
+            early: stands for the call of a tool before its turn.
+        """
+        running = early or RunningTool(self, current_tool.get())
+        if early is None:
+            self.tools.append(running)
+        token = current_tool.set(running)
         try:
             return await self._run.background.call_tool(
                 tool.function, *tool.args, **dict(tool.kwargs)
@@ -312,7 +315,10 @@ class Execution:
         except ProgramError as error:  # of a program that the tool ran
             raise ProgramError(str(tool), self._where, error) from error
         finally:
-            tool_caller.reset(token)
+            current_tool.reset(token)
+            running.has_ended = True
+            if early is None:
+                self.tools.remove(running)
 
     async def _append_result(self, tool: Tool, call: Coroutine[Any, Any, object]) -> Variable:
         variable = Variable.of(await self._prefilling_during(call))

@@ -10,12 +10,14 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
 from sgl_vllm.lang.errors import ProgramError, cause_of, reading
 from sgl_vllm.lang.media import Media
 from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.transcript import Variable
+from sgl_vllm.lang.waiting import waiting
 
 T = TypeVar("T", str, bytes)
 
@@ -46,6 +48,10 @@ class _Follower(ABC, Generic[T]):
             failed = error
         raise failed if self._body is None else cause_of(failed)
 
+    def _waiting(self) -> AbstractContextManager[None]:
+        """Around waiting for a change. RuntimeError in a tool that is waited for, as `waiting`."""
+        return waiting(*self._stream.last()) if self._future is None else waiting(self._future)
+
     def pieces(self) -> Iterator[T]:
         """Block the thread for each piece."""
         self._stream.run.background.refuse_to_wait()
@@ -60,7 +66,8 @@ class _Follower(ABC, Generic[T]):
                 elif is_end:
                     return
                 else:
-                    event.wait()
+                    with self._waiting():
+                        event.wait()
         finally:
             stop()
 
@@ -77,7 +84,8 @@ class _Follower(ABC, Generic[T]):
                 elif is_end:
                     return
                 else:
-                    await event.wait()
+                    with self._waiting():
+                        await event.wait()
         finally:
             stop()
 

@@ -173,7 +173,8 @@ class GraphRun(Environment):
                     tool: Tool = await self._once_known(value)
                     return await filled(tool, needed_by(tool, variables))
 
-                future = stream.submit_read_only(Tool(name, function), with_values)
+                waits_for = [self._futures[read] for read in node.reads]
+                future = stream.submit_read_only(Tool(name, function), with_values, waits_for)
             case _:
 
                 async def computed() -> Expr | str:

@@ -20,6 +20,7 @@ from sgl_vllm.lang.transcript import Transcript
 from sgl_vllm.lang.views.capture import picture_of_group
 from sgl_vllm.lang.views.html import fragment_of
 from sgl_vllm.lang.views.terminal import TerminalView
+from sgl_vllm.lang.waiting import waiting
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.state import State
@@ -123,14 +124,15 @@ class ProgramGroup(Generic[StateT]):
 
     def _first(self, predicate: Callable[[StateT], object]) -> StateT | None:
         reads = self._reads()
-        waiting = list(reads)
+        left = list(reads)
         self._parent._stream.run.background.refuse_to_wait()
-        while waiting:
-            ended, _ = concurrent.futures.wait(
-                waiting, return_when=concurrent.futures.FIRST_COMPLETED
-            )
-            for read in [read for read in waiting if read in ended]:
-                waiting.remove(read)
+        while left:
+            with waiting(*left):
+                ended, _ = concurrent.futures.wait(
+                    left, return_when=concurrent.futures.FIRST_COMPLETED
+                )
+            for read in [read for read in left if read in ended]:
+                left.remove(read)
                 if read.exception() is None and predicate(reads[read]):
                     return self._choose(reads[read])
         _raise_if_all_failed(list(reads))
@@ -138,13 +140,14 @@ class ProgramGroup(Generic[StateT]):
 
     async def _first_async(self, predicate: Callable[[StateT], object]) -> StateT | None:
         reads = self._reads()
-        waiting = {asyncio.wrap_future(read): read for read in reads}
-        for wrapped in waiting:  # otherwise asyncio logs errors of cancelled branches as unread
+        left = {asyncio.wrap_future(read): read for read in reads}
+        for wrapped in left:  # otherwise asyncio logs errors of cancelled branches as unread
             wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for wrapped in sorted(done, key=list(waiting).index):
-                read = waiting.pop(wrapped)
+        while left:
+            with waiting(*left.values()):
+                done, _ = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            for wrapped in sorted(done, key=list(left).index):
+                read = left.pop(wrapped)
                 if wrapped.exception() is None:
                     accepted = predicate(reads[read])
                     if isinstance(accepted, Awaitable):

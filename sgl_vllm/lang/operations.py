@@ -7,13 +7,14 @@ them out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias  # Any: what a future has is not used
 
 from sgl_vllm.lang.ir import Block, Computed, Expr, Tool, names_read
 from sgl_vllm.lang.transcript import Transcript, Variable
+from sgl_vllm.lang.waiting import Blocker, RunningTool
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.stream import Stream
@@ -110,6 +111,7 @@ class EarlyTool:
 
     tool: Tool
     result: Future[object]
+    running: RunningTool
 
     @property
     def name(self) -> str | None:
@@ -120,6 +122,22 @@ class EarlyTool:
 
 
 Operation: TypeAlias = Expr | Read | Fork | Gather | AppendTexts | Continue | EarlyTool
+
+
+def blockers_in(operation: Operation) -> Sequence[Blocker]:
+    """What an operation waits for in other prompts and in tools that were called early."""
+    match operation:
+        case Gather(_, futures):
+            return futures
+        case AppendTexts(branches):
+            return [read for _, read in branches]
+        case Continue(_, read):
+            return [read]
+        case EarlyTool():
+            return [operation.running]
+        case Await(future):
+            return [future]
+    return []
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from sgl_vllm.lang.transcript import Order, Transcript, Variable, meta_info
 from sgl_vllm.lang.views.capture import picture_of
 from sgl_vllm.lang.views.html import fragment_of
 from sgl_vllm.lang.views.terminal import TerminalView
+from sgl_vllm.lang.waiting import waiting
 
 if TYPE_CHECKING:
     from sgl_vllm.lang.views.picture import Picture
@@ -244,7 +245,7 @@ class ProgramState(State, Generic[R]):
     def _wait(self, future: Future[T]) -> T:
         if not future.done():
             self._stream.refuse_to_wait_for_itself()
-        with reading():
+        with reading(), waiting(future):
             return self._stream.run.background.wait_for(future)
 
     def cancel(self) -> None:
@@ -371,7 +372,7 @@ class AsyncProgramState(State):
     async def _result(self, future: Future[T]) -> T:
         if not future.done():
             self._stream.refuse_to_wait_for_itself()
-        with reading():
+        with reading(), waiting(future):
             return await result_of(future)
 
     @overload

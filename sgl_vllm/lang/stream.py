@@ -13,14 +13,14 @@ import functools
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar  # Any: values of operations, of several types
+from typing import Any  # Any: values of operations, of several types
 
 from sgl_vllm.lang.backends.base import branch_name, logger
 from sgl_vllm.lang.errors import BackendError, ProgramCancelled, ProgramError
-from sgl_vllm.lang.execution import Execution, Written, filled, tool_caller
+from sgl_vllm.lang.execution import Execution, Written, filled
 from sgl_vllm.lang.ir import (
     Block,
     Computed,
@@ -34,7 +34,7 @@ from sgl_vllm.lang.ir import (
     VarScopeEnd,
     parts_of,
 )
-from sgl_vllm.lang.loop import new_future, result_of
+from sgl_vllm.lang.loop import result_of
 from sgl_vllm.lang.operations import (
     EarlyTool,
     Fork,
@@ -42,6 +42,7 @@ from sgl_vllm.lang.operations import (
     Needed,
     Operation,
     Read,
+    blockers_in,
     has_effect,
     needed_by,
     variable_named,
@@ -50,9 +51,9 @@ from sgl_vllm.lang.run import Run
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.speculation import Ahead
 from sgl_vllm.lang.transcript import Transcript, Variable
+from sgl_vllm.lang.variables import one_of, reasoning_of
+from sgl_vllm.lang.waiting import Awaited, Blocker, RunningTool, current_tool, tools_around
 from sgl_vllm.protocol.hints import NO_HINTS, Hints
-
-T = TypeVar("T")
 
 NOTHING_WRITTEN = Transcript()
 
@@ -107,6 +108,7 @@ class Stream:
         self.parent = parent
         self.children: list[Stream] = [] if outer is None else outer.children
         self.block: Stream | None = None  # continues the prompt, while this stream runs a block
+        self._fork: Future[Any] | None = None  # of the operation that starts this branch
         self.forked_at = 0  # where this branch's own text begins
         self.failed_s: float | None = None  # since the run began
         self.discarded: bool = parent is not None and parent.discarded
@@ -153,7 +155,7 @@ class Stream:
             needed: the variables that it reads.
             has_effect: whether it may change what the tools after it read.
         """
-        future: Future[Any] = new_future()
+        future: Future[Any] = Awaited(self._blockers_of)
         with self._lock:
             reason = self._cancel_reason()
             if self._error is None and reason is not None:
@@ -174,25 +176,31 @@ class Stream:
         return future
 
     def submit_read_only(
-        self, tool: Tool, with_values: Callable[[], Coroutine[Any, Any, Tool]]
+        self,
+        tool: Tool,
+        with_values: Callable[[], Coroutine[Any, Any, Tool]],
+        waits_for: Iterable[Future[Any]],
     ) -> Future[Any]:
         """Queue a read-only tool, and call it once its arguments and the effects of the operations
         before it are there.
 
         Args:
             with_values: waits for the arguments, and fills them in.
+            waits_for: the arguments.
         """
         effects = [*self.effects_seen, *filter(None, [self.last_effect])]
+        running = RunningTool(self._execution, self._context.get(current_tool))
+        running.waits_for += [*waits_for, *effects]
 
         async def call() -> object:
             ready = await with_values()
             for effect in effects:
                 await result_of(effect)
-            return await self._execution.call(ready)
+            return await self._execution.call(ready, running)
 
         context = self._context.copy()  # an own one, because several calls run at the same time
         result = context.run(self.run.background.start, call())
-        return self.submit(EarlyTool(tool, result))
+        return self.submit(EarlyTool(tool, result, running))
 
     def read(self) -> Future[Transcript]:
         """The transcript once everything submitted so far has run."""
@@ -203,21 +211,22 @@ class Stream:
         for expr in parts_of(value):
             needed = needed_by(expr, self.variables)
             if isinstance(expr, Tool) and expr.is_read_only:
-                future = self.submit_read_only(expr, functools.partial(filled, expr, needed))
+                with_values = functools.partial(filled, expr, needed)
+                future = self.submit_read_only(expr, with_values, needed.values())
             else:
                 future = self.submit(expr, needed, has_effect=has_effect(expr))
             match expr:
                 case Gen(name) if name is not None:
                     self.bind(name, future)
                     if expr.reasoning_name is not None:
-                        self.bind(expr.reasoning_name, _reasoning_of(future))
+                        self.bind(expr.reasoning_name, reasoning_of(future))
                 case Select(name) | VarScopeEnd(name) | Tool(name) | Making(name) if (
                     name is not None
                 ):
                     self.bind(name, future)
                 case Block(_, names):
                     for name in names:
-                        self.bind(name, _one_of(future, name))
+                        self.bind(name, one_of(future, name))
                 case Computed() if expr.name is not None:
                     self.bind(expr.name, future)
 
@@ -234,7 +243,9 @@ class Stream:
         """Submit a fork into `size` branches, which start when it runs."""
         children = [Stream(self.run, label(i), self.variables, parent=self) for i in range(size)]
         self.children += children
-        self.submit(Fork(tuple(children)))
+        started = self.submit(Fork(tuple(children)))
+        for child in children:
+            child._fork = started
         return children
 
     # --- observing: any thread -----------------------------------------------------------------
@@ -268,12 +279,13 @@ class Stream:
     def refuse_to_wait_for_itself(self) -> None:
         """RuntimeError inside a tool of this stream, or of one that has yet to fork it: what is
         submitted here runs after the tool, so the tool would wait forever."""
-        caller = tool_caller.get()
         stream: Stream | None = self
         callers = []
-        while caller is not None:
-            callers.append(caller)
-            caller = caller.outer
+        for tool in tools_around():
+            caller = tool.caller
+            while isinstance(caller, Execution):
+                callers.append(caller)
+                caller = caller.outer
         while callers and stream is not None:
             if stream._execution in callers:
                 raise RuntimeError(
@@ -281,6 +293,42 @@ class Stream:
                     "the tool: pass what it needs as arguments, such as sgl.var('x')"
                 )
             stream = stream.parent if stream.num_inherited_spans is None else None
+
+    def _blockers_of(self, future: Future[Any]) -> list[Blocker]:
+        """What has to end before the operation of `future` can: what the running operation waits
+        for, and what it and those before it will wait for. O(operations queued)."""
+        with self._lock:
+            queue = list(self._queue)
+        blockers = self._blockers_now()
+        for operation, queued, needed in queue:
+            blockers += (*needed.values(), *blockers_in(operation))
+            if queued is future:
+                return blockers
+        return []  # it has run
+
+    def _blockers_now(self) -> list[Blocker]:
+        """What the running operation waits for."""
+        blockers: list[Blocker] = list(self._execution.tools)
+        if self.num_inherited_spans is None and self._fork is not None:
+            blockers.append(self._fork)
+        if self.block is not None:
+            blockers += self.block.unfinished()
+        return blockers
+
+    def unfinished(self) -> list[Blocker]:
+        """What has to end before this stream and its branches are idle."""
+        blockers: list[Blocker] = []
+        streams = [self]
+        for stream in streams:
+            blockers += stream.last()
+            blockers += stream._execution.tools
+            streams += [child for child in list(stream.children) if child.parent is stream]
+        return blockers
+
+    def last(self) -> list[Future[Any]]:
+        """The future of the last operation, if one is left."""
+        with self._lock:
+            return [self._queue[-1][1]] if self._queue else []
 
     def _upcoming(self) -> list[Operation]:
         """What is queued behind the operation that is running."""
@@ -452,27 +500,3 @@ def _abandon(operation: Operation, future: Future[Any], error: ProgramError) -> 
 def _is_being_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _reasoning_of(future: Future[Variable]) -> Future[Variable]:
-    """The variable that holds a generation's reasoning."""
-    return _derived(future, lambda variable: Variable.of(variable.reasoning))
-
-
-def _one_of(future: Future[Mapping[str, Variable]], name: str) -> Future[Variable]:
-    """One of the variables that a block makes."""
-    return _derived(future, lambda variables: variables[name])
-
-
-def _derived(future: Future[T], variable_of: Callable[[T], Variable]) -> Future[Variable]:
-    derived: Future[Variable] = new_future()
-
-    def resolve(done: Future[T]) -> None:
-        error = done.exception()
-        if error is not None:
-            derived.set_exception(error)
-        else:
-            derived.set_result(variable_of(done.result()))
-
-    future.add_done_callback(resolve)
-    return derived

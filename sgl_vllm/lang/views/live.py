@@ -19,6 +19,7 @@ from sgl_vllm.lang.views.capture import picture_of, streams_below
 from sgl_vllm.lang.views.html import fragment_of
 from sgl_vllm.lang.views.picture import Picture
 from sgl_vllm.lang.views.terminal import TerminalView
+from sgl_vllm.lang.waiting import waiting
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -54,7 +55,8 @@ def follow(stream: Stream, draw: Draw, clock: Clock = time) -> None:
             took_s = clock.monotonic() - began_s
             if is_end:
                 return
-            changes.wait()
+            with waiting(*stream.unfinished()):
+                changes.wait()
             # A picture that takes long to draw leaves at least as much time to the run.
             pause_s = max(1 / MAX_PER_SECOND, 2 * took_s) - (clock.monotonic() - began_s)
             clock.sleep(max(0.0, pause_s))

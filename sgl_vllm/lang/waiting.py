@@ -1,0 +1,112 @@
+"""Which tools wait for what, so that none waits for something that waits for the tool.
+
+Owns the running tools, what the code inside of them waits for, and how a circle is found. What an
+operation waits for is known to its stream, which its future asks.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeAlias, TypeVar  # Any: results of several types
+
+T = TypeVar("T")
+
+
+class RunningTool:
+    """A call of a tool.
+
+    - `caller`: the execution of the prompt that called it.
+    - `outer`: the tool that runs the program of that prompt.
+    - `waits_for`: what code inside of it waits for, which it thereby waits for itself.
+    """
+
+    def __init__(self, caller: object, outer: RunningTool | None) -> None:
+        self.caller = caller
+        self.outer = outer
+        self.waits_for: list[Blocker] = []
+        self.has_ended = False
+
+
+Blocker: TypeAlias = "Future[Any] | RunningTool"
+"""Something that has to end before something else can."""
+
+
+class Awaited(Future[T]):
+    """A future that tells what it waits for. The code waiting for it cannot cancel it."""
+
+    def __init__(self, blockers_of: Callable[[Future[Any]], Iterable[Blocker]]) -> None:
+        super().__init__()
+        self._blockers_of = blockers_of
+        self.set_running_or_notify_cancel()
+
+    def blockers(self) -> Iterable[Blocker]:
+        """What has to end before this can, as far as that is known now."""
+        return self._blockers_of(self)
+
+
+current_tool: contextvars.ContextVar[RunningTool | None] = contextvars.ContextVar(
+    "sgl_vllm_current_tool", default=None
+)
+"""The innermost tool that the code is inside of, programs that the tool runs included."""
+
+_lock = threading.Lock()  # of two tools that begin to wait for each other, one has to see it
+
+
+def tools_around() -> list[RunningTool]:
+    """The tools that cannot end before this code does, the innermost first."""
+    found, tool = [], current_tool.get()
+    while tool is not None and not tool.has_ended:
+        found.append(tool)
+        tool = tool.outer
+    return found
+
+
+@contextmanager
+def waiting(*blockers: Blocker) -> Iterator[None]:
+    """In the ``with`` block, the code waits for `blockers`.
+
+    RuntimeError if that would never end: inside of a tool that one of them waits for. Costs a walk
+    over what they wait for, inside of a tool alone.
+    """
+    tools = tools_around()
+    if not tools:
+        yield
+        return
+    with _lock:
+        if _reaches(blockers, tools):
+            raise RuntimeError(
+                "a tool cannot wait for what waits for the tool, such as a join of the branch "
+                "that called it: pass what it needs as arguments, such as sgl.var('x')"
+            )
+        for tool in tools:
+            tool.waits_for += blockers
+    try:
+        yield
+    finally:
+        with _lock:
+            for tool in tools:
+                for blocker in blockers:
+                    tool.waits_for.remove(blocker)
+
+
+def _reaches(start: Iterable[Blocker], goals: Collection[RunningTool]) -> bool:
+    """Whether one of `start` is one of `goals`, or waits for one of them."""
+    seen: set[Blocker] = set()
+    left = list(start)
+    while left:
+        blocker = left.pop()
+        if blocker in goals:
+            return True
+        if blocker in seen:
+            continue
+        seen.add(blocker)
+        match blocker:
+            case RunningTool():
+                left += blocker.waits_for
+            case Awaited() if not blocker.done():
+                left += blocker.blockers()
+    return False
