@@ -152,26 +152,22 @@ def test_a_pydantic_model_makes_an_instance(plugin):
     assert isinstance(city.run(temperature=0.0, backend=plugin)["city"], City)
 
 
-# Two different words, the second without "a": no backend supports look-around.
-PAIR = {
-    "type": "array",
-    "prefixItems": [{"enum": ["ab", "cd"]}, {"enum": ["ab", "cd"], "pattern": "^(?!a)"}],
-    "items": False,
-    "minItems": 2,
-}
+DIFFERENT = {"type": "array", "items": {"enum": ["ab", "cd"]}, "uniqueItems": True}
+"""vLLM leaves this to guidance, which does not support `uniqueItems`."""
 
 
 @sgl.function
-def pair(s, **options):
-    s += "Two words as JSON: " + sgl.gen("pair", max_tokens=60, json_schema=PAIR, **options)
+def words(s, **options):
+    s += "Words as JSON: " + sgl.gen("words", max_tokens=60, json_schema=DIFFERENT, **options)
 
 
 def test_a_schema_that_is_refused_is_met_all_the_same_by_checking(stock, plugin):
     for backend in (stock, plugin):
         with pytest.raises(sgl.ProgramError, match="400"):
-            pair.run(backend=backend)
-        state = pair.run(backend=backend, temperature=1, validate=True, retries=40)
-        assert json.loads(state["pair"])[1] == "cd"
+            words.run(backend=backend)
+        state = words.run(backend=backend, temperature=1, validate=True, retries=40)
+        found = json.loads(state["words"])
+        assert len({*found}) == len(found)
 
 
 def test_a_batch_gives_what_single_runs_give(plugin):
