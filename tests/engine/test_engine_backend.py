@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 
 import psutil
@@ -18,7 +19,7 @@ LONG = "Once upon a time there was a hare who lived at the edge of a large and d
 MAX_MODEL_LEN = 1024
 
 
-def engine_of(**options) -> sgl.Engine:
+def engine_of(model: str = MODEL, **options) -> sgl.Engine:
     defaults = {
         "dtype": "float32",
         "enforce_eager": True,
@@ -27,7 +28,7 @@ def engine_of(**options) -> sgl.Engine:
         "block_size": 32,
         "kv_cache_memory_bytes": KV_CACHE_BYTES,
     }
-    return sgl.Engine(MODEL, **{**defaults, **options})
+    return sgl.Engine(model, **{**defaults, **options})
 
 
 def children() -> set[psutil.Process]:
@@ -322,3 +323,20 @@ def test_segments_of_another_prompt_are_reused_where_a_program_asks_for_it():
         reusing = in_short.run(documents[::-1], "approximate", backend=engine)
     usage = reusing.usage
     assert 0.5 * usage.prompt_tokens < usage.reused_tokens < usage.prompt_tokens
+
+
+def test_a_chat_template_gets_what_it_takes(tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(MODEL, model)
+    template = "{% if short %}one two three four five {% endif %}{{ messages[0]['content'] }}"
+    (model / "chat_template.jinja").write_text(template)
+    backend = engine_of(str(model), chat_template_kwargs={"short": True})
+
+    @sgl.function
+    def program(s):
+        s += sgl.user("ab") + sgl.assistant(sgl.gen("answer", max_tokens=1))
+
+    with backend:
+        with_option = program.run(backend=backend).usage.prompt_tokens
+        num_plain = len(background_loop().call(lambda: backend.tokenize(TextPrompt("ab"))))
+    assert with_option >= num_plain + 5

@@ -72,6 +72,7 @@ class Engine(OnVLLM):
 
     `plugin` activates the sgl_vllm plugin in this engine: True, or a mapping of its options.
     `timeout_s` limits every call, but not the start, which has vLLM's own limit.
+    `chat_template_kwargs` are what the model's chat template takes, as for `VLLM`.
     """
 
     def __init__(
@@ -80,10 +81,12 @@ class Engine(OnVLLM):
         *,
         plugin: bool | Mapping[str, Any] = False,
         timeout_s: float = 600.0,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **engine_args: Any,
     ) -> None:
         self.model = model
         self.timeout_s = timeout_s
+        self._chat_template_kwargs = dict(chat_template_kwargs or {})
         self._plugin = {} if plugin is True else dict(plugin) if plugin is not False else None
         self._engine_args = engine_args
         self._running: Once[AsyncLLM] = Once(self._start)
@@ -292,7 +295,9 @@ class Engine(OnVLLM):
         try:
             if isinstance(prompt, ChatPrompt):
                 messages = [message.as_dict() for message in prompt.messages]
-                params = chat_params(engine, prompt, self.media_io_kwargs(prompt))
+                params = chat_params(
+                    engine, prompt, self.media_io_kwargs(prompt), self._chat_template_kwargs
+                )
                 _, (rendered,) = await engine.renderer.render_chat_async([messages], params)
                 return rendered
             return await self._render_text(engine, prompt)

@@ -74,14 +74,17 @@ def structured_outputs(constraint: Constraint) -> StructuredOutputsParams:
     return StructuredOutputsParams(**{constraint.kind.vllm_key: constraint.text})
 
 
-def chat_params(engine: AsyncLLM, prompt: ChatPrompt, media_io_kwargs: Json) -> ChatParams:
-    """How to render a chat, with the model's own template."""
+def chat_params(
+    engine: AsyncLLM, prompt: ChatPrompt, media_io_kwargs: Json, template_kwargs: Json
+) -> ChatParams:
+    """How to render a chat, with the model's own template and what that takes."""
     from vllm.renderers.params import ChatParams
     from vllm.utils.mistral import is_mistral_tokenizer
 
     multimodal = engine.model_config.multimodal_config
     return ChatParams(
         chat_template_kwargs={
+            **template_kwargs,
             "add_generation_prompt": prompt.ending == "generate",
             "continue_final_message": prompt.ending == "continue",
             "tokenize": is_mistral_tokenizer(engine.renderer.tokenizer),

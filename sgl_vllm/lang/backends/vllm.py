@@ -12,6 +12,7 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any  # Any: what a chat template takes
 from urllib.parse import urlencode
 
 from sgl_vllm.lang.backends.base import (
@@ -91,7 +92,8 @@ class VLLM(OnVLLM, OpenAIMedia):
     server lists. `timeout_s` limits every call, including its retries. A call that finds a refused
     or broken connection, or status 408, 409, 429 or 5xx, is retried up to `max_retries` times with
     exponential back-off. With `cache_salt`, all requests carry it, and share cached prefixes only
-    with requests of the same salt.
+    with requests of the same salt. `chat_template_kwargs` are what the model's chat template takes,
+    such as ``{"enable_thinking": False}``.
     """
 
     def __init__(
@@ -102,12 +104,14 @@ class VLLM(OnVLLM, OpenAIMedia):
         timeout_s: float = 600.0,
         max_retries: int = 2,
         cache_salt: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.url = base_url.rstrip("/").removesuffix("/v1")
         key = api_key or os.environ.get("VLLM_API_KEY")
         super().__init__(f"{self.url}/v1", key, timeout_s, max_retries)
         self._model = model
         self._cache_salt = cache_salt
+        self._chat_template_kwargs = dict(chat_template_kwargs or {})
         self._known: _Server | None = None
 
     def connected(self) -> None:
@@ -187,8 +191,8 @@ class VLLM(OnVLLM, OpenAIMedia):
         if plugin and len(choices) <= MAX_CONTINUATIONS and not has_media(prompt):
             body = {
                 **await self._common(),
-                "prompt": prompt_body(prompt),
-                "continuations": [prompt_body(prompt.extended(choice)) for choice in choices],
+                "prompt": self._prompt_body(prompt),
+                "continuations": [self._prompt_body(prompt.extended(one)) for one in choices],
                 "unconditional": unconditional,
                 "warm": warm,
             }
@@ -278,7 +282,7 @@ class VLLM(OnVLLM, OpenAIMedia):
         return await self._server().begin_ids.answer()
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
-        body = {"model": await self.model_name(), **prompt_body(prompt)}
+        body = {"model": await self.model_name(), **self._prompt_body(prompt)}
         answer = await self.call("POST", f"{self.url}/tokenize", body)
         with self.reading():
             return [int(token) for token in answer["tokens"]]
@@ -384,11 +388,17 @@ class VLLM(OnVLLM, OpenAIMedia):
         self, prompt: Prompt, body: Json, hints: Callable[[], Hints] = no_hints
     ) -> Json:
         """A request for tokens after `prompt`."""
-        body = await self._with_program({**prompt_body(prompt), **body}, hints)
+        body = await self._with_program({**self._prompt_body(prompt), **body}, hints)
         if prompt == TextPrompt(""):  # vLLM rejects an empty string, but not its tokens
             body["prompt"] = await self.ids_of_empty_prompt()
         if isinstance(prompt, ChatPrompt) and (media := self.media_io_kwargs(prompt)):
             body["media_io_kwargs"] = media
+        return body
+
+    def _prompt_body(self, prompt: Prompt) -> Json:
+        body = prompt_body(prompt)
+        if isinstance(prompt, ChatPrompt) and self._chat_template_kwargs:
+            body["chat_template_kwargs"] = self._chat_template_kwargs
         return body
 
     async def _common(self) -> Json:

@@ -147,6 +147,32 @@ def test_choices_in_a_gen_are_a_select(server):
 
 
 @pytest.mark.parametrize("plugin", [False, True])
+def test_every_chat_has_what_its_template_takes_and_no_other_prompt_has(server, plugin):
+    server.plugin = plugin
+    options = {"enable_thinking": False}
+    backend = sgl.VLLM(server.url, chat_template_kwargs=options)
+
+    @sgl.function
+    def text(s):
+        s += LONG + sgl.select("pick", ["no", "yes"]) + sgl.gen("text", max_tokens=2)
+
+    @sgl.function
+    def chat(s):
+        s += sgl.user(LONG) + sgl.assistant(sgl.gen("answer", max_tokens=2))
+        s += sgl.user("Well?") + sgl.assistant(sgl.select("pick", ["no", "yes"]))
+
+    text.run(backend=backend)
+    assert not [body for _, body in server.requests if body and "chat_template_kwargs" in body]
+    server.requests.clear()
+    chat.run(backend=backend)
+    chats = [body for _, body in server.requests if body and "messages" in body]
+    chats += [body["prompt"] for body in server.bodies("/v1/sgl/score")]
+    chats += [one for body in server.bodies("/v1/sgl/score") for one in body["continuations"]]
+    assert len(chats) > 2
+    assert [body.get("chat_template_kwargs") for body in chats] == [options] * len(chats)
+
+
+@pytest.mark.parametrize("plugin", [False, True])
 def test_every_request_that_runs_the_model_carries_the_salt_of_its_tenant(server, plugin):
     """Scores of a select are asked of `/v1/sgl/score` first, which this server does not have."""
     server.plugin = plugin
