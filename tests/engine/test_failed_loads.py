@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from vllm.config import KVTransferConfig
@@ -48,7 +49,7 @@ class Loading(Machine):
         slots: by block, for each slot the tokens up to its own; None where the KV is wrong.
     """
 
-    def __init__(self, policy: str, is_async: bool, **options: int) -> None:
+    def __init__(self, policy: str, is_async: bool, **options: Any) -> None:
         config = KVTransferConfig(**memory_connector.CONFIG, kv_load_failure_policy=policy)
         super().__init__(
             {"tier_rule": "always"},

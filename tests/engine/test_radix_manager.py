@@ -230,7 +230,12 @@ def test_an_eviction_looks_at_the_pins_of_the_evicted_blocks_only(monkeypatch):
     assert len(pins.block_ids) == len(PREFIX) // SIZE + 30
     looked_up = []
     find = pins._cached
-    monkeypatch.setattr(pins, "_cached", lambda *of: looked_up.append(of) or find(*of))
+
+    def counted(*of):
+        looked_up.append(of)
+        return find(*of)
+
+    monkeypatch.setattr(pins, "_cached", counted)
     cache.serve([*PREFIX, 1_000, 7])  # replaces the partial block of one of them
     cache.manager.new_step_starts()
     assert len(looked_up) == 1

@@ -330,7 +330,7 @@ class Unprintable:
         raise RuntimeError("no text")
 
 
-def endless() -> list[Any]:
+def circular() -> list[Any]:
     found: list[Any] = []
     found.append(found)
     return found
@@ -341,7 +341,7 @@ def endless() -> list[Any]:
     [
         (b"\xff\xfe", "invalid utf-8"),
         (Unprintable(), "no text"),
-        (endless(), "ircular"),
+        (circular(), "ircular"),
         ("half \ud83d", "surrogates"),
     ],
     ids=["bytes", "__str__", "circular", "surrogate"],

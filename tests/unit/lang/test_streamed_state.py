@@ -6,7 +6,8 @@ import asyncio
 import queue
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -196,7 +197,7 @@ def test_cancel_does_not_wait_for_a_function_that_is_busy(server):
     state = program.run(stream=True)
     is_busy.wait(5)
     waiting = ThreadPoolExecutor(3)
-    reads = [
+    reads: list[Future[Any]] = [
         waiting.submit(lambda: list(state.text_iter())),
         waiting.submit(lambda: list(state.text_iter("a"))),
         waiting.submit(state.text),

@@ -7,6 +7,7 @@ import itertools
 import random
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -68,9 +69,14 @@ def test_a_tool_of_a_branch_cannot_read_a_variable_that_the_join_makes():
 def test_a_tool_cannot_read_a_branch_that_starts_after_it():
     @sgl.function
     def program(s):
-        made = []
+        made: list[Any] = []
         forked = threading.Event()
-        s += sgl.tool("t", lambda: forked.wait(5) and made[0].text())
+
+        def read() -> object:
+            forked.wait(5)
+            return made[0].text()
+
+        s += sgl.tool("t", read)
         made += s.fork(1)[0].fork(1)
         forked.set()
         s.text()
@@ -112,6 +118,11 @@ def test_tools_of_branches_cannot_read_each_other_in_a_circle(num_branches, is_a
     is_refused(program_async if is_async else program)
 
 
+@sgl.function
+def part(s):
+    s += "part" + sgl.gen("p")
+
+
 @pytest.mark.parametrize(
     "read",
     [
@@ -129,11 +140,6 @@ def test_whatever_else_waits_for_the_prompt_of_the_tool_is_refused_too(read):
         s.text()
 
     is_refused(program)
-
-
-@sgl.function
-def part(s):
-    s += "part" + sgl.gen("p")
 
 
 def test_a_tool_of_an_agent_cannot_read_a_join_that_waits_for_the_agent():
