@@ -6,6 +6,7 @@ a phone, and all of its colours are the page's: it is light or dark with it.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -363,6 +364,7 @@ def _svg(name: str, num_rows: int, draw: Callable[[Axes], None], room: float = 0
     """The picture's `<svg>` element, `room` inches higher than its rows and axis need."""
     import matplotlib
 
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # not that it has looked for fonts
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

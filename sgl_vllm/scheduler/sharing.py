@@ -169,8 +169,8 @@ class PrefillSharing:
                 begin = other.num_computed_tokens
                 stops = (stop for stop in other_record.stops if begin <= stop <= num_common)
                 num_common = max(stops, default=0)
-            elif other.num_computed_tokens >= num_common:
-                continue  # what it has passed is cached by now, or has been evicted again
+            elif other.num_computed_tokens >= num_common + self._radix.block_size:
+                continue  # whole blocks that it has passed are cached, or have been evicted again
             num_with_same_next_tokens = (
                 num_with_same_next_tokens or self._waiting.num_with_same_next_tokens(request)
             )
