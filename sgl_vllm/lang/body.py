@@ -58,9 +58,7 @@ class Body:
             planned_orders=planned_orders,
         )
         transcript = self.state_class.transcript_class(seen_chars=seen_chars)
-        state = self.state_class(Stream(run, transcript=transcript))
-        state._is_outside = is_streamed
-        return state
+        return self.state_class(Stream(run, transcript=transcript))
 
     def call(self, state: ProgramState, /, *args: object, **kwargs: object) -> None:
         """Call a plain function. Operations it submitted may still be running afterwards."""
@@ -82,9 +80,11 @@ class Body:
         kwargs: Mapping[str, object] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Start a streamed run and return: a plain function runs in a thread of its own, a
-        coroutine function on the background loop. Both have the contextvars of the caller."""
+        """Start a run and return: a plain function runs in a thread of its own, a coroutine
+        function on the background loop. Both have the contextvars of the caller, and `state` is
+        from now on read from outside of the function."""
         kwargs = kwargs or {}
+        state._is_outside = True
         run = state._stream.run
         run.body = new_future()
         stop_timer = run.cancel_after(timeout_s)

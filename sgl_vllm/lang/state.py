@@ -65,9 +65,10 @@ class State:
     _is_async = False
 
     _is_outside = False
-    """Whether this is what ``run(stream=True)`` has returned, or a branch of that. Its readers wait
-    for the program's function. Those of the function's own prompts do not, in whatever thread they
-    are: the function may wait for them."""
+    """Whether this is the state of a run that was started (`Body.start`), which is what
+    ``run(stream=True)`` has returned, or a branch of that. Its readers wait for the program's
+    function. Those of the function's own prompts do not, in whatever thread they are: the function
+    may wait for them."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
