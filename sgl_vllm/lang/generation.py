@@ -25,6 +25,7 @@ from sgl_vllm.lang.backends.base import (
 from sgl_vllm.lang.errors import BackendError, UnsupportedError
 from sgl_vllm.lang.ir import Gen
 from sgl_vllm.lang.run import Run
+from sgl_vllm.lang.sampling import each_of
 from sgl_vllm.lang.speculation import Ahead, Lookout, can_be_speculated
 from sgl_vllm.lang.transcript import GenMeta, Transcript, Variable
 from sgl_vllm.protocol.hints import Hints
@@ -271,8 +272,7 @@ class _StopRegex:
     """Patterns that end a generation. The match and everything after it is removed."""
 
     def __init__(self, patterns: str | tuple[str, ...] | None) -> None:
-        given = (patterns,) if isinstance(patterns, str) else patterns or ()
-        self.patterns = [re.compile(pattern) for pattern in given]
+        self.patterns = [re.compile(pattern) for pattern in each_of(patterns)]
 
     def position(self, text: str) -> int | None:
         """Where the first match begins."""

@@ -25,7 +25,6 @@ from sgl_vllm.lang.group import ProgramGroup
 from sgl_vllm.lang.ir import Computed, Expr, ExprList, Tool, Value, parts_of
 from sgl_vllm.lang.loop import new_future, result_of
 from sgl_vllm.lang.operations import Await, has_effect, needed_by
-from sgl_vllm.lang.primitives import PRIMITIVES
 from sgl_vllm.lang.state import ProgramState
 from sgl_vllm.lang.stream import Stream
 from sgl_vllm.lang.tracing.deferred import (
@@ -41,6 +40,7 @@ from sgl_vllm.lang.tracing.deferred import (
 )
 from sgl_vllm.lang.tracing.graph import Graph
 from sgl_vllm.lang.tracing.nodes import (
+    WITH_EFFECTS,
     Evaluate,
     Fork,
     Join,
@@ -50,9 +50,6 @@ from sgl_vllm.lang.tracing.nodes import (
     Write,
 )
 from sgl_vllm.lang.transcript import Variable, meta_info
-
-_WITH_EFFECTS = {"sgl.tool", *PRIMITIVES}
-"""Expressions that call functions of the user's, which may change something."""
 
 
 class GraphRun(Environment):
@@ -180,7 +177,7 @@ class GraphRun(Environment):
                 async def computed() -> Expr | str:
                     return self._in_turn(await self._once_known(value), node)
 
-                calls = isinstance(value, Deferred) and value.operation in _WITH_EFFECTS
+                calls = isinstance(value, Deferred) and value.operation in WITH_EFFECTS
                 future = stream.submit(Computed(computed, name), variables, has_effect=calls)
         if name is not None:
             stream.bind(name, future)

@@ -377,7 +377,7 @@ class Program(ABC, Generic[P, R]):
                     await asyncio.wait([wrapped])
                     wrapped.exception()  # read, so that asyncio does not log it; raised below
                 finally:
-                    wrapped.cancel()  # if it is not done: nobody reads its error any more
+                    wrapped.cancel()  # if it is not done: its error is not read any more
         results = [future.exception() or future.result() for future in futures]
         return _all(results, return_errors=return_errors)
 

@@ -90,21 +90,22 @@ class SamplingDefaults(TypedDict, total=False):
 def as_texts(option: str, texts: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
     """A text, or several. TypeError that names the `option` for anything else, ValueError for text
     that cannot be sent."""
-    if texts is None:
-        return None
-    if isinstance(texts, str):
-        check_unicode(texts)
-        return texts
-    given = _tuple_of(str, "a text or a list of texts", option, texts)
-    for text in given:
+    if texts is not None and not isinstance(texts, str):
+        texts = _tuple_of(str, "a text or a list of texts", option, texts)
+    for text in each_of(texts):
         check_unicode(text)
-    return given
+    return texts
+
+
+def each_of(texts: str | Sequence[str] | None) -> Sequence[str]:
+    """The texts of an option that takes none, one or several."""
+    return (texts,) if isinstance(texts, str) else texts or ()
 
 
 def as_patterns(option: str, patterns: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
     """As `as_texts`, of patterns. ValueError that names the `option` for what is none."""
     given = as_texts(option, patterns)
-    for pattern in (given,) if isinstance(given, str) else given or ():
+    for pattern in each_of(given):
         try:
             re.compile(pattern)
         except re.error as error:

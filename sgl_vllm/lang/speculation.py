@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from sgl_vllm.lang.backends.base import Generated
 from sgl_vllm.lang.ir import Gen
-from sgl_vllm.lang.sampling import Sampling
+from sgl_vllm.lang.sampling import Sampling, each_of
 
 
 def can_be_speculated(expr: Gen, sampling: Sampling) -> bool:
@@ -50,21 +50,17 @@ def first_stop(text: str, stop: str | tuple[str, ...] | None) -> tuple[int, int]
     As in vLLM, the first is the one that ends first or, if several end together, the one that is
     listed first.
     """
-    found = [(at, at + len(s)) for s in _stops(stop) if s and (at := text.find(s)) >= 0]
+    found = [(at, at + len(s)) for s in each_of(stop) if s and (at := text.find(s)) >= 0]
     return min(found, key=lambda interval: interval[1], default=None)
 
 
 def without_begun_stop(text: str, stop: str | tuple[str, ...] | None) -> str:
     """`text` without a suffix that may be the beginning of a `stop` text."""
-    stops = _stops(stop)
+    stops = each_of(stop)
     for size in range(min(max(map(len, stops), default=0) - 1, len(text)), 0, -1):
         if any(len(s) > size and s.startswith(text[-size:]) for s in stops):
             return text[:-size]
     return text
-
-
-def _stops(stop: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else stop or ()
 
 
 @dataclass(frozen=True)

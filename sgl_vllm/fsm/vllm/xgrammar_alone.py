@@ -1,8 +1,8 @@
 """xgrammar without torch and transformers, for a process that compiles and does nothing else.
 
 Its package imports both, for bitmasks on a device and for tokenizers: seconds, and 250 MB. The
-compiler needs neither. So they are replaced by empty modules while it is imported. If that fails,
-as with another version of xgrammar, it is imported as it is.
+compiler needs neither. So empty modules stand in for them in this process. If the import then
+fails, as it may with another version of xgrammar, it is imported as it is.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ async def _vote(
         value = await branch[names[-1]]
         return value if key is None else await call(s, key, value)
 
-    def ended(index: int, ballot: object | Exception) -> bool:
+    def ended(index: int, ballot: object) -> bool:
         if isinstance(ballot, ProgramError):
             errors[index] = ballot
         elif isinstance(ballot, Exception):

@@ -14,8 +14,10 @@ from sgl_vllm.lang.ir import Block, Expr, Tool, Value
 from sgl_vllm.lang.primitives import PRIMITIVES
 from sgl_vllm.lang.tracing.deferred import Deferred, Definition, source_of
 
-_CALLING = frozenset(("sgl.tool", "sgl.read_only_tool", *PRIMITIVES))
-"""Expressions that call functions of the user's."""
+WITH_EFFECTS = frozenset(("sgl.tool", *PRIMITIVES))
+"""Expressions that call functions of the user's, which may change something."""
+
+_CALLING = WITH_EFFECTS | {"sgl.read_only_tool"}
 
 
 @dataclass(frozen=True)

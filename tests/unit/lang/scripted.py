@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,3 +90,17 @@ class ScriptedBackend(Backend):
     async def warm(self, prompt: Prompt) -> Usage:
         self.asked.append(prompt)
         return self._usage(prompt, 0)
+
+
+class Meeting:
+    """Two sides that go on when both are there: fails where one comes after the other."""
+
+    def __init__(self, sides: int = 2) -> None:
+        self._barrier = threading.Barrier(sides)
+
+    def wait(self, *_: object) -> str:
+        self._barrier.wait(timeout=5)
+        return "met"
+
+    async def wait_async(self, *_: object) -> None:
+        await asyncio.to_thread(self.wait)

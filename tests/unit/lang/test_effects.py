@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 import time
 import zlib
 
@@ -15,24 +14,10 @@ from hypothesis import strategies as st
 import sgl_vllm as sgl
 from tests.effort import examples
 from tests.unit.lang.random_programs import Log, program_of, sources
-from tests.unit.lang.scripted import ScriptedBackend, text_of
+from tests.unit.lang.scripted import Meeting, ScriptedBackend, text_of
 from tests.unit.lang.test_compile import compiled_unless_it_fails, facts_or_error
 
 pytestmark = pytest.mark.timeout(60)
-
-
-class Meeting:
-    """Two sides that go on when both are there: fails where one comes after the other."""
-
-    def __init__(self, sides: int = 2) -> None:
-        self._barrier = threading.Barrier(sides)
-
-    def wait(self, *_: object) -> str:
-        self._barrier.wait(timeout=5)
-        return "met"
-
-    async def wait_async(self, *_: object) -> None:
-        await asyncio.to_thread(self.wait)
 
 
 class Account:

@@ -12,25 +12,11 @@ import pytest
 import sgl_vllm as sgl
 from sgl_vllm.lang.backends.base import TextPrompt
 from sgl_vllm.lang.errors import BackendError
-from tests.unit.lang.scripted import ScriptedBackend
+from tests.unit.lang.scripted import Meeting, ScriptedBackend
 
 pytestmark = pytest.mark.timeout(20)
 
 INSTRUCTIONS = "How to read the results that follow, in more than a few words for each of them. "
-
-
-class Meeting:
-    """Two sides that go on when both are there: fails where one comes after the other."""
-
-    def __init__(self, sides: int = 2) -> None:
-        self._barrier = threading.Barrier(sides)
-
-    def wait(self, *_: object) -> str:
-        self._barrier.wait(timeout=5)
-        return "met"
-
-    async def wait_async(self, *_: object) -> None:
-        await asyncio.to_thread(self.wait)
 
 
 def prefixes(backend: ScriptedBackend) -> list[str]:
