@@ -129,7 +129,12 @@ class Watched(sgl.VLLM):
     prefilled_tokens = 0
 
     async def warm(self, prompt: Prompt) -> sgl.Usage:
-        usage = await super().warm(prompt)
+        return self._counted(await super().warm(prompt))
+
+    async def warm_ahead(self, prompt: Prompt) -> sgl.Usage:
+        return self._counted(await super().warm_ahead(prompt))
+
+    def _counted(self, usage: sgl.Usage) -> sgl.Usage:
         self.prefilled_tokens += computed_tokens(usage)
         return usage
 

@@ -298,6 +298,10 @@ class _OfOneProgram(sgl.Backend):
         with self.busy:
             return await self._backend.warm(prompt) if self._options.hints else Usage()
 
+    async def warm_ahead(self, prompt: Prompt) -> Usage:
+        with self.busy:
+            return await self._backend.warm_ahead(prompt) if self._options.hints else Usage()
+
 
 def _in_canonical_order(prompt: Prompt, segments: Sequence[int]) -> Prompt:
     """What a router with `canonical_order` would send on."""

@@ -7,13 +7,12 @@ Runs on the background loop; knows no protocol, which is the backends' job.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any  # Any: what a coroutine sends is not used
 
-from sgl_vllm.lang.backends.base import ScoreAnswer, logger
+from sgl_vllm.lang.backends.base import Prompt, ScoreAnswer, Usage, logger
 from sgl_vllm.lang.errors import BackendError, ProgramError, UnsupportedError
 from sgl_vllm.lang.generation import Generation, open_prompt
 from sgl_vllm.lang.ir import (
@@ -52,17 +51,14 @@ from sgl_vllm.lang.operations import (
     needed_by,
 )
 from sgl_vllm.lang.ordering import arranged, pieces_of, places_of
+from sgl_vllm.lang.prefill_ahead import PrefillAhead
 from sgl_vllm.lang.run import Run
-from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.speculation import Ahead
 from sgl_vllm.lang.text import check_unicode
+from sgl_vllm.lang.tool_times import tool_times
 from sgl_vllm.lang.transcript import SelectMeta, SpanKind, Timing, Transcript, Variable
 from sgl_vllm.lang.waiting import RunningTool, current_tool
 from sgl_vllm.protocol.hints import Hints
-
-PREFILL_AFTER_S = 0.02
-"""How long a tool runs before the prompt up to it is computed meanwhile: one request more is not
-worth it for a tool that is about to return."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,6 @@ class Execution:
         self._num_own: int | None = 0  # generations, as in `Lookahead.hints`
         self._ahead: Ahead | None = None
         self._scopes: list[tuple[str, int]] = []  # the open var_scopes, and where they begin
-        self._prefill: asyncio.Task[bool] | None = None  # what a tool's time was used for
 
     def begin(self, transcript: Transcript, ahead: Ahead | None, *, is_cached: bool) -> None:
         """Continue what a parent has written. `is_cached` says whether the server has it."""
@@ -129,8 +124,6 @@ class Execution:
     def stop(self) -> None:
         """Nothing is executed any more."""
         self.written = Written(self.written.transcript)
-        if self._prefill is not None:
-            self._prefill.cancel()
 
     async def execute(
         self, operation: Operation, needed: Needed
@@ -159,9 +152,10 @@ class Execution:
                 return await self._run_block(operation, needed)
             case Tool():
                 tool = await filled(operation, needed)
-                return await self._timed(self._append_result(tool, self.call(tool)))
+                return await self._timed(self._append_result(tool, self._call_now(tool)))
             case EarlyTool(tool, result, _):
-                return await self._timed(self._append_result(tool, result_of(result)))
+                result_to_come = self._prefilling(result_of(result), None)
+                return await self._timed(self._append_result(tool, result_to_come))
             case Making():
                 return await self._timed(self._make(operation, needed))
             case Show(media):
@@ -173,8 +167,6 @@ class Execution:
             case Await(future):
                 await result_of(future)
             case Read():
-                if self._prefill is not None:  # so that the run's usage has it
-                    await self._prefill
                 return transcript
             case Fork():
                 await self._fork(operation)
@@ -321,24 +313,26 @@ class Execution:
                 self.tools.remove(running)
 
     async def _append_result(self, tool: Tool, call: Coroutine[Any, Any, object]) -> Variable:
-        variable = Variable.of(await self._prefilling_during(call))
+        variable = Variable.of(await call)
         self._append(variable.text, "tool", tool.name)
         return variable
 
-    async def _prefilling_during(self, call: Coroutine[Any, Any, object]) -> object:
-        """Wait for a tool. If that takes long and text will be generated after it, meanwhile have
-        the server compute the prompt up to here."""
-        timer = self._run.background.loop.call_later(PREFILL_AFTER_S, self._start_prefill)
-        try:
-            return await call
-        finally:
-            timer.cancel()
+    async def _call_now(self, tool: Tool) -> object:
+        begin_s = self._run.elapsed_s
+        result = await self._prefilling(self.call(tool), tool_times.soonest_s(tool.called))
+        tool_times.took(tool.called, self._run.elapsed_s - begin_s)
+        return result
 
-    def _start_prefill(self) -> None:
-        transcript, is_on = self.written.transcript, global_config.enable_prefill_during_tools
-        if is_on and transcript.is_worth_a_hint and self._will_generate():
-            self._prefill = asyncio.ensure_future(self._warm(transcript))
+    async def _prefilling(self, call: Coroutine[Any, Any, object], tool_s: float | None) -> object:
+        """Wait for a tool. If that takes long and text will be generated after it, meanwhile have
+        the server compute the prompt up to here. `tool_s` is how long it will take at least."""
+        transcript, warm = self.written.transcript, self._run.backend.warm_ahead
+        ahead = PrefillAhead(transcript, lambda one: self._warm(one, warm), self._will_generate)
+        with ahead.during(tool_s):
+            result = await call
+        if ahead.is_sent:
             self.written = Written(transcript.seen())
+        return result
 
     def _will_generate(self) -> bool:
         """Whether the prompt goes on with text of the model, as far as is known."""
@@ -346,7 +340,9 @@ class Execution:
             isinstance(operation, Gen | SpokenGen | Select | Fork) for operation in self._upcoming()
         )
 
-    async def _warm(self, transcript: Transcript) -> bool:
+    async def _warm(
+        self, transcript: Transcript, warm: Callable[[Prompt], Awaitable[Usage]]
+    ) -> bool:
         """Send what requests to come begin with (the frontend hint). Returns whether the server
         has it then.
 
@@ -354,7 +350,7 @@ class Execution:
         problem shows up again in those requests, so its failure is not reported.
         """
         try:
-            usage = await self._run.backend.warm(transcript.prompt())
+            usage = await warm(transcript.prompt())
         except BackendError as error:
             logger.debug("a hint failed: %s", error)
             return False
@@ -401,7 +397,7 @@ class Execution:
             self._ahead = None  # one sample, and each branch draws its own
         is_cached = not transcript.is_worth_a_hint
         if len(operation.children) > 1 and self._ahead is None and transcript.is_worth_a_hint:
-            is_cached = await self._warm(transcript)
+            is_cached = await self._warm(transcript, self._run.backend.warm)
             self.written = Written(transcript.seen())
         self._num_own = 0 if is_cached else None
         for child in operation.children:

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any  # Any: the JSON of a request
 
-from sgl_vllm.protocol.request_keys import ENDS, FORK_GROUP, NEXT_IN_S, NEXT_TOOL, PROGRAM
+from sgl_vllm.protocol.request_keys import AHEAD, ENDS, FORK_GROUP, NEXT_IN_S, NEXT_TOOL, PROGRAM
 
 logger = logging.getLogger("vllm.sgl_vllm.hints")
 
@@ -31,6 +31,7 @@ class Hints:
             have used is of use to others.
         next_tool: runs before the request that continues this one.
         next_in_s: how long that is expected to take.
+        is_ahead: nobody waits for its answer yet.
     """
 
     program: Hint = None
@@ -38,6 +39,7 @@ class Hints:
     ends: int = 0
     next_tool: Hint = None
     next_in_s: float | None = None
+    is_ahead: bool = False
 
     @property
     def fork(self) -> Hashable:
@@ -89,6 +91,7 @@ def read_hints(extra_args: Mapping[str, Any] | None, request_id: str) -> Hints:
         _read_ends(extra_args.get(ENDS, 0)),
         extra_args.get(NEXT_TOOL),
         next_in_s,
+        bool(extra_args.get(AHEAD, 0)),
     )
     return NO_HINTS if hints == NO_HINTS else hints
 
@@ -101,6 +104,7 @@ def write_hints(hints: Hints) -> dict[str, str | int | float]:
         ENDS: hints.ends or None,
         NEXT_TOOL: hints.next_tool,
         NEXT_IN_S: hints.next_in_s,
+        AHEAD: int(hints.is_ahead) or None,
     }
     return {
         key: value[:MAX_HINT_LENGTH] if isinstance(value, str) else value

@@ -31,6 +31,7 @@ from sgl_vllm.radix.node import Node
 from sgl_vllm.scheduler.fairness import DeficitCounters
 from sgl_vllm.scheduler.hold import ContextHold
 from sgl_vllm.scheduler.policy import WaitingQueue
+from sgl_vllm.scheduler.rows import MAX_PRIORITY
 from sgl_vllm.scheduler.scores import PrefixScores
 from sgl_vllm.scheduler.sharing import MIN_SAVED_TOKENS, MIN_SAVED_TOKENS_ON_CPU, PrefillSharing
 from sgl_vllm.scheduler.traces import RequestTraces
@@ -284,11 +285,12 @@ class CacheAwareQueue(RequestQueue):
 
     def _add(self, request: Request, is_readmission: bool) -> None:
         tenant, hints = tenant_of(request), hints_of(request)
+        priority = request.priority if self._has_priorities else 0
         self._waiting.add(
             request,
             request.num_tokens,
             arrival_s=request.arrival_time,
-            priority=request.priority if self._has_priorities else 0,
+            priority=MAX_PRIORITY if hints.is_ahead else priority,
             tenant=tenant if self._fairness is not None else None,
             fork_group=None if hints.fork is None else (tenant, hints.fork),
             is_readmission=is_readmission,

@@ -450,6 +450,45 @@ def test_without_the_option_tenants_are_not_distinguished():
     assert machine.admitted == list("012345")
 
 
+# -- requests ahead of time -----------------------------------------------------------------------
+
+AHEAD = {"sgl_ahead": 1}
+
+
+@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+def test_what_is_computed_ahead_of_time_goes_after_all_that_others_wait_for(policy):
+    machine = Machine({"schedule_policy": policy}, max_num_seqs=1)
+    cached = words(320)
+    machine.add(cached, name="first")
+    machine.run()
+    machine.add(cached + words(8), name="ahead", extra_args=AHEAD)
+    for number in range(3):
+        machine.add(words(100), name=str(number))
+    machine.step()
+    machine.add(words(100), name="late")
+    machine.run()
+    assert machine.admitted == ["first", *"012", "late", "ahead"]
+
+
+def test_it_goes_after_those_of_the_least_priority_and_is_admitted_while_they_cannot_be():
+    machine = Machine(policy="priority", max_num_seqs=1)
+    machine.add(words(50), name="ahead", extra_args=AHEAD, priority=-5)
+    machine.add(words(60), name="low", priority=9)
+    machine.run()
+    assert machine.admitted == ["low", "ahead"]
+
+
+def test_it_takes_no_place_of_another_in_the_bound_on_waiting():
+    """With a bound of one overtake, the oldest ordinary request is next, however long an ahead one
+    has waited."""
+    machine = Machine({"schedule_max_overtakes": 1}, max_num_seqs=1)
+    machine.add(words(50), name="ahead", extra_args=AHEAD)
+    for number in range(8):
+        machine.add(words(60), name=str(number))
+    machine.run()
+    assert machine.admitted == [*"01234567", "ahead"]
+
+
 # -- vLLM's priorities ----------------------------------------------------------------------------
 
 

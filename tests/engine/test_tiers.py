@@ -104,6 +104,23 @@ def test_what_is_evicted_is_found_in_files_then_in_host_memory_then_in_the_tree(
     assert answers == [answers[0]] * 4
 
 
+def test_a_request_ahead_of_time_brings_a_prompt_back_to_the_device(tiered):
+    """What the language sends again shortly before a long tool returns."""
+    engine = tiered(ALWAYS)
+    prompt = words(300)
+    first = ask(engine, prompt)
+    push_out(engine)
+    before = counters(engine)
+    engine.run([Ask(prompt, greedy(1, extra_args={"sgl_ahead": 1}))])
+    engine.settle()
+    brought = counters(engine)
+    assert loaded(brought, before) == by_tier(disk=288, host=0)
+    answer = ask(engine, prompt)
+    assert loaded(counters(engine), brought) == by_tier(disk=0, host=0)
+    assert answer.num_cached_tokens == 299
+    assert tokens_of(answer) == tokens_of(first)
+
+
 def test_only_what_the_tree_does_not_have_is_loaded_by_whole_blocks(tiered):
     engine = tiered(ALWAYS)
     prompt = words(300)

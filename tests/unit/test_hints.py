@@ -26,7 +26,11 @@ def test_an_end_may_say_how_many_requests_a_context_had(value, ends):
 
 
 @pytest.mark.parametrize(
-    "hints", [Hints("p", 3, 2, "bash", 1.5), Hints(next_tool="bash"), Hints(ends=1), NO_HINTS]
+    "hints",
+    [
+        *(Hints("p", 3, 2, "bash", 1.5), Hints(next_tool="bash"), Hints(ends=1)),
+        *(Hints("p", is_ahead=True), NO_HINTS),
+    ],
 )
 def test_hints_that_are_written_are_read_again(hints):
     assert read_hints(write_hints(hints), "id") == hints

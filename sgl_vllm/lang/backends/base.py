@@ -380,6 +380,13 @@ class Backend(ABC):
         """
         return Usage()
 
+    async def warm_ahead(self, prompt: Prompt) -> Usage:
+        """`warm`, for a prompt that is not needed yet. May be canceled when it is.
+
+        A server with the plugin computes it when no other request waits.
+        """
+        return await self.warm(prompt)
+
     @cached_property
     def orders(self) -> OrderMemory[SegmentId]:
         """The orders of segments that were sent to it, for `any_order`."""

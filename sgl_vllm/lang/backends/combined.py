@@ -77,6 +77,9 @@ class Wrapper(Backend):
     async def warm(self, prompt: Prompt) -> Usage:
         return await self._backend.warm(prompt)
 
+    async def warm_ahead(self, prompt: Prompt) -> Usage:
+        return await self._backend.warm_ahead(prompt)
+
     async def match(self, prompt: Prompt, candidates: Sequence[str]) -> list[Matched] | None:
         return await self._backend.match(prompt, candidates)
 

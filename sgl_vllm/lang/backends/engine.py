@@ -45,7 +45,7 @@ from sgl_vllm.lang.backends.on_vllm import OnVLLM, extra_keys, missed_by_cause, 
 from sgl_vllm.lang.backends.once import Once
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.loop import background_loop
-from sgl_vllm.protocol.request_keys import SCORE_FROM
+from sgl_vllm.protocol.request_keys import AHEAD, SCORE_FROM
 from sgl_vllm.protocol.scoring import all_answers, in_requests
 
 if TYPE_CHECKING:
@@ -182,6 +182,11 @@ class Engine(OnVLLM):
         engine = await self._engine()
         output = await self._run(engine, await self._render(engine, prompt), one_token())
         return usage_of([output])
+
+    async def warm_ahead(self, prompt: Prompt) -> Usage:
+        engine = await self._engine()
+        params = one_token(extra_args={AHEAD: 1})
+        return usage_of([await self._run(engine, await self._render(engine, prompt), params)])
 
     async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
         if not await self.has_plugin():

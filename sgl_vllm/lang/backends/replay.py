@@ -128,6 +128,11 @@ class Recorder(Wrapper):
             "warm", warm_request(prompt), lambda: self._backend.warm(prompt)
         )
 
+    async def warm_ahead(self, prompt: Prompt) -> Usage:
+        return await self._exchange(
+            "warm", warm_request(prompt), lambda: self._backend.warm_ahead(prompt)
+        )
+
     async def match(self, prompt: Prompt, candidates: Sequence[str]) -> None:
         """Unknown: what it knows would not be known again when the record is replayed."""
 

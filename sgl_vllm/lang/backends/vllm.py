@@ -183,6 +183,14 @@ class VLLM(OnVLLM, OpenAIMedia):
         with self.reading():
             return read_usage(answer)
 
+    async def warm_ahead(self, prompt: Prompt) -> Usage:
+        """A request of its own, not a part of a batch, so that it can be canceled."""
+        body = await self._with_prompt(prompt, _ONE_TOKEN, lambda: Hints(is_ahead=True))
+        path = "chat/completions" if isinstance(prompt, ChatPrompt) else "completions"
+        answer = await self.post(path, body)
+        with self.reading():
+            return read_usage(answer)
+
     async def score(
         self, prompt: Prompt, choices: tuple[str, ...], *, unconditional: bool, warm: bool
     ) -> ScoreAnswer:

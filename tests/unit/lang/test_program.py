@@ -190,6 +190,20 @@ def test_a_gen_inherits_from_run_what_it_does_not_say(server):
     assert (second["stop"], second["top_k"]) == (["\n", "."], 5)
 
 
+def test_the_prompt_up_to_a_slow_tool_is_sent_as_ahead_of_time(server):
+    @sgl.function
+    def program(s):
+        s += "How to read what the tool finds, in more than a few words for each part of it: "
+        s += sgl.tool("found", time.sleep, 0.2) + sgl.gen("a")
+
+    program.run()
+    ahead, answer = server.bodies("/v1/completions")
+    assert ahead["vllm_xargs"]["sgl_ahead"] == 1 and ahead["max_tokens"] == 1
+    assert ahead["vllm_xargs"]["sgl_program"] == answer["vllm_xargs"]["sgl_program"]
+    assert "sgl_ahead" not in answer["vllm_xargs"]
+    assert answer["prompt"].startswith(ahead["prompt"])
+
+
 def test_the_defaults_are_sglangs_and_are_sent_in_full(server):
     @sgl.function
     def program(s):

@@ -10,8 +10,11 @@ import time
 import pytest
 
 import sgl_vllm as sgl
+from sgl_vllm.lang import execution, prefill_ahead
 from sgl_vllm.lang.backends.base import TextPrompt
 from sgl_vllm.lang.errors import BackendError
+from sgl_vllm.lang.prefill_ahead import AGAIN_MIN_CHARS
+from sgl_vllm.lang.tool_times import ToolTimes
 from tests.unit.lang.scripted import Meeting, ScriptedBackend
 
 pytestmark = pytest.mark.timeout(20)
@@ -227,20 +230,108 @@ def test_a_prefix_that_the_server_refuses_is_no_error():
     assert state.usage.calls == 1
 
 
-def test_a_prefix_is_canceled_with_the_program():
-    ended = threading.Event()
+class Stuck(ScriptedBackend):
+    """Never computes what it is sent ahead of time."""
 
-    class Stuck(ScriptedBackend):
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_canceled = threading.Event()
+
+    async def warm_ahead(self, prompt):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            self.was_canceled.set()
+
+
+def test_a_prefix_that_still_waits_when_the_tool_returns_is_canceled():
+    backend = Stuck()
+
+    @sgl.function
+    def program(s):
+        s += INSTRUCTIONS + sgl.tool("t", slow) + sgl.gen("y")
+
+    state = program.run(backend=backend)
+    assert state["t"] == "found" and state["y"]
+    assert backend.was_canceled.wait(5)
+    assert state.usage.calls == 1
+
+
+def test_only_a_prompt_up_to_a_tool_is_ahead_of_time():
+    """What branches share is waited for."""
+    kinds = []
+
+    class Watched(ScriptedBackend):
         async def warm(self, prompt):
-            try:
-                await asyncio.sleep(60)
-            finally:
-                ended.set()
+            kinds.append("now")
+            return await super().warm(prompt)
+
+        async def warm_ahead(self, prompt):
+            kinds.append("ahead")
+            return await super().warm(prompt)
+
+    @sgl.function
+    def program(s):
+        s += INSTRUCTIONS
+        for branch in s.fork(2):
+            branch += "?" + sgl.gen("x")
+        s += INSTRUCTIONS + sgl.tool("t", slow) + sgl.gen("y")
+
+    program.run(backend=Watched())
+    assert kinds == ["now", "ahead"]
+
+
+@pytest.fixture
+def quick_clock(monkeypatch):
+    """A tool of a tenth of a second counts as a long one."""
+    monkeypatch.setattr(prefill_ahead, "LONG_TOOL_S", 0.1)
+    monkeypatch.setattr(execution, "tool_times", ToolTimes())
+
+
+@pytest.mark.usefixtures("quick_clock")
+def test_a_long_prompt_is_sent_again_shortly_before_a_long_tool_returns():
+    backend = ScriptedBackend()
+    guide = INSTRUCTIONS * (AGAIN_MIN_CHARS // len(INSTRUCTIONS) + 1)
+
+    @sgl.function
+    def program(s):
+        s += guide + sgl.tool("t", slow) + sgl.gen("y")
+
+    counts = []
+    for _ in range(6):
+        before = len(prefixes(backend))
+        program.run(backend=backend)
+        counts.append(len(prefixes(backend)) - before)
+    assert counts == [1, 1, 1, 1, 2, 2]  # four calls show how long it takes
+    assert set(prefixes(backend)) == {guide}
+
+
+@pytest.mark.usefixtures("quick_clock")
+def test_a_short_prompt_or_what_needs_no_prompt_is_sent_once_at_most():
+    backend = ScriptedBackend()
+    guide = INSTRUCTIONS * (AGAIN_MIN_CHARS // len(INSTRUCTIONS) + 1)
+
+    @sgl.function
+    def short(s):
+        s += INSTRUCTIONS + sgl.tool("t", slow) + sgl.gen("y")
+
+    @sgl.function
+    def last(s):
+        s += guide + sgl.tool("t", slow)
+
+    for _ in range(6):
+        short.run(backend=backend)
+        last.run(backend=backend)
+    assert prefixes(backend) == [INSTRUCTIONS] * 6
+
+
+def test_a_prefix_is_canceled_with_the_program():
+    backend = Stuck()
 
     @sgl.function
     def program(s):
         s += INSTRUCTIONS + sgl.tool("t", slow) + sgl.gen("y")
 
     with pytest.raises(sgl.ProgramError, match="timeout_s"):
-        program.run(backend=Stuck(), timeout_s=0.1)
-    assert ended.wait(5)
+        program.run(backend=backend, timeout_s=0.1)
+    assert backend.was_canceled.wait(5)
