@@ -194,5 +194,5 @@ def test_in_an_async_program_it_is_awaited_and_the_predicate_may_be_async(server
         return await winner["b"], await s["b"]
 
     assert asyncio.run(program.run_async()).ret_value == ("[2]", ["[2]"])
-    assert seen_to_go(server, 2) == 2
+    assert seen_to_go(server, 2) in (2, 3)  # on a slow machine the other quick loser, too
     assert program.run().ret_value == ("[2]", ["[2]"])
