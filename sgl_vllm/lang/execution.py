@@ -330,7 +330,7 @@ class Execution:
         ahead = PrefillAhead(transcript, lambda one: self._warm(one, warm), self._will_generate)
         with ahead.during(tool_s):
             result = await call
-        if ahead.is_sent:
+        if ahead.is_computed:
             self.written = Written(transcript.seen())
         return result
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any  # Any: what a prompt's request returns is not used
 
 from sgl_vllm.lang.settings import global_config
 from sgl_vllm.lang.transcript import Transcript
@@ -32,25 +31,30 @@ class PrefillAhead:
     """Sends one prompt while a tool runs: at once, and again shortly before the tool is expected
     to return. Meanwhile the server may have evicted it, or moved it to host memory. The second
     request costs next to nothing if the server still has all of it.
-
-    `is_sent` says whether the server was asked for it.
     """
 
     def __init__(
         self,
         transcript: Transcript,
-        send: Callable[[Transcript], Awaitable[Any]],
+        send: Callable[[Transcript], Awaitable[bool]],
         is_needed: Callable[[], bool],
     ) -> None:
         """Args:
-        send: has the server compute a prompt. It raises nothing.
+        send: has the server compute a prompt, and says whether it did. It raises nothing.
         is_needed: whether the prompt goes on with text of the model, as far as is known.
         """
         self._transcript = transcript
         self._send = send
         self._is_needed = is_needed
-        self._request: asyncio.Future[Any] | None = None
-        self.is_sent = False
+        self._request: asyncio.Future[bool] | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the server has the prompt, as far as is known."""
+        request = self._request
+        return (
+            request is not None and request.done() and not request.cancelled() and request.result()
+        )
 
     @contextmanager
     def during(self, tool_s: float | None) -> Iterator[None]:
@@ -81,5 +85,4 @@ class PrefillAhead:
 
     def _start(self) -> None:
         if self._is_needed():
-            self.is_sent = True
             self._request = asyncio.ensure_future(self._send(self._transcript))
