@@ -1,5 +1,8 @@
 """What requests tell of the contexts that they continue, and that they leave in the cache.
 
+A request ahead of time (`Hints.is_ahead`) is none of its program's steps: it neither continues a
+context nor leaves one.
+
 Owns which requests leave a context, which program they belong to, under which kinds of ends its
 pause is learned, and passing these on. Does not own the estimate (`continuations.py`), nor the
 states of programs (`programs.py`), nor what a hint says (`protocol/hints.py`).
@@ -63,7 +66,7 @@ class Contexts:
         record = self._pool.records.of(request)
         if record is not None:
             record.hints = hints
-            if self._continuations is not None:
+            if self._continuations is not None and not hints.is_ahead:
                 record.is_continuation = self._continuations.arrived(
                     record.namespace, record.tokens, time.monotonic()
                 )
@@ -71,7 +74,7 @@ class Contexts:
     def left(self, request: Request, record: RequestRecord) -> None:
         """What `request` has computed is in the tree. If it got its whole answer, this is a
         context."""
-        if self._continuations is None and record.hints is NO_HINTS:
+        if record.hints.is_ahead or (self._continuations is None and record.hints is NO_HINTS):
             return
         leaf, tree = record.leaf, self._pool.tree
         if leaf is None or leaf.parent is None or tree is None or not request.is_finished():

@@ -69,6 +69,20 @@ def test_a_program_is_still_in_its_tool_when_its_context_was_evicted_or_flushed(
     assert states(machine) == {"in_tool": 1}
 
 
+def test_a_request_ahead_of_time_leaves_its_program_in_the_tool(machine: Machine) -> None:
+    """Nor is the time until it arrives taken for the time that the tool takes."""
+    prompt = serve(machine, words(64), extra_args={"sgl_program": "p", "sgl_next_tool": "bash"})
+    ahead = {"sgl_program": "p", "sgl_ahead": 1}
+    machine.add([*prompt, *words(64)], extra_args=ahead)
+    assert states(machine) == {"running": 1}
+    machine.run()
+    assert states(machine) == {"in_tool": 1}
+    tree = machine.scheduler.sgl_vllm.tree()
+    assert tree["programs"]["in_tool"] == 1
+    serve(machine, [*prompt, *words(70)], extra_args={"sgl_program": "p"})
+    assert states(machine) == {"waiting_for_person": 1}
+
+
 def test_hints_survive_a_preemption() -> None:
     machine = Machine(num_blocks=20)  # 640 tokens
     for _ in range(2):
