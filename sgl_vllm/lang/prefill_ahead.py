@@ -31,6 +31,8 @@ class PrefillAhead:
     """Sends one prompt while a tool runs: at once, and again shortly before the tool is expected
     to return. Meanwhile the server may have evicted it, or moved it to host memory. The second
     request costs next to nothing if the server still has all of it.
+
+    `is_computed` says whether the server has computed it.
     """
 
     def __init__(
@@ -46,15 +48,8 @@ class PrefillAhead:
         self._transcript = transcript
         self._send = send
         self._is_needed = is_needed
-        self._request: asyncio.Future[bool] | None = None
-
-    @property
-    def is_computed(self) -> bool:
-        """Whether the server has the prompt, as far as is known."""
-        request = self._request
-        return (
-            request is not None and request.done() and not request.cancelled() and request.result()
-        )
+        self._request: asyncio.Task[None] | None = None
+        self.is_computed = False
 
     @contextmanager
     def during(self, tool_s: float | None) -> Iterator[None]:
@@ -85,4 +80,8 @@ class PrefillAhead:
 
     def _start(self) -> None:
         if self._is_needed():
-            self._request = asyncio.ensure_future(self._send(self._transcript))
+            self._request = asyncio.create_task(self._compute())
+
+    async def _compute(self) -> None:
+        if await self._send(self._transcript):
+            self.is_computed = True
