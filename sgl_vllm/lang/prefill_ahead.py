@@ -66,7 +66,7 @@ class PrefillAhead:
         finally:
             for timer in timers:
                 timer.cancel()
-            if self._request is not None:  # if it still waits, nobody needs it any more
+            if self._request is not None:  # if it still waits, what follows is sent anyway
                 self._request.cancel()
 
     def _first(self) -> None:

@@ -31,7 +31,7 @@ class Hints:
             have used is of use to others.
         next_tool: runs before the request that continues this one.
         next_in_s: how long that is expected to take.
-        is_ahead: nobody waits for its answer yet.
+        is_ahead: its answer is not needed, only its prompt is to be computed.
     """
 
     program: Hint = None

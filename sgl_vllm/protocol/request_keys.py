@@ -21,8 +21,8 @@ integer, and how many seconds it is expected to take. Pauses are learned by tool
 only until they are."""
 
 AHEAD = "sgl_ahead"
-"""Any value but 0 says that nobody waits for the answer yet: the request only has its prompt
-computed for one that may follow. It is admitted when no other request waits."""
+"""Any value but 0 says that the answer is not needed: the request only has its prompt computed for
+one that may follow. It is admitted when no other request waits."""
 
 REPORT = "sgl_report"
 """Any value but 0 asks which part of the output was forced. The answer is under the same key, in

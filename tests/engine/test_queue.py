@@ -470,7 +470,7 @@ def test_what_is_computed_ahead_of_time_goes_after_all_that_others_wait_for(poli
     assert machine.admitted == ["first", *"012", "late", "ahead"]
 
 
-def test_it_goes_after_those_of_the_least_priority_and_is_admitted_while_they_cannot_be():
+def test_it_goes_after_those_of_the_least_priority_whatever_its_own_is():
     machine = Machine(policy="priority", max_num_seqs=1)
     machine.add(words(50), name="ahead", extra_args=AHEAD, priority=-5)
     machine.add(words(60), name="low", priority=9)

@@ -179,14 +179,10 @@ class Engine(OnVLLM):
         return GenAnswer(tuple(texts), usage, tokens, output.request_id)
 
     async def warm(self, prompt: Prompt) -> Usage:
-        engine = await self._engine()
-        output = await self._run(engine, await self._render(engine, prompt), one_token())
-        return usage_of([output])
+        return await self._compute(prompt, one_token())
 
     async def warm_ahead(self, prompt: Prompt) -> Usage:
-        engine = await self._engine()
-        params = one_token(extra_args={AHEAD: 1})
-        return usage_of([await self._run(engine, await self._render(engine, prompt), params)])
+        return await self._compute(prompt, one_token(extra_args={AHEAD: 1}))
 
     async def missed_tokens(self, request_id: str) -> Mapping[str, int]:
         if not await self.has_plugin():
@@ -258,8 +254,7 @@ class Engine(OnVLLM):
         return rows, usage_of(outputs)
 
     async def warm_chat(self, prompt: ChatPrompt) -> Usage:
-        engine = await self._engine()
-        return usage_of([await self._run(engine, await self._render(engine, prompt), one_token())])
+        return await self._compute(prompt, one_token())
 
     async def chat_logprobs(
         self, chats: Sequence[ChatPrompt], endings: Sequence[list[int]], start: int | None
@@ -293,6 +288,11 @@ class Engine(OnVLLM):
         return await self._run(engine, await self._ids(engine, ids), params)
 
     # --- requests --------------------------------------------------------------------------------
+
+    async def _compute(self, prompt: Prompt, params: SamplingParams) -> Usage:
+        """A request that is about its prompt alone."""
+        engine = await self._engine()
+        return usage_of([await self._run(engine, await self._render(engine, prompt), params)])
 
     async def _render(self, engine: AsyncLLM, prompt: Prompt) -> Json:
         """The prompt as vLLM's server renders it, with the model's own chat template: one of

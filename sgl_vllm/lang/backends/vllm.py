@@ -186,8 +186,7 @@ class VLLM(OnVLLM, OpenAIMedia):
     async def warm_ahead(self, prompt: Prompt) -> Usage:
         """A request of its own, not a part of a batch, so that it can be canceled."""
         body = await self._with_prompt(prompt, _ONE_TOKEN, lambda: Hints(is_ahead=True))
-        path = "chat/completions" if isinstance(prompt, ChatPrompt) else "completions"
-        answer = await self.post(path, body)
+        answer = await self.post(_path_of(prompt), body)
         with self.reading():
             return read_usage(answer)
 
@@ -372,7 +371,7 @@ class VLLM(OnVLLM, OpenAIMedia):
         hints: Callable[[], Hints] = no_hints,
     ) -> Json:
         body = await self._with_prompt(prompt, body, hints)
-        path = "chat/completions" if isinstance(prompt, ChatPrompt) else "completions"
+        path = _path_of(prompt)
         try:
             if watch is None:
                 return await self.post_batched(path, body)
@@ -471,6 +470,10 @@ class VLLM(OnVLLM, OpenAIMedia):
 
 
 RuntimeEndpoint = VLLM
+
+
+def _path_of(prompt: Prompt) -> str:
+    return "chat/completions" if isinstance(prompt, ChatPrompt) else "completions"
 
 
 def _scores(answer: Json) -> ScoreAnswer:
