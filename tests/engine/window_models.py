@@ -79,7 +79,7 @@ ENGINE_ARGS: dict[str, dict[str, Any]] = {
 }
 """vLLM gives gpt-oss a reasoning parser, and random weights never end their reasoning."""
 
-TINY = {"gemma3": 52, "gemma4": 36, "gpt_oss": 36, "llama4": 48}
+TINY = {"gemma3": 52, "gemma4": 36, "gpt_oss": 31, "llama4": 48}
 """Blocks of the smallest caches: hardly more than what the longest request holds."""
 
 
