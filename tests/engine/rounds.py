@@ -174,7 +174,12 @@ class Soak:
     def _stock_setting(self, rng: random.Random) -> Setting:
         block_size = self._model.block_sizes[0]
         fewest = self._model.num_fewest_blocks(block_size)
-        return Setting(None, block_size=block_size, num_blocks=fewest + rng.randint(0, 35))
+        return Setting(
+            None,
+            block_size=block_size,
+            num_blocks=fewest + rng.randint(0, 35),
+            max_num_batched_tokens=self._model.chunk_sizes[-1],  # `fewest` is for these at most
+        )
 
     @contextmanager
     def _started(self, setting: Setting) -> Iterator[Engine]:
