@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -42,8 +43,6 @@ CPU_ENVIRONMENT = {
 }
 QUIET_ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 POLL_S = 0.1
-PLUGIN_METRICS_AGE_S = 1.05
-"""A little more than `routes.metrics.MAX_AGE_S`, which this module cannot import without vLLM."""
 LOG_TAIL_LINES = 30
 
 
@@ -251,22 +250,22 @@ class VllmServer:
         return read_counters(self.url, timeout_s)
 
 
-_read_at: dict[str, float] = {}
-"""When the metrics of a server with the plugin were last read, by its URL."""
+_fresh_from: dict[str, float] = {}
+"""When the metrics of a server will be newer than those that were read last, by its URL."""
 
 
 def read_metrics(url: str) -> dict[str, float]:
     """`totals_of` the server at `url`.
 
-    The plugin's numbers are up to `PLUGIN_METRICS_AGE_S` old. A second call waits for that long
-    after the first, so that it sees what happened in between.
+    The plugin's numbers may be as old as the page's `Cache-Control` says. A second call waits for
+    that long after the first, so that it sees what happened in between.
     """
-    until = _read_at.get(url, float("-inf")) + PLUGIN_METRICS_AGE_S
-    time.sleep(max(0.0, until - time.monotonic()))
-    page = httpx.get(f"{url}/metrics", timeout=30).raise_for_status().text
-    if "\nsgl_vllm:" in page:
-        _read_at[url] = time.monotonic()
-    return totals_of(page)
+    time.sleep(max(0.0, _fresh_from.get(url, 0.0) - time.monotonic()))
+    page = httpx.get(f"{url}/metrics", timeout=30).raise_for_status()
+    max_age = re.fullmatch(r"max-age=(\d+)", page.headers.get("Cache-Control", ""))
+    if max_age:
+        _fresh_from[url] = time.monotonic() + int(max_age[1])
+    return totals_of(page.text)
 
 
 def totals_of(exposition: str) -> dict[str, float]:

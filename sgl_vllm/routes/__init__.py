@@ -26,6 +26,7 @@ from typing import Any  # Any: JSON
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.routing import APIRouter
 from starlette.datastructures import State
+from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor
@@ -36,7 +37,7 @@ from sgl_vllm.routes import match, pins, tree, why
 from sgl_vllm.routes.body_limit import BodyLimitMiddleware
 from sgl_vllm.routes.engines import answered, end_requests_at_shutdown, engine_stats
 from sgl_vllm.routes.incoming import IncomingRequests
-from sgl_vllm.routes.metrics import MetricsMiddleware, SglCollector
+from sgl_vllm.routes.metrics import MAX_AGE_S, MetricsMiddleware, SglCollector
 from sgl_vllm.routes.tenants import TenantMiddleware, TenantSource
 from sgl_vllm.routes.tool_calls import ToolCallMiddleware
 from sgl_vllm.scheduler.stats import EngineStats
@@ -90,7 +91,13 @@ class SglEndpointPlugin:
         app.add_middleware(ToolCallMiddleware)
         registry, collector = get_prometheus_registry(), SglCollector()
         registry.register(collector)
-        app.add_middleware(MetricsMiddleware, collector=collector, registry=registry, ask=_stats)
+        app.add_middleware(
+            MetricsMiddleware,
+            collector=collector,
+            registry=registry,
+            ask=_stats,
+            max_age_s=0 if envs.VLLM_SERVER_DEV_MODE else MAX_AGE_S,
+        )
 
     async def init_state(
         self, engine_client: AsyncLLM | None, state: State, args: Namespace

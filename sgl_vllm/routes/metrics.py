@@ -5,6 +5,9 @@ second, because the route needs no API key. Between scrapes nothing runs. With s
 each one asks all its engines, so any of them reports the whole server. Each has its own last
 report, so two of them can differ while requests run. A scrape that arrives a second or more after
 the end of another one never has older numbers, whichever API server answers.
+
+A server in vLLM's development mode, which is not for untrusted clients, asks for each scrape. How
+old the numbers may be is in the page's header `Cache-Control`.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from math import ceil
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
@@ -25,6 +29,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -37,7 +42,7 @@ logger = logging.getLogger("vllm.sgl_vllm.server")
 REFRESH_TIMEOUT_S = 2.0
 """How long a scrape waits for the engines."""
 
-MAX_AGE_S = 1.0
+MAX_AGE_S = 1
 """The engines are asked no more than this long before a scrape arrives."""
 
 _CHOOSE_FORMAT = (b"accept", b"accept-encoding")
@@ -122,12 +127,15 @@ class MetricsMiddleware:
         collector: SglCollector,
         registry: CollectorRegistry,
         ask: Callable[[FastAPI], Awaitable[EngineStats]],
+        max_age_s: float,
     ) -> None:
-        """`registry` is vLLM's, with `collector` in it. `ask(app)` returns the engines' report."""
+        """`registry` is vLLM's, with `collector` in it. `ask(app)` returns the engines' report, and
+        is called if the last one is older than `max_age_s`."""
         self._app = app
         self._collector = collector
         self._registry = registry
         self._ask = ask
+        self._max_age_s = max_age_s
         self._asking = asyncio.Lock()
         self._asked_at = float("-inf")
         self._pages: Coalescer[list[Message]] = Coalescer()
@@ -138,7 +146,7 @@ class MetricsMiddleware:
             return await self._app(scope, receive, send)
         arrived_at = time.monotonic()
         async with self._asking:  # scrapes that wait here share the report that is under way
-            if arrived_at - self._asked_at > MAX_AGE_S:
+            if arrived_at - self._asked_at > self._max_age_s:
                 self._asked_at = time.monotonic()
                 self._collector.stats = await self._report(scope["app"])
         # Rendering a page blocks the event loop for some milliseconds.
@@ -151,6 +159,8 @@ class MetricsMiddleware:
         messages: list[Message] = []
 
         async def keep(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["Cache-Control"] = f"max-age={ceil(self._max_age_s)}"
             messages.append(message)
 
         if self._registry is REGISTRY:

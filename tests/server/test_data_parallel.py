@@ -13,7 +13,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sgl_vllm.server_process import PLUGIN_METRICS_AGE_S, read_counters
+from sgl_vllm.routes.metrics import MAX_AGE_S
+from sgl_vllm.server_process import read_counters
 from tests.server.conftest import serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -61,7 +62,7 @@ def test_whichever_api_server_is_asked_tells_of_all_engines_once(server):
     before = radix_stats(server.url)
     for token in range(4):
         complete(server.url, [token + 300] * 40)
-    time.sleep(PLUGIN_METRICS_AGE_S)  # each API server has its own last report of the engines
+    time.sleep(MAX_AGE_S)  # each API server has its own last report of the engines
     page, *others = [ours_of(server.url) for _ in range(SCRAPES)]
     assert all(other == page for other in others)
     assert page["sgl_vllm:prefix_lookups_total"] == before["lookups"] + 4

@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY, Counter, make_asgi_app
 from prometheus_client.core import CollectorRegistry, Metric
 from prometheus_client.parser import text_string_to_metric_families
+from vllm import envs
 
 from sgl_vllm.fsm.vllm.backend import BackendCounters
 from sgl_vllm.radix.programs import ProgramGauges
@@ -170,7 +171,19 @@ def test_scrapes_within_a_second_ask_the_engines_once() -> None:
     assert engine.asked == [("stats", None)]
 
 
-def scrape_at_once(collector: SglCollector, answer_takes_s: float, num_scrapes: int) -> list[str]:
+@pytest.mark.usefixtures("shared_counts")
+def test_in_development_mode_each_scrape_asks_the_engines(monkeypatch) -> None:
+    monkeypatch.setattr(envs, "VLLM_SERVER_DEV_MODE", True, raising=False)
+    engine = FakeEngine(stats=ran(7))
+    client = TestClient(fake_server(engine))
+    for number in (1, 2, 3):
+        assert client.get("/metrics").headers["Cache-Control"] == "max-age=0"
+        assert len(engine.asked) == number
+
+
+def scrape_at_once(
+    collector: SglCollector, answer_takes_s: float, num_scrapes: int, max_age_s: float
+) -> list[str]:
     """The pages of scrapes that arrive together, from engines that answer after `answer_takes_s`
     and count how often they are asked."""
     num_asked = 0
@@ -184,7 +197,13 @@ def scrape_at_once(collector: SglCollector, answer_takes_s: float, num_scrapes: 
     registry = CollectorRegistry()
     registry.register(collector)
     app = FastAPI()
-    app.add_middleware(metrics.MetricsMiddleware, collector=collector, registry=registry, ask=ask)
+    app.add_middleware(
+        metrics.MetricsMiddleware,
+        collector=collector,
+        registry=registry,
+        ask=ask,
+        max_age_s=max_age_s,
+    )
 
     async def scrape() -> list[str]:
         transport = httpx.ASGITransport(app)
@@ -195,10 +214,9 @@ def scrape_at_once(collector: SglCollector, answer_takes_s: float, num_scrapes: 
     return asyncio.run(scrape())
 
 
-def test_scrapes_that_arrive_together_ask_slow_engines_once(monkeypatch) -> None:
+def test_scrapes_that_arrive_together_ask_slow_engines_once() -> None:
     """Each would ask by itself if the age counted from when it is its turn."""
-    monkeypatch.setattr(metrics, "MAX_AGE_S", 0.05)
-    pages = scrape_at_once(SglCollector(), answer_takes_s=0.1, num_scrapes=50)
+    pages = scrape_at_once(SglCollector(), answer_takes_s=0.1, num_scrapes=50, max_age_s=0.05)
     assert all("sgl_vllm:forward_passes_total 1.0" in page for page in pages)
 
 
@@ -215,7 +233,7 @@ class SlowPages(SglCollector):
 
 def test_scrapes_that_arrive_together_share_pages() -> None:
     collector = SlowPages()
-    pages = scrape_at_once(collector, answer_takes_s=0.01, num_scrapes=50)
+    pages = scrape_at_once(collector, answer_takes_s=0.01, num_scrapes=50, max_age_s=1)
     assert len(pages) == 50 and len(set(pages)) == 1
     assert collector.num_pages <= 2
 
@@ -230,7 +248,11 @@ def test_a_page_has_all_that_was_counted_before_its_scrape() -> None:
     app = FastAPI()
     app.mount("/metrics", make_asgi_app(REGISTRY))
     app.add_middleware(
-        metrics.MetricsMiddleware, collector=SglCollector(), registry=REGISTRY, ask=ask
+        metrics.MetricsMiddleware,
+        collector=SglCollector(),
+        registry=REGISTRY,
+        ask=ask,
+        max_age_s=metrics.MAX_AGE_S,
     )
     client = TestClient(app)
     try:

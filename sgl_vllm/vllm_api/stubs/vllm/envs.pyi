@@ -1,2 +1,2 @@
-# [prefix_attention]
 VLLM_BATCH_INVARIANT: bool
+VLLM_SERVER_DEV_MODE: bool
