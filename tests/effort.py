@@ -1,9 +1,10 @@
 """How many random examples the tests of pure parts try, and how many requests an engine gets.
 
-Owns two factors, and which of a test's cases are slow. With `SGL_VLLM_TEST_EFFORT=10` there are ten
-times as many examples as in a usual run, which is to be short. They are other ones in each run, so
-that many usual runs see as much as a long one. `SGL_VLLM_TEST_REQUESTS` is the share of requests
-that are sent, a quarter where a pass is slow (`tests/platforms`).
+Owns two factors, which of a test's cases are run, and which are slow. With
+`SGL_VLLM_TEST_EFFORT=10` there are ten times as many examples as in a usual run, which is to be
+short. They are other ones in each run, so that many usual runs see as much as a long one.
+`SGL_VLLM_TEST_REQUESTS` is the share of requests that are sent, a quarter where a pass is slow
+(`tests/platforms`).
 """
 
 from __future__ import annotations
@@ -34,3 +35,27 @@ def some_slow(
     """For `params` or `parametrize`: all names, with the marks `slow` on those that are not in
     `quick`."""
     return [pytest.param(name, marks=() if name in quick else slow) for name in names]
+
+
+def by_turns(rows: Iterable[Any], columns: Iterable[Any], turns: Iterable[Any]) -> list[Any]:
+    """For `parametrize`: each row with each column, and with one of `turns`: with the next of them
+    from cell to cell. With more effort each cell has all of them. A cell is slow if its row or its
+    column is."""
+    rows, columns, turns = (
+        [one if isinstance(one, type(pytest.param())) else _param(one) for one in axis]
+        for axis in (rows, columns, turns)
+    )
+    cells = []
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            for turn in turns if _EFFORT > 1 else [turns[(i + j) % len(turns)]]:
+                values = (*row.values, *column.values, *turn.values)
+                name = "-".join(getattr(value, "__name__", str(value)) for value in values)
+                marks = (*row.marks, *column.marks)
+                cells.append(pytest.param(*values, marks=marks, id=name))
+    return cells
+
+
+def _param(value: Any) -> Any:
+    """A tuple is the values of several arguments."""
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)))

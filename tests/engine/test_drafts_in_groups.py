@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from tests.effort import some_slow
+from tests.effort import examples, some_slow
 from tests.engine.drafters import MASKS_AFTER_DRAFTS
 from tests.engine.jobs import (
     Job,
@@ -131,7 +131,7 @@ def test_the_window_of_a_hit_one_token_short_outlives_what_is_before_it(method, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(48))
+@pytest.mark.parametrize("seed", range(examples(16)))
 def test_random_requests_in_a_cache_of_random_size(seed):
     rng = random.Random(seed)
     jobs = mixed_jobs(24, seed=100 + seed)

@@ -91,8 +91,15 @@ def references(model) -> References:
 
 
 @with_every_request
-@pytest.mark.parametrize("num_drafts", [1, NUM_DRAFTS])
-@pytest.mark.parametrize("name", some_slow(SETTINGS, [QUICK], slow))
+@pytest.mark.parametrize(
+    ("name", "num_drafts"),
+    [
+        (QUICK, 1),
+        (QUICK, NUM_DRAFTS),
+        pytest.param("exact jumps", NUM_DRAFTS, marks=slow),
+        pytest.param("stock", 1, marks=slow),
+    ],
+)
 def test_every_request_gets_the_answer_it_gets_without_speculation(
     model, references, name, num_drafts
 ):

@@ -24,7 +24,7 @@ from sgl_vllm.radix.groups import Groups
 from sgl_vllm.radix.hit_copies import HitCopies
 from sgl_vllm.radix.manager import RadixKVCacheManager
 from sgl_vllm.radix.tree import RadixTree
-from tests.effort import some_slow
+from tests.effort import by_turns, some_slow
 from tests.engine.jobs import (
     Job,
     cached_tokens,
@@ -64,9 +64,9 @@ RUNNERS = [(V1Runner, False), (V1Runner, True), (V2Runner, True)]
 TINY, ROOMY = (16, 60, 48, "fcfs"), (16, 1500, 512, "fcfs")
 SHAPES = [
     # block size, blocks for three groups, tokens a step, policy
-    TINY,
-    (4, 240, 100, "priority"),
-    ROOMY,
+    pytest.param(TINY),
+    pytest.param((4, 240, 100, "priority")),
+    pytest.param(ROOMY),
     pytest.param((8, 130, 32, "fcfs"), marks=pytest.mark.slow),
     pytest.param((32, 40, 200, "priority"), marks=pytest.mark.slow),
 ]
@@ -122,9 +122,9 @@ def preempted(monkeypatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("runner", "is_async"), RUNNERS)
-@pytest.mark.parametrize("layout", SOME_SLOW)
+@pytest.mark.parametrize(
+    ("layout", "shape", "runner", "is_async"), by_turns(SOME_SLOW, SHAPES, RUNNERS)
+)
 def test_every_request_gets_the_same_tokens(want, preempted, layout, runner, is_async, shape):
     """Jumps, preemptions, and with a seed also aborts and resets, some with a step in flight."""
     jobs, answers = want

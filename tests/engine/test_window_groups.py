@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 
 from sgl_vllm.radix.snapshot import take_snapshot
 from sgl_vllm.radix.tree import RadixTree
-from tests.effort import some_slow
+from tests.effort import by_turns, some_slow
 from tests.engine.jobs import (
     cached_tokens,
     check,
@@ -53,7 +53,7 @@ SOME_SLOW = some_slow(LAYOUTS, QUICK)
 RUNNERS = [(V1Runner, False), (V1Runner, True), (V2Runner, True)]
 SHAPES = [
     # block size, blocks, at once, tokens a step, policy
-    (16, 80, 16, 48, "fcfs"),
+    pytest.param((16, 80, 16, 48, "fcfs")),
     pytest.param((16, 900, 16, 512, "fcfs"), marks=pytest.mark.slow),
     pytest.param((32, 44, 16, 200, "priority"), marks=pytest.mark.slow),
 ]
@@ -74,9 +74,9 @@ def want():
     return with_continuations(jobs, wanted(jobs))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("runner", "is_async"), RUNNERS)
-@pytest.mark.parametrize("layout", SOME_SLOW)
+@pytest.mark.parametrize(
+    ("layout", "shape", "runner", "is_async"), by_turns(SOME_SLOW, SHAPES, RUNNERS)
+)
 def test_every_request_gets_the_same_tokens(want, layout, runner, is_async, shape):
     jobs, answers = want
     block_size, num_blocks, at_once, max_tokens, policy = shape
