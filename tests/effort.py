@@ -38,9 +38,9 @@ def some_slow(
 
 
 def by_turns(rows: Iterable[Any], columns: Iterable[Any], turns: Iterable[Any]) -> list[Any]:
-    """For `parametrize`: each row with each column, and with one of `turns`: with the next of them
-    from cell to cell. With more effort each cell has all of them. A cell is slow if its row or its
-    column is."""
+    """For `parametrize`: each row with each column, and with one of `turns`, the next one in each
+    cell. With more effort, each cell has all of them. A cell is slow if its row or its column is.
+    A tuple, or what `pytest.param` makes of several values, is several arguments."""
     rows, columns, turns = (
         [one if isinstance(one, type(pytest.param())) else _param(one) for one in axis]
         for axis in (rows, columns, turns)
@@ -57,5 +57,4 @@ def by_turns(rows: Iterable[Any], columns: Iterable[Any], turns: Iterable[Any]) 
 
 
 def _param(value: Any) -> Any:
-    """A tuple is the values of several arguments."""
     return pytest.param(*(value if isinstance(value, tuple) else (value,)))

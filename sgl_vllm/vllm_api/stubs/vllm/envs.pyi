@@ -1,2 +1,2 @@
-VLLM_BATCH_INVARIANT: bool
-VLLM_SERVER_DEV_MODE: bool
+VLLM_BATCH_INVARIANT: bool  # [prefix_attention]
+VLLM_SERVER_DEV_MODE: bool  # [routes]
