@@ -94,7 +94,8 @@ MODELS = {
         fewest_blocks=20,
         dtype="bfloat16",
         rounding=1.5 * _BFLOAT16_STEP,
-        tolerance=3 * _BFLOAT16_STEP,  # Without the tree, too, more than two were seen.
+        # Stock is as far from itself: 186 tokens in chunks of 122, and in one pass.
+        tolerance=6 * _BFLOAT16_STEP,
     ),
     # Mamba-2, as Granite 4 and Nemotron-H have it.
     "granite4": RecurrentModel(
