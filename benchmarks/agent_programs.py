@@ -23,7 +23,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -280,10 +281,20 @@ def compare(backend: Watched, texts: Texts, rounds: int) -> list[Result]:
             todo = items(name, texts, rounds)
             for index, item in enumerate(progress.track(todo, description=name)):
                 for way in (*WAYS[index % 3 :], *WAYS[: index % 3]):
-                    sgl.global_config.enable_prefill_during_tools = way != ORDINARY
-                    arms[way].run(backend, item)
+                    with _prefill_during_tools(way != ORDINARY):
+                        arms[way].run(backend, item)
             results.append(measured(name, arms))
     return results
+
+
+@contextmanager
+def _prefill_during_tools(is_on: bool) -> Iterator[None]:
+    before = sgl.global_config.enable_prefill_during_tools
+    sgl.global_config.enable_prefill_during_tools = is_on
+    try:
+        yield
+    finally:
+        sgl.global_config.enable_prefill_during_tools = before
 
 
 if __name__ == "__main__":
