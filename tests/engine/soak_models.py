@@ -14,6 +14,10 @@ from tests.engine import mla_model, recurrent_models, window_models
 from tests.engine.play import LOGPROB_TOLERANCE, NEAR_TIE
 from tests.engine.programs import MAX_MODEL_LEN
 
+BFLOAT16_TOLERANCE = 0.024
+"""Of log-probabilities, in many requests: stock is as far from itself where it computes a prompt of
+186 tokens in chunks of 122, and in one pass."""
+
 
 @dataclass(frozen=True)
 class SoakModel:
@@ -72,7 +76,7 @@ def _recurrent(name: str) -> Callable[[Path, pytest.MonkeyPatch], SoakModel]:
             fewest_blocks=model.fewest_blocks,
             chunk_sizes=(model.block_size + 16, 1024),
             is_always_chunked=True,  # vLLM demands it
-            tolerance=model.tolerance,
+            tolerance=model.tolerance if model.dtype == "float32" else BFLOAT16_TOLERANCE,
             near_tie=model.rounding,
         )
 
