@@ -6,7 +6,7 @@ not own which tokens are copied (`reuse.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
@@ -17,12 +17,13 @@ from sgl_vllm.vllm_api.patching import wrap
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.attention.attention import Attention
-    from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+    from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as RunnerV1
     from vllm.v1.worker.gpu_worker import Worker
 
 ATTRIBUTE = "sgl_vllm_turned_copies"
-"""Of a `SchedulerOutput`: the step's copies. Absent from steps without any."""
+"""Of a `SchedulerOutput`: the step's `StepCopies`. Absent from steps without any."""
 
 ALWAYS_TURN_KEYS = frozenset(
     {
@@ -56,69 +57,131 @@ class TurnedCopy(NamedTuple):
     shift: int
 
 
-def send(output: SchedulerOutput, copies: Sequence[TurnedCopy]) -> None:
-    """Let the workers carry out `copies` before the forward pass of this step."""
-    vars(output)[ATTRIBUTE] = copies
+class StepCopies(NamedTuple):
+    """What a step copies before its forward pass.
+
+    Attributes:
+        moved: the requests that go on behind what is copied for them. The V2 runner keeps the
+            position of each request itself, so it has to be told.
+    """
+
+    copies: Sequence[TurnedCopy]
+    moved: Set[str]
+
+
+def send(output: SchedulerOutput, step: StepCopies) -> None:
+    """Let the workers carry out the copies of this step."""
+    vars(output)[ATTRIBUTE] = step
 
 
 def use_in_worker(worker: Worker, block_size: int) -> str | None:
     """Make a worker carry out turned copies from now on. Called in its process, when its KV cache
-    exists and is idle. Compares its rotation with the model's own.
+    exists and is idle. Compares its rotation with the model's own, and tests a copy on two blocks,
+    which it restores.
 
     Returns:
         Why it cannot; None if it can.
     """
     runner = worker.model_runner
-    if not _is_v1(runner):
-        return "this model runner keeps the position of each request in the worker"
+    if not (_is_v1(runner) or _is_v2(runner)):
+        return "this vLLM's model runner has no known method that updates requests"
     try:
         layers = [
             (KVLayout(layer, block_size), rotation)
             for layer, rotation in _rotations_of(runner).items()
         ]
+        copier = TurnedCopier(layers, block_size)
+        if not copier.is_right():
+            return "the self-test of its copies failed on this device"
     except ValueError as error:
         return str(error)
     except Exception as error:  # requests can be served without it
         return f"{type(error).__name__}: {error}"
-    TurnedCopier(layers, block_size).install(runner)
+    if _is_v2(runner):
+        copier.install_in_v2(runner)
+    elif _is_v1(runner):
+        copier.install_in_v1(runner)
     return None
 
 
-def _is_v1(runner: object) -> TypeGuard[GPUModelRunner]:
+def _is_v1(runner: object) -> TypeGuard[RunnerV1]:
     return hasattr(runner, "_update_states")
 
 
+def _is_v2(runner: object) -> TypeGuard[RunnerV2]:
+    return hasattr(runner, "update_requests")
+
+
 class TurnedCopier:
-    """Carries copies out in all layers, each with the rotation of its keys."""
+    """Carries copies out in all layers, each with the rotation of its keys: after a runner has
+    zeroed a step's new blocks and made vLLM's own copies, and before its forward pass."""
 
     def __init__(self, layers: Sequence[tuple[KVLayout, Rotation]], block_size: int) -> None:
         self._layers = layers
         self._block_size = block_size
         self._device = layers[0][0].cache.device
 
-    def install(self, runner: GPUModelRunner) -> None:
-        """Carry out the copies of each step of a runner, after its new blocks are zeroed and vLLM's
-        own copies are made, and before its forward pass."""
-        wrap(runner, "_update_states")(self._update)
+    def install_in_v1(self, runner: RunnerV1) -> None:
+        def update(
+            original: Callable[[SchedulerOutput], object], scheduler_output: SchedulerOutput
+        ) -> object:
+            result = original(scheduler_output)
+            if (step := _copies_of(scheduler_output)) is not None:
+                self.copy(step.copies)
+            return result
 
-    def _update(
-        self, original: Callable[[SchedulerOutput], object], scheduler_output: SchedulerOutput
-    ) -> object:
-        result = original(scheduler_output)
-        copies: Sequence[TurnedCopy] | None = vars(scheduler_output).get(ATTRIBUTE)
-        if copies:
-            self.copy(copies)
-        return result
+        wrap(runner, "_update_states")(update)
+
+    def install_in_v2(self, runner: RunnerV2) -> None:
+        def update(
+            original: Callable[[SchedulerOutput], None], scheduler_output: SchedulerOutput
+        ) -> None:
+            original(scheduler_output)
+            if (step := _copies_of(scheduler_output)) is not None:
+                _move(runner, scheduler_output.scheduled_cached_reqs, step.moved)
+                self.copy(step.copies)
+
+        wrap(runner, "update_requests")(update)
+
+    def is_right(self) -> bool:
+        """Whether a copy from block 0 to block 1 leaves there, in all layers, the values, and the
+        keys as turned on a CPU."""
+        num_tokens, shift = self._block_size - 1, -5
+        generator = torch.Generator().manual_seed(0)
+        before = [layout.cache[:2].clone() for layout, _ in self._layers]
+        try:
+            for layout, _ in self._layers:
+                size = layout.cache[0].numel()
+                numbers = torch.randn(2, size, generator=generator)
+                layout.cache[:2] = numbers.to(layout.cache)
+            self.copy([TurnedCopy((0,), 0, (1,), 1, num_tokens, shift)])
+            places = torch.arange(num_tokens, device=self._device)
+            zeros = torch.zeros_like(places)
+            for layout, rotation in self._layers:
+                wanted_keys, wanted = (one.cpu() for one in layout.read(zeros, places))
+                keys, values = (one.cpu() for one in layout.read(zeros + 1, places + 1))
+                angles = rotation.angles(torch.full((num_tokens,), shift))
+                turned = rotation.turn(wanted_keys.float(), angles)
+                if not torch.equal(values, wanted):
+                    return False
+                if not torch.allclose(keys.float(), turned, atol=0.05):
+                    return False
+            return True
+        finally:
+            for (layout, _), old in zip(self._layers, before, strict=True):
+                layout.cache[:2] = old
 
     def copy(self, copies: Sequence[TurnedCopy]) -> None:
         """The sources hold what they held before, so the order of the copies does not matter. No
         target is a source."""
         source = self._slots((one.sources, one.source_offset, one.num_tokens) for one in copies)
         target = self._slots((one.targets, one.target_offset, one.num_tokens) for one in copies)
-        shifts = torch.repeat_interleave(
-            torch.tensor([one.shift for one in copies]),
-            torch.tensor([one.num_tokens for one in copies]),
-        ).to(self._device)
+        shifts = self._on_device(
+            torch.repeat_interleave(
+                torch.tensor([one.shift for one in copies]),
+                torch.tensor([one.num_tokens for one in copies]),
+            )
+        )
         angles = {rotation: rotation.angles(shifts) for _, rotation in self._layers}
         for layout, rotation in self._layers:
             keys, values = layout.read(*source)
@@ -133,10 +196,31 @@ class TurnedCopier:
             places = torch.arange(first, first + num_tokens)
             blocks.append(torch.tensor(ids)[places // self._block_size])
             offsets.append(places % self._block_size)
-        return torch.cat(blocks).to(self._device), torch.cat(offsets).to(self._device)
+        return self._on_device(torch.cat(blocks)), self._on_device(torch.cat(offsets))
+
+    def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Without waiting for what the device has yet to do."""
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
-def _rotations_of(runner: GPUModelRunner) -> Mapping[Attention, Rotation]:
+def _copies_of(scheduler_output: SchedulerOutput) -> StepCopies | None:
+    return vars(scheduler_output).get(ATTRIBUTE)
+
+
+def _move(runner: RunnerV2, scheduled: CachedRequestData, moved: Set[str]) -> None:
+    """Let requests of a step compute from where the scheduler has moved them."""
+    states = runner.req_states
+    for request_id, num_computed in zip(
+        scheduled.req_ids, scheduled.num_computed_tokens, strict=True
+    ):
+        if request_id in moved:
+            # In the order of the stream, so after the passes before this one.
+            states.num_computed_tokens.gpu[states.req_id_to_index[request_id]] = num_computed
+
+
+def _rotations_of(runner: RunnerV1 | RunnerV2) -> Mapping[Attention, Rotation]:
     """The rotation of each attention layer's keys.
 
     Raises:

@@ -20,22 +20,18 @@ def why_off(engine: EngineView) -> str | None:
     before its workers are asked (`copies.use_in_worker`)."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-    config, scheduler = engine.vllm_config, engine.scheduler
+    config = engine.vllm_config
     if missing := missing_hooks(OPTION):
         return f"this vLLM lacks {', '.join(missing)}"
     if "radix" in engine.off:
         return f"radix is off ({engine.off['radix']})"
-    if scheduler.use_v2_model_runner:
-        return "the V2 model runner keeps the position of each request in the worker"
-    if config.scheduler_config.async_scheduling:
-        return "with asynchronous scheduling, a pass is scheduled before the one before it has run"
-    if (device := config.device_config.device_type) != "cpu":
-        return f"it has been tested on CPUs only, not on {device}"
+    if (device := config.device_config.device_type) not in ("cpu", "cuda"):
+        return f"it is not known to work on {device}"
     if config.parallel_config.world_size > 1:
         return "the model is split over several workers"
     if config.speculative_config is not None:
         return "a drafter has KV of its own"
-    if scheduler.connectors:
+    if engine.scheduler.connectors:
         return "a KV connector would store what is not exact"
     if not config.scheduler_config.enable_chunked_prefill:
         return "chunked prefill is off"

@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 from vllm.logger import init_logger
 
 from sgl_vllm.approximate.characters import TokenTexts
-from sgl_vllm.approximate.copies import TurnedCopy, send
+from sgl_vllm.approximate.copies import StepCopies, TurnedCopy, send
 from sgl_vllm.approximate.part import why_exact
 from sgl_vllm.approximate.plan import Reuse, plan
 from sgl_vllm.approximate.segment_index import SegmentIndex
@@ -243,10 +243,13 @@ class ApproximateReuse:
         were preempted."""
         self._forget_ended()
         copies: list[TurnedCopy] = []
+        moved: set[str] = set()
         inexact = self._radix.pool.inexact
         for request_id, planned in [*self._planned.items()]:
             if request_id in output.num_scheduled_tokens:
                 self._admitted(planned)
+                if planned.to_copy:
+                    moved.add(request_id)
                 while planned.to_copy:
                     copies.append(self._copy(planned.request, planned.to_copy.pop(0)))
                     inexact.release_first(request_id)
@@ -257,7 +260,7 @@ class ApproximateReuse:
                 inexact.end(request_id)
                 self._marked[planned.request].num_tries += 1
         if copies:
-            send(output, copies)
+            send(output, StepCopies(copies, moved))
 
     def _forget_ended(self) -> None:
         """Forget the plans of requests that have released their blocks since."""

@@ -12,7 +12,8 @@ import pytest
 import torch
 from vllm.sampling_params import StructuredOutputsParams
 
-from benchmarks.approximate import Bench, Sizes
+from benchmarks.approximate import SHARES, Bench, RecallSizes, Sizes
+from sgl_vllm.approximate.copies import TurnedCopier
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.tokens import pack
 from tests.effort import requests
@@ -20,16 +21,12 @@ from tests.engine.approximate_prompts import Prompt, ask, document, has_flag, re
 from tests.engine.engine import Engine, greedy, tokens_of
 from tests.engine.window_models import random_model, save
 from tests.platforms.platform import VLLMS_CHOICE_ON_A_CPU, chosen
+from tools.demo_model.training import TrainingPlan
+from tools.train_recall_model import build
 
 A, B, C, D = (document(number) for number in range(4))
 NAMESPACE = CacheNamespace(None, None)
 PLUGIN = {"approximate_reuse": True, "fsm": False, "jump_forward": False}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def where_it_works(request) -> None:
-    if chosen(request.config) != VLLMS_CHOICE_ON_A_CPU:
-        pytest.skip("it needs vLLM's V1 model runner and synchronous scheduling")
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +237,7 @@ def test_exact_requests_beside_reusing_ones_get_stocks_answers(start, num_blocks
     rng = random.Random(num_blocks)
     documents = [document(number, num_sentences=rng.randrange(4, 9)) for number in range(6)]
     rounds = []
-    for _ in range(requests(6)):
+    for _ in range(max(6, requests(6))):
         prompts = []
         for _ in range(rng.randrange(2, 7)):
             chosen = tuple(rng.sample(documents, rng.randrange(1, 4)))
@@ -407,16 +404,34 @@ def test_layers_without_known_positions_are_refused(start, tmp_path) -> None:
     assert not has_flag(output)
 
 
-def test_the_benchmark_measures_what_the_shares_compute(start) -> None:
+def test_a_device_that_copies_something_else_is_refused(start, monkeypatch) -> None:
+    monkeypatch.setattr(TurnedCopier, "copy", lambda self, copies: None)
+    assert start(plugin=PLUGIN).scheduler.parts.approximate is None
+
+
+def test_the_benchmark_measures_what_the_shares_compute(start, request) -> None:
+    if chosen(request.config) != VLLMS_CHOICE_ON_A_CPU:
+        pytest.skip("it starts an engine of its own")
     start().stop()  # one engine at a time
-    bench = Bench("demo", Sizes(segment_tokens=64, prompts=1, rounds=1, positions=2))
-    try:
+    with Bench("demo", Sizes(segment_tokens=64, prompts=1, rounds=1, positions=2)) as bench:
         rows = bench.rows(with_quality=True)
-    finally:
-        bench.llm.llm_engine.engine_core.shutdown()
     computed = [row.computed for row in rows]
     assert computed == sorted(computed) and computed[0] < 0.1 and computed[-1] > 0.9
     assert rows[-1].agreement == 1 and rows[-1].kl is not None and abs(rows[-1].kl) < 0.01
+
+
+def test_the_benchmark_asks_about_notes(start, request, tmp_path) -> None:
+    """A model that has hardly been trained: what is computed as a whole is the exact answer."""
+    if chosen(request.config) != VLLMS_CHOICE_ON_A_CPU:
+        pytest.skip("it starts an engine of its own")
+    start().stop()
+    plan = TrainingPlan(steps=2, tokens_per_step=216, row_lengths=((72, 1.0),))
+    build(tmp_path, plan, seed=0, num_workers=1)
+    with Bench(str(tmp_path), Sizes(64, prompts=2, rounds=1, positions=0)) as bench:
+        rows = bench.recall_rows(RecallSizes(prompts=2, questions=3, notes_per_segment=5))
+    assert [row.share for row in rows] == [*SHARES]
+    assert rows[-1].agreement == 1 and rows[-1].kl is not None and abs(rows[-1].kl) < 0.01
+    assert all(row.right is not None and 0 <= row.right < 0.9 for row in rows)
 
 
 # -- inside

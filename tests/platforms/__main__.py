@@ -18,11 +18,13 @@ FILES = {
     "v1-async": (
         *("self_check", "programs", "speculation", "same_answers", "jump_pressure", "jump_modes"),
         *("json_passes", "jump_opening", "jump_forward", "mla", "radix", "select"),
+        "approximate_reuse",
     ),
     "v2-sync": ("speculation", "jump_opening", "jump_forward", "select"),
     "v2-async": (
         *("same_answers", "jump_connectors", "recurrent_models", "jump_modes", "speculation"),
         *("jump_pressure", "json_passes", "jump_forward", "select", "radix"),
+        "approximate_reuse",
     ),
 }
 
