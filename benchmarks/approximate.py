@@ -1,6 +1,7 @@
 """Approximate reuse against exact answers: what it computes, its time, and how far it is off.
 
     python -m benchmarks.approximate                       # the demo model, 33M random weights
+    python -m benchmarks.approximate --recall FOLDER       # how many answers are right
     python -m benchmarks.approximate --quick --json FILE
 
 For each share of recomputed tokens, prompts show segments in a new order that were computed before
@@ -12,7 +13,8 @@ token is the same, and the mean KL divergence in nats.
 
 A share of 100% computes everything, so its agreement is 100%, unless sums are taken in another
 order. Random weights pay no attention to anything in particular, so nothing is said of their
-answers. One engine runs at a time.
+answers. `--recall` takes a model that `tools/train_recall_model.py` has trained to answer from its
+context, and prints how many of its answers are right too. One engine runs at a time.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import recall
 from benchmarks.in_process import prepare_engine_in_this_process
 from benchmarks.models import resolve_model
 
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 SHARES = (0.0, 0.05, 0.15, 0.3, 1.0)
 NUM_SEGMENTS = 8
+HEAD, QUESTION = "Read these notes.\n", "The hare of crow is"
 WORDS = ["hare", "owl", "fox", "hen", "toad", "newt", "crow", "mole", "wasp", "carp", "lynx"]
 
 
@@ -50,6 +54,15 @@ class Sizes:
     positions: int
 
 
+@dataclass(frozen=True)
+class RecallSizes:
+    """How much is asked about notes: this many prompts, and questions about each."""
+
+    prompts: int
+    questions: int
+    notes_per_segment: int
+
+
 @dataclass
 class Row:
     """One share of one model.
@@ -58,6 +71,7 @@ class Row:
         computed: the tokens of a prompt that are computed, as a share of all.
         ms: median time to the first token. `exact_ms`: of exact requests without a hit.
         agreement, kl: of the next token; None if they were not measured.
+        right: the share of questions about notes that were answered right. None without --recall.
     """
 
     model: str
@@ -68,10 +82,11 @@ class Row:
     exact_ms: float
     agreement: float | None = None
     kl: float | None = None
+    right: float | None = None
 
 
 class Bench:
-    """One engine, and the prompts for it."""
+    """One engine, and the prompts for it. As a context manager, it stops the engine at the end."""
 
     def __init__(self, model: str, sizes: Sizes) -> None:
         from vllm import LLM
@@ -100,6 +115,12 @@ class Bench:
 
         core.model_executor.execute_model = counted
 
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+
     def segment(self, number: int) -> str:
         """A text of about `segment_tokens` tokens."""
         rng, text, size = random.Random(number), "", self.sizes.segment_tokens
@@ -115,6 +136,8 @@ class Bench:
         salt: str,
         *,
         reuse: bool,
+        head: str = HEAD,
+        question: str = QUESTION,
         after: Sequence[int] = (),
         max_tokens: int = 1,
         **params: Any,
@@ -123,7 +146,6 @@ class Bench:
         tokens computed, and the seconds that it took."""
         from vllm import SamplingParams
 
-        head, question = "Read these notes.\n", "The hare of crow is"
         marks, position = [], len(head)
         for segment in segments:
             marks += [position, position + len(segment)]
@@ -154,6 +176,47 @@ class Bench:
                 row.agreement, row.kl = self._quality(row.share, orders)
         return rows
 
+    def recall_rows(self, sizes: RecallSizes) -> list[Row]:
+        """Of a model that answers from notes. Times are those of prompts of notes too."""
+        rng = random.Random(0)
+        prompts = []
+        for _ in range(sizes.prompts):
+            first, *parts = recall.segments(rng, 1 + NUM_SEGMENTS, sizes.notes_per_segment)
+            texts = [recall.text_of(part) for part in parts]
+            asked = rng.sample([note for part in parts for note in part], sizes.questions)
+            prompts.append((recall.text_of(first), texts, rng.sample(texts, len(texts)), asked))
+        orders = [(before, after) for _, before, after, _ in prompts]
+        rows = [self._measured(share, orders) for share in SHARES]
+        exact = [
+            [self._answer(after, f"exact {i}", head, note, reuse=False) for note in asked]
+            for i, (head, _, after, asked) in enumerate(prompts)
+        ]
+        for row in rows:
+            self.scheduler.parts.approximate.recompute = row.share
+            answers = []
+            for i, (head, before, after, asked) in enumerate(prompts):
+                salt = f"recall {row.share} {i}"
+                self.ask(before, salt, reuse=False, head=head)
+                for note, of_exact in zip(asked, exact[i], strict=True):
+                    answer = self._answer(after, salt, head, note, reuse=True)
+                    answers.append((note, answer, of_exact))
+            row.right = statistics.mean(
+                self._text(answer) == f" {note.place}" for note, answer, _ in answers
+            )
+            row.agreement, row.kl = _closeness((of_exact, got) for _, got, of_exact in answers)
+        return rows
+
+    def _answer(
+        self, parts: Sequence[str], salt: str, head: str, note: recall.Note, *, reuse: bool
+    ) -> Distribution:
+        output, _, _ = self.ask(
+            parts, salt, reuse=reuse, head=head, question=note.question, logprobs=-1
+        )
+        return _distribution(output.outputs[0], 0)
+
+    def _text(self, distribution: Distribution) -> str:
+        return str(self.tokenizer.decode([_likeliest(distribution)]))
+
     def _measured(self, share: float, orders: Sequence[tuple[list[str], list[str]]]) -> Row:
         self.scheduler.parts.approximate.recompute = share
         computed, times, exact_times, length = [], [], [], 0
@@ -181,9 +244,9 @@ class Bench:
     def _quality(
         self, share: float, orders: Sequence[tuple[list[str], list[str]]]
     ) -> tuple[float, float]:
-        """How often the likeliest next token is the exact one, and the mean KL divergence."""
+        """Agreement and KL divergence of the next token, at positions of the exact answers."""
         self.scheduler.parts.approximate.recompute = share
-        same, divergences = [], []
+        pairs = []
         for number, (before, after) in enumerate(orders):
             num_tokens = self.sizes.positions
             exact, _, _ = self.ask(
@@ -195,16 +258,32 @@ class Bench:
                 self.ask(before, salt, reuse=False)
                 so_far = answer.token_ids[:position]
                 output, _, _ = self.ask(after, salt, reuse=True, after=so_far, logprobs=-1)
-                wanted, got = _distribution(answer, position), _distribution(output.outputs[0], 0)
-                same.append(max(wanted, key=wanted.__getitem__) == max(got, key=got.__getitem__))
-                divergences.append(
-                    sum(math.exp(one) * (one - got[token]) for token, one in wanted.items())
-                )
-        return statistics.mean(same), statistics.mean(divergences)
+                pairs.append((_distribution(answer, position), _distribution(output.outputs[0], 0)))
+        return _closeness(pairs)
 
 
-def _distribution(answer: Any, position: int) -> dict[int, float]:
+# The log-probability of each token as the next one.
+Distribution = dict[int, float]
+
+
+def _distribution(answer: Any, position: int) -> Distribution:
     return {token: one.logprob for token, one in answer.logprobs[position].items()}
+
+
+def _likeliest(distribution: Distribution) -> int:
+    return max(distribution, key=distribution.__getitem__)
+
+
+def _closeness(pairs: Iterable[tuple[Distribution, Distribution]]) -> tuple[float, float]:
+    """Of exact and other distributions: how often the likeliest token is the same, and the mean KL
+    divergence of the other from the exact one."""
+    same, divergences = [], []
+    for exact, other in pairs:
+        same.append(_likeliest(exact) == _likeliest(other))
+        divergences.append(
+            sum(math.exp(one) * (one - other[token]) for token, one in exact.items())
+        )
+    return statistics.mean(same), statistics.mean(divergences)
 
 
 def main() -> None:
@@ -216,11 +295,17 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="short segments and few prompts")
     parser.add_argument("--model", action="append", help="demo, shape:NAME or a folder; repeatable")
+    parser.add_argument(
+        "--recall",
+        metavar="FOLDER",
+        help="a model by tools/train_recall_model.py, in place of the default models",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     options = parser.parse_args()
     prepare_engine_in_this_process()
     rows: list[Row] = []
-    for model in options.model or ["demo", "shape:33m"]:
+    models = options.model or ([] if options.recall else ["demo", "shape:33m"])
+    for model in models:
         is_demo = model == "demo"
         if options.quick:
             sizes = Sizes(segment_tokens=96, prompts=2, rounds=2, positions=2)
@@ -228,15 +313,21 @@ def main() -> None:
             sizes = Sizes(segment_tokens=256, prompts=6, rounds=6, positions=6)
         else:
             sizes = Sizes(segment_tokens=512, prompts=4, rounds=8, positions=0)
-        bench = Bench(model, sizes)
-        rows += bench.rows(with_quality=is_demo)
-        bench.llm.llm_engine.engine_core.shutdown()
-    print("model        tokens  recomputed  computed     TTFT    exact  agreement    KL (nats)")
+        with Bench(model, sizes) as bench:
+            rows += bench.rows(with_quality=is_demo)
+    if options.recall is not None:
+        asked = RecallSizes(*((2, 4, 5) if options.quick else (40, 8, 5)))
+        with Bench(options.recall, Sizes(96, asked.prompts, 6, 0)) as bench:
+            rows += bench.recall_rows(asked)
+    print(
+        "model        tokens  recomputed  computed     TTFT    exact  agreement    KL (nats)  right"
+    )
     for row in rows:
-        quality = "" if row.agreement is None else f"{row.agreement:10.0%} {row.kl:12.4f}"
+        quality = "" if row.agreement is None else f"{row.agreement:10.1%} {row.kl:12.4f}"
+        right = "" if row.right is None else f"{row.right:6.1%}"
         print(
-            f"{row.model:12} {row.prompt_tokens:6} {row.share:11.0%} {row.computed:9.1%}"
-            f" {row.ms:5.0f} ms {row.exact_ms:5.0f} ms {quality}"
+            f"{Path(row.model).name:12} {row.prompt_tokens:6} {row.share:11.0%} {row.computed:9.1%}"
+            f" {row.ms:5.0f} ms {row.exact_ms:5.0f} ms {quality} {right}"
         )
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))

@@ -35,7 +35,7 @@ from tools.demo_model.tokenizer import (  # noqa: E402
     token_id,
     train_tokenizer,
 )
-from tools.demo_model.training import TrainingPlan, train  # noqa: E402
+from tools.demo_model.training import TrainingPlan, document_streams, train  # noqa: E402
 
 DEFAULT_FOLDER = ROOT / "sgl_vllm" / "demo" / "model"
 STEPS_PER_MINUTE = 100  # on two idle cores, see docs/demo-model.md
@@ -50,7 +50,9 @@ def build(folder: Path, *, steps: int, seed: int, num_workers: int) -> float:
         itertools.islice(documents(seed), TOKENIZER_DOCUMENTS), vocab_size=shape.vocab_size
     )
     network = Network(shape)
-    loss = train(network, tokenizer, TrainingPlan(steps=steps), seed=seed, num_workers=num_workers)
+    plan = TrainingPlan(steps=steps)
+    streams = document_streams(tokenizer, plan, seed)
+    loss = train(network, plan, streams, num_workers=num_workers)
     write_folder(folder, network, tokenizer)
     return loss
 

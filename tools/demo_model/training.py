@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -21,6 +21,9 @@ from tqdm import tqdm
 from .network import Network
 from .texts import documents, long_documents
 from .tokenizer import DOCUMENT_END, TURN_END, TURN_START, token_id
+
+# Tokens, targets and what carries loss, each of shape (rows, length).
+Batch = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,8 @@ def rows(
 
 def batches(
     texts: Iterator[str], tokenizer: Tokenizer, length: int, tokens_per_step: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(tokens, targets, trained), each of shape (rows, length)."""
+) -> Iterator[Batch]:
+    """Endless, of `tokens_per_step` tokens each."""
     stream = rows(texts, tokenizer, length)
     while True:
         batch = list(itertools.islice(stream, tokens_per_step // length))
@@ -211,13 +214,11 @@ class GradientWorkers:
         return loss.item()
 
 
-def train(
-    network: Network, tokenizer: Tokenizer, plan: TrainingPlan, *, seed: int, num_workers: int = 2
-) -> float:
-    """Trains in place and returns the mean loss of the last 50 steps, in nats per trained token."""
-    hidden = [w for n, w in network.layers.named_parameters() if w.dim() == 2]
-    others = [w for n, w in network.named_parameters() if w.dim() != 2 or "embed" in n]
-    streams = {
+def document_streams(
+    tokenizer: Tokenizer, plan: TrainingPlan, seed: int
+) -> dict[int, Iterator[Batch]]:
+    """Endless batches of the demo model's documents, by the length of their rows."""
+    return {
         length: batches(
             (long_documents if length > 512 else documents)(seed + length),
             tokenizer,
@@ -226,6 +227,21 @@ def train(
         )
         for length, _ in plan.row_lengths
     }
+
+
+def train(
+    network: Network,
+    plan: TrainingPlan,
+    streams: Mapping[int, Iterator[Batch]],
+    *,
+    num_workers: int = 2,
+) -> float:
+    """Trains in place and returns the mean loss of the last 50 steps, in nats per trained token.
+
+    `streams` has batches for every length of the plan's rows.
+    """
+    hidden = [w for n, w in network.layers.named_parameters() if w.dim() == 2]
+    others = [w for n, w in network.named_parameters() if w.dim() != 2 or "embed" in n]
     losses: list[float] = []
     with GradientWorkers(network, num_workers) as workers:
         optimizers = (
