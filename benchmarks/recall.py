@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 _STARTS = [
     "Ru",
@@ -58,8 +58,7 @@ class Note:
 
     @property
     def text(self) -> str:
-        remark = f" {self.remark}" if self.remark else ""
-        return f"Note: {self.person} {self.place}.{remark}\n"
+        return f"Note: {self.person} {self.place}. {self.remark}\n"
 
     @property
     def question(self) -> str:
@@ -88,16 +87,11 @@ def text_of(some: Sequence[Note]) -> str:
 def documents(seed: int, num_notes: int) -> Iterator[list[tuple[str, bool]]]:
     """Endless documents of notes and then questions about all of them, in another order.
 
-    Each is a list of texts and whether the text is an answer. In a part of the documents, some or
-    all notes are short, without a remark, so that answers stand at many distances.
+    Each is a list of texts and whether the text is an answer.
     """
     rng = random.Random(seed)
     while True:
-        share_short = rng.choice((0, 0, 0.5, 1))
-        drawn = [
-            replace(note, remark="") if rng.random() < share_short else note
-            for note in notes(rng, num_notes)
-        ]
+        drawn = notes(rng, num_notes)
         parts = [(text_of(drawn), False)]
         for note in rng.sample(drawn, num_notes):
             parts += [(note.question, False), (f" {note.place}", True), ("\n", False)]

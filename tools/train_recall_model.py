@@ -34,10 +34,10 @@ SHAPE = NetworkShape(
     vocab_size=832,
     hidden_size=128,
     num_layers=3,
-    num_heads=2,
-    num_kv_heads=2,
+    num_heads=4,
+    num_kv_heads=4,
     intermediate_size=352,
-    head_dim=64,
+    head_dim=32,
 )
 # Rows get longer step by step. What was learned on short ones is lost in much longer ones.
 ROW_LENGTHS = (
