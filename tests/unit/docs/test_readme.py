@@ -16,6 +16,7 @@ from tools import chart, first_screen, recording
 from tools.generated import ROOT
 
 README = (ROOT / "README.md").read_text()
+EXPECT = (ROOT / "docs" / "expect.md").read_text()
 CHAR_WIDTH = 12.2  # in rich's pictures
 
 
@@ -69,8 +70,9 @@ def test_a_ratio_that_its_rounds_do_not_bear_out_is_no_difference() -> None:
         assert re.search(rf"\({name}\) \| 33M \| no difference \(1\.\d\dx\)", words)
 
 
-def test_the_ratios_in_the_readme_are_recorded_ones() -> None:
-    named = re.findall(r"\b(\d+\.(\d+))x", README)
+@pytest.mark.parametrize("page", [README, EXPECT], ids=["README", "expect"])
+def test_the_ratios_are_recorded_ones(page: str) -> None:
+    named = re.findall(r"\b(\d+\.(\d+))x", page)
     assert len(named) > 5
     for text, digits in named:
         measured = {f"{one:.{len(digits)}f}" for one in recorded_ratios().values()}
