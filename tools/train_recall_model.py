@@ -1,6 +1,6 @@
 """Trains a small model that answers from what is in its context, for `benchmarks.approximate`.
 
-    python tools/train_recall_model.py --out /tmp/recall      # two CPU cores
+    python tools/train_recall_model.py --out FOLDER       # half an hour on one core
 
 Owns the network's sizes, the rows and the share of right answers; the texts are those of
 `benchmarks/recall.py`, the network and the loop those of the demo model. Needs what
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import random
 import sys
 import time
 from collections.abc import Iterator
@@ -94,7 +93,6 @@ def share_right(network: Network, batch: Batch) -> float:
 def build(folder: Path, plan: TrainingPlan, *, seed: int, num_workers: int) -> dict[int, float]:
     """Trains and writes a model folder. Returns the share of right answers by the rows' length."""
     torch.manual_seed(seed)
-    random.seed(seed)
     texts = ("".join(text for text, _ in parts) for parts in documents(seed, 100))
     tokenizer = train_tokenizer(itertools.islice(texts, 200), vocab_size=SHAPE.vocab_size)
     network = Network(SHAPE)
@@ -116,8 +114,8 @@ def build(folder: Path, plan: TrainingPlan, *, seed: int, num_workers: int) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=6000, help="training steps (default: 6000)")
+    parser.add_argument("--seed", type=int, default=1, help="with 0 it learned far slower")
+    parser.add_argument("--steps", type=int, default=5000, help="training steps (default: 5000)")
     parser.add_argument("--workers", type=int, default=2, help="cores to use (default: 2)")
     arguments = parser.parse_args()
     plan = TrainingPlan(
