@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.recall import documents  # noqa: E402
-from tools.demo_model.network import Network, NetworkShape, rotary_table  # noqa: E402
+from tools.demo_model.network import Network, NetworkShape  # noqa: E402
 from tools.demo_model.tokenizer import DOCUMENT_END, token_id, train_tokenizer  # noqa: E402
 from tools.demo_model.training import Batch, TrainingPlan, train  # noqa: E402
 from tools.train_demo_model import write_folder  # noqa: E402
@@ -82,11 +82,7 @@ def batches(
 def share_right(network: Network, batch: Batch) -> float:
     """Of the answers of a batch, how many have the highest logit."""
     tokens, targets, trained = batch
-    x = network.embed_tokens(tokens)
-    cos, sin = rotary_table(network.shape, tokens.shape[1])
-    for layer in network.layers:
-        x = layer(x, cos, sin)
-    logits = network.norm(x[trained]) @ network.embed_tokens.weight.t()
+    logits = network.logits(tokens, trained)
     return (logits.argmax(-1) == targets[trained]).float().mean().item()
 
 

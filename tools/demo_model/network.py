@@ -146,14 +146,17 @@ class Network(nn.Module):
                 weight.data /= (2 * shape.num_layers) ** 0.5
         nn.init.normal_(self.embed_tokens.weight, std=0.02)
 
-    def loss(self, tokens: Tensor, targets: Tensor, trained: Tensor) -> Tensor:
-        """Mean cross entropy over the positions where `trained`; all three are (batch, length)."""
+    def logits(self, tokens: Tensor, wanted: Tensor) -> Tensor:
+        """Of shape (positions where `wanted`, vocab_size); the arguments are (batch, length)."""
         x = self.embed_tokens(tokens)
         cos, sin = rotary_table(self.shape, tokens.shape[1])
         for layer in self.layers:
             x = layer(x, cos, sin)
-        x = self.norm(x[trained])
-        return F.cross_entropy(x @ self.embed_tokens.weight.t(), targets[trained])
+        return self.norm(x[wanted]) @ self.embed_tokens.weight.t()
+
+    def loss(self, tokens: Tensor, targets: Tensor, trained: Tensor) -> Tensor:
+        """Mean cross entropy over the positions where `trained`; all three are (batch, length)."""
+        return F.cross_entropy(self.logits(tokens, trained), targets[trained])
 
     def export_weights(self) -> dict[str, Tensor]:
         """Weights in bfloat16 under the names of `LlamaForCausalLM`; the head is tied."""
