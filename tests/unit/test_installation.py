@@ -169,7 +169,7 @@ def test_links_of_the_long_description_lead_to_the_sources_of_this_version(
     assert f"[install]({source}/blob/{version}/docs/install.md)" in text
     assert f"({source}/blob/{version}/docs/benchmarks.md#results)" in text.replace("\n", " ")
     pictures = [link for link in links if link.endswith((".svg", ".png"))]
-    names = ("speedups.svg", "demo.svg", "screenshots/tree.png")
+    names = ("speedups.svg", "screenshots/tree.png", "demo.svg")
     assert pictures == [f"{source}/raw/{version}/docs/{name}" for name in names]
 
 
