@@ -177,7 +177,7 @@ class Bench:
         return rows
 
     def recall_rows(self, sizes: RecallSizes) -> list[Row]:
-        """Of a model that answers from notes. Times are those of prompts of notes too."""
+        """Of a model that answers from notes. Times are those of prompts of the same segments."""
         rng = random.Random(0)
         prompts = []
         for _ in range(sizes.prompts):

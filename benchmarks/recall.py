@@ -47,7 +47,6 @@ _REMARKS = [
         ("all day.", "at dawn.", "for hours.", "near the gate.", "by the old mill.", "once more."),
     )
 ]
-QUESTION = "?"
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Note:
     @property
     def question(self) -> str:
         """The answer is the next word, after a space."""
-        return f"{QUESTION} {self.person}"
+        return f"? {self.person}"
 
 
 def notes(rng: random.Random, count: int) -> list[Note]:

@@ -6,7 +6,7 @@ structured output has read from the tokenizer. Pure: no vLLM, no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,21 +16,29 @@ class TokenTexts:
     """How many characters each token of a vocabulary writes.
 
     A character of several bytes may be written by several tokens. It counts for the one that has
-    its first byte. Tokens without a text, such as special ones, write none.
+    its first byte.
 
     Args:
         token_bytes: the UTF-8 bytes of each token. Building takes about 0.3 us for each.
+        special: how the tokens without bytes are written in a prompt, such as ``<|im_start|>``.
+            Others write nothing.
     """
 
-    def __init__(self, token_bytes: Sequence[bytes]) -> None:
+    def __init__(self, token_bytes: Sequence[bytes], special: Mapping[int, str]) -> None:
         counts = [len(text) - sum(0x80 <= byte < 0xC0 for byte in text) for text in token_bytes]
-        self._num_chars: NDArray[np.int64] = np.array([*counts, 0], dtype=np.int64)
         pairs = zip(token_bytes, counts, strict=True)
         continues = [bool(text) and not count for text, count in pairs]
         self._only_continues: NDArray[np.bool_] = np.array([*continues, False])
+        self._is_special: NDArray[np.bool_] = np.array([*(not text for text in token_bytes), True])
+        for token, text in special.items():
+            counts[token] = len(text)
+        self._num_chars: NDArray[np.int64] = np.array([*counts, 0], dtype=np.int64)
 
     def token_intervals(
-        self, token_ids: Sequence[int], char_intervals: Sequence[tuple[int, int]]
+        self,
+        token_ids: Sequence[int],
+        char_intervals: Sequence[tuple[int, int]],
+        num_chars: int | None = None,
     ) -> list[tuple[int, int]]:
         """The whole tokens inside each interval of characters of the text of `token_ids`.
 
@@ -38,9 +46,15 @@ class TokenTexts:
 
         Args:
             char_intervals: half-open, in ascending order.
+            num_chars: of the text. What the tokens write more than that, the tokenizer has put
+                before it. Without it, that is a special token at the start.
         """
         ids = np.minimum(np.asarray(token_ids, dtype=np.int64), len(self._num_chars) - 1)
         ends = np.concatenate(([0], np.cumsum(self._num_chars[ids])))
+        if num_chars is not None:
+            ends -= max(int(ends[-1]) - num_chars, 0)
+        elif len(ids) and self._is_special[ids[0]]:
+            ends -= ends[1]
         intervals = []
         for first_char, end_char in char_intervals:
             # The first token that begins at or after `first_char`, without those that write nothing

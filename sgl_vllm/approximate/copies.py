@@ -7,13 +7,14 @@ not own which tokens are copied (`reuse.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from sgl_vllm.approximate.kv_layout import KVLayout
 from sgl_vllm.approximate.rotation import Rotation
 from sgl_vllm.vllm_api.patching import wrap
+from sgl_vllm.vllm_api.runners import is_v1, is_v2
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.attention.attention import Attention
@@ -83,7 +84,7 @@ def use_in_worker(worker: Worker, block_size: int) -> str | None:
         Why it cannot; None if it can.
     """
     runner = worker.model_runner
-    if not (_is_v1(runner) or _is_v2(runner)):
+    if not (is_v1(runner) or is_v2(runner)):
         return "this vLLM's model runner has no known method that updates requests"
     try:
         layers = [
@@ -97,19 +98,11 @@ def use_in_worker(worker: Worker, block_size: int) -> str | None:
         return str(error)
     except Exception as error:  # requests can be served without it
         return f"{type(error).__name__}: {error}"
-    if _is_v2(runner):
+    if is_v2(runner):
         copier.install_in_v2(runner)
-    elif _is_v1(runner):
+    elif is_v1(runner):
         copier.install_in_v1(runner)
     return None
-
-
-def _is_v1(runner: object) -> TypeGuard[RunnerV1]:
-    return hasattr(runner, "_update_states")
-
-
-def _is_v2(runner: object) -> TypeGuard[RunnerV2]:
-    return hasattr(runner, "update_requests")
 
 
 class TurnedCopier:

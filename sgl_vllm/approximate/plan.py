@@ -11,7 +11,7 @@ Owns that choice. Does not own where segments are cached (`segment_index.py`) no
 Of each segment that is cached elsewhere, the first tokens are computed in their new context: they
 are the ones whose KV depends most on what precedes them, because every later token of a segment
 attends to them (EPIC, Hu et al., arXiv 2410.15332). The tokens between two reused intervals are
-one *chunk*, which one forward pass computes.
+one *chunk*.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from sgl_vllm.approximate.segment_index import Donor
 
 MIN_TOKENS = 32
-"""Fewer tokens of a segment are not reused: each interval costs a forward pass of its own."""
+"""Fewer tokens of a segment are not reused: each interval costs a row of a batch and a copy."""
 
 
 @dataclass(frozen=True, slots=True)

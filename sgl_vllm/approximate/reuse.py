@@ -2,22 +2,25 @@
 
 Owns the life of a request that reuses: its plan, the jumps over what it reuses, the copies that
 fill it, and the flag in its answer. Does not own the index (`segment_index.py`), the plan's rules
-(`plan.py`), the copying (`copies.py`), nor that inexact KV stays out of the tree
-(`radix/inexact.py`).
+(`plan.py`), the copying (`copies.py`), the rows of further chunks (`chunk_rows.py`), nor that
+inexact KV stays out of the tree (`radix/inexact.py`).
 
-    pass        1                 2                  3
-    computes    [hit ... A a)     [B b)              [question]
-    before it                     copy [a ... A end) copy [b ... B end)
+    pass        1                 2
+    computes    [hit ... A a)     [B b)  [C c)  [question]
+    before it                     copy [a ... A end)  [b ... B end)  [c ... C end)
 
-A request computes one chunk per pass, beside other requests. Before the next chunk, its number of
-computed tokens moves past what it reuses, and the pass that computes the chunk copies that first.
-From admission on, the request holds the blocks that it will copy from, so they stay as they are. A
-request that is preempted computes all of it when it resumes.
+The first pass of a request computes its first chunk. Before the second, its number of computed
+tokens moves past all that it reuses. That pass first copies it, and computes the chunks between, as
+rows beside that of the request. Where it has no room for all of them, the request moves as far as
+it has room for, and goes on in the next pass. From admission on, the request holds the blocks that
+it will copy from, so they stay as they are. A request that is preempted computes all of it when it
+resumes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 from weakref import WeakKeyDictionary
@@ -25,18 +28,20 @@ from weakref import WeakKeyDictionary
 from vllm.logger import init_logger
 
 from sgl_vllm.approximate.characters import TokenTexts
+from sgl_vllm.approximate.chunk_rows import Chunk, Room, add_rows, keep_room
 from sgl_vllm.approximate.copies import StepCopies, TurnedCopy, send
 from sgl_vllm.approximate.part import why_exact
 from sgl_vllm.approximate.plan import Reuse, plan
 from sgl_vllm.approximate.segment_index import SegmentIndex
 from sgl_vllm.approximate.stats import ApproximateCounters
 from sgl_vllm.jump.records import follow
-from sgl_vllm.protocol.request_keys import APPROXIMATE, REUSE, SEGMENTS
+from sgl_vllm.protocol.request_keys import APPROXIMATE, PROMPT_CHARS, REUSE, SEGMENTS
 from sgl_vllm.protocol.segments import intervals_of
 from sgl_vllm.radix.tokens import TOKEN_BYTES, Tokens
 from sgl_vllm.vllm_api.patching import wrap
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import EngineCoreOutput
@@ -49,6 +54,8 @@ logger = init_logger("vllm.sgl_vllm.approximate")
 
 MAX_STEPS_FOR_ROOM = 32
 """Steps that a request waits for room beside the blocks that it would copy from."""
+
+_AS_IS = nullcontext()
 
 
 class ReuseReport(TypedDict):
@@ -84,12 +91,14 @@ class _Planned:
     Attributes:
         left: what it has yet to reuse.
         to_copy: what it has moved past, and what its next pass copies.
+        chunks: what lies between, and its next pass computes.
         is_admitted: whether it has been admitted with this plan.
     """
 
     request: Request
     left: list[Reuse]
     to_copy: list[Reuse] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
     is_admitted: bool = False
 
 
@@ -106,7 +115,7 @@ class ApproximateReuse:
 
     Args:
         recompute: the share of each segment's tokens, from its first on, that is computed anyway.
-        token_bytes: returns the bytes of each token. Called when the first request marks segments.
+        token_texts: reads the tokenizer. Called when the first request marks segments.
     """
 
     def __init__(
@@ -114,12 +123,12 @@ class ApproximateReuse:
         scheduler: Scheduler,
         radix: RadixKVCacheManager,
         recompute: float,
-        token_bytes: Callable[[], Sequence[bytes]],
+        token_texts: Callable[[], TokenTexts],
     ) -> None:
         assert radix.tree is not None
         self._scheduler = scheduler
         self._radix = radix
-        self._token_bytes = token_bytes
+        self._token_texts = token_texts
         self._texts: TokenTexts | None = None
         self._marked: WeakKeyDictionary[Request, _Marked] = WeakKeyDictionary()
         self._planned: dict[str, _Planned] = {}
@@ -154,8 +163,11 @@ class ApproximateReuse:
             logger.warning("Request %.100s is computed: %s", request.request_id, error)
             return
         if self._texts is None:
-            self._texts = TokenTexts(self._token_bytes())
-        segments = self._texts.token_intervals(request.prompt_token_ids, intervals)
+            self._texts = self._token_texts()
+        num_chars = params.extra_args.get(PROMPT_CHARS)
+        segments = self._texts.token_intervals(
+            request.prompt_token_ids, intervals, num_chars if isinstance(num_chars, int) else None
+        )
         reuses = wants
         if wants and (reason := why_exact(request)) is not None:
             logger.info("Request %.100s reuses no segment: %s", request.request_id, reason)
@@ -230,17 +242,27 @@ class ApproximateReuse:
             self.index.add(marked.namespace, marked.tokens, marked.segments)
 
     def before_pass(self) -> None:
-        """Move requests that have computed a chunk past what they reuse after it."""
+        """Move requests that have computed a chunk past what they reuse after it, and past further
+        chunks as far as the next pass has room for them."""
+        if not self._planned:
+            return
         self._forget_ended()
+        room = Room(self._scheduler, self._waiting_chunks())
         for planned in self._planned.values():
             request, left = planned.request, planned.left
-            while left and request.num_computed_tokens == left[0].start:
-                planned.to_copy.append(left[0])
-                request.num_computed_tokens = left.pop(0).end
+            if left and request.num_computed_tokens == left[0].start:
+                request.num_computed_tokens = _move(planned, room)
+
+    def keep_room(self) -> AbstractContextManager[None]:
+        """While inside, what vLLM schedules leaves room for the chunks of the next pass."""
+        return keep_room(self._scheduler, [*self._waiting_chunks()]) if self._planned else _AS_IS
+
+    def _waiting_chunks(self) -> Iterator[Chunk]:
+        return (chunk for planned in self._planned.values() for chunk in planned.chunks)
 
     def after_schedule(self, output: SchedulerOutput) -> None:
-        """Send the copies of the step, and forget the plans of requests that were not admitted or
-        were preempted."""
+        """Send the copies and the chunk rows of the step, and forget the plans of requests that
+        were not admitted or were preempted."""
         self._forget_ended()
         copies: list[TurnedCopy] = []
         moved: set[str] = set()
@@ -250,6 +272,10 @@ class ApproximateReuse:
                 self._admitted(planned)
                 if planned.to_copy:
                     moved.add(request_id)
+                if planned.chunks:
+                    block_ids = [block.block_id for block in self._blocks_of(planned.request)]
+                    add_rows(output, self._scheduler, planned.request, block_ids, planned.chunks)
+                    planned.chunks.clear()
                 while planned.to_copy:
                     copies.append(self._copy(planned.request, planned.to_copy.pop(0)))
                     inexact.release_first(request_id)
@@ -273,10 +299,12 @@ class ApproximateReuse:
             planned.is_admitted = True
             self.counters.reusing_requests += 1
 
+    def _blocks_of(self, request: Request) -> Sequence[KVCacheBlock]:
+        return self._radix.groups.full_blocks[request.request_id]
+
     def _copy(self, request: Request, reuse: Reuse) -> TurnedCopy:
         size = self._radix.block_size
-        blocks = self._radix.groups.full_blocks[request.request_id]
-        targets = blocks[reuse.start // size : -(-reuse.end // size)]
+        targets = self._blocks_of(request)[reuse.start // size : -(-reuse.end // size)]
         self.counters.segments += 1
         self.counters.tokens += reuse.num_tokens
         answer = self._answers.get(request.request_id)
@@ -301,3 +329,19 @@ class ApproximateReuse:
             if is_due:
                 params = output.kv_transfer_params or {}
                 output.kv_transfer_params = {**params, REUSE: answer.report}
+
+
+def _move(planned: _Planned, room: Room) -> int:
+    """Note what a request's next pass copies and which chunks it computes beside the request's own.
+    Returns the position from which on the request computes."""
+    left = planned.left
+    while True:
+        reuse = left.pop(0)
+        planned.to_copy.append(reuse)
+        if not left:
+            return reuse.end
+        chunk = Chunk(reuse.end, left[0].start)
+        if chunk.num_tokens:
+            if not room.take(chunk):
+                return reuse.end
+            planned.chunks.append(chunk)

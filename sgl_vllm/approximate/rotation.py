@@ -43,6 +43,7 @@ class Rotation:
         self.is_neox = is_neox
         self.frequencies = _frequencies(torch.atan2(sin, cos))
         """Shape (rotary_dim / 2,): radians per position, float64."""
+        self._on_device = self.frequencies
         last = len(cos_sin) - 1
         positions = torch.tensor(sorted({1, 2, 7, last // 3, last // 2, last}), dtype=torch.float64)
         angles = positions[:, None] * self.frequencies
@@ -62,7 +63,9 @@ class Rotation:
         Returns:
             Each of shape (tokens, 1, rotary_dim / 2), float32.
         """
-        angles = shifts.double()[:, None, None] * self.frequencies.to(shifts.device)
+        if self._on_device.device != shifts.device:
+            self._on_device = self.frequencies.to(shifts.device)
+        angles = shifts.double()[:, None, None] * self._on_device
         return angles.cos().float(), angles.sin().float()
 
     def turn(self, keys: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

@@ -269,9 +269,8 @@ def any_order(
       appended, after all other segments. Fields: ``{rank}`` here and ``{earlier}`` there, from 1.
       "" leaves the segment out.
     - `reuse`: with "approximate", the server may take the KV of a segment from another prompt, in
-      which it stands at another place. **The answer is then not exact.** A program with roles
-      fails. A server without ``approximate_reuse`` computes everything. `Usage.reused_tokens` says
-      what was taken.
+      which it stands at another place. **The answer is then not exact.** A server without
+      ``approximate_reuse`` computes everything. `Usage.reused_tokens` says what was taken.
 
     Raises ValueError for both `key` and `seed`, another `reuse`, and a template with other fields;
     TypeError for a segment that is not a text or a variable.

@@ -369,11 +369,6 @@ class Execution:
         before = self.written.transcript
         reusable = before.reusable
         if expr.reuses:
-            if before.role is not None or before.messages:
-                raise ValueError(
-                    'any_order(reuse="approximate") in a program with roles: the server cannot '
-                    "tell where segments are in a chat"
-                )
             reusable += places_of(expr, order, len(before.text))
         for text in pieces_of(expr, order, before.orders):
             self._append(text)

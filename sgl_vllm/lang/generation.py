@@ -210,7 +210,7 @@ class Generation:
             and not backend.continues_turns
         ):
             begun = transcript.turn_text
-            prompt = ChatPrompt(transcript.messages, "generate")
+            prompt = replace(prompt, messages=transcript.messages, ending="generate")
         else:
             prompt = open_prompt(transcript, backend, "gen")
         try:

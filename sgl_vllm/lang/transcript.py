@@ -271,10 +271,10 @@ class Transcript:
         if self.role is None and not self.messages:
             return TextPrompt(self.text, self.reusable)
         if self.role is not None and not self._turn_is_empty:
-            return ChatPrompt(self.all_messages(), "continue")
+            return ChatPrompt(self.all_messages(), "continue", self.reusable)
         if self.role == "assistant":
-            return ChatPrompt(self.messages, "generate")
-        return ChatPrompt(self.messages, "closed")
+            return ChatPrompt(self.messages, "generate", self.reusable)
+        return ChatPrompt(self.messages, "closed", self.reusable)
 
     def appended(
         self,

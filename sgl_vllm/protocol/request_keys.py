@@ -38,6 +38,10 @@ SEGMENTS = "sgl_segments"
 matter. A router with `canonical_order` reorders them. Engines ignore them, unless
 `approximate_reuse` is on."""
 
+PROMPT_CHARS = "sgl_prompt_chars"
+"""How many characters the prompt has, next to `SEGMENTS`. The server sets it: its tokenizer may
+have put a token before the prompt, whose characters the marks do not count."""
+
 REUSE, APPROXIMATE = "sgl_reuse", "approximate"
 """With this value, segments that are cached at another place may be reused from there, which is not
 exact. Only where the server allows it (`approximate_reuse`). The answer is under the same key, in

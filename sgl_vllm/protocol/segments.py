@@ -1,16 +1,18 @@
 """Segments of a prompt whose order does not matter: their marks, and the canonical order for them.
 
 The canonical order depends on the segments' texts alone, so prompts with the same segments begin
-alike in all processes. Owns that order, and how marks are read. Pure.
+alike in all processes. Owns that order, how marks are read, and where the segments of a chat are in
+its rendered prompt. Pure.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any  # Any: the JSON of a request
 
-from sgl_vllm.protocol.request_keys import APPROXIMATE, REUSE, SEGMENTS
+from sgl_vllm.protocol.request_keys import APPROXIMATE, PROMPT_CHARS, REUSE, SEGMENTS
 
 MAX_MARKS = 10_000
 """Two for each segment."""
@@ -60,3 +62,49 @@ def intervals_of(marks: object) -> list[tuple[int, int]]:
             raise ValueError(f"{SEGMENTS} has to go up, and no segment can be empty")
         position = end
     return intervals
+
+
+def marks_in(
+    prompt: str | None, contents: Iterable[object], intervals: Sequence[tuple[int, int]]
+) -> list[int]:
+    """The marks of a chat's segments in characters of its rendered prompt.
+
+        intervals                 |---- content 1 ----|-- content 2 --|
+        prompt     <|im_start|>...|---- content 1 ----|<|im_end|>...|-- content 2 --|<|im_end|>...
+
+    Each content is searched for from the end of the one before it. Many chat templates strip
+    contents, so what is searched for is stripped too. What is not found has no segments. Cost: one
+    search for each content, and about a microsecond for each interval.
+
+    Args:
+        prompt: None if the chat was rendered into tokens: then there are no marks.
+        contents: of the messages. Those that are not texts count as empty.
+        intervals: in characters of all contents, one after the other. They are cut to the content
+            in which they begin.
+    """
+    marks: list[int] = []
+    if prompt is None:
+        return marks
+    waiting = deque(intervals)
+    begin = found_end = 0
+    for content in contents:
+        text = content if isinstance(content, str) else ""
+        stripped = text.strip()
+        found = prompt.find(stripped, found_end) if stripped else -1
+        if found >= 0:
+            found_end = found + len(stripped)
+        shift = found - len(text) + len(text.lstrip()) - begin
+        begin += len(text)
+        while waiting and waiting[0][0] < begin:
+            start, end = waiting.popleft()
+            first, last = max(start + shift, found), min(end + shift, found_end)
+            if found >= 0 and first < last:
+                marks += [first, last]
+    return marks
+
+
+def with_length(extra_args: Mapping[str, Any], prompt: str | None) -> dict[str, Any]:
+    """`extra_args` of a request that marks segments, with the length of its prompt
+    (`PROMPT_CHARS`), if it is known."""
+    others = {key: value for key, value in extra_args.items() if key != PROMPT_CHARS}
+    return others if prompt is None else {**others, PROMPT_CHARS: len(prompt)}

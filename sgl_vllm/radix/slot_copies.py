@@ -14,9 +14,10 @@ block must hold `num_computed_tokens % block_size` slots before that.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from sgl_vllm.vllm_api.patching import wrap
+from sgl_vllm.vllm_api.runners import is_v1, is_v2
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +59,7 @@ def use_in_worker(worker: Worker, block_size: int) -> str | None:
         Why the worker keeps vLLM's copy of whole blocks; None if it copies slots.
     """
     runner = worker.model_runner
-    if not (_is_v1(runner) or _is_v2(runner)):
+    if not (is_v1(runner) or is_v2(runner)):
         return "this vLLM's model runner has no known method that copies blocks"
     try:
         from sgl_vllm.kernels.slot_copy import SlotCopier
@@ -72,19 +73,11 @@ def use_in_worker(worker: Worker, block_size: int) -> str | None:
     except Exception as error:  # vLLM's own copy works in any case
         return f"{type(error).__name__}: {error}"
     copies = _SlotCopies(runner, copier)
-    if _is_v2(runner):
+    if is_v2(runner):
         copies.install_in_v2(runner)
-    elif _is_v1(runner):
+    elif is_v1(runner):
         copies.install_in_v1(runner)
     return None
-
-
-def _is_v1(runner: object) -> TypeGuard[RunnerV1]:
-    return hasattr(runner, "_update_states")
-
-
-def _is_v2(runner: object) -> TypeGuard[RunnerV2]:
-    return hasattr(runner, "update_requests")
 
 
 class _SlotCopies:

@@ -41,6 +41,7 @@ from sgl_vllm.routes.metrics import MAX_AGE_S, MetricsMiddleware, SglCollector
 from sgl_vllm.routes.tenants import TenantMiddleware, TenantSource
 from sgl_vllm.routes.tool_calls import ToolCallMiddleware
 from sgl_vllm.scheduler.stats import EngineStats
+from sgl_vllm.vllm_api.probe import missing_hooks
 
 logger = init_logger("vllm.sgl_vllm.server")
 
@@ -116,6 +117,10 @@ class SglEndpointPlugin:
         )
         incoming.attach(processor)
         end_requests_at_shutdown(engine_client)
+        if options.approximate_reuse and not missing_hooks("approximate_reuse"):
+            from sgl_vllm.routes import chat_segments
+
+            chat_segments.attach(state.online_renderer)
         if getattr(processor, "tracing_enabled", False):
             from sgl_vllm.routes import spans
 

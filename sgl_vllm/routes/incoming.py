@@ -25,7 +25,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.async_llm import InputStreamError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
-from sgl_vllm.protocol.segments import check_reuse
+from sgl_vllm.protocol.request_keys import SEGMENTS
+from sgl_vllm.protocol.segments import check_reuse, with_length
 from sgl_vllm.routes.bodies import is_unicode
 from sgl_vllm.routes.tenants import TenantSource
 from sgl_vllm.vllm_api.patching import wrap
@@ -50,11 +51,18 @@ class IncomingRequests:
         # Any: arguments of vLLM's that pass through.
         @wrap(processor, "add_request")
         def add_request(
-            original: Callable[..., None], request: EngineCoreRequest, *args: Any, **kwargs: Any
+            original: Callable[..., None],
+            request: EngineCoreRequest,
+            prompt: str | None,
+            *args: Any,
+            **kwargs: Any,
         ) -> None:
             check(request)
+            params = request.sampling_params
+            if params is not None and params.extra_args and SEGMENTS in params.extra_args:
+                params.extra_args = with_length(params.extra_args, prompt)
             request.cache_salt = self._tenants.salt(request.cache_salt)
-            original(request, *args, **kwargs)
+            original(request, prompt, *args, **kwargs)
             if request.cache_salt:
                 self._with_salt.add(processor.request_states[request.request_id])
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from sgl_vllm.approximate import part as approximate
+from sgl_vllm.approximate.characters import TokenTexts
 from sgl_vllm.approximate.reuse import ApproximateReuse
 from sgl_vllm.fsm.vllm import part as fsm
 from sgl_vllm.fsm.vllm.backend import SglBackend
@@ -312,7 +313,14 @@ def _build_approximate(parts: Parts) -> ApproximateReuse:
     assert parts.radix is not None
     read = fsm.token_bytes_reader(engine, scheduler.structured_output_manager, parts.grammars)
     recompute = engine.options.approximate_recompute
-    return ApproximateReuse(scheduler, parts.radix, recompute, lambda: read()[0])
+
+    def token_texts() -> TokenTexts:
+        token_bytes, _ = read()
+        special = [token for token, text in enumerate(token_bytes) if not text]
+        names = scheduler.structured_output_manager.tokenizer.convert_ids_to_tokens(special)
+        return TokenTexts(token_bytes, dict(zip(special, names, strict=True)))
+
+    return ApproximateReuse(scheduler, parts.radix, recompute, token_texts)
 
 
 def log_states(parts: Parts) -> None:

@@ -95,10 +95,11 @@ class SglSchedulerMixin(Scheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._before_schedule()
-        if self.parts.jump is not None and self.parts.jump.holds_next_pass():
-            with self._nothing_running():
-                output = super().schedule(*args, **kwargs)
-        else:
+        with contextlib.ExitStack() as stack:
+            if self.parts.approximate is not None:
+                stack.enter_context(self.parts.approximate.keep_room())
+            if self.parts.jump is not None and self.parts.jump.holds_next_pass():
+                stack.enter_context(self._nothing_running())
             output = super().schedule(*args, **kwargs)
         self._after_schedule(output)
         return output

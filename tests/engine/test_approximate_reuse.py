@@ -13,6 +13,7 @@ import torch
 from vllm.sampling_params import StructuredOutputsParams
 
 from benchmarks.approximate import SHARES, Bench, RecallSizes, Sizes
+from sgl_vllm.approximate.chunk_rows import Room
 from sgl_vllm.approximate.copies import TurnedCopier
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.tokens import pack
@@ -71,8 +72,7 @@ def test_each_share_computes_so_many_tokens(fresh, share) -> None:
     (output,) = ask(engine, [prompt], reuse=True, max_tokens=1)
     assert engine.computed_tokens == num_computed(engine, prompt, share, num_hit)
     assert reused(output) == (sum((head, c, a, b, question)) - num_hit - engine.computed_tokens, 3)
-    # Without a first token to compute, the segments leave no chunk between them.
-    assert engine.forward_passes == (4 if share else 2)
+    assert engine.forward_passes == 2
     engine.check_nothing_is_left()
 
 
@@ -178,6 +178,27 @@ def test_segments_in_the_same_place_after_the_same_text_are_exact(fresh, monkeyp
         assert row == pytest.approx(of_exact, abs=1e-3)
 
 
+def test_chunks_that_one_pass_computes_have_the_kv_of_a_pass_for_each(fresh, monkeypatch) -> None:
+    """In all layers: each chunk reads those before it in the same pass."""
+    engine = fresh
+    caches = engine.core.model_executor.driver_worker.worker.model_runner.kv_caches
+    prompt = Prompt((C, A, D, B))
+
+    def computed() -> tuple[list[torch.Tensor], int]:
+        assert engine.scheduler.reset_prefix_cache()
+        ask(engine, [Prompt((A, B, C, D))], reuse=False, max_tokens=1)
+        engine.reset_counts()
+        _, contents = whole_blocks(engine, caches, prompt, reuse=True)
+        return contents, engine.forward_passes
+
+    together, num_passes = computed()
+    monkeypatch.setattr(Room, "take", lambda self, chunk: False)
+    one_by_one, num_single_passes = computed()
+    assert num_single_passes == num_passes + 3
+    for layer, expected in zip(together, one_by_one, strict=True):
+        torch.testing.assert_close(layer, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_a_request_that_is_aborted_leaves_nothing(fresh) -> None:
     engine = fresh
     ask(engine, [Prompt((A, B, C))], reuse=False)
@@ -228,6 +249,20 @@ def test_a_chunk_may_take_several_passes(start, max_num_batched_tokens) -> None:
     two = ask(engine, [prompt, Prompt((B, A))], reuse=True, max_tokens=4)
     assert [reused(output)[1] for output in two] == [3, 2]
     assert tokens_of(two[0]) == tokens_of(one)
+    engine.check_nothing_is_left()
+
+
+@pytest.mark.parametrize(("max_num_seqs", "num_passes"), [(1, 5), (2, 3), (3, 3), (4, 2), (9, 2)])
+def test_a_pass_has_as_many_chunks_as_rows_are_free(start, max_num_seqs, num_passes) -> None:
+    engine = start(plugin=PLUGIN, max_num_seqs=max_num_seqs)
+    prompt = Prompt((D, C, A, B))
+    ask(engine, [Prompt((A, B, C, D))], reuse=False, max_tokens=1)
+    engine.reset_counts()
+    (output,) = ask(engine, [prompt], reuse=True, max_tokens=1)
+    assert reused(output)[1] == 4 and engine.forward_passes == num_passes
+    others = [Prompt((D, C, A, B), question=f"Is it {number}?") for number in range(6)]
+    outputs = ask(engine, others, reuse=True, max_tokens=8)
+    assert [reused(output)[1] for output in outputs] == [4] * 6
     engine.check_nothing_is_left()
 
 

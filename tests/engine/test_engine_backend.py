@@ -321,8 +321,16 @@ def test_segments_of_another_prompt_are_reused_where_a_program_asks_for_it():
         engine.flush_cache()
         in_short.run(documents, "approximate", backend=engine)
         reusing = in_short.run(documents[::-1], "approximate", backend=engine)
-    usage = reusing.usage
-    assert 0.5 * usage.prompt_tokens < usage.reused_tokens < usage.prompt_tokens
+        by_turns = in_short_by_turns.run(documents, backend=engine)
+    for usage in (reusing.usage, by_turns.usage):
+        assert 0.5 * usage.prompt_tokens < usage.reused_tokens < usage.prompt_tokens
+
+
+@sgl.function
+def in_short_by_turns(s, documents):
+    s += sgl.system("You read.")
+    s += sgl.user(sgl.any_order(documents, key=documents.index, reuse="approximate") + "In short?")
+    s += sgl.assistant(sgl.gen("answer", max_tokens=8))
 
 
 def test_a_chat_template_gets_what_it_takes(tmp_path):

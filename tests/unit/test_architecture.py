@@ -36,6 +36,7 @@ MAY_IMPORT_VLLM = (
     "sgl_vllm.radix.part",
     "sgl_vllm.radix.layouts",
     "sgl_vllm.radix.manager",
+    "sgl_vllm.approximate.chunk_rows",
     "sgl_vllm.approximate.copies",
     "sgl_vllm.approximate.part",
     "sgl_vllm.approximate.reuse",

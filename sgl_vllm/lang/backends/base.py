@@ -115,18 +115,21 @@ class ChatPrompt:
 
     `ending` says how the rendered prompt ends: "closed" after the end of the last turn, "generate"
     with the opening of an empty assistant turn, "continue" inside the last turn, after its text.
+    `reusable` counts through the texts of all messages.
     """
 
     messages: tuple[Message, ...]
     ending: Literal["closed", "generate", "continue"]
+    reusable: tuple[tuple[int, int], ...] = ()
 
     def extended(self, suffix: str) -> ChatPrompt:
         """The prompt with `suffix` added to its open turn."""
         if self.ending == "generate":
-            return ChatPrompt((*self.messages, Message("assistant", suffix)), "continue")
+            messages = (*self.messages, Message("assistant", suffix))
+            return replace(self, messages=messages, ending="continue")
         assert self.ending == "continue", "a closed turn cannot be extended"
         *before, last = self.messages
-        return ChatPrompt((*before, last.extended(suffix)), "continue")
+        return replace(self, messages=(*before, last.extended(suffix)))
 
     @property
     def media(self) -> tuple[Media, ...]:

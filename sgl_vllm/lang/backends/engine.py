@@ -45,8 +45,9 @@ from sgl_vllm.lang.backends.on_vllm import OnVLLM, extra_keys, missed_by_cause, 
 from sgl_vllm.lang.backends.once import Once
 from sgl_vllm.lang.errors import BackendError
 from sgl_vllm.lang.loop import background_loop
-from sgl_vllm.protocol.request_keys import AHEAD, SCORE_FROM
+from sgl_vllm.protocol.request_keys import AHEAD, SCORE_FROM, SEGMENTS
 from sgl_vllm.protocol.scoring import all_answers, in_requests
+from sgl_vllm.protocol.segments import intervals_of, marks_in, with_length
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -162,7 +163,7 @@ class Engine(OnVLLM):
             self._raise(error, refused=True)
         if request.constraint is not None:
             params.structured_outputs = structured_outputs(request.constraint)
-        params.extra_args = extra_keys(request) or None
+        params.extra_args = _extra_args(request, rendered.get("prompt"))
         prompt_from = sampling.prompt_logprobs_from
         if prompt_from is not None:
             params.prompt_logprobs = sampling.top_logprobs_num
@@ -394,3 +395,14 @@ def _plugin_allowed() -> Iterator[None]:
         yield
     finally:
         os.environ["VLLM_PLUGINS"] = named
+
+
+def _extra_args(request: GenRequest, rendered: str | None) -> Json | None:
+    """What a request asks of the plugin, with the marks of its segments where a server has them."""
+    asked = extra_keys(request)
+    if SEGMENTS in asked:
+        if isinstance(request.prompt, ChatPrompt):
+            contents = [message.content for message in request.prompt.messages]
+            asked[SEGMENTS] = marks_in(rendered, contents, intervals_of(asked[SEGMENTS]))
+        asked = with_length(asked, rendered)
+    return asked or None

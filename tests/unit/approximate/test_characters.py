@@ -29,29 +29,37 @@ def tokenized(text: str) -> list[int]:
     st.data(),
 )
 def test_the_tokens_of_whole_texts_are_found(words, data) -> None:
-    """Texts that are tokenized by themselves, with special tokens anywhere between them."""
+    """Texts that are tokenized by themselves, with special tokens anywhere between them, of which
+    the tokenizer has put the first one there."""
+    special = data.draw(st.sampled_from(["", "<s>"]))
     token_ids, wanted, intervals, num_chars = [0], [], [], 0
     for word in words:
         if data.draw(st.booleans()):
             token_ids.append(0)
+            num_chars += len(special)
         tokens = tokenized(word)
         wanted.append((len(token_ids), len(token_ids) + len(tokens)))
         intervals.append((num_chars, num_chars + len(word)))
         token_ids += tokens
         num_chars += len(word)
     token_ids.append(0)
-    assert TokenTexts(PIECES).token_intervals(token_ids, intervals) == wanted
+    num_chars += len(special)
+    texts = TokenTexts(PIECES, {0: special})
+    assert texts.token_intervals(token_ids, intervals) == wanted
+    assert texts.token_intervals(token_ids, intervals, num_chars) == wanted
+    moved = [(start + len(special), end + len(special)) for start, end in intervals]
+    assert texts.token_intervals(token_ids, moved, num_chars + len(special)) == wanted
 
 
 def test_an_interval_is_cut_to_the_whole_tokens_inside_it() -> None:
-    texts = TokenTexts([b"of ", b"foxes", b" and"])
+    texts = TokenTexts([b"of ", b"foxes", b" and"], {})
     assert texts.token_intervals([0, 1, 2, 0, 1], [(1, 14)]) == [(1, 3)]
     assert texts.token_intervals([0, 1, 2, 0, 1], [(0, 4), (4, 12)]) == [(0, 1), (2, 3)]
     assert texts.token_intervals([0, 1], [(1, 2), (4, 6)]) == []
 
 
 def test_intervals_and_tokens_out_of_range_do_no_harm() -> None:
-    texts = TokenTexts([b"of "])
+    texts = TokenTexts([b"of "], {})
     assert texts.token_intervals([0, 99, 0], [(3, 500)]) == [(2, 3)]
     assert texts.token_intervals([0], [(3, 9), (700, 900)]) == []
     assert texts.token_intervals([], [(0, 9)]) == []

@@ -317,14 +317,22 @@ def test_a_program_that_does_not_ask_for_it_says_nothing_of_segments(server):
     assert not {"sgl_segments", "sgl_reuse"} & body["vllm_xargs"].keys()
 
 
-def test_a_chat_cannot_reuse_segments(backend):
+def test_in_a_chat_they_are_counted_through_the_contents_of_all_messages(server):
     @sgl.function
     def program(s):
-        s += sgl.user(sgl.any_order(A, B, reuse="approximate") + "Why?")
-        s += sgl.assistant(sgl.gen("a"))
+        s += sgl.system("You read.")
+        s += sgl.user("Notes: " + sgl.any_order(A, B, reuse="approximate") + "Why?")
+        s += sgl.assistant("So: " + sgl.gen("a"))
+        s += sgl.user(sgl.any_order(C, reuse="approximate"))
+        s += sgl.assistant(sgl.gen("b"))
 
-    with pytest.raises(sgl.ProgramError, match="program with roles"):
-        program.run(backend=backend)
+    program.run(backend=sgl.VLLM(server.url))
+    first, second = server.bodies("/v1/chat/completions")
+    for body, segments in ((first, {A, B}), (second, {A, B, C})):
+        marks = body["vllm_xargs"]["sgl_segments"]
+        contents = "".join(message["content"] for message in body["messages"])
+        places = zip(marks[::2], marks[1::2], strict=True)
+        assert {contents[start:end] for start, end in places} == segments
 
 
 # -- with the rest of the language

@@ -1,4 +1,8 @@
 # [routes]
+from typing import Any
+
 from vllm.entrypoints.serve.engine.protocol import OpenAIBaseModel
 
-class ChatCompletionRequest(OpenAIBaseModel): ...
+class ChatCompletionRequest(OpenAIBaseModel):
+    messages: list[dict[str, Any]]
+    vllm_xargs: dict[str, Any] | None

@@ -2,6 +2,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
@@ -20,12 +21,15 @@ class SchedulerOutput:
 
 @dataclass
 class NewRequestData:
-    req_id: str  # [jump_forward]
-    prompt_token_ids: list[int] | None  # [jump_forward]
-    mm_features: list[MultiModalFeatureSpec]  # [jump_forward]
-    sampling_params: SamplingParams | None  # [jump_forward]
-    block_ids: tuple[list[int], ...]  # [radix, jump_forward]
-    num_computed_tokens: int  # [radix, jump_forward]
+    req_id: str  # [jump_forward, approximate_reuse]
+    prompt_token_ids: list[int] | None  # [jump_forward, approximate_reuse]
+    mm_features: list[MultiModalFeatureSpec]  # [jump_forward, approximate_reuse]
+    sampling_params: SamplingParams | None  # [jump_forward, approximate_reuse]
+    pooling_params: None  # [approximate_reuse]
+    block_ids: tuple[list[int], ...]  # [radix, jump_forward, approximate_reuse]
+    num_computed_tokens: int  # [radix, jump_forward, approximate_reuse]
+    lora_request: LoRARequest | None  # [approximate_reuse]
+    prefill_token_ids: list[int] | None = ...  # [approximate_reuse]
 
 @dataclass
 class CachedRequestData:

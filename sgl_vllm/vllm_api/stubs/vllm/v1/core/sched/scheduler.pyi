@@ -28,17 +28,18 @@ class Scheduler:
     use_v2_model_runner: bool
     requests: dict[str, Request]
     running: list[Request]
-    max_num_running_reqs: int  # [jump_forward]
+    max_num_running_reqs: int  # [jump_forward, approximate_reuse]
+    num_waiting_for_streaming_input: int  # [approximate_reuse]
     waiting: RequestQueue
-    max_num_active_reqs: int  # [schedule]
+    max_num_active_reqs: int  # [schedule, approximate_reuse]
     kv_holding_waiting: RequestQueue  # [jump_forward, self_check]
     deferred_waiting: set[Request]  # [jump_forward, self_check]
     prev_step_scheduled_req_ids: set[str]  # [jump_forward, self_check]
     reset_preempted_req_ids: set[str]  # [jump_forward]
     return_sampling_mask: bool  # [jump_forward]
-    # What canaries are kept small by, and what they may leave after a fault.
-    max_num_scheduled_tokens: int  # [self_check]
-    finished_req_ids: set[str]  # [self_check]
+    max_num_scheduled_tokens: int  # [approximate_reuse, self_check]
+    finished_req_ids: set[str]  # [approximate_reuse, self_check]
+    # What canaries may leave after a fault.
     sched_step_seq: int  # [self_check]
     processed_step_seq: int  # [self_check]
 

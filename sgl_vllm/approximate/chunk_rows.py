@@ -1,0 +1,115 @@
+"""Chunk rows: rows of a batch that compute further chunks of a prompt in the same pass.
+
+Owns how a chunk becomes a row. Does not own which chunks there are (`reuse.py`).
+
+A model runner computes one run of consecutive tokens of a request in a pass. So each further chunk
+of a prompt is given to the workers as a request of its own, which has the prompt up to a token
+after the chunk, and the blocks of the real request. It lives for one pass, and nothing is sampled
+for it, because its prompt does not end. The scheduler knows nothing of it.
+
+    real request    [............................................ question)
+    chunk rows             [B b)       [C c)       [D d)
+
+In each layer, the keys and values of all rows are written before any row reads the cache. So a row
+reads what the rows before it compute in the same pass, as if one row had computed all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import NewRequestData
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
+
+
+class Chunk(NamedTuple):
+    """Tokens [start, end) of a prompt. Its last token is not among them."""
+
+    start: int
+    end: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.start
+
+
+def add_rows(
+    output: SchedulerOutput,
+    scheduler: Scheduler,
+    request: Request,
+    block_ids: list[int],
+    chunks: Iterable[Chunk],
+) -> None:
+    """Let the pass of `output`, in which `request` is scheduled, compute chunks of its prompt. They
+    must fit beside what is scheduled (`keep_room`).
+
+    Args:
+        block_ids: of the request, from its first token on.
+    """
+    assert request.prompt_token_ids is not None
+    for chunk in chunks:
+        row_id = f"{request.request_id} chunk {chunk.start}"
+        token_ids = request.prompt_token_ids[: chunk.end + 1]
+        output.scheduled_new_reqs.append(
+            NewRequestData(
+                req_id=row_id,
+                prompt_token_ids=token_ids,
+                mm_features=[],
+                sampling_params=SamplingParams(temperature=0, max_tokens=1),
+                pooling_params=None,
+                block_ids=([*block_ids],),
+                num_computed_tokens=chunk.start,
+                lora_request=request.lora_request,
+                prefill_token_ids=token_ids,
+            )
+        )
+        output.num_scheduled_tokens[row_id] = chunk.num_tokens
+        output.total_num_scheduled_tokens += chunk.num_tokens
+        scheduler.finished_req_ids.add(row_id)  # the next step tells the workers
+
+
+class Room:
+    """How many chunk rows, of how many tokens together, the next pass has room for: rows that no
+    request has, and half of a pass's tokens.
+
+    Args:
+        chunks: those that already have room in it.
+    """
+
+    def __init__(self, scheduler: Scheduler, chunks: Iterable[Chunk]) -> None:
+        num_requests = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
+        self._num_rows = scheduler.max_num_running_reqs - num_requests
+        self._num_tokens = scheduler.max_num_scheduled_tokens // 2
+        for chunk in chunks:
+            self._num_rows -= 1
+            self._num_tokens -= chunk.num_tokens
+
+    def take(self, chunk: Chunk) -> bool:
+        """Whether there is room for a chunk, which then has it."""
+        if self._num_rows < 1 or chunk.num_tokens > self._num_tokens:
+            return False
+        self._num_rows -= 1
+        self._num_tokens -= chunk.num_tokens
+        return True
+
+
+@contextlib.contextmanager
+def keep_room(scheduler: Scheduler, chunks: Sequence[Chunk]) -> Iterator[None]:
+    """While inside, what vLLM schedules leaves room for chunk rows. Those of a request that it does
+    not schedule keep their room until it does."""
+    max_requests, max_tokens = scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens
+    num_rows = scheduler.max_num_running_reqs - len(chunks)
+    scheduler.max_num_active_reqs = min(max_requests, num_rows)
+    scheduler.max_num_scheduled_tokens = max_tokens - sum(chunk.num_tokens for chunk in chunks)
+    try:
+        yield
+    finally:
+        scheduler.max_num_active_reqs = max_requests
+        scheduler.max_num_scheduled_tokens = max_tokens

@@ -1,0 +1,21 @@
+"""Which of vLLM's two model runners a worker has.
+
+Owns the distinction, by the method of each that takes a step's changes of requests. `wrap` finds it
+on the runner. Does not own what is done there (`radix/slot_copies.py`, `approximate/copies.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeGuard
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as RunnerV1
+
+
+def is_v1(runner: object) -> TypeGuard[RunnerV1]:
+    return hasattr(runner, "_update_states")
+
+
+def is_v2(runner: object) -> TypeGuard[RunnerV2]:
+    return hasattr(runner, "update_requests")
