@@ -52,7 +52,7 @@ class TokenTexts:
         ids = np.minimum(np.asarray(token_ids, dtype=np.int64), len(self._num_chars) - 1)
         ends = np.concatenate(([0], np.cumsum(self._num_chars[ids])))
         if num_chars is not None:
-            ends -= max(int(ends[-1]) - num_chars, 0)
+            ends -= min(max(int(ends[-1]) - num_chars, 0), int(ends[-1]))
         elif len(ids) and self._is_special[ids[0]]:
             ends -= ends[1]
         intervals = []

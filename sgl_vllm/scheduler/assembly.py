@@ -316,9 +316,13 @@ def _build_approximate(parts: Parts) -> ApproximateReuse:
 
     def token_texts() -> TokenTexts:
         token_bytes, _ = read()
-        special = [token for token, text in enumerate(token_bytes) if not text]
-        names = scheduler.structured_output_manager.tokenizer.convert_ids_to_tokens(special)
-        return TokenTexts(token_bytes, dict(zip(special, names, strict=True)))
+        vocabulary = scheduler.structured_output_manager.tokenizer.get_vocab()
+        special = {
+            token: text
+            for text, token in vocabulary.items()
+            if token < len(token_bytes) and not token_bytes[token]
+        }
+        return TokenTexts(token_bytes, special)
 
     return ApproximateReuse(scheduler, parts.radix, recompute, token_texts)
 

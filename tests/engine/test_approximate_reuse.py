@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 from vllm.sampling_params import StructuredOutputsParams
 
 from benchmarks.approximate import SHARES, Bench, RecallSizes, Sizes
 from sgl_vllm.approximate.chunk_rows import Room
 from sgl_vllm.approximate.copies import TurnedCopier
+from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.tokens import pack
 from tests.effort import requests
@@ -354,6 +356,7 @@ def test_structured_requests_may_reuse_and_jump(start) -> None:
 # -- the KV itself
 
 
+VOCAB_SIZE = AutoConfig.from_pretrained(MODEL_PATH).vocab_size
 MODELS: dict[str, tuple[str, dict[str, Any]] | None] = {
     "demo": None,
     "demo, bfloat16": None,
@@ -377,6 +380,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]] | None] = {
             "num_attention_heads": 2,
             "n_positions": 1024,
             "rotary_dim": 16,
+            "vocab_size": VOCAB_SIZE + 64,  # ids that are no tokens
         },
     ),
 }
