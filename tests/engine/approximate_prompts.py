@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from vllm.outputs import RequestOutput
 
 from sgl_vllm.protocol.request_keys import REUSE, SEGMENTS
@@ -77,3 +78,28 @@ def reused(output: RequestOutput) -> tuple[int, int]:
     assert output.kv_transfer_params is not None
     report = output.kv_transfer_params[REUSE]
     return report["reused_tokens"], report["reused_segments"]
+
+
+def finish(engine: Engine) -> list[RequestOutput]:
+    """Run until nothing is left. Returns the last outputs."""
+    finished = []
+    while engine.scheduler.has_requests():
+        finished += [one for one in engine.llm.llm_engine.step() if one.finished]
+    return finished
+
+
+def whole_blocks(
+    engine: Engine, prompt: Prompt, reuse: bool
+) -> tuple[list[int], list[torch.Tensor]]:
+    """The whole blocks of a prompt once it is computed, and what they hold, by layer."""
+    params = greedy(3, extra_args=prompt.extra_args(reuse))
+    engine.llm.llm_engine.add_request("one", prompt.as_prompt(engine), params)
+    length = len(prompt.tokens(engine))
+    while not (request := next(iter(engine.scheduler.requests.values()))).num_output_tokens:
+        engine.llm.llm_engine.step()
+    manager = engine.scheduler.kv_cache_manager
+    blocks = manager.get_block_ids(request.request_id)[0][: length // manager.block_size]
+    caches = engine.core.model_executor.driver_worker.worker.model_runner.kv_caches
+    contents = [cache[blocks].clone() for cache in caches]
+    finish(engine)
+    return blocks, contents

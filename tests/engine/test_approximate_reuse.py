@@ -20,7 +20,15 @@ from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.tokens import pack
 from tests.effort import requests
-from tests.engine.approximate_prompts import Prompt, ask, document, has_flag, reused
+from tests.engine.approximate_prompts import (
+    Prompt,
+    ask,
+    document,
+    finish,
+    has_flag,
+    reused,
+    whole_blocks,
+)
 from tests.engine.engine import Engine, greedy, tokens_of
 from tests.engine.window_models import random_model, save
 from tests.platforms.platform import VLLMS_CHOICE_ON_A_CPU, chosen
@@ -183,14 +191,13 @@ def test_segments_in_the_same_place_after_the_same_text_are_exact(fresh, monkeyp
 def test_chunks_that_one_pass_computes_have_the_kv_of_a_pass_for_each(fresh, monkeypatch) -> None:
     """In all layers: each chunk reads those before it in the same pass."""
     engine = fresh
-    caches = engine.core.model_executor.driver_worker.worker.model_runner.kv_caches
     prompt = Prompt((C, A, D, B))
 
     def computed() -> tuple[list[torch.Tensor], int]:
         assert engine.scheduler.reset_prefix_cache()
         ask(engine, [Prompt((A, B, C, D))], reuse=False, max_tokens=1)
         engine.reset_counts()
-        _, contents = whole_blocks(engine, caches, prompt, reuse=True)
+        _, contents = whole_blocks(engine, prompt, reuse=True)
         return contents, engine.forward_passes
 
     together, num_passes = computed()
@@ -402,31 +409,16 @@ def test_the_first_layers_kv_is_that_of_the_new_place(model_engine) -> None:
     engine = model_engine
     assert engine.scheduler.parts.approximate is not None
     assert engine.scheduler.reset_prefix_cache()
-    caches = engine.core.model_executor.driver_worker.worker.model_runner.kv_caches
     ask(engine, [Prompt((A, B, C))], reuse=False, max_tokens=1)
     prompt = Prompt((C, A, B), head="Read these now.\n")
-    blocks, approximate = whole_blocks(engine, caches, prompt, reuse=True)
+    blocks, approximate = whole_blocks(engine, prompt, reuse=True)
     assert engine.scheduler.parts.approximate.counters.tokens > 200
     assert engine.scheduler.reset_prefix_cache()
-    other_blocks, exact = whole_blocks(engine, caches, prompt, reuse=False)
+    other_blocks, exact = whole_blocks(engine, prompt, reuse=False)
     assert len(blocks) == len(other_blocks) >= 8
     tolerance = 2e-4 if exact[0].dtype == torch.float32 else 0.04
     torch.testing.assert_close(approximate[0], exact[0], atol=tolerance, rtol=tolerance)
     assert (approximate[-1] - exact[-1]).abs().max() > 0.1  # in the last layer it is approximate
-
-
-def whole_blocks(engine: Engine, caches, prompt: Prompt, reuse: bool):
-    """The contents of the whole blocks of a prompt, by layer, once it is computed."""
-    params = greedy(3, extra_args=prompt.extra_args(reuse))
-    engine.llm.llm_engine.add_request("one", prompt.as_prompt(engine), params)
-    length = len(prompt.tokens(engine))
-    while not (request := next(iter(engine.scheduler.requests.values()))).num_output_tokens:
-        engine.llm.llm_engine.step()
-    manager = engine.scheduler.kv_cache_manager
-    blocks = manager.get_block_ids(request.request_id)[0][: length // manager.block_size]
-    contents = [cache[blocks].clone() for cache in caches]
-    finish(engine)
-    return blocks, contents
 
 
 def test_layers_without_known_positions_are_refused(start, tmp_path) -> None:
@@ -474,13 +466,6 @@ def test_the_benchmark_asks_about_notes(start, request, tmp_path) -> None:
 
 
 # -- inside
-
-
-def finish(engine: Engine) -> list:
-    finished = []
-    while engine.scheduler.has_requests():
-        finished += [one for one in engine.llm.llm_engine.step() if one.finished]
-    return finished
 
 
 def play(engine: Engine, prompts, max_tokens: int) -> list:

@@ -136,6 +136,8 @@ def all_steps() -> list[Step]:
         tests("same_answers", f"{small}, in float32", 420, exact, only="tight"),
         tests("same_answers", "answers are stock's, synchronously", 420, synchronous, only="roomy"),
         tests("same_answers", small, 420, synchronous, only="tight"),
+        tests("approximate_reuse", "moved segments have the KV of their new place", 300, first),
+        tests("approximate_reuse", "the same, in float32", 300, exact),
         tests(
             "step_time", "no loss of overlap: at most 1.01 of stock's step", 420, plain, timed=True
         ),
