@@ -29,7 +29,8 @@ class TokenTexts:
         pairs = zip(token_bytes, counts, strict=True)
         continues = [bool(text) and not count for text, count in pairs]
         self._only_continues: NDArray[np.bool_] = np.array([*continues, False])
-        self._is_special: NDArray[np.bool_] = np.array([*(not text for text in token_bytes), True])
+        no_bytes = [not text for text in token_bytes]
+        self._writes_no_bytes: NDArray[np.bool_] = np.array([*no_bytes, True])
         for token, text in special.items():
             counts[token] = len(text)
         self._num_chars: NDArray[np.int64] = np.array([*counts, 0], dtype=np.int64)
@@ -46,14 +47,15 @@ class TokenTexts:
 
         Args:
             char_intervals: half-open, in ascending order.
-            num_chars: of the text. What the tokens write more than that, the tokenizer has put
-                before it. Without it, that is a special token at the start.
+            num_chars: of the text. If the tokens write more, the tokenizer has added the first of
+                them; if they write less, it has cut the text at its start. If it is not known, a
+                special token at the start counts as added.
         """
         ids = np.minimum(np.asarray(token_ids, dtype=np.int64), len(self._num_chars) - 1)
         ends = np.concatenate(([0], np.cumsum(self._num_chars[ids])))
         if num_chars is not None:
-            ends -= min(max(int(ends[-1]) - num_chars, 0), int(ends[-1]))
-        elif len(ids) and self._is_special[ids[0]]:
+            ends -= int(ends[-1]) - num_chars
+        elif len(ids) and self._writes_no_bytes[ids[0]]:
             ends -= ends[1]
         intervals = []
         for first_char, end_char in char_intervals:

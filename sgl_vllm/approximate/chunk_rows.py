@@ -5,7 +5,8 @@ Owns how a chunk becomes a row. Does not own which chunks there are (`reuse.py`)
 A model runner computes one run of consecutive tokens of a request in a pass. So each further chunk
 of a prompt is given to the workers as a request of its own, which has the prompt up to a token
 after the chunk, and the blocks of the real request. It lives for one pass, and nothing is sampled
-for it, because its prompt does not end. The scheduler knows nothing of it.
+for it, because its prompt does not end. The scheduler knows nothing of it. So rows are added when
+nothing else looks up the requests of a step any more.
 
     real request    [............................................ question)
     chunk rows             [B b)       [C c)       [D d)
@@ -24,9 +25,14 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
+
+
+MAX_LISTED_TOKENS = 1 << 19
+"""Tokens of prompts that are listed again in the rows of one pass, each for about 40 ns."""
 
 
 class Chunk(NamedTuple):
@@ -44,16 +50,17 @@ def add_rows(
     output: SchedulerOutput,
     scheduler: Scheduler,
     request: Request,
-    block_ids: list[int],
+    blocks: Sequence[KVCacheBlock],
     chunks: Iterable[Chunk],
 ) -> None:
     """Let the pass of `output`, in which `request` is scheduled, compute chunks of its prompt. They
-    must fit beside what is scheduled (`keep_room`).
+    must fit beside what is scheduled (`leave_room`).
 
     Args:
-        block_ids: of the request, from its first token on.
+        blocks: of the request, from its first token on.
     """
     assert request.prompt_token_ids is not None
+    block_ids = [block.block_id for block in blocks]
     for chunk in chunks:
         row_id = f"{request.request_id} chunk {chunk.start}"
         token_ids = request.prompt_token_ids[: chunk.end + 1]
@@ -76,40 +83,54 @@ def add_rows(
 
 
 class Room:
-    """How many chunk rows, of how many tokens together, the next pass has room for: rows that no
-    request has, and half of a pass's tokens.
+    """How many chunk rows the next pass has room for.
+
+    They get rows that no request has: neither those that run, nor those that wait with their
+    blocks, whose rows the V2 runner keeps. They get at most half of a pass's tokens, and leave one
+    for each running request.
 
     Args:
         chunks: those that already have room in it.
     """
 
     def __init__(self, scheduler: Scheduler, chunks: Iterable[Chunk]) -> None:
-        num_requests = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
-        self._num_rows = scheduler.max_num_running_reqs - num_requests
-        self._num_tokens = scheduler.max_num_scheduled_tokens // 2
+        num_running, max_tokens = len(scheduler.running), scheduler.max_num_scheduled_tokens
+        num_waiting = len(scheduler.kv_holding_waiting)
+        self._num_rows = scheduler.max_num_running_reqs - num_running - num_waiting
+        self._num_tokens = min(max_tokens // 2, max_tokens - num_running)
+        self._num_listed = MAX_LISTED_TOKENS
         for chunk in chunks:
-            self._num_rows -= 1
-            self._num_tokens -= chunk.num_tokens
+            self._take(chunk)
+
+    def _take(self, chunk: Chunk) -> None:
+        self._num_rows -= 1
+        self._num_tokens -= chunk.num_tokens
+        self._num_listed -= chunk.end
 
     def take(self, chunk: Chunk) -> bool:
         """Whether there is room for a chunk, which then has it."""
-        if self._num_rows < 1 or chunk.num_tokens > self._num_tokens:
+        if (
+            self._num_rows < 1
+            or self._num_tokens < chunk.num_tokens
+            or self._num_listed < chunk.end
+        ):
             return False
-        self._num_rows -= 1
-        self._num_tokens -= chunk.num_tokens
+        self._take(chunk)
         return True
 
 
 @contextlib.contextmanager
-def keep_room(scheduler: Scheduler, chunks: Sequence[Chunk]) -> Iterator[None]:
+def leave_room(scheduler: Scheduler, chunks: Sequence[Chunk]) -> Iterator[None]:
     """While inside, what vLLM schedules leaves room for chunk rows. Those of a request that it does
     not schedule keep their room until it does."""
-    max_requests, max_tokens = scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens
-    num_rows = scheduler.max_num_running_reqs - len(chunks)
-    scheduler.max_num_active_reqs = min(max_requests, num_rows)
+    max_running, max_active = scheduler.max_num_running_reqs, scheduler.max_num_active_reqs
+    max_tokens = scheduler.max_num_scheduled_tokens
+    scheduler.max_num_running_reqs = max_running - len(chunks)
+    scheduler.max_num_active_reqs = min(max_active, scheduler.max_num_running_reqs)
     scheduler.max_num_scheduled_tokens = max_tokens - sum(chunk.num_tokens for chunk in chunks)
     try:
         yield
     finally:
-        scheduler.max_num_active_reqs = max_requests
+        scheduler.max_num_running_reqs = max_running
+        scheduler.max_num_active_reqs = max_active
         scheduler.max_num_scheduled_tokens = max_tokens

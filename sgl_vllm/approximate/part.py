@@ -29,6 +29,8 @@ def why_off(engine: EngineView) -> str | None:
         return f"it is not known to work on {device}"
     if config.parallel_config.world_size > 1:
         return "the model is split over several workers"
+    if config.parallel_config.use_ubatching:
+        return "a pass is split into two that overlap, and rows have to read each other's KV"
     if config.speculative_config is not None:
         return "a drafter has KV of its own"
     if engine.scheduler.connectors:

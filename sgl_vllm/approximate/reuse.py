@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 from vllm.logger import init_logger
 
 from sgl_vllm.approximate.characters import TokenTexts
-from sgl_vllm.approximate.chunk_rows import Chunk, Room, add_rows, keep_room
+from sgl_vllm.approximate.chunk_rows import Chunk, Room, add_rows, leave_room
 from sgl_vllm.approximate.copies import StepCopies, TurnedCopy, send
 from sgl_vllm.approximate.part import why_exact
 from sgl_vllm.approximate.plan import Reuse, plan
@@ -54,6 +54,9 @@ logger = init_logger("vllm.sgl_vllm.approximate")
 
 MAX_STEPS_FOR_ROOM = 32
 """Steps that a request waits for room beside the blocks that it would copy from."""
+
+MAX_PROMPT_CHARS = 1 << 40
+"""A prompt that is said to be longer is taken for one of unknown length."""
 
 _AS_IS = nullcontext()
 
@@ -165,9 +168,9 @@ class ApproximateReuse:
         if self._texts is None:
             self._texts = self._token_texts()
         num_chars = params.extra_args.get(PROMPT_CHARS)
-        segments = self._texts.token_intervals(
-            request.prompt_token_ids, intervals, num_chars if isinstance(num_chars, int) else None
-        )
+        if not isinstance(num_chars, int) or not 0 <= num_chars <= MAX_PROMPT_CHARS:
+            num_chars = None
+        segments = self._texts.token_intervals(request.prompt_token_ids, intervals, num_chars)
         reuses = wants
         if wants and (reason := why_exact(request)) is not None:
             logger.info("Request %.100s reuses no segment: %s", request.request_id, reason)
@@ -253,19 +256,25 @@ class ApproximateReuse:
             if left and request.num_computed_tokens == left[0].start:
                 request.num_computed_tokens = _move(planned, room)
 
-    def keep_room(self) -> AbstractContextManager[None]:
+    def leaving_room(self) -> AbstractContextManager[None]:
         """While inside, what vLLM schedules leaves room for the chunks of the next pass."""
-        return keep_room(self._scheduler, [*self._waiting_chunks()]) if self._planned else _AS_IS
+        return leave_room(self._scheduler, [*self._waiting_chunks()]) if self._planned else _AS_IS
 
     def _waiting_chunks(self) -> Iterator[Chunk]:
         return (chunk for planned in self._planned.values() for chunk in planned.chunks)
 
-    def after_schedule(self, output: SchedulerOutput) -> None:
+    def after_schedule(self, output: SchedulerOutput) -> list[tuple[Request, int]]:
         """Send the copies and the chunk rows of the step, and forget the plans of requests that
-        were not admitted or were preempted."""
+        were not admitted or were preempted. To be called when nothing else looks up the requests of
+        `output` any more.
+
+        Returns:
+            Requests that have chunk rows, and the tokens that those compute.
+        """
         self._forget_ended()
         copies: list[TurnedCopy] = []
         moved: set[str] = set()
+        in_rows: list[tuple[Request, int]] = []
         inexact = self._radix.pool.inexact
         for request_id, planned in [*self._planned.items()]:
             if request_id in output.num_scheduled_tokens:
@@ -273,9 +282,10 @@ class ApproximateReuse:
                 if planned.to_copy:
                     moved.add(request_id)
                 if planned.chunks:
-                    block_ids = [block.block_id for block in self._blocks_of(planned.request)]
-                    add_rows(output, self._scheduler, planned.request, block_ids, planned.chunks)
-                    planned.chunks.clear()
+                    request, chunks = planned.request, planned.chunks
+                    add_rows(output, self._scheduler, request, self._blocks_of(request), chunks)
+                    in_rows.append((request, sum(chunk.num_tokens for chunk in chunks)))
+                    planned.chunks = []
                 while planned.to_copy:
                     copies.append(self._copy(planned.request, planned.to_copy.pop(0)))
                     inexact.release_first(request_id)
@@ -287,6 +297,7 @@ class ApproximateReuse:
                 self._marked[planned.request].num_tries += 1
         if copies:
             send(output, StepCopies(copies, moved))
+        return in_rows
 
     def _forget_ended(self) -> None:
         """Forget the plans of requests that have released their blocks since."""

@@ -36,7 +36,10 @@ def attach(renderer: OnlineRenderer) -> None:
             intervals = intervals_of(extra[SEGMENTS])
         except ValueError as error:
             raise VLLMValidationError(str(error)) from None
-        contents = [message.get("content") for message in request.messages]
+        contents = [
+            message.get("content") if isinstance(message, dict) else None
+            for message in request.messages
+        ]
         _, (engine_input,) = result
         marks = marks_in(engine_input.get("prompt"), contents, intervals)
         request.vllm_xargs = {**extra, SEGMENTS: marks}

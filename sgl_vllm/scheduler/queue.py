@@ -173,6 +173,13 @@ class CacheAwareQueue(RequestQueue):
         if self._fairness is not None:
             self._breaker.run(self._charge, self._fairness, num_scheduled)
 
+    def charge(self, computed: Iterable[tuple[Request, int]]) -> None:
+        """Charge tokens that a step computes besides those in its `num_scheduled_tokens`."""
+        if self._fairness is not None:
+            for request, num_tokens in computed:
+                tenant = self._tenants.get(request)
+                self._breaker.run(self._fairness.charge, tenant, num_tokens)
+
     def _settle(self, num_cached: Sequence[int]) -> int:
         try:
             return self._waiting.settle(num_cached)

@@ -10,7 +10,8 @@ what they do, or what the server asks of them (`control.py`).
                              during it, as vLLM needs them: the queue's order, and which requests
                              are held back; the overrides under "inside vLLM's step" below
                              after it: what a KV connector loads; admitted requests are counted;
-                             jumped requests resume
+                             jumped requests resume; segments are copied, and the chunks
+                             between them get rows
     get_grammar_bitmask      timed; forced runs that are decoded are all that is legal
     update_from_output       before vLLM's own: loads are measured; tokens that were appended but
                              not sent (2); after it: scored rows, jumps (3), reports, refusals and
@@ -97,7 +98,7 @@ class SglSchedulerMixin(Scheduler):
         self._before_schedule()
         with contextlib.ExitStack() as stack:
             if self.parts.approximate is not None:
-                stack.enter_context(self.parts.approximate.keep_room())
+                stack.enter_context(self.parts.approximate.leaving_room())
             if self.parts.jump is not None and self.parts.jump.holds_next_pass():
                 stack.enter_context(self._nothing_running())
             output = super().schedule(*args, **kwargs)
@@ -138,11 +139,13 @@ class SglSchedulerMixin(Scheduler):
             self._prompts_done = self._prompts_done_by(output)
         if parts.queue is not None:
             parts.queue.step_ends(output)
-        if parts.approximate is not None:
-            parts.approximate.after_schedule(output)
         if parts.jump is not None:
             parts.jump.jumped.rewrite_resumed(output)
             parts.jump.jumped.release_one_if_stuck(output)
+        if parts.approximate is not None:  # last: it adds rows that are no requests of ours
+            in_rows = parts.approximate.after_schedule(output)
+            if parts.queue is not None:
+                parts.queue.charge(in_rows)
         self._steps.forward_passes += bool(output.num_scheduled_tokens)
 
     def _prompts_done_by(self, output: SchedulerOutput) -> list[Request]:

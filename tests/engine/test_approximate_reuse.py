@@ -14,11 +14,13 @@ from transformers import AutoConfig
 from vllm.sampling_params import StructuredOutputsParams
 
 from benchmarks.approximate import SHARES, Bench, RecallSizes, Sizes
+from sgl_vllm.approximate import chunk_rows
 from sgl_vllm.approximate.chunk_rows import Room
 from sgl_vllm.approximate.copies import TurnedCopier
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.tokens import pack
+from sgl_vllm.scheduler.fairness import DeficitCounters
 from tests.effort import requests
 from tests.engine.approximate_prompts import (
     Prompt,
@@ -208,6 +210,16 @@ def test_chunks_that_one_pass_computes_have_the_kv_of_a_pass_for_each(fresh, mon
         torch.testing.assert_close(layer, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_a_long_prompt_is_not_listed_for_many_rows(fresh, monkeypatch) -> None:
+    engine = fresh
+    ask(engine, [Prompt((A, B, C, D))], reuse=False, max_tokens=1)
+    prompt = Prompt((D, C, A, B))
+    monkeypatch.setattr(chunk_rows, "MAX_LISTED_TOKENS", len(prompt.tokens(engine)))
+    engine.reset_counts()
+    (output,) = ask(engine, [prompt], reuse=True, max_tokens=1)
+    assert reused(output)[1] == 4 and engine.forward_passes == 3
+
+
 def test_a_request_that_is_aborted_leaves_nothing(fresh) -> None:
     engine = fresh
     ask(engine, [Prompt((A, B, C))], reuse=False)
@@ -358,6 +370,45 @@ def test_structured_requests_may_reuse_and_jump(start) -> None:
         assert re.match(regex, engine.tokenizer.decode(tokens_of(output)))
     assert engine.scheduler.parts.jump.counters.jumps > 0
     engine.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("max_num_seqs", [4, 6])
+def test_chunks_are_computed_in_steps_in_which_others_jump(start, max_num_seqs) -> None:
+    """Jumped requests resume in some of these steps, and the V2 runner keeps their rows."""
+    engine = start(plugin={"approximate_reuse": True}, max_num_seqs=max_num_seqs)
+    ask(engine, [Prompt((A, B, C, D))], reuse=False, max_tokens=1)
+    regex = r'\{"slow": "(hare|owl)", "fast": "(hare|fox)", "old": "(newt|toad)"\}'
+    formats = StructuredOutputsParams(regex=regex)
+    prompt = Prompt((D, C, A, B))
+    add, tokens = engine.llm.llm_engine.add_request, [*range(20, 60)]
+    for num_before in range(14):
+        for number in range(3):
+            params = greedy(60, structured_outputs=formats)
+            add(f"{number} of {num_before}", {"prompt_token_ids": [*tokens, number]}, params)
+        outputs = [one for _ in range(num_before) for one in engine.llm.llm_engine.step()]
+        params = greedy(4, extra_args=prompt.extra_args(reuse=True))
+        add(f"reusing {num_before}", prompt.as_prompt(engine), params)
+        outputs += finish(engine)
+        answers = {one.request_id: one for one in outputs if one.finished}
+        assert reused(answers.pop(f"reusing {num_before}"))[1] == 4
+        for answer in answers.values():
+            assert re.match(regex, engine.tokenizer.decode(tokens_of(answer)))
+        engine.check_nothing_is_left()
+    assert engine.scheduler.parts.jump.counters.jumps > 40
+
+
+def test_a_tenant_pays_for_all_that_is_computed(start, monkeypatch) -> None:
+    engine = start(plugin={**PLUGIN, "schedule_fair_quantum": 1000})
+    ask(engine, [Prompt((A, B, C, D))], reuse=False, max_tokens=1)
+    charged = []
+
+    def charge(self, tenant, num_tokens) -> None:
+        charged.append(num_tokens)
+
+    monkeypatch.setattr(DeficitCounters, "charge", charge)
+    engine.reset_counts()
+    (output,) = ask(engine, [Prompt((D, C, A, B))], reuse=True, max_tokens=5)
+    assert reused(output)[1] == 4 and sum(charged) == engine.computed_tokens
 
 
 # -- the KV itself

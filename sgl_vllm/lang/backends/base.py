@@ -115,7 +115,7 @@ class ChatPrompt:
 
     `ending` says how the rendered prompt ends: "closed" after the end of the last turn, "generate"
     with the opening of an empty assistant turn, "continue" inside the last turn, after its text.
-    `reusable` counts through the texts of all messages.
+    `reusable` counts through the texts of all messages. With media, servers reuse nothing.
     """
 
     messages: tuple[Message, ...]

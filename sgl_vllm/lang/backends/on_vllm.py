@@ -162,7 +162,7 @@ def extra_keys(request: GenRequest) -> Json:
     has_one_text = (request.sampling.n or 1) == 1  # vLLM reports on one only
     if request.constraint is not None and has_one_text:
         asked[REPORT] = 1
-    if request.prompt.reusable:
+    if request.prompt.reusable and not has_media(request.prompt):
         asked[SEGMENTS] = [mark for interval in request.prompt.reusable for mark in interval]
         asked[REUSE] = APPROXIMATE
     return asked

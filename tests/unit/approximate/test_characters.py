@@ -63,3 +63,8 @@ def test_intervals_and_tokens_out_of_range_do_no_harm() -> None:
     assert texts.token_intervals([0, 99, 0], [(3, 500)]) == [(2, 3)]
     assert texts.token_intervals([0], [(3, 9), (700, 900)]) == []
     assert texts.token_intervals([], [(0, 9)]) == []
+
+
+def test_a_prompt_that_was_cut_at_its_start_ends_where_the_text_does() -> None:
+    texts = TokenTexts([b"of ", b"foxes", b" and"], {})
+    assert texts.token_intervals([1, 2], [(0, 3), (3, 8)], num_chars=12) == [(0, 1)]

@@ -83,6 +83,8 @@ class ParallelConfig:
     enable_expert_parallel: bool  # [preview]
     distributed_executor_backend: str | type[object] | None
 
+    @property
+    def use_ubatching(self) -> bool: ...  # [approximate_reuse]
     def reconfigure_for_independent_dp_rank(self) -> None: ...  # [preview]
 
 class SchedulerConfig:

@@ -29,10 +29,9 @@ class Scheduler:
     requests: dict[str, Request]
     running: list[Request]
     max_num_running_reqs: int  # [jump_forward, approximate_reuse]
-    num_waiting_for_streaming_input: int  # [approximate_reuse]
     waiting: RequestQueue
     max_num_active_reqs: int  # [schedule, approximate_reuse]
-    kv_holding_waiting: RequestQueue  # [jump_forward, self_check]
+    kv_holding_waiting: RequestQueue  # [jump_forward, approximate_reuse, self_check]
     deferred_waiting: set[Request]  # [jump_forward, self_check]
     prev_step_scheduled_req_ids: set[str]  # [jump_forward, self_check]
     reset_preempted_req_ids: set[str]  # [jump_forward]
