@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -170,15 +170,14 @@ class CacheAwareQueue(RequestQueue):
             self.counters.overtakes += self._settle(num_cached)
         if not self._waiting:
             self._order = []
-        if self._fairness is not None:
-            self._breaker.run(self._charge, self._fairness, num_scheduled)
+        requests = self._scheduler.requests
+        self.charge((requests[name], number) for name, number in num_scheduled.items())
 
     def charge(self, computed: Iterable[tuple[Request, int]]) -> None:
-        """Charge tokens that a step computes besides those in its `num_scheduled_tokens`."""
+        """Charge the tokens that a step computes of each request to its tenant. `step_ends` has
+        charged those in the step's `num_scheduled_tokens`."""
         if self._fairness is not None:
-            for request, num_tokens in computed:
-                tenant = self._tenants.get(request)
-                self._breaker.run(self._fairness.charge, tenant, num_tokens)
+            self._breaker.run(self._charge, self._fairness, computed)
 
     def _settle(self, num_cached: Sequence[int]) -> int:
         try:
@@ -187,10 +186,9 @@ class CacheAwareQueue(RequestQueue):
             self._breaker.record()
             return 0
 
-    def _charge(self, fairness: DeficitCounters, num_scheduled: Mapping[str, int]) -> None:
-        for request_id, num_tokens in num_scheduled.items():
-            tenant = self._tenants.get(self._scheduler.requests[request_id])
-            fairness.charge(tenant, num_tokens)
+    def _charge(self, fairness: DeficitCounters, computed: Iterable[tuple[Request, int]]) -> None:
+        for request, num_tokens in computed:
+            fairness.charge(self._tenants.get(request), num_tokens)
 
     def _decide_order(self) -> None:
         """Decide the order of this step, unless that is done."""

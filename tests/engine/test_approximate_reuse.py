@@ -231,8 +231,7 @@ def test_a_request_that_is_aborted_leaves_nothing(fresh) -> None:
             engine.llm.llm_engine.step()
         (request_id,) = engine.scheduler.requests
         engine.llm.llm_engine.abort_request([request_id], internal=True)
-        while engine.scheduler.has_requests():
-            engine.llm.llm_engine.step()
+        finish(engine)
         engine.check_nothing_is_left()
         assert not engine.scheduler.parts.radix.pool.inexact
     assert engine.scheduler.reset_prefix_cache()
