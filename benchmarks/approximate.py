@@ -4,12 +4,13 @@
     python -m benchmarks.approximate --recall FOLDER       # how many answers are right
     python -m benchmarks.approximate --quick --json FILE
 
-For each share of recomputed tokens, prompts show segments in a new order that were computed before
-in another. Printed are, of the tokens of a prompt, how many are computed, and the median time to
-the first token, against an exact request without a hit, in alternating rounds on one engine in this
-process. On the demo model, which is trained, also how far the next token's distribution is from the
-exact one at some positions of the exact continuation: the share of positions at which the likeliest
-token is the same, and the mean KL divergence in nats.
+For each share of recomputed tokens, and each way to choose them (`approximate_choice`), prompts
+show segments in a new order that were computed before in another. Printed are, of the tokens of a
+prompt, how many are computed, and the median time to the first token, against an exact request
+without a hit, in alternating rounds on one engine in this process. On the demo model, which is
+trained, also how far the next token's distribution is from the exact one at some positions of the
+exact continuation: the share of positions at which the likeliest token is the same, and the mean KL
+divergence in nats.
 
 A share of 100% computes everything, so its agreement is 100%, unless sums are taken in another
 order. Random weights pay no attention to anything in particular, so nothing is said of their
@@ -38,8 +39,14 @@ if TYPE_CHECKING:
     from vllm import LLM
     from vllm.outputs import RequestOutput
 
+    from sgl_vllm.approximate.reuse import ApproximateReuse
+
 SHARES = (0.0, 0.05, 0.15, 0.3, 1.0)
+FIRST, DEVIATING = "first", "deviating"
+CASES = [(FIRST, share) for share in SHARES] + [(DEVIATING, share) for share in SHARES[1:-1]]
+"""How tokens are chosen, and their share. With a share of 0 or 1 there is no choice."""
 NUM_SEGMENTS = 8
+PLUGIN = {"approximate_reuse": True, "approximate_choice": DEVIATING}
 HEAD, QUESTION = "Read these notes.\n", "The hare of crow is"
 WORDS = ["hare", "owl", "fox", "hen", "toad", "newt", "crow", "mole", "wasp", "carp", "lynx"]
 
@@ -68,6 +75,7 @@ class Row:
     """One share of one model.
 
     Attributes:
+        choice: which tokens are computed, as in `CASES`.
         computed: the tokens of a prompt that are computed, as a share of all.
         ms: median time to the first token. `exact_ms`: of exact requests without a hit.
         agreement, kl: of the next token; None if they were not measured.
@@ -75,6 +83,7 @@ class Row:
     """
 
     model: str
+    choice: str
     share: float
     prompt_tokens: int
     computed: float
@@ -99,12 +108,13 @@ class Bench:
             max_num_batched_tokens=length,
             max_logprobs=-1,
             kv_cache_memory_bytes=1 << 30,
-            additional_config={"sgl_vllm": {"approximate_reuse": True}},
+            additional_config={"sgl_vllm": PLUGIN},
         )
         self.tokenizer = self.llm.get_tokenizer()
         self.scheduler: Any = self.llm.llm_engine.engine_core.engine_core.scheduler
         if self.scheduler.parts.approximate is None:
             raise SystemExit("approximate reuse has no effect here: see the log")
+        self.reuse: ApproximateReuse = self.scheduler.parts.approximate
         self.num_scheduled = 0
         core: Any = self.llm.llm_engine.engine_core.engine_core
         execute = core.model_executor.execute_model
@@ -170,10 +180,12 @@ class Bench:
         for number in range(self.sizes.prompts):
             segments = [self.segment(NUM_SEGMENTS * number + i) for i in range(NUM_SEGMENTS)]
             orders.append((segments, rng.sample(segments, NUM_SEGMENTS)))
-        rows = [self._measured(share, orders) for share in SHARES]
-        if with_quality:
-            for row in rows:
-                row.agreement, row.kl = self._quality(row.share, orders)
+        rows = []
+        for choice, share in CASES:
+            self._set(choice, share)
+            rows.append(self._measured(choice, share, orders))
+            if with_quality:
+                rows[-1].agreement, rows[-1].kl = self._quality(orders)
         return rows
 
     def recall_rows(self, sizes: RecallSizes) -> list[Row]:
@@ -186,16 +198,18 @@ class Bench:
             asked = rng.sample([note for part in parts for note in part], sizes.questions)
             prompts.append((recall.text_of(first), texts, rng.sample(texts, len(texts)), asked))
         orders = [(before, after) for _, before, after, _ in prompts]
-        rows = [self._measured(share, orders) for share in SHARES]
         exact = [
             [self._answer(after, f"exact {i}", head, note, reuse=False) for note in asked]
             for i, (head, _, after, asked) in enumerate(prompts)
         ]
-        for row in rows:
-            self.scheduler.parts.approximate.recompute = row.share
+        rows = []
+        for choice, share in CASES:
+            self._set(choice, share)
+            row = self._measured(choice, share, orders)
+            rows.append(row)
             answers = []
             for i, (head, before, after, asked) in enumerate(prompts):
-                salt = f"recall {row.share} {i}"
+                salt = f"recall {choice} {share} {i}"
                 self.ask(before, salt, reuse=False, head=head)
                 for note, of_exact in zip(asked, exact[i], strict=True):
                     answer = self._answer(after, salt, head, note, reuse=True)
@@ -217,12 +231,16 @@ class Bench:
     def _text(self, distribution: Distribution) -> str:
         return str(self.tokenizer.decode([_likeliest(distribution)]))
 
-    def _measured(self, share: float, orders: Sequence[tuple[list[str], list[str]]]) -> Row:
-        self.scheduler.parts.approximate.recompute = share
+    def _set(self, choice: str, share: float) -> None:
+        self.reuse.deviating, self.reuse.recompute = choice == DEVIATING, share
+
+    def _measured(
+        self, choice: str, share: float, orders: Sequence[tuple[list[str], list[str]]]
+    ) -> Row:
         computed, times, exact_times, length = [], [], [], 0
         for turn in range(self.sizes.rounds + 1):
             before, after = orders[turn % len(orders)]
-            salt = f"{share} {turn}"
+            salt = f"{choice} {share} {turn}"
             self.ask(before, salt, reuse=False)
             _, num_tokens, seconds = self.ask(after, salt, reuse=True)
             output, _, exact_seconds = self.ask(after, f"exact {salt}", reuse=False)
@@ -234,6 +252,7 @@ class Bench:
                 exact_times.append(1e3 * exact_seconds)
         return Row(
             self.name,
+            choice,
             share,
             length,
             statistics.mean(computed),
@@ -241,11 +260,8 @@ class Bench:
             statistics.median(exact_times),
         )
 
-    def _quality(
-        self, share: float, orders: Sequence[tuple[list[str], list[str]]]
-    ) -> tuple[float, float]:
+    def _quality(self, orders: Sequence[tuple[list[str], list[str]]]) -> tuple[float, float]:
         """Agreement and KL divergence of the next token, at positions of the exact answers."""
-        self.scheduler.parts.approximate.recompute = share
         pairs = []
         for number, (before, after) in enumerate(orders):
             num_tokens = self.sizes.positions
@@ -254,7 +270,8 @@ class Bench:
             )
             (answer,) = exact.outputs
             for position in range(num_tokens):
-                salt = f"quality {share} {number} {position}"  # no exact hit of what is reused
+                # No exact hit of what is reused.
+                salt = f"quality {self.reuse.deviating} {self.reuse.recompute} {number} {position}"
                 self.ask(before, salt, reuse=False)
                 so_far = answer.token_ids[:position]
                 output, _, _ = self.ask(after, salt, reuse=True, after=so_far, logprobs=-1)
@@ -320,14 +337,15 @@ def main() -> None:
         with Bench(options.recall, Sizes(96, asked.prompts, 6, 0)) as bench:
             rows += bench.recall_rows(asked)
     print(
-        "model        tokens  recomputed  computed     TTFT    exact  agreement    KL (nats)  right"
+        "model        tokens  choice     recomputed  computed     TTFT    exact  agreement"
+        "    KL (nats)  right"
     )
     for row in rows:
         quality = "" if row.agreement is None else f"{row.agreement:10.1%} {row.kl:12.4f}"
         right = "" if row.right is None else f"{row.right:6.1%}"
         print(
-            f"{Path(row.model).name:12} {row.prompt_tokens:6} {row.share:11.0%} {row.computed:9.1%}"
-            f" {row.ms:5.0f} ms {row.exact_ms:5.0f} ms {quality} {right}"
+            f"{Path(row.model).name:12} {row.prompt_tokens:6}  {row.choice:9} {row.share:11.0%}"
+            f" {row.computed:9.1%} {row.ms:5.0f} ms {row.exact_ms:5.0f} ms {quality} {right}"
         )
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))

@@ -237,10 +237,21 @@ class Options:
     )
     approximate_recompute: float = _option(
         0.15,
-        "The share of each reused segment's tokens, from its first on, that is computed in its new "
-        "place. With 1, nothing is reused.",
+        "The share of the reused segments' tokens that is computed in its new place. With 1, "
+        "nothing is reused.",
         part="radix",
         maximum=1.0,
+        page="approximate-reuse.md",
+    )
+    approximate_choice: str = _option(
+        "first",
+        "Which tokens of reused segments these are.",
+        part="radix",
+        choices=lambda: {
+            "first": "the first ones of each segment",
+            "deviating": "those whose values in the model's second layer differ most from the "
+            "cached ones; finding them takes the first layer of all tokens",
+        },
         page="approximate-reuse.md",
     )
     select: bool = _option(

@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData
+
+from sgl_vllm.approximate.plan import Chunk
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -35,32 +37,25 @@ MAX_LISTED_TOKENS = 1 << 19
 """Tokens of prompts that are listed again in the rows of one pass, each for about 40 ns."""
 
 
-class Chunk(NamedTuple):
-    """Tokens [start, end) of a prompt. Its last token is not among them."""
-
-    start: int
-    end: int
-
-    @property
-    def num_tokens(self) -> int:
-        return self.end - self.start
-
-
 def add_rows(
     output: SchedulerOutput,
     scheduler: Scheduler,
     request: Request,
     blocks: Sequence[KVCacheBlock],
     chunks: Iterable[Chunk],
-) -> None:
+) -> list[str]:
     """Let the pass of `output`, in which `request` is scheduled, compute chunks of its prompt. They
     must fit beside what is scheduled (`leave_room`).
 
     Args:
         blocks: of the request, from its first token on.
+
+    Returns:
+        The id of each row.
     """
     assert request.prompt_token_ids is not None
     block_ids = [block.block_id for block in blocks]
+    row_ids = []
     for chunk in chunks:
         row_id = f"{request.request_id} chunk {chunk.start}"
         token_ids = request.prompt_token_ids[: chunk.end + 1]
@@ -80,6 +75,15 @@ def add_rows(
         output.num_scheduled_tokens[row_id] = chunk.num_tokens
         output.total_num_scheduled_tokens += chunk.num_tokens
         scheduler.finished_req_ids.add(row_id)  # the next step tells the workers
+        row_ids.append(row_id)
+    return row_ids
+
+
+def move_row(row: NewRequestData, prompt_token_ids: Sequence[int], start: int, end: int) -> None:
+    """Let a row of a pass that has not begun compute tokens [start, end) of its prompt instead, as
+    many as before."""
+    row.prompt_token_ids = row.prefill_token_ids = [*prompt_token_ids[: end + 1]]
+    row.num_computed_tokens = start
 
 
 class Room:
@@ -96,26 +100,27 @@ class Room:
     def __init__(self, scheduler: Scheduler, chunks: Iterable[Chunk]) -> None:
         num_running, max_tokens = len(scheduler.running), scheduler.max_num_scheduled_tokens
         num_waiting = len(scheduler.kv_holding_waiting)
-        self._num_rows = scheduler.max_num_running_reqs - num_running - num_waiting
+        self.num_rows = scheduler.max_num_running_reqs - num_running - num_waiting
         self._num_tokens = min(max_tokens // 2, max_tokens - num_running)
         self._num_listed = MAX_LISTED_TOKENS
         for chunk in chunks:
             self._take(chunk)
 
     def _take(self, chunk: Chunk) -> None:
-        self._num_rows -= 1
+        self.num_rows -= 1
         self._num_tokens -= chunk.num_tokens
         self._num_listed -= chunk.end
 
-    def take(self, chunk: Chunk) -> bool:
-        """Whether there is room for a chunk, which then has it."""
+    def take(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether there is room for all of these chunks, which then have it."""
         if (
-            self._num_rows < 1
-            or self._num_tokens < chunk.num_tokens
-            or self._num_listed < chunk.end
+            self.num_rows < len(chunks)
+            or self._num_tokens < sum(chunk.num_tokens for chunk in chunks)
+            or self._num_listed < sum(chunk.end for chunk in chunks)
         ):
             return False
-        self._take(chunk)
+        for chunk in chunks:
+            self._take(chunk)
         return True
 
 

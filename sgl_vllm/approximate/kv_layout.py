@@ -22,6 +22,9 @@ _BASE = 128
 """Numbers are written digit by digit: integers up to this are exact in every floating dtype."""
 
 
+_WIDER = {4: torch.int32, 8: torch.int64}
+"""The dtype of so many bytes."""
+
 _GROUPS = (1, 2, 4, 8, 16, 32)
 """How many tokens or dimensions may be interleaved."""
 
@@ -66,6 +69,10 @@ class KVLayout:
         keys, values = (part.read(blocks, offsets) for part in self._parts)
         return keys, values
 
+    def read_values(self, blocks: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """The second half of `read`."""
+        return self._parts[1].read(blocks, offsets)
+
     def write(
         self,
         blocks: torch.Tensor,
@@ -87,6 +94,8 @@ class _Part:
     `group`, and a dimension likewise:
 
         (blocks, block_size / group, group, heads, head_size / step, step)
+
+    Interleaved dimensions are indexed as one wider number, where there is one.
     """
 
     def __init__(self, rows: torch.Tensor, columns: torch.Tensor) -> None:
@@ -102,20 +111,22 @@ class _Part:
             strides = _strides(columns.reshape(shape))
             if strides is not None:
                 first = rows.storage_offset() + int(columns[0, 0, 0])
-                self._view = rows.as_strided((len(rows), *shape), (rows.stride(0), *strides), first)
+                view = rows.as_strided((len(rows), *shape), (rows.stride(0), *strides), first)
+                self._view = _as_wider_numbers(view)
                 self._group = group
                 return
 
     def read(self, blocks: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         if self._view is None:
             return self._rows[blocks[:, None, None], self._columns[offsets]]
-        return self._view[blocks, offsets // self._group, offsets % self._group].flatten(2)
+        found = self._view[blocks, offsets // self._group, offsets % self._group]
+        return found.view(self._rows.dtype).flatten(2)
 
     def write(self, blocks: torch.Tensor, offsets: torch.Tensor, what: torch.Tensor) -> None:
         if self._view is None:
             self._rows[blocks[:, None, None], self._columns[offsets]] = what
             return
-        what = what.unflatten(2, self._view.shape[-2:])
+        what = what.unflatten(2, (self._view.shape[4], -1)).contiguous().view(self._view.dtype)
         self._view[blocks, offsets // self._group, offsets % self._group] = what
 
 
@@ -126,6 +137,15 @@ def _as_rows(cache: torch.Tensor) -> torch.Tensor:
         return cache.permute(0, *order).view(cache.shape[0], -1)
     except RuntimeError:
         raise ValueError("the numbers of a block are not one after the other") from None
+
+
+def _as_wider_numbers(view: torch.Tensor) -> torch.Tensor:
+    """A view of the same memory whose last dimension has one number, or as few as before."""
+    wider = _WIDER.get(view.shape[-1] * view.element_size())
+    unaligned = [stride % view.shape[-1] for stride in (*view.stride()[:-1], view.storage_offset())]
+    if wider is None or view.stride(-1) != 1 or any(unaligned):
+        return view
+    return view.view(wider)
 
 
 def _columns_after_writes(layer: Attention, rows: torch.Tensor, block_size: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from sgl_vllm.radix.layouts import layer_specs
 from sgl_vllm.vllm_api.probe import missing_hooks
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.request import Request
 
     from sgl_vllm.part import EngineView
@@ -50,6 +51,16 @@ def why_off(engine: EngineView) -> str | None:
             return "layers read a window of the tokens before"
     if config.cache_config.cache_dtype not in ("auto", "bfloat16", "float16"):
         return f"the KV cache is quantized ({config.cache_config.cache_dtype})"
+    return None
+
+
+def why_first(config: VllmConfig) -> str | None:
+    """Why the first tokens of segments are computed, and not those that deviate most; None if these
+    can be found, as far as is known before workers are asked (`deviation.use_in_worker`)."""
+    if config.lora_config is not None:
+        return "adapters are chosen for the tokens of a pass"
+    if config.parallel_config.data_parallel_size > 1:
+        return "data-parallel ranks run all passes together"
     return None
 
 

@@ -19,6 +19,7 @@ resumes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -27,11 +28,14 @@ from weakref import WeakKeyDictionary
 
 from vllm.logger import init_logger
 
+from sgl_vllm.approximate import copies as turned_copies
+from sgl_vllm.approximate import deviation
 from sgl_vllm.approximate.characters import TokenTexts
-from sgl_vllm.approximate.chunk_rows import Chunk, Room, add_rows, leave_room
-from sgl_vllm.approximate.copies import StepCopies, TurnedCopy, send
+from sgl_vllm.approximate.chunk_rows import Room, add_rows, leave_room
+from sgl_vllm.approximate.copies import StepCopies, TurnedCopy
+from sgl_vllm.approximate.deviation import WindowsToChoose
 from sgl_vllm.approximate.part import why_exact
-from sgl_vllm.approximate.plan import Reuse, plan
+from sgl_vllm.approximate.plan import WINDOW_SIZES, Chunk, Reuse, plan
 from sgl_vllm.approximate.segment_index import SegmentIndex
 from sgl_vllm.approximate.stats import ApproximateCounters
 from sgl_vllm.jump.records import follow
@@ -95,6 +99,8 @@ class _Planned:
         left: what it has yet to reuse.
         to_copy: what it has moved past, and what its next pass copies.
         chunks: what lies between, and its next pass computes.
+        windows: those that it computes again of what it copies, as long as workers have not chosen
+            others. All have the same number of tokens.
         is_admitted: whether it has been admitted with this plan.
     """
 
@@ -102,7 +108,13 @@ class _Planned:
     left: list[Reuse]
     to_copy: list[Reuse] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
+    windows: list[Chunk] = field(default_factory=list)
     is_admitted: bool = False
+
+    @property
+    def rows(self) -> Iterable[Chunk]:
+        """What its next pass computes in rows beside the request's own."""
+        return itertools.chain(self.chunks, self.windows)
 
 
 @dataclass(slots=True)
@@ -117,7 +129,8 @@ class ApproximateReuse:
     Without such a request, a step costs a few checks of empty dictionaries.
 
     Args:
-        recompute: the share of each segment's tokens, from its first on, that is computed anyway.
+        recompute: the share of the segments' tokens that is computed anyway.
+        deviating: these are those that deviate most, instead of the first ones of each segment.
         token_texts: reads the tokenizer. Called when the first request marks segments.
     """
 
@@ -126,6 +139,7 @@ class ApproximateReuse:
         scheduler: Scheduler,
         radix: RadixKVCacheManager,
         recompute: float,
+        deviating: bool,
         token_texts: Callable[[], TokenTexts],
     ) -> None:
         assert radix.tree is not None
@@ -137,6 +151,7 @@ class ApproximateReuse:
         self._planned: dict[str, _Planned] = {}
         self._answers: dict[str, _Answer] = {}
         self.recompute = recompute
+        self.deviating = deviating
         self.index = SegmentIndex(radix.tree)
         self.counters = ApproximateCounters()
 
@@ -218,7 +233,9 @@ class ApproximateReuse:
             if donor is not None and self._radix.pool.may_be_copied(0, list(donor.block_ids)):
                 found.append((start, end, donor))
         size = self._radix.block_size
-        return plan(found, num_hit, num_prompt_tokens, self.recompute, size)
+        return plan(
+            found, num_hit, num_prompt_tokens, self.recompute, size, deviating=self.deviating
+        )
 
     def _cut(
         self,
@@ -254,14 +271,14 @@ class ApproximateReuse:
         for planned in self._planned.values():
             request, left = planned.request, planned.left
             if left and request.num_computed_tokens == left[0].start:
-                request.num_computed_tokens = _move(planned, room)
+                request.num_computed_tokens = _move(planned, room, self._radix.block_size)
 
     def leaving_room(self) -> AbstractContextManager[None]:
         """While inside, what vLLM schedules leaves room for the chunks of the next pass."""
         return leave_room(self._scheduler, [*self._waiting_chunks()]) if self._planned else _AS_IS
 
     def _waiting_chunks(self) -> Iterator[Chunk]:
-        return (chunk for planned in self._planned.values() for chunk in planned.chunks)
+        return (chunk for planned in self._planned.values() for chunk in planned.rows)
 
     def after_schedule(self, output: SchedulerOutput) -> list[tuple[Request, int]]:
         """Send the copies and the chunk rows of the step, and forget the plans of requests that
@@ -273,6 +290,7 @@ class ApproximateReuse:
         """
         self._forget_ended()
         copies: list[TurnedCopy] = []
+        to_choose: list[WindowsToChoose] = []
         moved: set[str] = set()
         in_rows: list[tuple[Request, int]] = []
         inexact = self._radix.pool.inexact
@@ -281,11 +299,13 @@ class ApproximateReuse:
                 self._admitted(planned)
                 if planned.to_copy:
                     moved.add(request_id)
+                if planned.windows:
+                    to_choose.append(self._add_windows(output, planned))
                 if planned.chunks:
-                    request, chunks = planned.request, planned.chunks
-                    add_rows(output, self._scheduler, request, self._blocks_of(request), chunks)
-                    in_rows.append((request, sum(chunk.num_tokens for chunk in chunks)))
-                    planned.chunks = []
+                    self._add_rows(output, planned.request, planned.chunks)
+                if num_in_rows := sum(chunk.num_tokens for chunk in planned.rows):
+                    in_rows.append((planned.request, num_in_rows))
+                planned.chunks, planned.windows = [], []
                 while planned.to_copy:
                     copies.append(self._copy(planned.request, planned.to_copy.pop(0)))
                     inexact.release_first(request_id)
@@ -296,8 +316,26 @@ class ApproximateReuse:
                 inexact.end(request_id)
                 self._marked[planned.request].num_tries += 1
         if copies:
-            send(output, StepCopies(copies, moved))
+            turned_copies.send(output, StepCopies(copies, moved))
+        if to_choose:
+            deviation.send(output, to_choose)
         return in_rows
+
+    def _add_rows(
+        self, output: SchedulerOutput, request: Request, chunks: Sequence[Chunk]
+    ) -> list[str]:
+        return add_rows(output, self._scheduler, request, self._blocks_of(request), chunks)
+
+    def _add_windows(self, output: SchedulerOutput, planned: _Planned) -> WindowsToChoose:
+        request, reuses = planned.request, [*planned.to_copy]
+        self._count(request, -sum(window.num_tokens for window in planned.windows))
+        assert request.prompt_token_ids is not None
+        return WindowsToChoose(
+            request.prompt_token_ids[: reuses[-1].end + 1],
+            reuses,
+            self._add_rows(output, request, planned.windows),
+            planned.windows[0].num_tokens,
+        )
 
     def _forget_ended(self) -> None:
         """Forget the plans of requests that have released their blocks since."""
@@ -316,12 +354,7 @@ class ApproximateReuse:
     def _copy(self, request: Request, reuse: Reuse) -> TurnedCopy:
         size = self._radix.block_size
         targets = self._blocks_of(request)[reuse.start // size : -(-reuse.end // size)]
-        self.counters.segments += 1
-        self.counters.tokens += reuse.num_tokens
-        answer = self._answers.get(request.request_id)
-        if answer is not None:
-            answer.report["reused_tokens"] += reuse.num_tokens
-            answer.report["reused_segments"] += 1
+        self._count(request, reuse.num_tokens, num_segments=1)
         return TurnedCopy(
             reuse.block_ids,
             reuse.donor_start % size,
@@ -330,6 +363,14 @@ class ApproximateReuse:
             reuse.num_tokens,
             reuse.shift,
         )
+
+    def _count(self, request: Request, num_tokens: int, num_segments: int = 0) -> None:
+        self.counters.segments += num_segments
+        self.counters.tokens += num_tokens
+        answer = self._answers.get(request.request_id)
+        if answer is not None:
+            answer.report["reused_tokens"] += num_tokens
+            answer.report["reused_segments"] += num_segments
 
     def attach(
         self, outputs: Iterable[EngineCoreOutput], unfinished: Mapping[str, Request]
@@ -342,17 +383,37 @@ class ApproximateReuse:
                 output.kv_transfer_params = {**params, REUSE: answer.report}
 
 
-def _move(planned: _Planned, room: Room) -> int:
-    """Note what a request's next pass copies and which chunks it computes beside the request's own.
-    Returns the position from which on the request computes."""
+def _move(planned: _Planned, room: Room, block_size: int) -> int:
+    """Note what a request's next pass copies, and which chunks and windows it computes beside the
+    request's own. Returns the position from which on the request computes.
+
+    Where windows have no room, as many of the segment's first tokens are computed instead.
+    """
     left = planned.left
+    size = _window_size(left, room.num_rows)
     while True:
-        reuse = left.pop(0)
-        planned.to_copy.append(reuse)
+        reuse = left[0]
+        windows = [
+            Chunk(start, start + size)
+            for start in reuse.window_starts(size)[: reuse.num_windows(size)]
+        ]
+        if windows and not room.take(windows):
+            left[0] = reuse.without_first(reuse.num_chosen, block_size)
+            return reuse.start
+        planned.to_copy.append(left.pop(0))
+        planned.windows += windows
         if not left:
             return reuse.end
         chunk = Chunk(reuse.end, left[0].start)
         if chunk.num_tokens:
-            if not room.take(chunk):
+            if not room.take([chunk]):
                 return reuse.end
             planned.chunks.append(chunk)
+
+
+def _window_size(left: Sequence[Reuse], num_rows: int) -> int:
+    """The fewest tokens of a window with which there are rows for all that is left."""
+    for size in WINDOW_SIZES:
+        if sum(reuse.num_windows(size) + 1 for reuse in left) <= num_rows:
+            return size
+    return WINDOW_SIZES[-1]

@@ -313,6 +313,7 @@ def _build_approximate(parts: Parts) -> ApproximateReuse:
     assert parts.radix is not None
     read = fsm.token_bytes_reader(engine, scheduler.structured_output_manager, parts.grammars)
     recompute = engine.options.approximate_recompute
+    deviating = engine.options.approximate_choice == "deviating"
 
     def token_texts() -> TokenTexts:
         token_bytes, _ = read()
@@ -324,7 +325,7 @@ def _build_approximate(parts: Parts) -> ApproximateReuse:
         }
         return TokenTexts(token_bytes, special)
 
-    return ApproximateReuse(scheduler, parts.radix, recompute, token_texts)
+    return ApproximateReuse(scheduler, parts.radix, recompute, deviating, token_texts)
 
 
 def log_states(parts: Parts) -> None:

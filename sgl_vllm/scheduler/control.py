@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any  # Any: JSON
 from vllm.logger import init_logger
 
 from sgl_vllm.approximate import copies as turned_copies
+from sgl_vllm.approximate import deviation
+from sgl_vllm.approximate.part import why_first
 from sgl_vllm.config import Options
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix import slot_copies, whole_copies
@@ -192,8 +194,10 @@ class EngineControl:
             for reason in {*why_not} - {None}:
                 logger.warning("sgl-vllm: approximate_reuse has no effect: %s", reason)
                 self._parts.approximate = None
-        if self._parts.approximate is not None:
-            self._parts.approximate.install(self._parts.scheduler)
+        if (approximate := self._parts.approximate) is not None:
+            approximate.install(self._parts.scheduler)
+            if approximate.deviating:
+                approximate.deviating = self._workers_choose(collective_rpc, radix.block_size)
         if not self._options.radix_slot_copy:
             return
         reasons: Collection[str | None] = ["it needs a GPU"]
@@ -203,6 +207,15 @@ class EngineControl:
             reasons = collective_rpc(slot_copies.use_in_worker, args=(radix.block_size,))
         for reason in {*reasons} - {None}:
             logger.warning("sgl-vllm: radix_slot_copy has no effect: %s", reason)
+
+    def _workers_choose(self, collective_rpc: Callable[..., list[Any]], block_size: int) -> bool:
+        """Make the workers choose which tokens of segments are computed; False if they cannot."""
+        reasons: Collection[str | None] = [why_first(self._vllm_config)]
+        if {*reasons} == {None}:
+            reasons = collective_rpc(deviation.use_in_worker, args=(block_size,))
+        for reason in {*reasons} - {None}:
+            logger.warning("sgl-vllm: approximate_choice has no effect: %s", reason)
+        return {*reasons} == {None}
 
     def check_before_serving(self, engine: EngineCore) -> None:
         """Check the parts on this device, if that is planned. To be called last.

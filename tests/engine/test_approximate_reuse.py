@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig
 from vllm.sampling_params import StructuredOutputsParams
 
-from benchmarks.approximate import SHARES, Bench, RecallSizes, Sizes
+from benchmarks.approximate import CASES, Bench, RecallSizes, Sizes
 from sgl_vllm.approximate import chunk_rows
 from sgl_vllm.approximate.chunk_rows import Room
 from sgl_vllm.approximate.copies import TurnedCopier
@@ -203,7 +203,7 @@ def test_chunks_that_one_pass_computes_have_the_kv_of_a_pass_for_each(fresh, mon
         return contents, engine.forward_passes
 
     together, num_passes = computed()
-    monkeypatch.setattr(Room, "take", lambda self, chunk: False)
+    monkeypatch.setattr(Room, "take", lambda self, chunks: False)
     one_by_one, num_single_passes = computed()
     assert num_single_passes == num_passes + 3
     for layer, expected in zip(together, one_by_one, strict=True):
@@ -286,8 +286,10 @@ def test_a_pass_has_as_many_chunks_as_rows_are_free(start, max_num_seqs, num_pas
     engine.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("num_blocks", [24, 40, 200])
-def test_exact_requests_beside_reusing_ones_get_stocks_answers(start, num_blocks) -> None:
+@pytest.mark.parametrize(
+    ("choice", "num_blocks"), [("first", 24), ("first", 40), ("first", 200), ("deviating", 40)]
+)
+def test_exact_requests_beside_reusing_ones_get_stocks_answers(start, choice, num_blocks) -> None:
     """Random programs of both kinds at once, in caches of which the smallest evict and preempt."""
     rng = random.Random(num_blocks)
     documents = [document(number, num_sentences=rng.randrange(4, 9)) for number in range(6)]
@@ -303,7 +305,8 @@ def test_exact_requests_beside_reusing_ones_get_stocks_answers(start, num_blocks
     arguments = {"num_gpu_blocks_override": num_blocks, "max_model_len": 640, "max_num_seqs": 6}
     stock = start(**arguments)
     wanted = [play(stock, [(one, False) for one, _ in prompts], n) for prompts, n in rounds]
-    engine = start(plugin={**PLUGIN, "approximate_recompute": 0.1}, **arguments)
+    share = {"approximate_recompute": 0.1, "approximate_choice": choice}
+    engine = start(plugin={**PLUGIN, **share}, **arguments)
     num_reused = num_exact = 0
     for (prompts, max_tokens), stocks in zip(rounds, wanted, strict=True):
         outputs = play(engine, prompts, max_tokens)
@@ -371,10 +374,11 @@ def test_structured_requests_may_reuse_and_jump(start) -> None:
     engine.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("max_num_seqs", [4, 6])
-def test_chunks_are_computed_in_steps_in_which_others_jump(start, max_num_seqs) -> None:
+@pytest.mark.parametrize(("choice", "max_num_seqs"), [("first", 4), ("first", 6), ("deviating", 9)])
+def test_chunks_are_computed_in_steps_in_which_others_jump(start, choice, max_num_seqs) -> None:
     """Jumped requests resume in some of these steps, and the V2 runner keeps their rows."""
-    engine = start(plugin={"approximate_reuse": True}, max_num_seqs=max_num_seqs)
+    plugin = {"approximate_reuse": True, "approximate_choice": choice}
+    engine = start(plugin=plugin, max_num_seqs=max_num_seqs)
     ask(engine, [Prompt((A, B, C, D))], reuse=False, max_tokens=1)
     regex = r'\{"slow": "(hare|owl)", "fast": "(hare|fox)", "old": "(newt|toad)"\}'
     formats = StructuredOutputsParams(regex=regex)
@@ -496,9 +500,13 @@ def test_the_benchmark_measures_what_the_shares_compute(start, request) -> None:
     start().stop()  # one engine at a time
     with Bench("demo", Sizes(segment_tokens=64, prompts=1, rounds=1, positions=2)) as bench:
         rows = bench.rows(with_quality=True)
-    computed = [row.computed for row in rows]
-    assert computed == sorted(computed) and computed[0] < 0.1 and computed[-1] > 0.9
-    assert rows[-1].agreement == 1 and rows[-1].kl is not None and abs(rows[-1].kl) < 0.01
+    for choice in ("first", "deviating"):
+        computed = [row.computed for row in rows if row.choice == choice]
+        assert computed == sorted(computed)
+    assert rows[0].share == 0 and rows[0].computed < 0.1
+    (whole,) = [row for row in rows if row.share == 1]
+    assert whole.computed > 0.9
+    assert whole.agreement == 1 and whole.kl is not None and abs(whole.kl) < 0.01
 
 
 def test_the_benchmark_asks_about_notes(start, request, tmp_path) -> None:
@@ -510,8 +518,9 @@ def test_the_benchmark_asks_about_notes(start, request, tmp_path) -> None:
     build(tmp_path, plan, seed=0, num_workers=1)
     with Bench(str(tmp_path), Sizes(64, prompts=2, rounds=1, positions=0)) as bench:
         rows = bench.recall_rows(RecallSizes(prompts=2, questions=3, notes_per_segment=5))
-    assert [row.share for row in rows] == [*SHARES]
-    assert rows[-1].agreement == 1 and rows[-1].kl is not None and abs(rows[-1].kl) < 0.01
+    assert [(row.choice, row.share) for row in rows] == CASES
+    (whole,) = [row for row in rows if row.share == 1]
+    assert whole.agreement == 1 and whole.kl is not None and abs(whole.kl) < 0.01
     assert all(row.right is not None and 0 <= row.right < 0.9 for row in rows)
 
 

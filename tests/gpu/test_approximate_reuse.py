@@ -48,7 +48,7 @@ def test_chunks_of_one_pass_read_each_other(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = computed(engine, reuse=True)
-    monkeypatch.setattr(Room, "take", lambda self, chunk: False)
+    monkeypatch.setattr(Room, "take", lambda self, chunks: False)
     one_by_one = computed(engine, reuse=True)
     for layer, expected in zip(together, one_by_one, strict=True):
         assert distance(layer, expected) < 0.01

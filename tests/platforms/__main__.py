@@ -24,7 +24,7 @@ FILES = {
     "v2-async": (
         *("same_answers", "jump_connectors", "recurrent_models", "jump_modes", "speculation"),
         *("jump_pressure", "json_passes", "jump_forward", "select", "radix"),
-        "approximate_reuse",
+        *("approximate_reuse", "deviating_tokens"),
     ),
 }
 

@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_vllm.approximate.plan import MIN_TOKENS, Reuse, plan
+from sgl_vllm.approximate.plan import MIN_TOKENS, WINDOW_SIZES, Reuse, plan
 from sgl_vllm.approximate.segment_index import Donor
 from tests.effort import examples
 
@@ -70,3 +70,35 @@ def test_a_plan_in_numbers() -> None:
         Reuse(110, 210, 300, (1, 2, 3, 4)),
     ]
     assert plan(found, 100, 220, 0.5, block_size=32) == [Reuse(160, 210, 350, (2, 3, 4))]
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(prompts(), st.sampled_from([0.05, 0.15, 0.3, 0.5]), st.sampled_from(WINDOW_SIZES))
+def test_windows_together_have_all_tokens_of_what_is_reused(prompt, recompute, size) -> None:
+    found, num_computed, num_tokens = prompt
+    whole = plan(found, num_computed, num_tokens, 0.0, block_size=32)
+    reuses = plan(found, num_computed, num_tokens, recompute, block_size=32, deviating=True)
+    assert [(one.start, one.end, one.block_ids) for one in reuses] == [
+        (one.start, one.end, one.block_ids) for one in whole
+    ]
+    for reuse in reuses:
+        starts = reuse.window_starts(size)
+        covered = {token for start in starts for token in range(start, start + size)}
+        assert covered == {*range(reuse.start, reuse.end)}
+        assert starts == sorted(set(starts))
+        assert reuse.num_chosen == math.ceil(recompute * reuse.num_tokens)
+        assert size * (reuse.num_windows(size) - 1) < reuse.num_chosen
+        assert reuse.num_chosen <= size * reuse.num_windows(size)
+        assert reuse.num_windows(size) <= len(starts)
+
+
+def test_what_is_left_after_the_first_tokens_has_the_blocks_of_its_tokens() -> None:
+    reuse = Reuse(100, 200, 350, (1, 2, 3, 4, 5), num_chosen=20)  # blocks 10 to 14 of the donor
+    assert reuse.without_first(1, 32) == Reuse(101, 200, 351, (1, 2, 3, 4, 5))
+    assert reuse.without_first(2, 32) == Reuse(102, 200, 352, (2, 3, 4, 5))
+    assert reuse.without_first(40, 32) == Reuse(140, 200, 390, (3, 4, 5))
+
+
+def test_a_share_of_all_reuses_nothing_whichever_tokens_are_chosen() -> None:
+    found = [(10, 100, Donor(300, 90, (1, 2, 3, 4)))]
+    assert plan(found, 0, 220, 1.0, block_size=32, deviating=True) == []

@@ -1,4 +1,4 @@
-# [prefix_attention]
+# [prefix_attention, approximate_reuse]
 from enum import Enum
 
 import numpy as np
@@ -7,13 +7,16 @@ from numpy.typing import NDArray
 
 class AttentionBackend: ...  # [preview]
 
-class AttentionCGSupport(Enum):
+class AttentionImplBase:  # [approximate_reuse]
+    scale: float
+
+class AttentionCGSupport(Enum):  # [prefix_attention]
     NEVER = ...
 
-class AttentionType(Enum):
+class AttentionType(Enum):  # [prefix_attention]
     DECODER = ...
 
-class CommonAttentionMetadata:
+class CommonAttentionMetadata:  # [prefix_attention]
     max_query_len: int
     causal: bool | torch.Tensor
     query_start_loc_cpu: torch.Tensor

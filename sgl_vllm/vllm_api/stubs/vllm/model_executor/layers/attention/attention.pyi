@@ -1,8 +1,10 @@
 # [approximate_reuse]
 import torch
+from vllm.v1.attention.backend import AttentionImplBase
 
-class Attention:
+class Attention(torch.nn.Module):  # type: ignore[misc]
+    num_heads: int
     kv_cache: torch.Tensor
     num_kv_heads: int
     head_size: int
-    impl: object
+    impl: AttentionImplBase
