@@ -64,7 +64,11 @@ def small_heap(environment: None) -> Iterator[None]:
 @pytest.fixture(scope="package")
 def quick_starts(environment: None) -> Iterator[None]:
     """What vLLM does again at each start, although the answer cannot differ in one process: it asks
-    `lscpu` for the cores, twice, and searches all modules for kernels to replace."""
+    `lscpu` for the cores, twice, and searches all modules for kernels to replace.
+
+    It also starts a process for each class of models that it has not seen on this machine, which
+    only imports it. On a fresh machine that takes longer than most tests."""
+    from vllm.model_executor.models import registry
     from vllm.platforms.cpu import CpuPlatform
     from vllm.utils import cpu_resource_utils
 
@@ -75,6 +79,7 @@ def quick_starts(environment: None) -> Iterator[None]:
         patch.setattr(
             CpuPlatform, "register_triton_kernel_overrides", staticmethod(replace_kernels)
         )
+        patch.setattr(registry, "_run_in_subprocess", lambda inspect: inspect())
         yield
 
 
