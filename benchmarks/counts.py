@@ -33,8 +33,9 @@ from benchmarks.ab.__main__ import parser as ab_parser
 from benchmarks.ab.client import ClientOptions
 from benchmarks.ab.plan import Plan, plans_of
 from benchmarks.ab.rounds import take_turn
-from benchmarks.ab.servers import ArmFailed, Pool
-from benchmarks.ab.workloads import WORKLOADS
+from benchmarks.ab.servers import ArmFailed, Pool, default_block_size_tokens
+from benchmarks.ab.workloads import WORKLOADS, Workload
+from benchmarks.ab.workloads.base import TEXT_MODEL, usual_server_args
 from benchmarks.command import progress_bars
 from sgl_vllm.server_process import ServerFailed, sigterm_as_interrupt
 from sgl_vllm.vllm_api import versions
@@ -62,6 +63,10 @@ BY_TEXT = {
 next field depends on what it says, and with two programs one more request is half as much again.
 What it says beyond the field is not in the programs' texts, but in the number of output tokens."""
 
+WITH_OWN_SERVER = ("tight_cache", "agent_sessions")
+"""Their flags say how large the cache is. The other workloads of text share a server that has the
+flags of all of them, because a start takes longer than most workloads."""
+
 TEXTS = "texts"
 TOLERANCE_WITH_OTHER_TEXTS = 0.05
 
@@ -70,7 +75,7 @@ Counts = Mapping[str, int | str]
 
 
 def measure(names: Sequence[str], progress: Progress) -> Iterator[tuple[str, dict[str, int | str]]]:
-    """The counts of each workload, on servers that are started for it and end with it."""
+    """The counts of each workload, on servers that are started here, one at a time."""
     plans = [plan for name in names for plan in _plans(name)]
     with Pool(capacity=1) as pool:
         for plan in sorted(plans, key=lambda plan: repr(plan.settings)):
@@ -145,7 +150,39 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _plans(name: str) -> list[Plan]:
     num_programs = min(MAX_PROGRAMS, WORKLOADS[name].quick_requests)
     words = [name, "--quick", "--requests", str(num_programs), "--concurrency", "1"]
-    return plans_of(ab_parser().parse_args(words))
+    return [_on_shared_server(plan) for plan in plans_of(ab_parser().parse_args(words))]
+
+
+def _on_shared_server(plan: Plan) -> Plan:
+    """The plan with the flags of all workloads that share its server."""
+    if not _shares_server(plan.workload):
+        return plan
+    return replace(plan, settings=replace(plan.settings, args=_shared_args()))
+
+
+def _shares_server(workload: Workload) -> bool:
+    return workload.model == TEXT_MODEL and workload.name not in WITH_OWN_SERVER
+
+
+def _shared_args() -> tuple[str, ...]:
+    """Each flag once; where values differ, as those of the longest context do, the usual one."""
+    of_each = [one.server_args for one in filter(_shares_server, WORKLOADS.values())]
+    flags: dict[str, tuple[str, ...]] = {}
+    for server_args in (*of_each, usual_server_args):
+        flags |= _values_by_flag(server_args(default_block_size_tokens()))
+    return tuple(word for flag, values in flags.items() for word in (flag, *values))
+
+
+def _values_by_flag(args: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    flags: dict[str, tuple[str, ...]] = {}
+    flag = ""
+    for word in args:
+        if word.startswith("--"):
+            flag = word
+            flags[flag] = ()
+        else:
+            flags[flag] += (word,)
+    return flags
 
 
 def _written(version: str | None, counts: Mapping[str, Counts]) -> str:
