@@ -26,9 +26,11 @@ test: check  ## lint, types and the tests: pure parts, pages, the engine, the se
 	@$(IN_ROOT) "$(BIN)/python" -m pytest $(PARALLEL) --durations 40 $(TEST_FOLDERS)
 	@$(IN_ROOT) ! nvidia-smi -L >/dev/null 2>&1 || exec "$(BIN)/python" -m pytest tests/gpu
 
+# Files of many short tests last: a process gets its next file when two tests are left of its own, so
+# a file may wait for the one long test of another while the other process has nothing left to do.
 test-slow: install  ## slow tests: workloads, examples, demo, data parallelism
 	@$(IN_ROOT) exec "$(BIN)/python" -m pytest -m slow $(PARALLEL) --durations 30 \
-		$(addprefix tests/,server engine unit browser)
+		$(addprefix tests/,server unit browser engine)
 
 test-platforms: install  ## engine tests on the V2 runner and with asynchronous scheduling
 	@$(IN_ROOT) exec "$(BIN)/python" -m tests.platforms $(PARALLEL)
