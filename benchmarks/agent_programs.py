@@ -1,4 +1,4 @@
-"""What planning ahead gains agents: three programs with tools, run in three ways on one server.
+"""What planning ahead gains agents: three programs with tools, run in five ways on one server.
 
     python -m benchmarks.agent_programs
     python -m benchmarks.agent_programs --quick --json result.json
@@ -6,10 +6,10 @@
 The ways:
 
     ordinary   every tool is called in its turn (`sgl.tool`), and nothing is computed ahead
-    marked     tools that only read are `sgl.read_only_tool`, which may be called before their turn,
-               and while a tool runs the server computes the prompt up to it
-    compiled   the same, run from the program's graph: nothing waits for the function to read a
-               variable
+    ahead      the same, and while a tool runs the server computes the prompt up to it
+    early      tools that only read are `sgl.read_only_tool`, which may be called before their turn
+    marked     both
+    compiled   both, run from the program's graph: nothing waits for the function to read a variable
 
 Tools sleep for 50 to 500 ms, the same in each way. The ways alternate in every round, each with an
 empty cache, and are to give the same texts. The output shows the median time of a program's runs,
@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -37,7 +37,24 @@ from benchmarks.command import one_server_arguments, progress_bars
 from sgl_vllm.lang.backends.base import Prompt
 from sgl_vllm.server_process import ServerFailed, VllmServer, sigterm_as_interrupt
 
-ORDINARY, MARKED, COMPILED = WAYS = ("ordinary", "marked", "compiled")
+ORDINARY, MARKED, COMPILED = "ordinary", "marked", "compiled"
+
+
+class Way(NamedTuple):
+    """How programs are run."""
+
+    calls_early: bool = False
+    prefills: bool = False
+    is_compiled: bool = False
+
+
+WAYS = {
+    ORDINARY: Way(),
+    "ahead": Way(prefills=True),
+    "early": Way(calls_early=True),
+    MARKED: Way(calls_early=True, prefills=True),
+    COMPILED: Way(calls_early=True, prefills=True, is_compiled=True),
+}
 SALT = "agent_programs"
 """A server tells hits in whole blocks only, but for requests with a salt."""
 TOOL_MS = (50, 500)
@@ -267,21 +284,21 @@ def compare(backend: Watched, texts: Texts, rounds: int) -> list[Result]:
     """Run every program in every way, `rounds` times with other items, after one that does not
     count."""
     results = []
-    ordinary, marked = programs(sgl.tool), programs(sgl.read_only_tool)
+    in_turn, early = programs(sgl.tool), programs(sgl.read_only_tool)
     with progress_bars(Console(stderr=True)) as progress:
         for name in TOOLS:
-            arms = {
-                ORDINARY: Arm(ordinary[name]),
-                MARKED: Arm(marked[name]),
-                COMPILED: Arm(marked[name].compile()),
-            }
+            arms = {}
+            for way, how in WAYS.items():
+                program = (early if how.calls_early else in_turn)[name]
+                arms[way] = Arm(program.compile() if how.is_compiled else program)
             (first,) = items(name, texts, 1)
             for arm in arms.values():
                 Arm(arm.program).run(backend, first)
             todo = items(name, texts, rounds)
             for index, item in enumerate(progress.track(todo, description=name)):
-                for way in (*WAYS[index % 3 :], *WAYS[: index % 3]):
-                    with _prefill_during_tools(way != ORDINARY):
+                first_way = index % len(WAYS)
+                for way in (*[*WAYS][first_way:], *[*WAYS][:first_way]):
+                    with _prefill_during_tools(WAYS[way].prefills):
                         arms[way].run(backend, item)
             results.append(measured(name, arms))
     return results

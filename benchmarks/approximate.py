@@ -327,7 +327,7 @@ def main() -> None:
         if options.quick:
             sizes = Sizes(segment_tokens=96, prompts=2, rounds=2, positions=2)
         elif is_demo:
-            sizes = Sizes(segment_tokens=256, prompts=6, rounds=6, positions=6)
+            sizes = Sizes(segment_tokens=256, prompts=24, rounds=6, positions=6)
         else:
             sizes = Sizes(segment_tokens=512, prompts=4, rounds=8, positions=0)
         with Bench(model, sizes) as bench:

@@ -79,11 +79,11 @@ def add_rows(
     return row_ids
 
 
-def move_row(row: NewRequestData, prompt_token_ids: Sequence[int], start: int, end: int) -> None:
-    """Let a row of a pass that has not begun compute tokens [start, end) of its prompt instead, as
-    many as before."""
-    row.prompt_token_ids = row.prefill_token_ids = [*prompt_token_ids[: end + 1]]
-    row.num_computed_tokens = start
+def move_row(row: NewRequestData, prompt_token_ids: list[int], chunk: Chunk) -> None:
+    """Let a row of a pass that has not begun compute another chunk of its prompt, of as many
+    tokens."""
+    row.prompt_token_ids = row.prefill_token_ids = prompt_token_ids[: chunk.end + 1]
+    row.num_computed_tokens = chunk.start
 
 
 class Room:
@@ -100,28 +100,34 @@ class Room:
     def __init__(self, scheduler: Scheduler, chunks: Iterable[Chunk]) -> None:
         num_running, max_tokens = len(scheduler.running), scheduler.max_num_scheduled_tokens
         num_waiting = len(scheduler.kv_holding_waiting)
-        self.num_rows = scheduler.max_num_running_reqs - num_running - num_waiting
+        self._num_rows = scheduler.max_num_running_reqs - num_running - num_waiting
         self._num_tokens = min(max_tokens // 2, max_tokens - num_running)
         self._num_listed = MAX_LISTED_TOKENS
-        for chunk in chunks:
-            self._take(chunk)
+        self._take([*chunks], 0)
 
-    def _take(self, chunk: Chunk) -> None:
-        self.num_rows -= 1
-        self._num_tokens -= chunk.num_tokens
-        self._num_listed -= chunk.end
+    def has(self, chunks: Sequence[Chunk], farthest: int = 0) -> bool:
+        """Whether there is room for all of these chunks.
 
-    def take(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether there is room for all of these chunks, which then have it."""
-        if (
-            self.num_rows < len(chunks)
-            or self._num_tokens < sum(chunk.num_tokens for chunk in chunks)
-            or self._num_listed < sum(chunk.end for chunk in chunks)
-        ):
-            return False
-        for chunk in chunks:
-            self._take(chunk)
-        return True
+        Args:
+            farthest: the end of the chunk that each of them may be moved to.
+        """
+        return (
+            self._num_rows >= len(chunks)
+            and self._num_tokens >= sum(chunk.num_tokens for chunk in chunks)
+            and self._num_listed >= sum(max(chunk.end, farthest) for chunk in chunks)
+        )
+
+    def take(self, chunks: Sequence[Chunk], farthest: int = 0) -> bool:
+        """As `has`; if there is room, they have it from now on."""
+        has_room = self.has(chunks, farthest)
+        if has_room:
+            self._take(chunks, farthest)
+        return has_room
+
+    def _take(self, chunks: Sequence[Chunk], farthest: int) -> None:
+        self._num_rows -= len(chunks)
+        self._num_tokens -= sum(chunk.num_tokens for chunk in chunks)
+        self._num_listed -= sum(max(chunk.end, farthest) for chunk in chunks)
 
 
 @contextlib.contextmanager

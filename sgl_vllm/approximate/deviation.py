@@ -31,13 +31,13 @@ from vllm.logger import init_logger
 
 from sgl_vllm.approximate.chunk_rows import move_row
 from sgl_vllm.approximate.kv_layout import KVLayout
-from sgl_vllm.approximate.plan import Reuse
+from sgl_vllm.approximate.plan import Chunk, Reuse
 from sgl_vllm.vllm_api.patching import wrap
 from sgl_vllm.vllm_api.runners import is_v1, is_v2
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.attention.attention import Attention
-    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as RunnerV1
     from vllm.v1.worker.gpu_worker import Worker
@@ -50,6 +50,9 @@ ATTRIBUTE = "sgl_vllm_windows_to_choose"
 SAMPLE_EVERY = 4
 """Of so many tokens, one is compared. Windows have several of them."""
 
+MAX_FAILURES = 3
+"""After so many passes in a row that fail, no more are tried."""
+
 MAX_QUERIES = 128
 """Queries whose mask is in memory at a time."""
 
@@ -59,13 +62,13 @@ class WindowsToChoose(NamedTuple):
     they are at the first tokens of each.
 
     Attributes:
-        prompt_token_ids: up to the end of the last segment.
-        reuses: the segments, whose KV is copied in this step.
+        prompt_token_ids: up to the end of the last segment, and one after it.
+        reuses: the segments of which tokens are to be chosen. Their KV is copied in this step.
         row_ids: of the rows.
         size: tokens of each.
     """
 
-    prompt_token_ids: Sequence[int]
+    prompt_token_ids: list[int]
     reuses: Sequence[Reuse]
     row_ids: Sequence[str]
     size: int
@@ -89,9 +92,9 @@ def use_in_worker(worker: Worker, block_size: int) -> str | None:
     try:
         chooser = WindowChooser(SecondLayer(runner, block_size))
         chooser.second_layer.try_it()
+        wrap(runner, "_update_states" if is_v1(runner) else "add_requests")(chooser.move_rows_first)
     except Exception as error:  # the first tokens of segments can be computed without it
         return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    wrap(runner, "_update_states" if is_v1(runner) else "add_requests")(chooser.move_rows_first)
     return None
 
 
@@ -99,7 +102,8 @@ class SecondLayer:
     """The values of a model's second layer: those of a new prompt, and those that are cached.
 
     Raises:
-        ValueError: the model has one layer, or the layout of its cache cannot be found.
+        ValueError: the model has one layer, a pass cannot end in one, or the layout of the cache
+            cannot be found.
     """
 
     def __init__(self, runner: RunnerV1 | RunnerV2, block_size: int) -> None:
@@ -109,6 +113,8 @@ class SecondLayer:
         layers = [layer for layer in self._model.modules() if isinstance(layer, Attention)]
         if len(layers) < 2:
             raise ValueError("the model has one attention layer")
+        if any("forward" in vars(module) for module in self._model.modules()):
+            raise ValueError("weights are offloaded, and come back in whole passes")
         self._first, self._second = layers[:2]
         self._layout = KVLayout(self._second, block_size)
         self._device = self._layout.cache.device
@@ -118,33 +124,34 @@ class SecondLayer:
 
     def deviations(
         self, prompt_token_ids: Sequence[int], reuses: Sequence[Reuse]
-    ) -> Iterator[NDArray[np.float32]]:
+    ) -> list[NDArray[np.float32]]:
         """How far values of each reused interval's tokens are from the donor's: of every
         `SAMPLE_EVERY`-th one, from the first on."""
         offsets = [torch.arange(0, reuse.num_tokens, SAMPLE_EVERY) for reuse in reuses]
         positions = [reuse.start + some for reuse, some in zip(reuses, offsets, strict=True)]
-        values = self.values(prompt_token_ids, torch.cat(positions))
-        of_reuses = values.split([len(some) for some in offsets])
-        for reuse, some, computed in zip(reuses, offsets, of_reuses, strict=True):
-            difference = computed - self._cached(reuse, some)
-            yield difference.float().square().sum((1, 2)).cpu().numpy()
+        computed = self.values(prompt_token_ids, torch.cat(positions))
+        cached = torch.cat([self._cached(*pair) for pair in zip(reuses, offsets, strict=True)])
+        deviations = (computed.float() - cached.float()).square().sum((1, 2)).cpu()
+        return [some.numpy() for some in deviations.split([len(some) for some in offsets])]
 
     def values(self, prompt_token_ids: Sequence[int], positions: torch.Tensor) -> torch.Tensor:
         """The values of the prompt's tokens at ascending positions, shape (tokens, heads,
-        head_size). Each pass is as long as one of the engine's, at most."""
-        token_ids = torch.tensor(prompt_token_ids, device=self._device)
-        positions = positions.to(self._device)
+        head_size). Each pass is as long as one of the engine's, at most.
+
+        Args:
+            positions: on the CPU.
+        """
+        token_ids = torch.tensor(prompt_token_ids)
+        everywhere = torch.arange(len(token_ids))
+        shape = len(token_ids), self._first.num_kv_heads, self._first.head_size
+        keys, values = torch.empty(2, *shape, dtype=self._layout.cache.dtype, device=self._device)
         with torch.inference_mode():
-            everywhere = torch.arange(len(token_ids), device=self._device)
-            of_first = [
-                self._run_up_to(self._first, token_ids, piece)
-                for piece in everywhere.split(self._max_tokens)
-            ]
-            keys, values = map(torch.cat, zip(*of_first, strict=True))
+            for piece in everywhere.split(self._max_tokens):
+                at = slice(int(piece[0]), int(piece[-1]) + 1)
+                keys[at], values[at] = self._run_up_to(self._first, token_ids, piece)
             found = []
             for piece in positions.split(self._max_tokens):
-                attend = partial(self._attend, piece, keys, values)
-                with _replaced(self._first, attend):
+                with _replaced(self._first, partial(self._attend, piece, keys, values)):
                     found.append(self._run_up_to(self._second, token_ids, piece)[1])
             return torch.cat(found)
 
@@ -161,7 +168,10 @@ class SecondLayer:
         )
         with _replaced(layer, stop), context:
             try:
-                self._model(input_ids=token_ids[positions], positions=positions)
+                self._model.forward(
+                    input_ids=token_ids[positions].to(self._device),
+                    positions=positions.to(self._device),
+                )
             except _Reached as reached:
                 key, value = reached.args
         shape = len(positions), layer.num_kv_heads, layer.head_size
@@ -220,22 +230,34 @@ class WindowChooser:
 
     def __init__(self, second_layer: SecondLayer) -> None:
         self.second_layer = second_layer
+        self._num_failures = 0
 
     def move_rows_first(
         self, original: Callable[[SchedulerOutput], object], scheduler_output: SchedulerOutput
     ) -> object:
         """Wraps what takes the new requests of a step."""
-        for to_choose in vars(scheduler_output).get(ATTRIBUTE, ()):
-            try:
-                starts = self.choose(to_choose)
-            except Exception:  # such as no memory: the rows are right where they are
-                logger.warning("The first tokens of segments are computed", exc_info=True)
-                continue
+        to_choose = vars(scheduler_output).get(ATTRIBUTE, ())
+        if to_choose and self._num_failures < MAX_FAILURES:
             rows = {row.req_id: row for row in scheduler_output.scheduled_new_reqs}
-            for row_id, start in zip(to_choose.row_ids, starts, strict=True):
-                end = start + to_choose.size
-                move_row(rows[row_id], to_choose.prompt_token_ids, start, end)
+            for one in to_choose:
+                self._move_rows([rows[row_id] for row_id in one.row_ids], one)
         return original(scheduler_output)
+
+    def _move_rows(self, rows: Sequence[NewRequestData], to_choose: WindowsToChoose) -> None:
+        try:
+            pairs = [*zip(rows, self.choose(to_choose), strict=True)]
+        except Exception:  # such as no memory: the rows are right where they are
+            self._num_failures += 1
+            logger.warning(
+                "The first tokens of segments are computed instead of those that deviate most%s",
+                ", from now on" if self._num_failures == MAX_FAILURES else "",
+                exc_info=True,
+            )
+            return
+        self._num_failures = 0
+        for row, start in pairs:
+            chunk = Chunk(start, start + to_choose.size)
+            move_row(row, to_choose.prompt_token_ids, chunk)
 
     def choose(self, to_choose: WindowsToChoose) -> list[int]:
         """The positions at which the windows begin that deviate most, in ascending order."""
@@ -261,14 +283,15 @@ def _attention(
     """Causal attention of some tokens, shape (some, heads * head_size).
 
     Args:
-        queries: of the tokens at `positions`, which ascend; shape (some, heads, head_size).
+        queries: of the tokens at `positions`, shape (some, heads, head_size).
+        positions: ascending, on the CPU.
         keys, values: of all tokens, shape (tokens, kv_heads, head_size).
     """
     kv_heads = keys.shape[1]
     at = torch.arange(int(positions[-1]) + 1, device=keys.device)
     # Query heads that share a key head are further queries of it, which all kernels can compute.
     grouped = queries.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
-    mask = (at <= positions[:, None]).repeat(grouped.shape[1], 1)
+    mask = (at <= positions.to(keys.device)[:, None]).repeat(grouped.shape[1], 1)
     attended = torch.nn.functional.scaled_dot_product_attention(
         grouped.flatten(1, 2)[None],
         keys[: len(at)].transpose(0, 1)[None],

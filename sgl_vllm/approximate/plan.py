@@ -18,21 +18,22 @@ computed again, which workers choose. The tokens between two reused intervals ar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sgl_vllm.approximate.segment_index import Donor
 
 MIN_TOKENS = 32
-"""Fewer tokens of a segment are not reused: each interval costs a row of a batch and a copy."""
+"""A segment of which fewer tokens would be reused is computed: each interval costs a row of a batch
+and a copy."""
 
 WINDOW_SIZES = (16, 32)
 """Tokens of a window: the fewest with which there are rows enough. At most `MIN_TOKENS`."""
 
 
 class Chunk(NamedTuple):
-    """Tokens [start, end) of a prompt. Its last token is not among them."""
+    """Tokens [start, end) of a prompt, without the prompt's last one."""
 
     start: int
     end: int
@@ -74,13 +75,24 @@ class Reuse:
         first_block = donor_start // block_size - self.donor_start // block_size
         return Reuse(self.start + num_tokens, self.end, donor_start, self.block_ids[first_block:])
 
-    def num_windows(self, size: int) -> int:
-        return -(-self.num_chosen // size)
-
     def window_starts(self, size: int) -> list[int]:
         """Where windows of `size` tokens begin that together have all tokens. The last two may
         overlap."""
         return [*range(self.start, self.end - size, size), self.end - size]
+
+
+def first_windows(reuses: Sequence[Reuse], size: int) -> list[list[Chunk]]:
+    """For each interval its first windows, so many that together they have all tokens that are to
+    be chosen of these intervals and of those before them."""
+    windows = []
+    num_chosen = num_windows = 0
+    for reuse in reuses:
+        num_chosen += reuse.num_chosen
+        num_more = -(-num_chosen // size) - num_windows
+        num_windows += num_more
+        starts = reuse.window_starts(size)[:num_more]
+        windows.append([Chunk(start, start + size) for start in starts])
+    return windows
 
 
 def plan(
@@ -103,17 +115,17 @@ def plan(
         recompute: the share of each segment's tokens that is computed. 0 to 1.
         deviating: these are chosen later (`Reuse.num_chosen`), instead of the first ones.
     """
-    first = 0.0 if deviating and recompute < 1 else recompute
+    share_of_first = 0.0 if deviating and recompute < 1 else recompute
     reuses = []
     for start, end, donor in found:
-        begin = max(start + math.ceil(first * (end - start)), num_computed + 1)
+        begin = max(start + math.ceil(share_of_first * (end - start)), num_computed + 1)
         stop = min(start + donor.num_tokens, num_tokens - 1)
-        if stop - begin < MIN_TOKENS:
+        num_chosen = math.ceil((recompute - share_of_first) * (stop - begin))
+        if stop - begin - num_chosen < MIN_TOKENS:
             continue
         donor_start = donor.start + begin - start
         first_block = donor_start // block_size - donor.start // block_size
         last_block = (donor_start + stop - begin - 1) // block_size - donor.start // block_size
         block_ids = donor.block_ids[first_block : last_block + 1]
-        num_chosen = math.ceil((recompute - first) * (stop - begin))
         reuses.append(Reuse(begin, stop, donor_start, block_ids, num_chosen))
     return reuses

@@ -2,11 +2,11 @@
 
 Owns the life of a request that reuses: its plan, the jumps over what it reuses, the copies that
 fill it, and the flag in its answer. Does not own the index (`segment_index.py`), the plan's rules
-(`plan.py`), the copying (`copies.py`), the rows of further chunks (`chunk_rows.py`), nor that
-inexact KV stays out of the tree (`radix/inexact.py`).
+(`plan.py`), the copying (`copies.py`), which tokens deviate most (`deviation.py`), the rows of
+further chunks (`chunk_rows.py`), nor that inexact KV stays out of the tree (`radix/inexact.py`).
 
     pass        1                 2
-    computes    [hit ... A a)     [B b)  [C c)  [question]
+    computes    [hit ... A a)     [B b)  [C c)  [question]    and windows, if it is to choose them
     before it                     copy [a ... A end)  [b ... B end)  [c ... C end)
 
 The first pass of a request computes its first chunk. Before the second, its number of computed
@@ -35,7 +35,7 @@ from sgl_vllm.approximate.chunk_rows import Room, add_rows, leave_room
 from sgl_vllm.approximate.copies import StepCopies, TurnedCopy
 from sgl_vllm.approximate.deviation import WindowsToChoose
 from sgl_vllm.approximate.part import why_exact
-from sgl_vllm.approximate.plan import WINDOW_SIZES, Chunk, Reuse, plan
+from sgl_vllm.approximate.plan import WINDOW_SIZES, Chunk, Reuse, first_windows, plan
 from sgl_vllm.approximate.segment_index import SegmentIndex
 from sgl_vllm.approximate.stats import ApproximateCounters
 from sgl_vllm.jump.records import follow
@@ -327,8 +327,11 @@ class ApproximateReuse:
         return add_rows(output, self._scheduler, request, self._blocks_of(request), chunks)
 
     def _add_windows(self, output: SchedulerOutput, planned: _Planned) -> WindowsToChoose:
-        request, reuses = planned.request, [*planned.to_copy]
-        self._count(request, -sum(window.num_tokens for window in planned.windows))
+        request = planned.request
+        reuses = [reuse for reuse in planned.to_copy if reuse.num_chosen]
+        num_tokens = sum(window.num_tokens for window in planned.windows)
+        self.counters.chosen_tokens += num_tokens
+        self._count(request, -num_tokens)
         assert request.prompt_token_ids is not None
         return WindowsToChoose(
             request.prompt_token_ids[: reuses[-1].end + 1],
@@ -387,33 +390,32 @@ def _move(planned: _Planned, room: Room, block_size: int) -> int:
     """Note what a request's next pass copies, and which chunks and windows it computes beside the
     request's own. Returns the position from which on the request computes.
 
-    Where windows have no room, as many of the segment's first tokens are computed instead.
+    Where windows have no room, the first tokens of the segment are computed instead, as many as
+    were to be chosen.
     """
     left = planned.left
-    size = _window_size(left, room.num_rows)
-    while True:
-        reuse = left[0]
-        windows = [
-            Chunk(start, start + size)
-            for start in reuse.window_starts(size)[: reuse.num_windows(size)]
-        ]
-        if windows and not room.take(windows):
-            left[0] = reuse.without_first(reuse.num_chosen, block_size)
-            return reuse.start
-        planned.to_copy.append(left.pop(0))
-        planned.windows += windows
-        if not left:
-            return reuse.end
-        chunk = Chunk(reuse.end, left[0].start)
+    size, farthest = _window_size(left, room), left[-1].end
+    position = left[0].start
+    for windows in first_windows(left, size):
+        if windows and not room.take(windows, farthest):
+            windows = []
+            left[0] = left[0].without_first(left[0].num_chosen, block_size)
+        chunk = Chunk(position, left[0].start)
         if chunk.num_tokens:
-            if not room.take([chunk]):
-                return reuse.end
+            # The first one is the request's own, whose row is there.
+            if not planned.to_copy or not room.take([chunk]):
+                return position
             planned.chunks.append(chunk)
+        planned.windows += windows
+        planned.to_copy.append(left.pop(0))
+        position = planned.to_copy[-1].end
+    return position
 
 
-def _window_size(left: Sequence[Reuse], num_rows: int) -> int:
-    """The fewest tokens of a window with which there are rows for all that is left."""
+def _window_size(left: Sequence[Reuse], room: Room) -> int:
+    """The fewest tokens of a window with which there is room for all that is left."""
     for size in WINDOW_SIZES:
-        if sum(reuse.num_windows(size) + 1 for reuse in left) <= num_rows:
+        gaps = [Chunk(one.end, other.start) for one, other in itertools.pairwise(left)]
+        if room.has([*itertools.chain(gaps, *first_windows(left, size))], left[-1].end):
             return size
     return WINDOW_SIZES[-1]

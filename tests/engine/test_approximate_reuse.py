@@ -203,7 +203,7 @@ def test_chunks_that_one_pass_computes_have_the_kv_of_a_pass_for_each(fresh, mon
         return contents, engine.forward_passes
 
     together, num_passes = computed()
-    monkeypatch.setattr(Room, "take", lambda self, chunks: False)
+    monkeypatch.setattr(Room, "take", lambda self, chunks, farthest=0: False)
     one_by_one, num_single_passes = computed()
     assert num_single_passes == num_passes + 3
     for layer, expected in zip(together, one_by_one, strict=True):

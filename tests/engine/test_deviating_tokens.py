@@ -5,15 +5,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from sgl_vllm.approximate.deviation import SecondLayer
+from sgl_vllm.approximate import deviation
+from sgl_vllm.approximate.chunk_rows import Room
+from sgl_vllm.approximate.deviation import SecondLayer, WindowChooser, WindowsToChoose
+from sgl_vllm.approximate.plan import MIN_TOKENS, WINDOW_SIZES, Reuse
+from sgl_vllm.approximate.reuse import _move, _Planned
 from sgl_vllm.demo import MODEL_PATH
 from sgl_vllm.protocol.cache_namespace import CacheNamespace
 from sgl_vllm.radix.tokens import pack
+from tests.effort import examples
 from tests.engine.approximate_prompts import Prompt, ask, document, finish, reused, whole_blocks
 from tests.engine.engine import Engine, greedy
 from tests.engine.window_models import random_model, save
@@ -76,6 +84,21 @@ def computed_windows(engine: Engine, prompt: Prompt) -> tuple[list[int], tuple[i
     return sorted(starts), reused(output)
 
 
+def num_windows(intervals: Sequence[tuple[int, int]], share: float) -> int:
+    """How many windows have the share of all intervals together."""
+    return math.ceil(sum(math.ceil(share * (end - start)) for start, end in intervals) / SIZE)
+
+
+def first_windows(intervals: Sequence[tuple[int, int]], share: float) -> list[int]:
+    """Where the first windows of each interval begin that have the share of it and of those before
+    it."""
+    starts: list[int] = []
+    for number, (start, _) in enumerate(intervals, 1):
+        num_more = num_windows(intervals[:number], share) - len(starts)
+        starts += range(start, start + SIZE * num_more, SIZE)
+    return starts
+
+
 def second_values(token_ids: Sequence[int]) -> torch.Tensor:
     """The second layer's values as transformers computes them, shape (tokens, numbers)."""
     model = AutoModelForCausalLM.from_pretrained(MODEL_PATH, dtype=torch.float32)
@@ -98,12 +121,9 @@ def test_those_are_computed_that_deviate_most(fresh, share) -> None:
     engine.reset_counts()
     starts, (num_reused, num_segments) = computed_windows(engine, prompt)
     assert num_segments == 4 and engine.forward_passes == 2
-    num_windows = sum(
-        math.ceil(math.ceil(share * (end - start)) / SIZE) for start, end in intervals
-    )
-    assert len(starts) == num_windows
+    assert len(starts) == num_windows(intervals, share)
     num_prompt = len(prompt.tokens(engine))
-    assert num_reused == sum(end - start for start, end in intervals) - SIZE * num_windows
+    assert num_reused == sum(end - start for start, end in intervals) - SIZE * len(starts)
     assert engine.computed_tokens == num_prompt - num_hit - num_reused
 
     values = second_values(prompt.tokens(engine))
@@ -119,12 +139,9 @@ def test_those_are_computed_that_deviate_most(fresh, share) -> None:
                 float((values[at] - donor_values[at + shift]).square().sum())
                 for at in range(first, window + SIZE, SAMPLE_EVERY)
             )
-    most = sorted(deviation, key=deviation.__getitem__, reverse=True)[:num_windows]
+    most = sorted(deviation, key=deviation.__getitem__, reverse=True)[: len(starts)]
     assert starts == sorted(most)
-    first_ones = [
-        window for start, _ in intervals for window in range(start, start + SIZE * 9, SIZE)
-    ]
-    assert share < 0.15 or {*starts} - {*first_ones}
+    assert starts != first_windows(intervals, share)
 
 
 def test_the_first_ones_are_computed_where_no_pass_finds_others(fresh, monkeypatch) -> None:
@@ -138,11 +155,7 @@ def test_the_first_ones_are_computed_where_no_pass_finds_others(fresh, monkeypat
     intervals = reused_intervals(engine, prompt)
     starts, (_, num_segments) = computed_windows(engine, prompt)
     assert num_segments == 4
-    assert starts == sorted(
-        start + SIZE * number
-        for start, end in intervals
-        for number in range(math.ceil(math.ceil(0.15 * (end - start)) / SIZE))
-    )
+    assert starts == first_windows(intervals, 0.15)
     engine.check_nothing_is_left()
 
 
@@ -190,6 +203,90 @@ def test_a_request_that_is_aborted_leaves_nothing(fresh) -> None:
         engine.llm.llm_engine.abort_request(["one"])
         finish(engine)
         engine.check_nothing_is_left()
+
+
+@st.composite
+def moves(draw):
+    """What a request has yet to reuse, and the room that its passes have."""
+    position, left = 1, []
+    for _ in range(draw(st.integers(1, 6))):
+        start = position + draw(st.integers(0, 20))
+        num_tokens = draw(st.integers(64, 300))
+        num_chosen = draw(st.integers(0, num_tokens - MIN_TOKENS))
+        position = start + num_tokens
+        left.append(Reuse(start, position, 7, tuple(range(20)), num_chosen))
+    rooms = st.tuples(st.integers(-1, 60), st.integers(2, 2000))
+    return left, draw(st.lists(rooms, min_size=40, max_size=40))
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(moves())
+def test_each_token_is_copied_or_computed_whatever_room_there_is(move) -> None:
+    left, rooms = move
+    chosen_of = {reuse.end: reuse.num_chosen for reuse in left}
+    first, last = left[0].start, left[-1].end
+    planned = _Planned(None, [*left])
+    position, computed, copied = first, set(), set()
+    for num_rows, max_tokens in rooms:
+        if not planned.left:
+            break
+        if position < planned.left[0].start:  # the request's own row
+            computed |= {*range(position, planned.left[0].start)}
+            position = planned.left[0].start
+        scheduler = SimpleNamespace(
+            running=[None],
+            max_num_scheduled_tokens=max_tokens,
+            max_num_running_reqs=num_rows + 1,
+            kv_holding_waiting=(),
+        )
+        position = _move(planned, Room(scheduler, ()), 32)
+        rows = [*planned.chunks, *planned.windows]
+        assert len(rows) <= max(num_rows, 0)
+        assert sum(chunk.num_tokens for chunk in rows) <= max_tokens // 2
+        again = sum(window.num_tokens for window in planned.windows)
+        assert again > sum(one.num_chosen for one in planned.to_copy) - WINDOW_SIZES[-1]
+        assert len({window.num_tokens for window in planned.windows}) <= 1
+        for reuse in planned.to_copy:
+            assert reuse.num_tokens >= MIN_TOKENS
+            assert reuse.num_chosen in (0, chosen_of[reuse.end])
+            copied |= {*range(reuse.start, reuse.end)}
+        computed |= {token for chunk in planned.chunks for token in range(*chunk)}
+        planned.chunks, planned.windows, planned.to_copy = [], [], []
+    assert not planned.left and position == last
+    assert computed.isdisjoint(copied) and computed | copied == {*range(first, last)}
+
+
+def test_a_layer_that_does_more_than_its_pass_is_not_stopped_in_it(fresh) -> None:
+    """vLLM's offloading puts a layer's weights into place before its pass, and takes them away
+    after it. A pass that ended within would leave them there."""
+    runner = fresh.core.model_executor.driver_worker.worker.model_runner
+    layer = runner.get_model().model.layers[0]
+    layer.forward = layer.forward
+    try:
+        with pytest.raises(ValueError, match="offloaded"):
+            SecondLayer(runner, fresh.scheduler.kv_cache_manager.block_size)
+    finally:
+        del layer.forward
+
+
+def test_after_some_failures_no_pass_is_tried(fresh, monkeypatch) -> None:
+    engine, tries = fresh, []
+
+    def fails(self, prompt_token_ids, positions):
+        tries.append(len(positions))
+        raise torch.OutOfMemoryError("no memory")
+
+    worker = engine.core.model_executor.driver_worker.worker
+    monkeypatch.setattr(SecondLayer, "values", fails)
+    chooser = WindowChooser(SecondLayer(worker.model_runner, 32))
+    row = SimpleNamespace(req_id="row")
+    output = SimpleNamespace(scheduled_new_reqs=[row])
+    deviation.send(
+        output, [WindowsToChoose([1] * 70, [Reuse(1, 65, 0, (0, 0, 0), 9)], ["row"], 16)]
+    )
+    for _ in range(5):
+        assert chooser.move_rows_first(lambda output: output, output) is output
+    assert len(tries) == 3 and vars(row) == {"req_id": "row"}
 
 
 # -- engines of their own

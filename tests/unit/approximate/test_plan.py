@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_vllm.approximate.plan import MIN_TOKENS, WINDOW_SIZES, Reuse, plan
+from sgl_vllm.approximate.plan import MIN_TOKENS, WINDOW_SIZES, Reuse, first_windows, plan
 from sgl_vllm.approximate.segment_index import Donor
 from tests.effort import examples
 
@@ -79,17 +79,24 @@ def test_windows_together_have_all_tokens_of_what_is_reused(prompt, recompute, s
     whole = plan(found, num_computed, num_tokens, 0.0, block_size=32)
     reuses = plan(found, num_computed, num_tokens, recompute, block_size=32, deviating=True)
     assert [(one.start, one.end, one.block_ids) for one in reuses] == [
-        (one.start, one.end, one.block_ids) for one in whole
+        (one.start, one.end, one.block_ids)
+        for one in whole
+        if one.num_tokens - math.ceil(recompute * one.num_tokens) >= MIN_TOKENS
     ]
     for reuse in reuses:
-        starts = reuse.window_starts(size)
+        starts, (windows,) = reuse.window_starts(size), first_windows([reuse], size)
         covered = {token for start in starts for token in range(start, start + size)}
         assert covered == {*range(reuse.start, reuse.end)}
-        assert starts == sorted(set(starts))
+        assert starts == sorted({*starts})
         assert reuse.num_chosen == math.ceil(recompute * reuse.num_tokens)
-        assert size * (reuse.num_windows(size) - 1) < reuse.num_chosen
-        assert reuse.num_chosen <= size * reuse.num_windows(size)
-        assert reuse.num_windows(size) <= len(starts)
+        assert windows == [(start, start + size) for start in starts[: len(windows)]]
+        assert size * (len(windows) - 1) < reuse.num_chosen <= size * len(windows)
+        assert size * len(windows) < reuse.num_tokens
+    together = first_windows(reuses, size)
+    num_chosen = sum(reuse.num_chosen for reuse in reuses)
+    assert sum(map(len, together)) == math.ceil(num_chosen / size)
+    for reuse, windows in zip(reuses, together, strict=True):
+        assert all(reuse.start <= window.start < window.end <= reuse.end for window in windows)
 
 
 def test_what_is_left_after_the_first_tokens_has_the_blocks_of_its_tokens() -> None:
