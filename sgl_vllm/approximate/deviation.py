@@ -18,10 +18,9 @@ keys and values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -90,9 +89,13 @@ def use_in_worker(worker: Worker, block_size: int) -> str | None:
     if not (is_v1(runner) or is_v2(runner)):
         return "this vLLM's model runner has no known method that updates requests"
     try:
-        chooser = WindowChooser(SecondLayer(runner, block_size))
-        chooser.second_layer.try_it()
-        wrap(runner, "_update_states" if is_v1(runner) else "add_requests")(chooser.move_rows_first)
+        second_layer = SecondLayer(runner, block_size)
+        second_layer.try_it()
+        chooser = WindowChooser(second_layer)
+        if is_v2(runner):
+            chooser.install_in_v2(runner)
+        elif is_v1(runner):
+            chooser.install_in_v1(runner)
     except Exception as error:  # the first tokens of segments can be computed without it
         return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     return None
@@ -151,7 +154,8 @@ class SecondLayer:
                 keys[at], values[at] = self._run_up_to(self._first, token_ids, piece)
             found = []
             for piece in positions.split(self._max_tokens):
-                with _replaced(self._first, partial(self._attend, piece, keys, values)):
+                attend = partial(self._attend, piece, keys, values)
+                with self._first.register_forward_hook(attend):
                     found.append(self._run_up_to(self._second, token_ids, piece)[1])
             return torch.cat(found)
 
@@ -160,13 +164,13 @@ class SecondLayer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A layer's keys and values of the tokens at `positions`."""
 
-        def stop(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **_: Any) -> NoReturn:
-            raise _Reached(key, value)
+        def stop(_: Attention, inputs: tuple[torch.Tensor, ...]) -> NoReturn:
+            raise _Reached(*inputs[1:])
 
         context = set_forward_context(
             None, self._config, num_tokens=len(positions), skip_compiled=True
         )
-        with _replaced(layer, stop), context:
+        with layer.register_forward_pre_hook(stop), context:
             try:
                 self._model.forward(
                     input_ids=token_ids[positions].to(self._device),
@@ -182,12 +186,13 @@ class SecondLayer:
         positions: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        query: torch.Tensor,
-        *_: torch.Tensor,
-        **__: Any,
+        _: Attention,
+        inputs: tuple[torch.Tensor, ...],
+        __: torch.Tensor,
     ) -> torch.Tensor:
-        """The first layer's attention at some positions, given the keys and values at all."""
-        queries = query.view(-1, self._first.num_heads, self._first.head_size)
+        """The first layer's attention at some positions, given the keys and values at all, in place
+        of its output: without metadata of a batch, vLLM's own attention computes nothing."""
+        queries = inputs[0].view(-1, self._first.num_heads, self._first.head_size)
         pieces = zip(queries.split(MAX_QUERIES), positions.split(MAX_QUERIES), strict=True)
         scale = self._first.impl.scale
         return torch.cat([_attention(some, at, keys, values, scale) for some, at in pieces])
@@ -215,16 +220,6 @@ class _Reached(Exception):
     """A pass has come to the attention of a layer, with these keys and values."""
 
 
-@contextmanager
-def _replaced(layer: Attention, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """While inside, `forward` is the attention of `layer`."""
-    layer.forward = forward
-    try:
-        yield
-    finally:
-        del layer.forward
-
-
 class WindowChooser:
     """Moves the rows of a step to the windows that deviate most."""
 
@@ -232,16 +227,31 @@ class WindowChooser:
         self.second_layer = second_layer
         self._num_failures = 0
 
-    def move_rows_first(
-        self, original: Callable[[SchedulerOutput], object], scheduler_output: SchedulerOutput
-    ) -> object:
-        """Wraps what takes the new requests of a step."""
+    def install_in_v1(self, runner: RunnerV1) -> None:
+        def update(
+            original: Callable[[SchedulerOutput], object], scheduler_output: SchedulerOutput
+        ) -> object:
+            self.move_rows(scheduler_output)
+            return original(scheduler_output)
+
+        wrap(runner, "_update_states")(update)
+
+    def install_in_v2(self, runner: RunnerV2) -> None:
+        def add(
+            original: Callable[[SchedulerOutput], None], scheduler_output: SchedulerOutput
+        ) -> None:
+            self.move_rows(scheduler_output)
+            original(scheduler_output)
+
+        wrap(runner, "add_requests")(add)
+
+    def move_rows(self, scheduler_output: SchedulerOutput) -> None:
+        """To be called before a runner takes the new requests of a step."""
         to_choose = vars(scheduler_output).get(ATTRIBUTE, ())
         if to_choose and self._num_failures < MAX_FAILURES:
             rows = {row.req_id: row for row in scheduler_output.scheduled_new_reqs}
             for one in to_choose:
                 self._move_rows([rows[row_id] for row_id in one.row_ids], one)
-        return original(scheduler_output)
 
     def _move_rows(self, rows: Sequence[NewRequestData], to_choose: WindowsToChoose) -> None:
         try:

@@ -38,6 +38,7 @@ MAY_IMPORT_VLLM = (
     "sgl_vllm.radix.manager",
     "sgl_vllm.approximate.chunk_rows",
     "sgl_vllm.approximate.copies",
+    "sgl_vllm.approximate.deviation",
     "sgl_vllm.approximate.part",
     "sgl_vllm.approximate.reuse",
     "sgl_vllm.scheduler.queue",
