@@ -217,6 +217,12 @@ def items(name: str, texts: Texts, number: int) -> list[dict[str, Any]]:
     ]
 
 
+def rotated(ways: list[str], turn: int) -> list[str]:
+    """All ways, a different one first in each turn."""
+    first = turn % len(ways)
+    return ways[first:] + ways[:first]
+
+
 def measured(name: str, arms: Mapping[str, Arm]) -> Result:
     ordinary = arms[ORDINARY]
     return Result(
@@ -296,8 +302,7 @@ def compare(backend: Watched, texts: Texts, rounds: int) -> list[Result]:
                 Arm(arm.program).run(backend, first)
             todo = items(name, texts, rounds)
             for index, item in enumerate(progress.track(todo, description=name)):
-                first_way = index % len(WAYS)
-                for way in (*[*WAYS][first_way:], *[*WAYS][:first_way]):
+                for way in rotated([*WAYS], index):
                     with _prefill_during_tools(WAYS[way].prefills):
                         arms[way].run(backend, item)
             results.append(measured(name, arms))

@@ -250,7 +250,7 @@ class Options:
         choices=lambda: {
             "first": "the first ones of each segment",
             "deviating": "those whose values in the model's second layer differ most from the "
-            "cached ones; finding them takes the first layer of all tokens",
+            "cached ones; finding them takes a part of a layer's time",
         },
         page="approximate-reuse.md",
     )

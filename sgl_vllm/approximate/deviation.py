@@ -18,7 +18,7 @@ keys and values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -156,7 +156,7 @@ class SecondLayer:
             for piece in positions.split(self._max_tokens):
                 attend = partial(self._attend, piece, keys, values)
                 with self._first.register_forward_hook(attend):
-                    found.append(self._run_up_to(self._second, token_ids, piece)[1])
+                    found.append(self._run_up_to(self._second, token_ids, piece)[1].clone())
             return torch.cat(found)
 
     def _run_up_to(
@@ -251,11 +251,12 @@ class WindowChooser:
         if to_choose and self._num_failures < MAX_FAILURES:
             rows = {row.req_id: row for row in scheduler_output.scheduled_new_reqs}
             for one in to_choose:
-                self._move_rows([rows[row_id] for row_id in one.row_ids], one)
+                self._move_rows(rows, one)
 
-    def _move_rows(self, rows: Sequence[NewRequestData], to_choose: WindowsToChoose) -> None:
+    def _move_rows(self, rows: Mapping[str, NewRequestData], to_choose: WindowsToChoose) -> None:
         try:
-            pairs = [*zip(rows, self.choose(to_choose), strict=True)]
+            chosen = [rows[row_id] for row_id in to_choose.row_ids]
+            pairs = [*zip(chosen, self.choose(to_choose), strict=True)]
         except Exception:  # such as no memory: the rows are right where they are
             self._num_failures += 1
             logger.warning(

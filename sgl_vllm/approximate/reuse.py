@@ -390,32 +390,35 @@ def _move(planned: _Planned, room: Room, block_size: int) -> int:
     """Note what a request's next pass copies, and which chunks and windows it computes beside the
     request's own. Returns the position from which on the request computes.
 
-    Where windows have no room, the first tokens of the segment are computed instead, as many as
-    were to be chosen.
+    Windows are computed in one pass with all that is copied. Where they have no room in it, the
+    first tokens of each segment are computed instead, as many as were to be chosen of it.
     """
     left = planned.left
-    size, farthest = _window_size(left, room), left[-1].end
     position = left[0].start
-    for windows in first_windows(left, size):
-        if windows and not room.take(windows, farthest):
-            windows = []
-            left[0] = left[0].without_first(left[0].num_chosen, block_size)
+    if any(reuse.num_chosen for reuse in left):
+        planned.windows = _take_windows(left, room)
+        if not planned.windows:
+            left[:] = [reuse.without_first(reuse.num_chosen, block_size) for reuse in left]
+            return position
+    while left:
         chunk = Chunk(position, left[0].start)
         if chunk.num_tokens:
-            # The first one is the request's own, whose row is there.
-            if not planned.to_copy or not room.take([chunk]):
+            if not room.take([chunk]):
                 return position
             planned.chunks.append(chunk)
-        planned.windows += windows
         planned.to_copy.append(left.pop(0))
         position = planned.to_copy[-1].end
     return position
 
 
-def _window_size(left: Sequence[Reuse], room: Room) -> int:
-    """The fewest tokens of a window with which there is room for all that is left."""
+def _take_windows(reuses: Sequence[Reuse], room: Room) -> list[Chunk]:
+    """Windows of all that is reused, as small as there is room for beside the chunks between; none
+    if there is no room."""
+    gaps = [Chunk(one.end, other.start) for one, other in itertools.pairwise(reuses)]
+    chunks = [gap for gap in gaps if gap.num_tokens]
     for size in WINDOW_SIZES:
-        gaps = [Chunk(one.end, other.start) for one, other in itertools.pairwise(left)]
-        if room.has([*itertools.chain(gaps, *first_windows(left, size))], left[-1].end):
-            return size
-    return WINDOW_SIZES[-1]
+        windows = [*itertools.chain(*first_windows(reuses, size))]
+        if room.has(chunks + windows, reuses[-1].end):
+            room.take(windows, reuses[-1].end)
+            return windows
+    return []

@@ -32,7 +32,7 @@ class ApproximateCounters:
         metric="approximate_tokens",
     )
     chosen_tokens: int = counter(
-        "Prompt tokens of reused segments that were computed because they deviate most.",
+        "Prompt tokens of reused segments that were computed in windows that workers choose.",
         unit="tokens",
         metric="approximate_chosen_tokens",
     )
