@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from sgl_vllm.approximate.kv_layout import KVLayout
+from sgl_vllm.approximate.part import reason_in
 from sgl_vllm.approximate.rotation import Rotation
 from sgl_vllm.vllm_api.patching import wrap
-from sgl_vllm.vllm_api.runners import is_v1, is_v2
+from sgl_vllm.vllm_api.runners import install, is_known
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.attention.attention import Attention
@@ -84,7 +85,7 @@ def use_in_worker(worker: Worker, block_size: int) -> str | None:
         Why it cannot; None if it can.
     """
     runner = worker.model_runner
-    if not (is_v1(runner) or is_v2(runner)):
+    if not is_known(runner):
         return "this vLLM's model runner has no known method that updates requests"
     try:
         layers = [
@@ -94,14 +95,9 @@ def use_in_worker(worker: Worker, block_size: int) -> str | None:
         copier = TurnedCopier(layers, block_size)
         if not copier.is_right():
             return "the self-test of its copies failed on this device"
-    except ValueError as error:
-        return str(error)
     except Exception as error:  # requests can be served without it
-        return f"{type(error).__name__}: {error}"
-    if is_v2(runner):
-        copier.install_in_v2(runner)
-    elif is_v1(runner):
-        copier.install_in_v1(runner)
+        return reason_in(error)
+    install(copier, runner)
     return None
 
 

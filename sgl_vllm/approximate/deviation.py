@@ -30,9 +30,10 @@ from vllm.logger import init_logger
 
 from sgl_vllm.approximate.chunk_rows import move_row
 from sgl_vllm.approximate.kv_layout import KVLayout
+from sgl_vllm.approximate.part import reason_in
 from sgl_vllm.approximate.plan import Chunk, Reuse
 from sgl_vllm.vllm_api.patching import wrap
-from sgl_vllm.vllm_api.runners import is_v1, is_v2
+from sgl_vllm.vllm_api.runners import install, is_known
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.attention.attention import Attention
@@ -47,10 +48,10 @@ ATTRIBUTE = "sgl_vllm_windows_to_choose"
 """Of a `SchedulerOutput`: the step's `WindowsToChoose`. Absent from steps without any."""
 
 SAMPLE_EVERY = 4
-"""Of so many tokens, one is compared. Windows have several of them."""
+"""One token in this many is compared. A window has several of them."""
 
 MAX_FAILURES = 3
-"""After so many passes in a row that fail, no more are tried."""
+"""After this many failed passes in a row, no more are tried."""
 
 MAX_QUERIES = 128
 """Queries whose mask is in memory at a time."""
@@ -86,18 +87,14 @@ def use_in_worker(worker: Worker, block_size: int) -> str | None:
         Why it cannot; None if it can.
     """
     runner = worker.model_runner
-    if not (is_v1(runner) or is_v2(runner)):
+    if not is_known(runner):
         return "this vLLM's model runner has no known method that updates requests"
     try:
         second_layer = SecondLayer(runner, block_size)
         second_layer.try_it()
-        chooser = WindowChooser(second_layer)
-        if is_v2(runner):
-            chooser.install_in_v2(runner)
-        elif is_v1(runner):
-            chooser.install_in_v1(runner)
     except Exception as error:  # the first tokens of segments can be computed without it
-        return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        return reason_in(error)
+    install(WindowChooser(second_layer), runner)
     return None
 
 

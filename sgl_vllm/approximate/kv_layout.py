@@ -23,7 +23,7 @@ _BASE = 128
 
 
 _WIDER = {4: torch.int32, 8: torch.int64}
-"""The dtype of so many bytes."""
+"""The dtype of a number that has this many bytes."""
 
 _GROUPS = (1, 2, 4, 8, 16, 32)
 """How many tokens or dimensions may be interleaved."""

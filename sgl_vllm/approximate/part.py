@@ -76,3 +76,8 @@ def why_exact(request: Request) -> str | None:
     if request.skip_reading_prefix_cache or request.resumable:
         return "it does not read the prefix cache"
     return None
+
+
+def reason_in(error: Exception) -> str:
+    """Why a worker cannot do its part, for a log line: a ValueError says it in words."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -82,8 +82,8 @@ class Reuse:
 
 
 def first_windows(reuses: Sequence[Reuse], size: int) -> list[list[Chunk]]:
-    """For each interval its first windows, so many that together they have all tokens that are to
-    be chosen of these intervals and of those before them."""
+    """The first windows of each interval: with those of the intervals before it, just enough for
+    all tokens that are to be chosen of them."""
     windows = []
     num_chosen = num_windows = 0
     for reuse in reuses:

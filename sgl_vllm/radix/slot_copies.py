@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sgl_vllm.vllm_api.patching import wrap
-from sgl_vllm.vllm_api.runners import is_v1, is_v2
+from sgl_vllm.vllm_api.runners import install, is_known
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ def use_in_worker(worker: Worker, block_size: int) -> str | None:
         Why the worker keeps vLLM's copy of whole blocks; None if it copies slots.
     """
     runner = worker.model_runner
-    if not (is_v1(runner) or is_v2(runner)):
+    if not is_known(runner):
         return "this vLLM's model runner has no known method that copies blocks"
     try:
         from sgl_vllm.kernels.slot_copy import SlotCopier
@@ -72,11 +72,7 @@ def use_in_worker(worker: Worker, block_size: int) -> str | None:
             return "the kernel's self-test failed on this device"
     except Exception as error:  # vLLM's own copy works in any case
         return f"{type(error).__name__}: {error}"
-    copies = _SlotCopies(runner, copier)
-    if is_v2(runner):
-        copies.install_in_v2(runner)
-    elif is_v1(runner):
-        copies.install_in_v1(runner)
+    install(_SlotCopies(runner, copier), runner)
     return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any  # Any: JSON
 
@@ -187,35 +187,28 @@ class EngineControl:
         radix = self._parts.radix
         if radix is None:
             return
+        reasons: Sequence[str | None]
         if radix.groups.num_groups > 1:
             radix.pool.guarded(collective_rpc, whole_copies.use_in_worker)
         if self._parts.approximate is not None:
-            why_not = collective_rpc(turned_copies.use_in_worker, args=(radix.block_size,))
-            for reason in {*why_not} - {None}:
-                logger.warning("sgl-vllm: approximate_reuse has no effect: %s", reason)
+            reasons = collective_rpc(turned_copies.use_in_worker, args=(radix.block_size,))
+            if _refused("approximate_reuse", reasons):
                 self._parts.approximate = None
         if (approximate := self._parts.approximate) is not None:
             approximate.install(self._parts.scheduler)
             if approximate.deviating:
-                approximate.deviating = self._workers_choose(collective_rpc, radix.block_size)
+                reasons = [why_first(self._vllm_config)]
+                if reasons == [None]:
+                    reasons = collective_rpc(deviation.use_in_worker, args=(radix.block_size,))
+                approximate.deviating = not _refused("approximate_choice", reasons)
         if not self._options.radix_slot_copy:
             return
-        reasons: Collection[str | None] = ["it needs a GPU"]
+        reasons = ["it needs a GPU"]
         if radix.groups.num_groups > 1:
             reasons = ["the model has several KV-cache groups"]
         elif self._vllm_config.device_config.device_type == "cuda":
             reasons = collective_rpc(slot_copies.use_in_worker, args=(radix.block_size,))
-        for reason in {*reasons} - {None}:
-            logger.warning("sgl-vllm: radix_slot_copy has no effect: %s", reason)
-
-    def _workers_choose(self, collective_rpc: Callable[..., list[Any]], block_size: int) -> bool:
-        """Make the workers choose which tokens of segments are computed; False if they cannot."""
-        reasons: Collection[str | None] = [why_first(self._vllm_config)]
-        if {*reasons} == {None}:
-            reasons = collective_rpc(deviation.use_in_worker, args=(block_size,))
-        for reason in {*reasons} - {None}:
-            logger.warning("sgl-vllm: approximate_choice has no effect: %s", reason)
-        return {*reasons} == {None}
+        _refused("radix_slot_copy", reasons)
 
     def check_before_serving(self, engine: EngineCore) -> None:
         """Check the parts on this device, if that is planned. To be called last.
@@ -241,3 +234,10 @@ class EngineControl:
 def _adapter(lora_name: str | None, lora_path: str | None) -> tuple[str, str] | None:
     """The adapter of a `CacheNamespace`; None for the base model."""
     return (lora_name, lora_path or "") if lora_name else None
+
+
+def _refused(option: str, reasons: Sequence[str | None]) -> bool:
+    """Whether an option has no effect, by what each worker says of it. Logs why."""
+    for reason in {*reasons} - {None}:
+        logger.warning("sgl-vllm: %s has no effect: %s", option, reason)
+    return {*reasons} != {None}

@@ -1,12 +1,13 @@
 """Which of vLLM's two model runners a worker has.
 
 Owns the distinction, by the method of each that takes a step's changes of requests. `wrap` finds it
-on the runner. Does not own what is done there (`radix/slot_copies.py`, `approximate/copies.py`).
+on the runner. Does not own what is done there (`radix/slot_copies.py`, `approximate/copies.py`,
+`approximate/deviation.py`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
@@ -19,3 +20,23 @@ def is_v1(runner: object) -> TypeGuard[RunnerV1]:
 
 def is_v2(runner: object) -> TypeGuard[RunnerV2]:
     return hasattr(runner, "update_requests")
+
+
+def is_known(runner: object) -> TypeGuard[RunnerV1 | RunnerV2]:
+    return is_v1(runner) or is_v2(runner)
+
+
+class InRunner(Protocol):
+    """What changes a method of a live runner."""
+
+    def install_in_v1(self, runner: RunnerV1) -> None: ...
+
+    def install_in_v2(self, runner: RunnerV2) -> None: ...
+
+
+def install(part: InRunner, runner: RunnerV1 | RunnerV2) -> None:
+    """Install a part in a runner, whichever it is."""
+    if is_v2(runner):
+        part.install_in_v2(runner)
+    elif is_v1(runner):
+        part.install_in_v1(runner)

@@ -185,10 +185,7 @@ def test_the_first_layers_kv_is_exact_and_others_come_closer(fresh) -> None:
 def test_many_at_once_leave_nothing(fresh) -> None:
     engine = fresh
     orders = [(C, A, D, B), (D, C, B, A), (B, A, D), (C, B)]
-    prompts = [
-        Prompt(order, question=f"Is it {number}?") for number in range(5) for order in orders
-    ]
-    outputs = ask(engine, prompts, reuse=True, max_tokens=6)
+    outputs = ask(engine, asked_about(orders, 5), reuse=True, max_tokens=6)
     assert [reused(output)[1] for output in outputs] == [4, 4, 3, 2] * 5
     engine.check_nothing_is_left()
 
@@ -305,10 +302,7 @@ def test_where_rows_are_scarce_first_tokens_are_computed(start, max_num_seqs) ->
         num_tokens = sum(len(engine.encode(text)) for text in order)
         # A window may have more tokens than are to be computed.
         assert 0.85 * num_tokens - 4 * 32 <= num_reused < 0.87 * num_tokens
-    prompts = [
-        Prompt(order, question=f"Is it {number}?") for number in range(3) for order in orders
-    ]
-    outputs = ask(engine, prompts, reuse=True, max_tokens=6)
+    outputs = ask(engine, asked_about(orders, 3), reuse=True, max_tokens=6)
     assert [reused(output)[1] for output in outputs] == [4] * 9
     engine.check_nothing_is_left()
 
